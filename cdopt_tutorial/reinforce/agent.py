@@ -1,0 +1,126 @@
+"""The agent: it owns the policy, answers the observers, and learns."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor
+from torch.futures import Future
+
+from cdopt_tutorial.reinforce.config import ReinforceConfig
+from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, policy_loss
+from cdopt_tutorial.reinforce.waiting import WaitingRoom
+
+
+class _Steps(NamedTuple):
+    """What one observer has done since its episodes began, in chunks of (t, n, ...)."""
+
+    states: list[Tensor]
+    actions: list[Tensor]
+    rewards: list[Tensor]
+
+
+class Agent:
+    """Trains one policy on the episodes of many observers.
+
+    Lives on the agent's worker. It commands the observers by their RRefs, and they
+    call back; what they send is kept apart by the observer's number, so observers
+    may call at the same time.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: ReinforceConfig):
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.policy = Policy(config.hidden).to(config.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
+        observers = range(config.num_observers)
+        self._actors = [Actor(self.policy, config.seed_of(i, "actions")) for i in observers]
+        self._steps = [_Steps([], [], []) for _ in observers]
+        self._waiting = WaitingRoom(self._select_together)
+
+    def select_action(self, observer: int, states: Tensor) -> Tensor:
+        """Actions (n,) for an observer's states (n, 4); called by the observer."""
+        return self._note(observer, states, self._actors[observer].select(states))
+
+    def report_reward(self, observer: int, rewards: Tensor) -> None:
+        """Take the rewards (n,) of an observer's last actions; called by the observer."""
+        self._steps[observer].rewards.append(rewards[None])
+
+    def report_and_select(
+        self, observer: int, rewards: Tensor | None, states: Tensor
+    ) -> Tensor:
+        """Both in one call; the first of an episode has no rewards yet."""
+        if rewards is not None:
+            self.report_reward(observer, rewards)
+        return self.select_action(observer, states)
+
+    @rpc.functions.async_execution
+    def report_and_wait(
+        self, observer: int, rewards: Tensor | None, states: Tensor
+    ) -> Future[Tensor]:
+        """The same, answered when all observers wait; holds no thread meanwhile."""
+        if rewards is not None:
+            self.report_reward(observer, rewards)
+        return self._waiting.enter(observer, states)
+
+    def report_and_leave(self, observer: int, rewards: Tensor) -> None:
+        """The observer's last rewards; the others need not wait for it any more."""
+        self.report_reward(observer, rewards)
+        self._waiting.leave(observer)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters on the CPU; called by an observer that acts itself."""
+        return {name: value.cpu() for name, value in self.policy.state_dict().items()}
+
+    def report_steps(
+        self, observer: int, states: Tensor, actions: Tensor, rewards: Tensor
+    ) -> None:
+        """Take a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
+        self._steps[observer] = _Steps([states], [actions], [rewards])
+
+    def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
+        """Command every observer to run its episodes, and wait for all of them.
+
+        Args:
+            agent_rref: reference to this agent, for the observers to call back.
+            observer_rrefs: references to the observers, in the order of their numbers.
+
+        Returns:
+            Each observer's episodes, in the same order.
+        """
+        self._waiting.expect(range(len(observer_rrefs)))
+        futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
+        return [self._collect(i, *future.wait()) for i, future in enumerate(futures)]
+
+    def finish_episode(self, batch: Sequence[Episodes]) -> float:
+        """Learn from a round of episodes: one step of Adam; returns the loss."""
+        loss = policy_loss(self.policy, batch, self.config.gamma)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def _note(self, observer: int, states: Tensor, actions: Tensor) -> Tensor:
+        self._steps[observer].states.append(states[None])
+        self._steps[observer].actions.append(actions[None])
+        return actions
+
+    def _collect(self, observer: int, lengths: Tensor, truncated: Tensor) -> Episodes:
+        steps, self._steps[observer] = self._steps[observer], _Steps([], [], [])
+        return Episodes(*map(torch.cat, steps), lengths, truncated)
+
+    def _select_together(self, waiting: dict[int, Tensor]) -> dict[int, Tensor]:
+        """One forward pass for the states of several observers."""
+        with torch.no_grad():
+            states = torch.cat(list(waiting.values()))
+            scores = self.policy(states.to(self.policy.device))
+        parts = scores.split([len(states) for states in waiting.values()])
+        return {
+            observer: self._note(observer, states, self._actors[observer].draw(part))
+            for (observer, states), part in zip(waiting.items(), parts, strict=True)
+        }

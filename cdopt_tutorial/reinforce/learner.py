@@ -1,0 +1,147 @@
+"""The policy and the rule by which it learns: REINFORCE, without any RPC."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+STATE_SIZE = 4  # CartPole: position, velocity, angle, angular velocity
+NUM_ACTIONS = 2  # push to the left, push to the right
+
+
+class Policy(nn.Module):
+    """Maps states of CartPole to scores of its two actions.
+
+    The network of seed 002a, without its dropout: that one stayed switched on while
+    actions were chosen, so the policy that acted was not the one that learned.
+
+    Args:
+        hidden: width of the hidden layer.
+    """
+
+    def __init__(self, hidden: int = 128):
+        super().__init__()
+        self.affine1 = nn.Linear(STATE_SIZE, hidden)
+        self.affine2 = nn.Linear(hidden, NUM_ACTIONS)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.affine1.weight.device
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Scores (logits) of the actions, (..., 2), for states (..., 4)."""
+        return self.affine2(F.relu(self.affine1(states)))
+
+
+class Actor:
+    """Chooses actions for one observer, from a stream of chance of its own.
+
+    Whoever holds it, the agent or the observer itself: the same seed, policy and
+    states give the same actions, however many observers there are.
+
+    Args:
+        policy: scores the actions.
+        seed: of this observer's stream.
+    """
+
+    def __init__(self, policy: Policy, seed: int):
+        self.policy = policy
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def select(self, states: Tensor) -> Tensor:
+        """Actions (n,), int64 on the CPU, for states (n, 4)."""
+        return self.draw(self.policy(states.to(self.policy.device)))
+
+    def draw(self, scores: Tensor) -> Tensor:
+        """Actions (n,), drawn with probability softmax(scores), for scores (n, 2)."""
+        probabilities = torch.softmax(scores, dim=1).cpu()
+        return torch.multinomial(probabilities, 1, generator=self._generator).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """One episode in each of n environments, padded to the longest one's T steps.
+
+    Attributes:
+        states: (T, n, 4) float32, what the policy saw.
+        actions: (T, n) int64, what it did.
+        rewards: (T, n) float32, what it got; 0 after an episode's end.
+        lengths: (n,) int64, steps of each episode.
+        truncated: (n,) bool, cut by the time limit rather than ended by a fall.
+    """
+
+    states: Tensor
+    actions: Tensor
+    rewards: Tensor
+    lengths: Tensor
+    truncated: Tensor
+
+    @property
+    def taken(self) -> Tensor:
+        """(T, n) bool: which steps belong to an episode."""
+        return torch.arange(len(self.rewards))[:, None] < self.lengths
+
+    @property
+    def totals(self) -> list[float]:
+        """The n episodes' undiscounted sums of rewards."""
+        return self.rewards.sum(dim=0).tolist()
+
+
+def discounted_returns(
+    rewards: Tensor, gamma: float, tail: Tensor | float = 0.0
+) -> Tensor:
+    r"""Returns :math:`G_t = r_t + \gamma G_{t+1}` of every step, in one pass.
+
+    Args:
+        rewards: (T,) or (T, n), one column an episode.
+        gamma: discount factor, 0 to 1.
+        tail: what follows the last step, :math:`G_T`: () or (n,).
+
+    Returns:
+        A tensor of the shape and dtype of ``rewards``.
+    """
+    returns = torch.empty_like(rewards)
+    following = torch.as_tensor(tail, dtype=rewards.dtype).expand(rewards.shape[1:])
+    for t in range(len(rewards) - 1, -1, -1):
+        following = rewards[t] + gamma * following
+        returns[t] = following
+    return returns
+
+
+def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
+    """Returns (T, n) of padded episodes, with truncation told from termination.
+
+    After a fall nothing follows. After the time limit the pole still stands, and
+    the episode would have gone on: its tail is taken to be worth what the start of
+    an episode is worth on average in this batch.
+    """
+    returns = discounted_returns(episodes.rewards, gamma)
+    tail = torch.where(episodes.truncated, returns[0].mean(), 0.0)
+    steps_left = episodes.lengths - torch.arange(len(returns))[:, None]
+    return returns + episodes.taken * gamma ** steps_left.clamp(min=0) * tail
+
+
+def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tensor:
+    """REINFORCE's loss of a batch of episodes: a scalar to be differentiated.
+
+    The mean over all steps of -log p(action) times the return, which is normalised
+    over the batch. Each episode's returns are its own: those of one observer never
+    run into another's.
+
+    Source: Williams (1992); normalisation as in seed 002a.
+    """
+    taken = [episodes.taken for episodes in batch]
+    states = torch.cat([e.states[t] for e, t in zip(batch, taken, strict=True)])
+    actions = torch.cat([e.actions[t] for e, t in zip(batch, taken, strict=True)])
+    returns = torch.cat(
+        [episode_returns(e, gamma)[t] for e, t in zip(batch, taken, strict=True)]
+    )
+    eps = torch.finfo(returns.dtype).eps
+    advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)
+    log_probs = F.log_softmax(policy(states.to(policy.device)), dim=1)
+    chosen = log_probs.gather(1, actions[:, None].to(policy.device)).squeeze(1)
+    return -(chosen * advantages.to(policy.device)).mean()

@@ -1,0 +1,8 @@
+"""Named roles in processes of their own, joined by ``torch.distributed.rpc``."""
+
+from cdopt_tutorial.workers.errors import WorkerError
+from cdopt_tutorial.workers.launch import Role, launch
+from cdopt_tutorial.workers.process import report, serve
+from cdopt_tutorial.workers.trace import Trace, span
+
+__all__ = ["Role", "Trace", "WorkerError", "launch", "report", "serve", "span"]

@@ -1,0 +1,276 @@
+"""The processes of one run: start them, watch over them, end them.
+
+The parent owns the deadlines. It alone can: a worker that waits for a peer which
+never comes waits for ever, since torch's own rendezvous has no useful time-out.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psutil
+
+from cdopt_tutorial.workers import process
+from cdopt_tutorial.workers.errors import WorkerError
+
+# Imported once by the fork server, so that no worker pays for them again. Our own
+# systems stay out: a reader who edits one gets the new text in the next run.
+PRELOAD = (
+    "torch.distributed.rpc",
+    "torch.distributed.optim",
+    "gymnasium.envs.classic_control",
+    "cdopt.nn",
+    "cdopt_tutorial.workers.process",
+)
+
+TICK = 0.2  # seconds between two looks at the deadlines
+STOPPED = 1.5  # seconds that a worker may be stopped before it counts as failed
+GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
+GRACE_LOST_PEER = 3.0  # the same, where a failure only says that a peer has gone
+EXIT = 5.0  # seconds that a finished worker may take to leave
+
+# How well a failure explains the others; the lowest number is reported.
+_DIED, _RAISED, _LATE, _LOST_PEER = range(4)
+
+
+@dataclass
+class _Worker:
+    """The parent's view of one worker."""
+
+    name: str
+    process: BaseProcess
+    connection: Connection
+    log: str
+    deadline: float | None
+    phase: str = "starting"  # then joining, running, serving, done
+    result: Any = None
+    calls: Any = None
+    stopped_since: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.phase in ("done", "failed")
+
+
+def fork_context():
+    """The way of starting processes, with its server told what to import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    return context
+
+
+class Group:
+    """The workers of one run; a context manager that leaves no process behind.
+
+    Used by :func:`~cdopt_tutorial.workers.launch.launch`, in the parent.
+
+    Args:
+        settings: what all workers share.
+        packed: each worker's pickled role, by name.
+        deadlines: each worker's own deadline in seconds, or None.
+        on_report: called with the name and the record of each report.
+    """
+
+    def __init__(
+        self,
+        settings: process.Settings,
+        packed: Mapping[str, bytes],
+        deadlines: Mapping[str, float | None],
+        on_report: Callable[[str, Any], None] | None,
+    ):
+        self._settings, self._packed, self._deadlines = settings, packed, deadlines
+        self._on_report = on_report
+        self._workers: list[_Worker] = []
+        self._failures: list[tuple[int, WorkerError]] = []
+
+    def __enter__(self) -> "Group":
+        self._begin = time.monotonic()
+        context = fork_context()
+        try:
+            for rank, (name, role) in enumerate(self._packed.items()):
+                self._start(context, rank, name, role)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def wait(self, deadline: float, join_deadline: float) -> tuple[dict, list]:
+        """Wait until every role is done, or raise for the worker that failed first.
+
+        Args:
+            deadline: seconds that the run may take.
+            join_deadline: seconds until all must have joined.
+
+        Returns:
+            The roles' results by name, and what each worker recorded of its calls.
+
+        Raises:
+            WorkerError: names the worker whose failure explains the others'.
+        """
+        while not all(worker.settled for worker in self._workers):
+            self._take_messages(TICK)
+            self._look_for_stopped()
+            self._look_at_clock(deadline, join_deadline)
+            if self._failures:
+                raise self._cause()
+        results = {worker.name: worker.result for worker in self._workers}
+        return results, [worker.calls for worker in self._workers]
+
+    def _start(self, context, rank: int, name: str, role: bytes) -> None:
+        ours, theirs = context.Pipe(duplex=False)
+        args = (self._settings, name, rank, role, theirs)
+        child = context.Process(target=process.main, args=args, name=name)
+        log = process.log_path(self._settings, name)
+        self._workers.append(_Worker(name, child, ours, log, self._deadlines[name]))
+        child.start()
+        theirs.close()  # otherwise our end would not see the worker go
+
+    def _take_messages(self, timeout: float) -> None:
+        """Handle one message of each worker that sent any, and note who has gone."""
+        waited = {}
+        for worker in self._workers:
+            if not worker.settled:
+                waited[worker.connection] = waited[worker.process.sentinel] = worker
+        for worker in {
+            id(w): w for w in map(waited.get, wait(list(waited), timeout))
+        }.values():
+            try:
+                gone = not worker.connection.poll()
+                message = None if gone else worker.connection.recv_bytes()
+            except (EOFError, OSError):
+                message = None
+            if message is None:
+                self._note_death(worker)
+            else:
+                self._handle(worker, *pickle.loads(message))
+
+    def _handle(self, worker: _Worker, kind: str, *content: Any) -> None:
+        match kind, content:
+            case "phase", (phase,):
+                worker.phase = phase
+            case "report", (record,):
+                if self._on_report is not None:
+                    self._on_report(worker.name, record)
+            case "output", (stream, line):
+                print(f"[{worker.name}] {line}", file=getattr(sys, stream))
+            case "result", (result, calls):
+                worker.result, worker.calls = pickle.loads(result), calls
+                worker.phase = "done"
+            case "failed", (failure,):
+                worker.phase = "failed"
+                rank = _LOST_PEER if failure.lost_peer else _RAISED
+                self._fail(rank, failure.worker, failure.reason, failure.details)
+
+    def _note_death(self, worker: _Worker) -> None:
+        worker.process.join(EXIT)
+        worker.phase = "failed"
+        self._fail(
+            _DIED, worker.name, _describe_exit(worker.process), _tail(worker.log)
+        )
+
+    def _look_for_stopped(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers:
+            if worker.settled or not _is_stopped(worker.process.pid):
+                worker.stopped_since = None
+            elif worker.stopped_since is None:
+                worker.stopped_since = now
+            elif now - worker.stopped_since > STOPPED:
+                self._fail(
+                    _DIED, worker.name, "was stopped (SIGSTOP) and did not go on"
+                )
+
+    def _look_at_clock(self, deadline: float, join_deadline: float) -> None:
+        passed = time.monotonic() - self._begin
+        slowest = [w for w in self._workers if w.phase == "starting"]
+        joining = slowest or [w for w in self._workers if w.phase == "joining"]
+        running = [w for w in self._workers if w.phase == "running"]
+        for worker in running:
+            if worker.deadline is not None and passed > worker.deadline:
+                self._miss(worker, f"its deadline of {worker.deadline:g} s")
+        if joining and passed > join_deadline:
+            self._miss(joining[0], f"the deadline of {join_deadline:g} s to join")
+        elif passed > deadline:
+            late = running or joining or [w for w in self._workers if not w.settled]
+            self._miss(late[0], f"the run's deadline of {deadline:g} s", late[1:])
+
+    def _miss(self, worker: _Worker, what: str, others: list[_Worker] = ()) -> None:
+        also = f" (and {', '.join(w.name for w in others)})" if others else ""
+        self._fail(_LATE, worker.name, f"missed {what}{also}", _stacks(worker))
+
+    def _fail(self, rank: int, worker: str, reason: str, details: str = "") -> None:
+        self._failures.append((rank, WorkerError(worker, reason, details)))
+
+    def _cause(self) -> WorkerError:
+        """The failure that explains the others, after a moment for it to show."""
+        begin = time.monotonic()
+        while True:
+            rank, cause = min(self._failures, key=lambda failure: failure[0])
+            grace = GRACE_LOST_PEER if rank == _LOST_PEER else GRACE
+            if rank == _DIED or time.monotonic() - begin > grace:
+                return cause
+            self._take_messages(TICK)
+            self._look_for_stopped()
+
+    def _end(self) -> None:
+        """End every process and reap it; workers that are done leave by themselves."""
+        limit = time.monotonic() + EXIT
+        started = [worker for worker in self._workers if worker.process.pid is not None]
+        for worker in started:
+            if worker.phase == "done":
+                worker.process.join(max(0.0, limit - time.monotonic()))
+        for worker in started:
+            _kill(worker.process.pid)
+        for worker in started:
+            worker.process.join()
+            worker.process.close()
+        for worker in self._workers:
+            worker.connection.close()
+
+
+def _is_stopped(pid: int | None) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
+
+
+def _kill(pid: int) -> None:
+    """Kill a worker and what it started: a worker leads a process group of its own."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _describe_exit(child: BaseProcess) -> str:
+    code = child.exitcode
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code} before it finished"
+
+
+def _stacks(worker: _Worker) -> str:
+    """What a worker that is late is doing: the stacks of its threads."""
+    if worker.phase == "starting":  # it can't tell yet
+        return ""
+    with suppress(ProcessLookupError):
+        os.kill(worker.process.pid, signal.SIGUSR1)
+        time.sleep(TICK)
+    return _tail(worker.log)
+
+
+def _tail(path: str, lines: int = 40) -> str:
+    with suppress(OSError), open(path, errors="replace") as log:
+        return "".join(log.readlines()[-lines:])
+    return ""

@@ -1,0 +1,137 @@
+"""Start a system of named roles, each in a fresh process, and return their results."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from typing import Any
+
+from cdopt_tutorial.workers import pack, process
+from cdopt_tutorial.workers.group import Group, fork_context
+from cdopt_tutorial.workers.trace import Trace
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one worker does: a function that it can import, and its arguments.
+
+    Attributes:
+        function: defined at the top level of a module, not in a notebook.
+        args: its positional arguments; they are pickled.
+        kwargs: its keyword arguments; they are pickled.
+        deadline: seconds after the start by which the function must have returned.
+            None by default: then only the deadline of the whole run holds.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    deadline: float | None = None
+
+
+def launch(
+    roles: Mapping[str, Role],
+    *,
+    deadline: float = 600.0,
+    join_deadline: float = 60.0,
+    rpc_timeout: float = 60.0,
+    rpc_threads: int = 16,
+    num_threads: int = 1,
+    on_report: Callable[[str, Any], None] | None = None,
+    trace: Trace | None = None,
+) -> dict[str, Any]:
+    """Run a system of roles and return what each of them returned.
+
+    Called by the parent: a notebook, a test, the command line. Each role gets a
+    fresh process, which joins an RPC group under the role's name; ranks follow the
+    order of ``roles``. The workers meet by a file in a directory of this run, and
+    listen on the loopback device only. What a worker prints is printed here, under
+    its name.
+
+    Args:
+        roles: the workers' names and roles.
+        deadline: seconds that the whole run may take.
+        join_deadline: seconds until all workers must have joined.
+        rpc_timeout: seconds until an unanswered call fails; 0 means never.
+        rpc_threads: threads with which each worker answers calls.
+        num_threads: threads of torch's operators in each worker.
+        on_report: called as ``on_report(worker, record)`` for each record that a
+            role sends by :func:`~cdopt_tutorial.workers.process.report`.
+        trace: filled with every call of the run; None records nothing.
+
+    Returns:
+        What each role's function returned, by name.
+
+    Raises:
+        ValueError: a role can't be sent to a worker, or an argument is out of
+            range; raised before any process starts.
+        WorkerError: a worker raised, died, exited early, was stopped, did not join,
+            or missed its deadline. All others have been ended by then.
+    """
+    _check_names(roles)
+    _check_positive(
+        deadline=deadline,
+        join_deadline=join_deadline,
+        rpc_threads=rpc_threads,
+        num_threads=num_threads,
+    )
+    if rpc_timeout < 0:
+        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
+    packed = {
+        name: pack.pack(name, (role.function, role.args, dict(role.kwargs)))
+        for name, role in roles.items()
+    }
+    deadlines = {name: role.deadline for name, role in roles.items()}
+    with _private_folder() as folder:
+        settings = process.Settings(
+            world_size=len(roles),
+            folder=folder,
+            rpc_timeout=rpc_timeout,
+            rpc_threads=rpc_threads,
+            num_threads=num_threads,
+            traced=trace is not None,
+        )
+        with Group(settings, packed, deadlines, on_report) as group:
+            results, halves = group.wait(deadline, join_deadline)
+    if trace is not None:
+        trace.fill(halves)
+    return results
+
+
+def warm_up() -> None:
+    """Start the server that workers are forked from, without waiting for it.
+
+    The first :func:`launch` does this by itself. Called earlier, the server imports
+    torch while the caller does something else.
+    """
+    fork_context()
+    forkserver.ensure_running()
+
+
+def _check_names(roles: Mapping[str, Role]) -> None:
+    if not roles:
+        raise ValueError("no roles: a run needs at least one worker")
+    for name in roles:
+        if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
+            raise ValueError(
+                f"{name!r} can't name a worker: use up to 127 letters, digits, -, _ and :"
+            )
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ValueError(f"{name} is {value}, but must be above 0")
+
+
+@contextmanager
+def _private_folder() -> Iterator[str]:
+    """A directory for one run, which only this user can read."""
+    folder = tempfile.mkdtemp(prefix="cdopt-tutorial-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,210 @@
+"""What runs inside a worker: join the others, play the role, report to the parent."""
+
+import faulthandler
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch.multiprocessing import _prctl_pr_set_pdeathsig
+
+from cdopt_tutorial.workers import trace
+from cdopt_tutorial.workers.errors import origin
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+# Texts by which torch says that the other end of a call has gone.
+_LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all workers of a run need to know to join it.
+
+    Attributes:
+        world_size: number of workers.
+        folder: the run's own directory, with the rendezvous file and the logs.
+        rpc_timeout: seconds until an unanswered call fails.
+        rpc_threads: threads that answer calls.
+        num_threads: threads of torch's own operators.
+        traced: whether to record every call.
+    """
+
+    world_size: int
+    folder: str
+    rpc_timeout: float
+    rpc_threads: int
+    num_threads: int
+    traced: bool
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that left a role, as text, since not every exception pickles.
+
+    Attributes:
+        worker: where the exception was raised first.
+        reason: one line.
+        details: traceback, remote part included.
+        lost_peer: whether it only says that another worker has gone.
+    """
+
+    worker: str
+    reason: str
+    details: str
+    lost_peer: bool = False
+
+
+class Channel:
+    """The worker's end of the pipe to its parent; safe to use from several threads."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, *content: Any) -> None:
+        # torch teaches multiprocessing's own pickler to pass tensors as file
+        # descriptors, which die with the sender; plain pickle passes their values.
+        message = pickle.dumps((kind, *content))
+        with self._lock:
+            self._connection.send_bytes(message)
+
+
+class _Forwarded(io.TextIOBase):
+    """A text stream whose lines the parent prints under the worker's name."""
+
+    def __init__(self, channel: Channel, stream: str):
+        self._channel, self._stream, self._line = channel, stream, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._channel.send("output", self._stream, line)
+        return len(text)
+
+
+_channel: Channel | None = None
+
+
+def serve() -> None:
+    """A role that does nothing of its own: it answers calls until the others are done."""
+
+
+def report(record: Any) -> None:
+    """Send a record to the parent while the role still runs; called by roles.
+
+    The parent hands it to ``launch``'s ``on_report``. In a process that was not
+    launched, for instance one of torchrun's, there is nobody to tell, and nothing
+    happens.
+
+    Args:
+        record: anything that pickles.
+    """
+    if _channel is not None:
+        _channel.send("report", record)
+
+
+def log_path(settings: Settings, name: str) -> str:
+    """Where a worker's C++ libraries write."""
+    return os.path.join(settings.folder, f"{name}.log")
+
+
+def main(
+    settings: Settings, name: str, rank: int, role: bytes, connection: Connection
+) -> None:
+    """Entry point of a worker process; called by the launcher only."""
+    global _channel
+    _leave_with_parent()
+    _channel = channel = Channel(connection)
+    _redirect_output(log_path(settings, name), channel)
+    try:
+        function, args, kwargs = pickle.loads(role)
+        channel.send("phase", "joining")
+        _join(settings, name, rank)
+        channel.send("phase", "running")
+        result = pickle.dumps(function(*args, **kwargs))
+        channel.send("phase", "serving")
+        rpc.shutdown()
+        channel.send("result", result, trace.collect())
+    except BaseException as error:  # the parent decides what becomes of it
+        channel.send("failed", _describe(name, error))
+
+
+def _leave_with_parent() -> None:
+    """Make sure that this process, and what it starts, ends when the parent does."""
+    os.setpgid(0, 0)
+    # Linux kills us with the fork server, which ends with the parent; this reaches
+    # a stopped process too. The thread does the same where prctl does not exist.
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    sentinel = multiprocessing.parent_process().sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _redirect_output(path: str, channel: Channel) -> None:
+    """Python's output goes to the parent, the C++ libraries' into the worker's log."""
+    log = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    sys.stdout = _Forwarded(channel, "stdout")
+    sys.stderr = _Forwarded(channel, "stderr")
+
+
+def _join(settings: Settings, name: str, rank: int) -> None:
+    """Join the RPC group: rendezvous by file, listen on the loopback device only."""
+    torch.set_num_threads(settings.num_threads)
+    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    # Said at each init_rpc, of torch's own use of its own class.
+    warnings.filterwarnings(
+        "ignore", message="You are using a Backend .* as a ProcessGroup"
+    )
+    if settings.traced:
+        trace.install(name)
+    rpc.init_rpc(
+        name,
+        rank=rank,
+        world_size=settings.world_size,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+            init_method=f"file://{settings.folder}/rendezvous",
+            rpc_timeout=settings.rpc_timeout,
+            num_worker_threads=settings.rpc_threads,
+        ),
+    )
+
+
+def _describe(name: str, error: BaseException) -> Failure:
+    message = str(error)
+    details = "".join(traceback.format_exception(error))
+    remote = origin(message)
+    if remote is not None and remote.worker != name:
+        reason = f"raised {remote.kind} in a call that {name} made"
+        stack = "".join(traceback.format_tb(error.__traceback__))
+        return Failure(
+            remote.worker, reason, f"{remote.traceback}\nCalled by {name}:\n{stack}"
+        )
+    if isinstance(error, SystemExit):
+        return Failure(
+            name, f"exited with code {error.code} before it finished", details
+        )
+    lost = isinstance(error, RuntimeError) and any(
+        text in message for text in _LOST_PEER
+    )
+    return Failure(name, f"raised {type(error).__name__}", details, lost)
