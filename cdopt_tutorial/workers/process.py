@@ -11,6 +11,7 @@ import threading
 import traceback
 import warnings
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -146,9 +147,11 @@ def main(
 def _leave_with_parent() -> None:
     """Make sure that this process, and what it starts, ends when the parent does."""
     os.setpgid(0, 0)
-    # Linux kills us with the fork server, which ends with the parent; this reaches
-    # a stopped process too. The thread does the same where prctl does not exist.
+    # Linux kills us with the fork server, which reaches a stopped process too. The
+    # server ends once nobody holds its "alive" pipe: only the parent should. The
+    # thread does the same where prctl does not exist.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)
     sentinel = multiprocessing.parent_process().sentinel
 
     def watch() -> None:

@@ -1,0 +1,1 @@
+"""Measurements of speed: all variants interleaved in one run, medians, ratios."""

@@ -1,0 +1,82 @@
+"""How long it takes to start four workers, join them by RPC, and end them again."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch.distributed.rpc as rpc
+import torch.multiprocessing
+
+from cdopt_tutorial.bench.rows import Row, interleave, rows
+
+NUM_WORKERS = 4
+BASELINE = "torch.multiprocessing.spawn"
+UNITS = {"start to end": "s"}
+
+
+def measure(progress: Callable[[str], None], smoke: bool = False) -> tuple[list[Row], dict]:
+    """Measure all ways of starting, each turn in a fresh parent.
+
+    Args:
+        progress: called with a line before each measurement.
+        smoke: one turn instead of five.
+
+    Returns:
+        The rows, and every single value.
+    """
+    variants = {
+        BASELINE: lambda _: _in_fresh_parent("time_spawn"),
+        "launch, first in a parent": lambda _: _in_fresh_parent("time_first_launch"),
+        "launch, later": lambda _: _in_fresh_parent("time_later_launch"),
+    }
+    values = interleave(variants, range(1, 2 if smoke else 6), progress)
+    return rows(values, UNITS, BASELINE), {"values": values}
+
+
+def _in_fresh_parent(function: str) -> dict[str, float]:
+    """Call a function of this module in a new interpreter; its value comes by stdout."""
+    code = f"from {__name__} import {function} as f; import json; print(json.dumps(f()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return {"start to end": json.loads(done.stdout.splitlines()[-1])}
+
+
+def time_spawn() -> float:
+    """Seconds with torch's own ``spawn``, each worker joining as ours do."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        torch.multiprocessing.spawn(_join, args=(f"file://{folder}/meet",), nprocs=NUM_WORKERS)
+        return time.perf_counter() - begin
+
+
+def time_first_launch() -> float:
+    """Seconds of a parent's first launch, which starts the fork server too."""
+    return _time_launch()
+
+
+def time_later_launch() -> float:
+    """Seconds of a later launch, when the fork server has imported torch."""
+    _time_launch()
+    return _time_launch()
+
+
+def _time_launch() -> float:
+    from cdopt_tutorial.workers import Role, launch, serve
+
+    begin = time.perf_counter()
+    launch({f"worker{rank}": Role(serve) for rank in range(NUM_WORKERS)})
+    return time.perf_counter() - begin
+
+
+def _join(rank: int, init_method: str) -> None:
+    os.environ["TP_SOCKET_IFNAME"] = "lo"
+    options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
+    rpc.init_rpc(
+        f"worker{rank}", rank=rank, world_size=NUM_WORKERS, rpc_backend_options=options
+    )
+    rpc.shutdown()

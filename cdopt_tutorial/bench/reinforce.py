@@ -1,0 +1,61 @@
+"""The four conversations side by side: speed, time to solve, calls and bytes."""
+
+from collections.abc import Callable
+
+from cdopt_tutorial.bench.rows import Row, interleave, rows
+from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
+from cdopt_tutorial.workers import Trace
+
+NUM_OBSERVERS = 2
+SEEDS = range(1, 6)
+SMOKE_EPISODES = 32
+TRACED_EPISODES = 32
+BASELINE = "per-step"
+UNITS = {
+    "environment steps": "1/s",
+    "time to solve": "s",
+    "calls": "1/step",
+    "bytes": "B/step",
+}
+
+
+def measure(progress: Callable[[str], None], smoke: bool = False) -> tuple[list[Row], dict]:
+    """Train every conversation to the end, seed by seed.
+
+    Args:
+        progress: called with a line before each measurement.
+        smoke: one seed and a few episodes, so nothing is solved.
+
+    Returns:
+        The rows, and every single value, with whether each run solved.
+    """
+    variants = {name: lambda seed, name=name: _train(name, seed, smoke) for name in CONVERSATIONS}
+    values = interleave(variants, [1] if smoke else SEEDS, progress)
+    return rows(values, UNITS, BASELINE), {"values": values}
+
+
+def _train(conversation: str, seed: int, smoke: bool) -> dict[str, float]:
+    limit = {"max_episodes": SMOKE_EPISODES} if smoke else {}
+    config = ReinforceConfig(conversation, NUM_OBSERVERS, seed=seed, **limit)
+    score = run(config, deadline=3600).score
+    return {
+        "environment steps": score.env_steps / score.seconds,
+        "time to solve": score.seconds,
+        "episodes": len(score.rewards),
+        "solved": float(score.solved),
+        **traffic(conversation, seed),
+    }
+
+
+def traffic(conversation: str, seed: int) -> dict[str, float]:
+    """Calls and bytes an environment step, both ways, from a short traced run.
+
+    A run of its own, so that recording does not slow down what is timed.
+    """
+    config = ReinforceConfig(
+        conversation, NUM_OBSERVERS, seed=seed, max_episodes=TRACED_EPISODES
+    )
+    trace = Trace()
+    steps = run(config, trace=trace).score.env_steps
+    sent = sum(call.request_bytes + call.response_bytes for call in trace.calls)
+    return {"calls": len(trace.calls) / steps, "bytes": sent / steps}

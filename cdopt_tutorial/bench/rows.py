@@ -1,0 +1,106 @@
+"""What every bench measures with, and the rows that it reports."""
+
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of a bench.
+
+    Attributes:
+        name: what was measured.
+        value: its median.
+        unit: of the value.
+        baseline: name of the row that it is compared with; its own if of none.
+        ratio: value over the baseline's value.
+    """
+
+    name: str
+    value: float
+    unit: str
+    baseline: str
+    ratio: float
+
+
+def interleave(
+    variants: Mapping[str, Callable[[int], Mapping[str, float]]],
+    turns: Iterable[int],
+    progress: Callable[[str], None],
+) -> dict[str, dict[str, list[float]]]:
+    """Measure each variant once a turn, so that a slow minute of the machine hits all.
+
+    Args:
+        variants: by name; called with the turn, gives its figures by name.
+        turns: for instance the seeds.
+        progress: called with a line before each measurement.
+
+    Returns:
+        All values by variant and figure.
+    """
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
+    for turn in turns:
+        for name, measure in variants.items():
+            progress(f"{name}, turn {turn}")
+            for figure, value in measure(turn).items():
+                values[name].setdefault(figure, []).append(value)
+    return values
+
+
+def rows(
+    values: Mapping[str, Mapping[str, list[float]]],
+    units: Mapping[str, str],
+    baseline: str,
+) -> list[Row]:
+    """Medians of what :func:`interleave` measured, each over the baseline variant's.
+
+    Args:
+        values: by variant and figure.
+        units: of each figure; a figure that is not in it is not reported.
+        baseline: the variant to compare with.
+    """
+    medians = {
+        (variant, figure): statistics.median(measured)
+        for variant, figures in values.items()
+        for figure, measured in figures.items()
+        if figure in units
+    }
+    return [
+        Row(
+            f"{variant}: {figure}",
+            median,
+            units[figure],
+            f"{baseline}: {figure}",
+            median / medians[baseline, figure],
+        )
+        for (variant, figure), median in medians.items()
+    ]
+
+
+def report(measured: list[Row], **more: Any) -> dict[str, Any]:
+    """What a bench writes as JSON: the rows, where they come from, and more."""
+    return {
+        "rows": [asdict(row) for row in measured],
+        "machine": {
+            "cores": psutil.cpu_count(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "system": platform.system(),
+        },
+        **more,
+    }
+
+
+def table(measured: list[Row]) -> str:
+    """The rows as text, a line each."""
+    width = max(len(row.name) for row in measured)
+    return "\n".join(
+        f"{row.name:{width}}  {row.value:12.4g} {row.unit:8}  {row.ratio:8.3g} x {row.baseline}"
+        for row in measured
+    )

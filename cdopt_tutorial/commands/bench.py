@@ -1,0 +1,40 @@
+"""`cdopt-tutorial bench`: measure speed."""
+
+import argparse
+import importlib
+
+from cdopt_tutorial.commands.common import JsonFile, add_json, bad_input, named_failure
+
+BENCHES = {
+    "launch": "starting four workers, against torch.multiprocessing.spawn",
+    "reinforce": "chapter 1's four conversations, trained until solved",
+}
+
+
+def add(commands) -> None:
+    """Add the parser, with one subcommand for each bench."""
+    parser = commands.add_parser("bench", help="measure speed, all variants in one run")
+    benches = parser.add_subparsers(metavar="BENCH", required=True)
+    for name, what in BENCHES.items():
+        bench = benches.add_parser(name, help=what)
+        bench.add_argument("--smoke", action="store_true", help="a run of seconds")
+        add_json(bench)
+        bench.set_defaults(run=run, bench=name)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table, write the JSON."""
+    from cdopt_tutorial.bench.rows import report, table
+
+    with bad_input():
+        results = JsonFile(args.json)
+    bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
+    with named_failure():
+        measured, more = bench.measure(_progress, args.smoke)
+    results.write(report(measured, **more))
+    print(table(measured))
+    return 0
+
+
+def _progress(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,116 @@
+"""What all subcommands share: bad input, options, the file of results, a failed run."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(Exception):
+    """What the user asked for can't be done; the message is the one line shown."""
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """Turn an error in checking the user's input into a `UsageError`."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise UsageError(error) from error
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`, which means the same in every command."""
+    parser.add_argument(
+        "--device", default="cpu", help="torch device to compute on (default: cpu)"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--seed`, `--smoke`, `--json` and `--device` of every command that trains."""
+    parser.add_argument("--seed", type=int, default=1, help="of all chance (default: 1)")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a run of seconds, to see that it works"
+    )
+    add_json(parser)
+    add_device(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, the file that the results go to."""
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results to this file"
+    )
+
+
+def check_device(device: str) -> str:
+    """The name of a device that is there.
+
+    Raises:
+        ValueError: it is not one of torch's names, or this machine has none.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} can't be used: {reason}") from error
+    return device
+
+
+class JsonFile:
+    """A file for results: known to be writable before the work, whole after it.
+
+    The results replace the file in one step at the end, so a run that fails leaves
+    an earlier file as it was.
+
+    Args:
+        path: where the results go; None writes nothing.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        if path is None:
+            return
+        if path.is_dir():
+            raise IsADirectoryError(f"can't write {path}: it is a directory")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+            if path.exists():
+                path.open("a").close()
+        except OSError as error:
+            raise OSError(f"can't write {path}: {error.strerror}") from error
+
+    def write(self, results: dict[str, Any]) -> None:
+        """Write the results."""
+        if self._path is None:
+            return
+        text = json.dumps(results, indent=2) + "\n"
+        if self._path.exists() and not self._path.is_file():  # a pipe, a terminal
+            self._path.write_text(text)
+            return
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        beside.write_text(text)
+        beside.replace(self._path)
+
+
+@contextmanager
+def named_failure() -> Iterator[None]:
+    """Show a failed worker as its name and traceback, without the launcher's own."""
+    from cdopt_tutorial.workers import WorkerError
+
+    try:
+        yield
+    except WorkerError as error:
+        print(f"\ncdopt-tutorial: {error}", file=sys.stderr)
+        raise SystemExit(1) from error

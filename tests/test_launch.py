@@ -1,0 +1,319 @@
+"""The launcher: what comes back, what is refused, and what a failure looks like."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import roles
+import torch
+
+from cdopt_tutorial.workers import Role, WorkerError, group, launch, pack, serve
+from cdopt_tutorial.workers.errors import origin
+
+LONG = 300  # seconds; nothing that takes so long may be waited for
+
+
+def workers_alive():
+    """Processes forked for workers of this test process, zombies included."""
+    return [p for p in psutil.Process().children(recursive=True) if p.name() != "sleep"]
+
+
+def runs(process):
+    """Whether an orphan still runs: once dead, it is for the system to reap it."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    launch({"warm": Role(serve)})  # the fork server stays, and is not counted
+    before = {p.pid for p in workers_alive()}
+    yield
+    assert {p.pid for p in workers_alive()} == before
+
+
+def failure(roles_, **options):
+    with pytest.raises(WorkerError) as caught:
+        launch(roles_, **options)
+    return caught.value
+
+
+class TestResults:
+    def test_each_role_gets_its_name_its_rank_and_its_arguments(self):
+        results = launch(
+            {
+                "agent": Role(roles.identify, (1, "two"), {"three": 3}),
+                "observer0": Role(roles.identify),
+                "idle": Role(serve),
+            }
+        )
+        assert results == {
+            "agent": ("agent", 0, (1, "two"), {"three": 3}),
+            "observer0": ("observer0", 1, (), {}),
+            "idle": None,
+        }
+
+    def test_tensors_come_back_by_value(self):
+        result = launch({"worker": Role(roles.give_tensor, (100_000,))})["worker"]
+        assert torch.equal(result, torch.arange(100_000.0))
+
+    def test_runs_follow_each_other_with_other_sizes_and_ranks(self):
+        for names in ("ab", "cba", "b"):
+            results = launch({name: Role(roles.identify) for name in names})
+            assert [results[name][1] for name in names] == list(range(len(names)))
+
+    def test_records_arrive_in_order_while_the_role_runs(self):
+        records = []
+        launch(
+            {"worker": Role(roles.report_all, (list(range(50)),))},
+            on_report=lambda *record: records.append(record),
+        )
+        assert records == [("worker", number) for number in range(50)]
+
+    def test_what_a_worker_prints_is_printed_under_its_name(self, capsys):
+        launch({"worker": Role(roles.speak)})
+        captured = capsys.readouterr()
+        assert captured.out == "[worker] to be heard\n"
+        assert "[worker]" in captured.err
+        assert "to be heeded" in captured.err
+
+    def test_nothing_is_said_that_a_role_did_not_say(self, capfd):
+        launch({"agent": Role(roles.converse, ("other", 2)), "other": Role(serve)})
+        assert capfd.readouterr() == ("", "")
+
+
+class TestRefusal:
+    @pytest.fixture(autouse=True)
+    def no_process_starts(self, monkeypatch):
+        def start(*_):
+            raise AssertionError("a process was about to start")
+
+        monkeypatch.setattr(group.Group, "_start", start)
+
+    @pytest.mark.parametrize("name", ["", "with space", "a/b", "ä"])
+    def test_a_name_that_rpc_does_not_allow(self, name):
+        with pytest.raises(ValueError, match="can't name a worker"):
+            launch({name: Role(serve)})
+
+    def test_no_roles(self):
+        with pytest.raises(ValueError, match="at least one"):
+            launch({})
+
+    @pytest.mark.parametrize("option", ["deadline", "join_deadline", "rpc_threads", "num_threads"])
+    def test_a_number_out_of_range(self, option):
+        with pytest.raises(ValueError, match=f"{option} is 0, but must be above 0"):
+            launch({"worker": Role(serve)}, **{option: 0})
+        with pytest.raises(ValueError, match="rpc_timeout is -1"):
+            launch({"worker": Role(serve)}, rpc_timeout=-1)
+
+    def test_a_function_inside_a_function(self):
+        def inner():
+            pass
+
+        for function in (inner, lambda: None):
+            with pytest.raises(ValueError, match=r"worker: .*%%writefile"):
+                launch({"worker": Role(function)})
+
+    def test_a_function_of_a_notebook(self, monkeypatch):
+        namespace = {"__name__": "__main__"}
+        exec("def cell(): pass", namespace)
+        monkeypatch.setattr(sys.modules["__main__"], "cell", namespace["cell"], raising=False)
+        with pytest.raises(ValueError, match="cell is defined in this notebook.*%%writefile"):
+            launch({"worker": Role(namespace["cell"])})
+
+    def test_an_argument_of_a_notebooks_class(self, monkeypatch):
+        cls = type("Cell", (), {"__module__": "__main__"})
+        monkeypatch.setattr(sys.modules["__main__"], "Cell", cls, raising=False)
+        with pytest.raises(ValueError, match="Cell is defined in this notebook"):
+            launch({"worker": Role(roles.identify, (cls(),))})
+
+    def test_an_argument_that_does_not_pickle(self):
+        with pytest.raises(ValueError, match="worker: its role can't be sent"):
+            launch({"worker": Role(roles.identify, (open(os.devnull),))})  # noqa: SIM115
+
+    def test_a_module_without_a_file(self, monkeypatch):
+        module = type(sys)("made_on_the_fly")
+        exec("def f(): pass", module.__dict__)
+        monkeypatch.setitem(sys.modules, "made_on_the_fly", module)
+        with pytest.raises(ValueError, match="defined in module made_on_the_fly"):
+            pack.pack("worker", module.f)
+
+
+class TestFailure:
+    def test_an_exception_names_the_worker_and_carries_its_traceback(self):
+        error = failure({"agent": Role(serve), "observer0": Role(roles.raise_error)})
+        assert error.worker == "observer0"
+        assert error.headline == "observer0 raised ArithmeticError"
+        assert "in raise_error" in error.details
+        assert "seven times six" in str(error)
+
+    def test_an_exception_that_does_not_pickle(self):
+        error = failure({"worker": Role(roles.raise_odd_error)})
+        assert error.headline == "worker raised TwoArguments"
+
+    @pytest.mark.parametrize(
+        ("method", "kind"), [("fail", "KeyError"), ("fail", "ValueError"), ("fail_oddly", "TwoArguments")]
+    )
+    def test_an_exception_in_a_call_names_the_callee(self, method, kind):
+        args = ("observer0", method, *([kind] if method == "fail" else []))
+        error = failure({"agent": Role(roles.call, args), "observer0": Role(serve)})
+        assert error.headline == f"observer0 raised {kind} in a call that agent made"
+        assert f"in {method}" in error.details
+        assert "Called by agent" in error.details
+        assert "\\n" not in error.details
+
+    def test_an_exception_two_workers_away_names_the_last(self):
+        error = failure(
+            {"a": Role(roles.pass_on, ("b", "c")), "b": Role(serve), "c": Role(serve)}
+        )
+        assert error.headline == "c raised ValueError in a call that a made"
+
+    @pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+    def test_a_killed_worker_is_named_not_the_one_that_waits_for_it(self, number):
+        error = failure(
+            {
+                "agent": Role(roles.sleep_on, ("observer0", LONG)),
+                "observer0": Role(roles.send_self, (number,)),
+            }
+        )
+        assert error.headline == f"observer0 was killed by {number}"
+
+    @pytest.mark.parametrize("code", [0, 3])
+    def test_an_early_exit(self, code):
+        error = failure({"a": Role(roles.leave, (code,)), "b": Role(roles.sleep, (LONG,))})
+        assert error.headline == f"a exited with code {code} before it finished"
+
+    def test_a_polite_exit(self):
+        error = failure({"a": Role(roles.exit_politely), "b": Role(serve)})
+        assert error.headline == "a exited with code 4 before it finished"
+
+    def test_a_stopped_worker(self):
+        error = failure(
+            {
+                "agent": Role(roles.sleep_on, ("observer0", LONG)),
+                "observer0": Role(roles.send_self, ("SIGSTOP",)),
+            }
+        )
+        assert error.headline.startswith("observer0 was stopped")
+
+    def test_a_worker_that_never_joins(self):
+        late = Role(roles.identify, (roles.SlowToArrive(LONG),))
+        error = failure({"a": Role(serve), "late": late, "b": Role(serve)}, join_deadline=2)
+        assert error.headline == "late missed the deadline of 2 s to join"
+
+    def test_the_deadline_of_the_run(self):
+        error = failure({"a": Role(serve), "b": Role(roles.sleep, (LONG,))}, deadline=2)
+        assert error.headline == "b missed the run's deadline of 2 s"
+        assert "in sleep" in error.details  # where it was
+
+    def test_the_deadline_of_a_role(self):
+        stalled = Role(roles.sleep, (LONG,), deadline=2)
+        error = failure({"a": Role(roles.sleep, (LONG,)), "b": stalled})
+        assert error.headline == "b missed its deadline of 2 s"
+
+    def test_a_result_that_does_not_pickle(self):
+        error = failure({"worker": Role(roles.give_unpicklable)})
+        assert error.worker == "worker"
+
+    def test_an_error_in_the_parents_own_callback_ends_the_run(self):
+        def on_report(*_):
+            raise LookupError("mine")
+
+        with pytest.raises(LookupError, match="mine"):
+            launch({"worker": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
+
+    def test_an_interrupt_ends_the_run(self):
+        def on_report(*_):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            launch({"worker": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
+
+    def test_what_a_worker_started_goes_with_it(self):
+        children = []
+
+        def on_report(_, pid):
+            children.append(psutil.Process(pid))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            launch({"worker": Role(roles.start_child_and_sleep)}, on_report=on_report)
+        gone, _ = psutil.wait_procs(children, timeout=10)
+        assert gone == children
+
+    def test_the_error_survives_pickling(self):
+        import pickle
+
+        error = pickle.loads(pickle.dumps(WorkerError("a", "left", "here")))
+        assert (error.worker, error.reason, error.details) == ("a", "left", "here")
+
+    def test_a_local_exception_has_no_origin(self):
+        assert origin("just a text") is None
+
+
+class TestParent:
+    SCRIPT = """
+import roles
+from cdopt_tutorial.workers import Role, launch
+launch(
+    {{"a": Role(roles.report_and_sleep, (300,)), "b": Role(roles.{b}, {args})}},
+    on_report=lambda _, pid: print(pid, flush=True),
+)
+"""
+
+    def start(self, b, args):
+        process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT.format(b=b, args=args)],
+            cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        first = psutil.Process(int(process.stdout.readline()))
+        time.sleep(0.5)  # until the other one has begun, too
+        return process, first, psutil.Process(process.pid).children(recursive=True)
+
+    @pytest.mark.parametrize(
+        ("b", "args"), [("sleep", (300,)), ("send_self", ("SIGSTOP",))], ids=["busy", "stopped"]
+    )
+    def test_workers_go_with_a_killed_parent(self, b, args):
+        process, _, children = self.start(b, args)
+        assert len(children) >= 3  # two workers and their server
+        process.kill()
+        process.wait()
+        _, late = psutil.wait_procs(children, timeout=2)
+        alive = [child for child in late if runs(child)]
+        for child in alive:
+            child.kill()
+        assert not alive
+
+    def test_workers_listen_on_loopback_only(self):
+        process, first, children = self.start("sleep", (300,))
+        try:
+            listening = [
+                connection.laddr.ip
+                for child in children
+                for connection in child.net_connections(kind="inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            assert first.pid in {child.pid for child in children}
+            assert listening
+            assert set(listening) <= {"127.0.0.1", "::1"}
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=20)
+
+    def test_the_runs_folder_is_private_and_goes(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        modes = []
+
+        def on_report(*_):
+            modes.extend(folder.stat().st_mode & 0o777 for folder in tmp_path.glob("cdopt-*"))
+
+        launch({"worker": Role(roles.report_all, ([1],))}, on_report=on_report)
+        assert modes == [0o700]
+        assert not list(tmp_path.glob("cdopt-*"))

@@ -1,0 +1,105 @@
+"""The trace: every call, at both ends, and nothing where none is recorded."""
+
+import json
+
+import pytest
+import roles
+import torch
+from torch.distributed.rpc import api
+from torch.distributed.rpc.internal import PythonUDF, _internal_rpc_pickler
+
+from cdopt_tutorial.workers import Role, Trace, launch, serve, span, trace
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    recorded = Trace()
+    launch(
+        {"agent": Role(roles.converse, ("other", 3)), "other": Role(serve)}, trace=recorded
+    )
+    return recorded
+
+
+def test_every_kind_of_call_is_there(recorded):
+    methods = [call.method for call in recorded.calls]
+    assert methods == [
+        "Counter", "_rref_typeof_on_owner", "add", "add", "add", "add", "add_later", "identify",
+    ]  # fmt: skip
+    assert {(call.caller, call.callee) for call in recorded.calls} == {("agent", "other")}
+    assert recorded.workers == ["agent", "other"]
+
+
+def test_the_four_moments_are_in_order(recorded):
+    assert recorded.calls[0].sent == 0
+    for call in recorded.calls:
+        assert call.sent < call.started <= call.ended < call.received
+
+
+def test_bytes_grow_with_the_tensors(recorded):
+    three, five = recorded.calls[2], recorded.calls[5]
+    assert five.request_bytes - three.request_bytes == 2 * 4
+    assert five.response_bytes - three.response_bytes == 2 * 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [(1, "text"), (torch.ones(7), torch.ones(2, dtype=torch.float64)), {"a": [torch.ones(0)]}],
+)
+def test_size_is_what_torch_pickles(content):
+    udf = PythonUDF(roles.identify, (content,), {})
+    pickled, tensors = _internal_rpc_pickler.serialize(udf)
+    assert trace.size(udf) == len(pickled) + sum(tensor.nbytes for tensor in tensors)
+
+
+def test_a_failing_call_is_recorded_too():
+    # The run fails, so its trace stays empty; but the worker must not fail otherwise.
+    recorded = Trace()
+    with pytest.raises(Exception, match="other raised KeyError"):
+        launch(
+            {"a": Role(roles.call, ("other", "fail", "KeyError")), "other": Role(serve)},
+            trace=recorded,
+        )
+    assert recorded.calls == []
+
+
+def test_spans(recorded):
+    recorded = Trace()
+    launch(
+        {"a": Role(roles.call, ("other", "add", torch.ones(1))), "other": Role(serve)},
+        trace=recorded,
+    )
+    (marked,) = recorded.spans
+    call = recorded.calls[-1]
+    assert (marked.worker, marked.name) == ("a", "calling")
+    assert marked.started <= call.sent < call.received <= marked.ended
+
+
+def test_off_hooks_nothing():
+    before = api._default_pickler, api._invoke_rpc_python_udf, api._invoke_remote_python_udf
+    with span("ignored"):
+        pass
+    assert trace.collect() is None
+    assert before == (
+        _internal_rpc_pickler, api._invoke_rpc_python_udf, api._invoke_remote_python_udf,
+    )  # fmt: skip
+    results = launch({"worker": Role(roles.hooked)})
+    assert results["worker"] is False
+    assert launch({"worker": Role(roles.hooked)}, trace=Trace())["worker"] is True
+
+
+def test_chrome_format(recorded, tmp_path):
+    recorded.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {0: "agent", 1: "other"}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == 2 * len(recorded.calls)
+    # A request and a response each: an arrow that starts and finishes.
+    starts = sorted(e["id"] for e in events if e["ph"] == "s")
+    assert starts == sorted(e["id"] for e in events if e["ph"] == "f")
+    assert starts == list(range(2 * len(recorded.calls)))
+    by_row = {}
+    for e in sorted(slices, key=lambda e: e["ts"]):
+        end = by_row.get((e["pid"], e["tid"]), 0)
+        assert e["ts"] >= end - 1e-6  # slices of one row never overlap
+        by_row[e["pid"], e["tid"]] = e["ts"] + e["dur"]
