@@ -106,7 +106,9 @@ class TestRefusal:
         with pytest.raises(ValueError, match="at least one"):
             launch({})
 
-    @pytest.mark.parametrize("option", ["deadline", "join_deadline", "rpc_threads", "num_threads"])
+    @pytest.mark.parametrize(
+        "option", ["deadline", "join_deadline", "rpc_threads", "num_threads"]
+    )
     def test_a_number_out_of_range(self, option):
         with pytest.raises(ValueError, match=f"{option} is 0, but must be above 0"):
             launch({"worker": Role(serve)}, **{option: 0})
@@ -124,8 +126,12 @@ class TestRefusal:
     def test_a_function_of_a_notebook(self, monkeypatch):
         namespace = {"__name__": "__main__"}
         exec("def cell(): pass", namespace)
-        monkeypatch.setattr(sys.modules["__main__"], "cell", namespace["cell"], raising=False)
-        with pytest.raises(ValueError, match="cell is defined in this notebook.*%%writefile"):
+        monkeypatch.setattr(
+            sys.modules["__main__"], "cell", namespace["cell"], raising=False
+        )
+        with pytest.raises(
+            ValueError, match="cell is defined in this notebook.*%%writefile"
+        ):
             launch({"worker": Role(namespace["cell"])})
 
     def test_an_argument_of_a_notebooks_class(self, monkeypatch):
@@ -159,7 +165,8 @@ class TestFailure:
         assert error.headline == "worker raised TwoArguments"
 
     @pytest.mark.parametrize(
-        ("method", "kind"), [("fail", "KeyError"), ("fail", "ValueError"), ("fail_oddly", "TwoArguments")]
+        ("method", "kind"),
+        [("fail", "KeyError"), ("fail", "ValueError"), ("fail_oddly", "TwoArguments")],
     )
     def test_an_exception_in_a_call_names_the_callee(self, method, kind):
         args = ("observer0", method, *([kind] if method == "fail" else []))
@@ -187,7 +194,9 @@ class TestFailure:
 
     @pytest.mark.parametrize("code", [0, 3])
     def test_an_early_exit(self, code):
-        error = failure({"a": Role(roles.leave, (code,)), "b": Role(roles.sleep, (LONG,))})
+        error = failure(
+            {"a": Role(roles.leave, (code,)), "b": Role(roles.sleep, (LONG,))}
+        )
         assert error.headline == f"a exited with code {code} before it finished"
 
     def test_a_polite_exit(self):
@@ -205,7 +214,9 @@ class TestFailure:
 
     def test_a_worker_that_never_joins(self):
         late = Role(roles.identify, (roles.SlowToArrive(LONG),))
-        error = failure({"a": Role(serve), "late": late, "b": Role(serve)}, join_deadline=2)
+        error = failure(
+            {"a": Role(serve), "late": late, "b": Role(serve)}, join_deadline=2
+        )
         assert error.headline == "late missed the deadline of 2 s to join"
 
     def test_the_deadline_of_the_run(self):
@@ -227,14 +238,18 @@ class TestFailure:
             raise LookupError("mine")
 
         with pytest.raises(LookupError, match="mine"):
-            launch({"worker": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
+            launch(
+                {"worker": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report
+            )
 
     def test_an_interrupt_ends_the_run(self):
         def on_report(*_):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            launch({"worker": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
+            launch(
+                {"worker": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report
+            )
 
     def test_what_a_worker_started_goes_with_it(self):
         children = []
@@ -278,7 +293,9 @@ launch(
         return process, first, psutil.Process(process.pid).children(recursive=True)
 
     @pytest.mark.parametrize(
-        ("b", "args"), [("sleep", (300,)), ("send_self", ("SIGSTOP",))], ids=["busy", "stopped"]
+        ("b", "args"),
+        [("sleep", (300,)), ("send_self", ("SIGSTOP",))],
+        ids=["busy", "stopped"],
     )
     def test_workers_go_with_a_killed_parent(self, b, args):
         process, _, children = self.start(b, args)
@@ -312,7 +329,9 @@ launch(
         modes = []
 
         def on_report(*_):
-            modes.extend(folder.stat().st_mode & 0o777 for folder in tmp_path.glob("cdopt-*"))
+            modes.extend(
+                folder.stat().st_mode & 0o777 for folder in tmp_path.glob("cdopt-*")
+            )
 
         launch({"worker": Role(roles.report_all, ([1],))}, on_report=on_report)
         assert modes == [0o700]

@@ -1,4 +1,4 @@
-"""Chapter 1: the learner against formulas, and every conversation against one process."""
+"""Chapter 1: the learner against formulas, conversations against one process."""
 
 from dataclasses import replace
 
@@ -33,7 +33,8 @@ def quadratic(rewards, gamma):
     """The definition: for each step, the sum over all later ones."""
     steps = len(rewards)
     return [
-        sum(gamma ** (k - t) * rewards[k] for k in range(t, steps)) for t in range(steps)
+        sum(gamma ** (k - t) * rewards[k] for k in range(t, steps))
+        for t in range(steps)
     ]
 
 
@@ -67,14 +68,17 @@ class TestReturns:
         )  # fmt: skip
 
     @given(
-        lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), gamma=st.floats(0.01, 1)
+        lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+        gamma=st.floats(0.01, 1),
     )
     def test_of_padded_episodes_are_those_of_each_alone(self, lengths, gamma):
         rewards = torch.linspace(-1, 2, max(lengths) * len(lengths))
         batch = episodes(lengths, rewards=rewards.reshape(max(lengths), len(lengths)))
         returns = episode_returns(batch, gamma)
         for i, length in enumerate(lengths):
-            alone = torch.tensor(quadratic(batch.rewards[:length, i].double().tolist(), gamma))
+            alone = torch.tensor(
+                quadratic(batch.rewards[:length, i].double().tolist(), gamma)
+            )
             torch.testing.assert_close(returns[:length, i], alone, rtol=1e-5, atol=1e-5)
 
     def test_go_on_after_the_time_limit_and_stop_after_a_fall(self):
@@ -89,7 +93,9 @@ class TestReturns:
         # The original's R went on from one observer's episode into the next one's.
         gamma, policy = 0.9, Policy(8)
         batch = [episodes([7], seed=1), episodes([3], seed=2)]
-        returns = torch.tensor([*quadratic([1.0] * 7, gamma), *quadratic([1.0] * 3, gamma)])
+        returns = torch.tensor(
+            [*quadratic([1.0] * 7, gamma), *quadratic([1.0] * 3, gamma)]
+        )
         advantages = (returns - returns.mean()) / returns.std(correction=0)
         scores = policy(torch.cat([e.states[:, 0] for e in batch]))
         actions = torch.cat([e.actions[:, 0] for e in batch])
@@ -108,8 +114,10 @@ class TestPolicy:
     def test_actions_follow_the_probabilities(self):
         policy = Policy()
         scores = torch.tensor([[0.0, 1.5]]).expand(20_000, 2)
-        share = Actor(policy, seed=1).draw(scores).double().mean().item()
-        assert share == pytest.approx(torch.sigmoid(torch.tensor(1.5)).item(), abs=0.015)
+        share = Actor(policy, seed=1).draw(scores).mean()
+        assert share == pytest.approx(
+            torch.sigmoid(torch.tensor(1.5)).item(), abs=0.015
+        )
 
     def test_gradient_of_the_loss_prefers_what_paid(self):
         policy = Policy(16)
@@ -144,7 +152,11 @@ class TestEnvironment:
     def test_every_observer_has_its_own_chance(self):
         # The original gave all observers one seed.
         config = ReinforceConfig(num_observers=3, seed=7)
-        seeds = {config.seed_of(i, use) for i in range(3) for use in ("environments", "actions")}
+        seeds = {
+            config.seed_of(i, use)
+            for i in range(3)
+            for use in ("environments", "actions")
+        }
         assert len(seeds) == 6
         assert config.seed_of(1, "actions") == replace(config, num_observers=9).seed_of(
             1, "actions"
@@ -214,19 +226,35 @@ class TestConversations:
         both = one_round(ReinforceConfig("per-step", num_observers=2, **self.FEW))[1]
         for field in ("states", "actions", "rewards", "lengths"):
             assert torch.equal(getattr(both[0], field), getattr(alone[0], field))
-        assert torch.equal(episode_returns(both[0], 0.99), episode_returns(alone[0], 0.99))
+        assert torch.equal(
+            episode_returns(both[0], 0.99), episode_returns(alone[0], 0.99)
+        )
         assert not torch.equal(both[0].states[0], both[1].states[0])
 
     @pytest.mark.parametrize(
         ("conversation", "calls_a_step", "calls_a_round"),
-        [("per-step", 2, 0), ("packed", 1, 1), ("batched", 1, 1), ("local-policy", 0, 2)],
+        [
+            ("per-step", 2, 0),
+            ("packed", 1, 1),
+            ("batched", 1, 1),
+            ("local-policy", 0, 2),
+        ],
     )
-    def test_calls_are_those_that_the_name_says(self, conversation, calls_a_step, calls_a_round):
+    def test_calls_are_those_that_the_name_says(
+        self, conversation, calls_a_step, calls_a_round
+    ):
         trace = Trace()
-        config = ReinforceConfig(conversation, num_observers=1, num_envs=1, max_episodes=3)
+        config = ReinforceConfig(
+            conversation, num_observers=1, num_envs=1, max_episodes=3
+        )
         score = run(config, trace=trace).score
-        to_agent = [c for c in trace.calls if c.callee == "agent" and c.method[0] != "_"]
-        assert len(to_agent) == calls_a_step * score.env_steps + calls_a_round * score.rounds
+        to_agent = [
+            c for c in trace.calls if c.callee == "agent" and c.method[0] != "_"
+        ]
+        assert (
+            len(to_agent)
+            == calls_a_step * score.env_steps + calls_a_round * score.rounds
+        )
 
     def test_a_command_to_an_observer_is_one_call(self):
         # The original called twice for each: rpc_async of an rpc_sync.
@@ -240,7 +268,9 @@ class TestConversations:
         passes = []
         config = ReinforceConfig("batched", num_observers=2, num_envs=3)
         agent = Agent(config)
-        agent.policy.register_forward_hook(lambda *content: passes.append(len(content[1][0])))
+        agent.policy.register_forward_hook(
+            lambda *content: passes.append(len(content[1][0]))
+        )
         observers = [LocalRef(Observer(i, config)) for i in range(2)]
         first, second = agent.run_episode(LocalRef(agent), observers)
         together = min(len(first.rewards), len(second.rewards))
@@ -289,7 +319,10 @@ def test_it_solves_cartpole_over_rpc(conversation):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"conversation": "shouting"}, "must be one of per-step, packed, batched, local-policy"),
+        (
+            {"conversation": "shouting"},
+            "must be one of per-step, packed, batched, local-policy",
+        ),
         ({"num_observers": 0}, "num_observers is 0"),
         ({"num_envs": 0}, "num_envs is 0"),
         ({"gamma": 1.2}, "gamma is 1.2, but must be above 0 and at most 1"),

@@ -18,7 +18,9 @@ BASELINE = "torch.multiprocessing.spawn"
 UNITS = {"start to end": "s"}
 
 
-def measure(progress: Callable[[str], None], smoke: bool = False) -> tuple[list[Row], dict]:
+def measure(
+    progress: Callable[[str], None], smoke: bool = False
+) -> tuple[list[Row], dict]:
     """Measure all ways of starting, each turn in a fresh parent.
 
     Args:
@@ -38,8 +40,10 @@ def measure(progress: Callable[[str], None], smoke: bool = False) -> tuple[list[
 
 
 def _in_fresh_parent(function: str) -> dict[str, float]:
-    """Call a function of this module in a new interpreter; its value comes by stdout."""
-    code = f"from {__name__} import {function} as f; import json; print(json.dumps(f()))"
+    """Call a function of this module in a new interpreter; its stdout is the value."""
+    code = (
+        f"from {__name__} import {function} as f; import json; print(json.dumps(f()))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -50,7 +54,9 @@ def time_spawn() -> float:
     """Seconds with torch's own ``spawn``, each worker joining as ours do."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        torch.multiprocessing.spawn(_join, args=(f"file://{folder}/meet",), nprocs=NUM_WORKERS)
+        torch.multiprocessing.spawn(
+            _join, args=(f"file://{folder}/meet",), nprocs=NUM_WORKERS
+        )
         return time.perf_counter() - begin
 
 

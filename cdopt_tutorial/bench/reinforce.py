@@ -19,7 +19,9 @@ UNITS = {
 }
 
 
-def measure(progress: Callable[[str], None], smoke: bool = False) -> tuple[list[Row], dict]:
+def measure(
+    progress: Callable[[str], None], smoke: bool = False
+) -> tuple[list[Row], dict]:
     """Train every conversation to the end, seed by seed.
 
     Args:
@@ -29,7 +31,10 @@ def measure(progress: Callable[[str], None], smoke: bool = False) -> tuple[list[
     Returns:
         The rows, and every single value, with whether each run solved.
     """
-    variants = {name: lambda seed, name=name: _train(name, seed, smoke) for name in CONVERSATIONS}
+    variants = {
+        name: lambda seed, name=name: _train(name, seed, smoke)
+        for name in CONVERSATIONS
+    }
     values = interleave(variants, [1] if smoke else SEEDS, progress)
     return rows(values, UNITS, BASELINE), {"values": values}
 

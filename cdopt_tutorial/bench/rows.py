@@ -101,6 +101,7 @@ def table(measured: list[Row]) -> str:
     """The rows as text, a line each."""
     width = max(len(row.name) for row in measured)
     return "\n".join(
-        f"{row.name:{width}}  {row.value:12.4g} {row.unit:8}  {row.ratio:8.3g} x {row.baseline}"
+        f"{row.name:{width}}  {row.value:12.4g} {row.unit:8}"
+        f"{row.ratio:8.3g} x {row.baseline}"
         for row in measured
     )

@@ -33,7 +33,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add `--seed`, `--smoke`, `--json` and `--device` of every command that trains."""
-    parser.add_argument("--seed", type=int, default=1, help="of all chance (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of all chance (default: 1)"
+    )
     parser.add_argument(
         "--smoke", action="store_true", help="a run of seconds, to see that it works"
     )

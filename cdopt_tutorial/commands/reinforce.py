@@ -19,14 +19,43 @@ def add(commands) -> None:
         "reinforce", help="chapter 1: train an agent and its observers on CartPole"
     )
     option = parser.add_argument
-    option("--conversation", default="local-policy", help="per-step, packed, batched or local-policy")
+    option(
+        "--conversation",
+        default="local-policy",
+        help="per-step, packed, batched or local-policy",
+    )
     option("--num-observers", type=int, metavar="N", help="observers (default: 2)")
-    option("--world-size", type=int, metavar="W", help="workers: one agent and W - 1 observers")
+    option(
+        "--world-size",
+        type=int,
+        metavar="W",
+        help="workers: one agent and W - 1 observers",
+    )
     option("--num-envs", type=int, metavar="N", help="environments of each observer")
-    option("--gamma", type=float, default=0.99, metavar="G", help="discount (default: 0.99)")
-    option("--lr", type=float, default=1e-2, help="Adam's learning rate (default: 0.01)")
-    option("--log-interval", type=int, default=10, metavar="N", help="rounds between log lines")
-    option("--max-episodes", type=int, default=10_000, metavar="N", help="give up after these")
+    option(
+        "--gamma",
+        type=float,
+        default=0.99,
+        metavar="G",
+        help="discount (default: 0.99)",
+    )
+    option(
+        "--lr", type=float, default=1e-2, help="Adam's learning rate (default: 0.01)"
+    )
+    option(
+        "--log-interval",
+        type=int,
+        default=10,
+        metavar="N",
+        help="rounds between log lines",
+    )
+    option(
+        "--max-episodes",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="give up after these",
+    )
     add_run_options(parser)
     parser.set_defaults(run=run)
 
@@ -49,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
         )
         results = JsonFile(args.json)
     print(
-        f"This will run until reward threshold of {reinforce.Score.threshold} is reached. "
-        "Ctrl+C to exit."
+        f"This will run until reward threshold of {reinforce.Score.threshold} is "
+        "reached. Ctrl+C to exit."
     )
     with named_failure():
         training = reinforce.run(config, deadline=float("inf"), on_report=_log(config))
@@ -60,8 +89,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"Solved! Running reward is now {score.running_reward:.1f}!")
     else:
         print(f"Not solved after {len(score.rewards)} episodes.")
-    rate = score.env_steps / score.seconds
-    print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {rate:.0f} a second")
+    print(
+        f"{score.env_steps} environment steps in {score.seconds:.1f} s: "
+        f"{score.env_steps / score.seconds:.0f} a second"
+    )
     return 0 if score.solved or args.smoke else 1
 
 

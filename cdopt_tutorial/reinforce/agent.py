@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed.rpc as rpc
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
@@ -16,9 +18,9 @@ from cdopt_tutorial.reinforce.waiting import WaitingRoom
 class _Steps(NamedTuple):
     """What one observer has done since its episodes began, in chunks of (t, n, ...)."""
 
-    states: list[Tensor]
-    actions: list[Tensor]
-    rewards: list[Tensor]
+    states: list[NDArray]
+    actions: list[NDArray]
+    rewards: list[NDArray]
 
 
 class Agent:
@@ -39,21 +41,23 @@ class Agent:
             self.policy = Policy(config.hidden).to(config.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
         observers = range(config.num_observers)
-        self._actors = [Actor(self.policy, config.seed_of(i, "actions")) for i in observers]
+        self._actors = [
+            Actor(self.policy, config.seed_of(i, "actions")) for i in observers
+        ]
         self._steps = [_Steps([], [], []) for _ in observers]
         self._waiting = WaitingRoom(self._select_together)
 
-    def select_action(self, observer: int, states: Tensor) -> Tensor:
+    def select_action(self, observer: int, states: NDArray) -> NDArray:
         """Actions (n,) for an observer's states (n, 4); called by the observer."""
         return self._note(observer, states, self._actors[observer].select(states))
 
-    def report_reward(self, observer: int, rewards: Tensor) -> None:
-        """Take the rewards (n,) of an observer's last actions; called by the observer."""
+    def report_reward(self, observer: int, rewards: NDArray) -> None:
+        """Take the rewards (n,) of an observer's last actions; called by it."""
         self._steps[observer].rewards.append(rewards[None])
 
     def report_and_select(
-        self, observer: int, rewards: Tensor | None, states: Tensor
-    ) -> Tensor:
+        self, observer: int, rewards: NDArray | None, states: NDArray
+    ) -> NDArray:
         """Both in one call; the first of an episode has no rewards yet."""
         if rewards is not None:
             self.report_reward(observer, rewards)
@@ -61,24 +65,24 @@ class Agent:
 
     @rpc.functions.async_execution
     def report_and_wait(
-        self, observer: int, rewards: Tensor | None, states: Tensor
-    ) -> Future[Tensor]:
+        self, observer: int, rewards: NDArray | None, states: NDArray
+    ) -> Future[NDArray]:
         """The same, answered when all observers wait; holds no thread meanwhile."""
         if rewards is not None:
             self.report_reward(observer, rewards)
         return self._waiting.enter(observer, states)
 
-    def report_and_leave(self, observer: int, rewards: Tensor) -> None:
+    def report_and_leave(self, observer: int, rewards: NDArray) -> None:
         """The observer's last rewards; the others need not wait for it any more."""
         self.report_reward(observer, rewards)
         self._waiting.leave(observer)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters on the CPU; called by an observer that acts itself."""
+        """The policy's parameters on the CPU, for an observer that acts itself."""
         return {name: value.cpu() for name, value in self.policy.state_dict().items()}
 
     def report_steps(
-        self, observer: int, states: Tensor, actions: Tensor, rewards: Tensor
+        self, observer: int, states: NDArray, actions: NDArray, rewards: NDArray
     ) -> None:
         """Take a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
         self._steps[observer] = _Steps([states], [actions], [rewards])
@@ -105,20 +109,18 @@ class Agent:
         self.optimizer.step()
         return loss.item()
 
-    def _note(self, observer: int, states: Tensor, actions: Tensor) -> Tensor:
+    def _note(self, observer: int, states: NDArray, actions: NDArray) -> NDArray:
         self._steps[observer].states.append(states[None])
         self._steps[observer].actions.append(actions[None])
         return actions
 
-    def _collect(self, observer: int, lengths: Tensor, truncated: Tensor) -> Episodes:
+    def _collect(self, observer: int, *outcome: NDArray) -> Episodes:
         steps, self._steps[observer] = self._steps[observer], _Steps([], [], [])
-        return Episodes(*map(torch.cat, steps), lengths, truncated)
+        return Episodes(*map(torch.from_numpy, (*map(np.concatenate, steps), *outcome)))
 
-    def _select_together(self, waiting: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, NDArray]:
         """One forward pass for the states of several observers."""
-        with torch.no_grad():
-            states = torch.cat(list(waiting.values()))
-            scores = self.policy(states.to(self.policy.device))
+        scores = self.policy.scores(np.concatenate(list(waiting.values())))
         parts = scores.split([len(states) for states in waiting.values()])
         return {
             observer: self._note(observer, states, self._actors[observer].draw(part))

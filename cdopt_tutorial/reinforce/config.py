@@ -10,7 +10,7 @@ ENVIRONMENT = "CartPole-v1"
 
 # What a conversation is good for: one environment where every step is a round trip,
 # many where a round trip serves them all.
-DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 16}
+DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ReinforceConfig:
             "batched" or "local-policy".
         num_observers: observers, each on a worker of its own, at least 1.
         num_envs: environments of each observer; None takes the conversation's
-            default, 1 for the first two and 16 for the others.
+            default: 1, 1, 16 and 32 in this order.
         gamma: discount factor of the rewards, above 0 and at most 1.
         lr: learning rate of Adam, above 0.
         hidden: width of the policy's hidden layer.
@@ -50,14 +50,26 @@ class ReinforceConfig:
     def __post_init__(self):
         if self.conversation not in CONVERSATIONS:
             known = ", ".join(CONVERSATIONS)
-            raise ValueError(f"conversation is {self.conversation!r}, but must be one of {known}")
+            raise ValueError(
+                f"conversation is {self.conversation!r}, but must be one of {known}"
+            )
         if self.num_envs is None:
             object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
-        for name in ("num_observers", "num_envs", "hidden", "max_episodes", "log_interval"):
+        for name in (
+            "num_observers",
+            "num_envs",
+            "hidden",
+            "max_episodes",
+            "log_interval",
+        ):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but must be at least 1"
+                )
         if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma is {self.gamma}, but must be above 0 and at most 1")
+            raise ValueError(
+                f"gamma is {self.gamma}, but must be above 0 and at most 1"
+            )
         if not self.lr > 0:
             raise ValueError(f"lr is {self.lr}, but must be above 0")
         if self.seed < 0:

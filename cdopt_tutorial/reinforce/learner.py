@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +36,11 @@ class Policy(nn.Module):
         """Scores (logits) of the actions, (..., 2), for states (..., 4)."""
         return self.affine2(F.relu(self.affine1(states)))
 
+    @torch.no_grad()
+    def scores(self, states: NDArray) -> Tensor:
+        """The same for acting, not learning: NumPy in, a tensor on the CPU out."""
+        return self(torch.from_numpy(states).to(self.device)).cpu()
+
 
 class Actor:
     """Chooses actions for one observer, from a stream of chance of its own.
@@ -51,15 +57,15 @@ class Actor:
         self.policy = policy
         self._generator = torch.Generator().manual_seed(seed)
 
-    @torch.no_grad()
-    def select(self, states: Tensor) -> Tensor:
-        """Actions (n,), int64 on the CPU, for states (n, 4)."""
-        return self.draw(self.policy(states.to(self.policy.device)))
+    def select(self, states: NDArray) -> NDArray:
+        """Actions (n,) int64 for states (n, 4) float32."""
+        return self.draw(self.policy.scores(states))
 
-    def draw(self, scores: Tensor) -> Tensor:
-        """Actions (n,), drawn with probability softmax(scores), for scores (n, 2)."""
-        probabilities = torch.softmax(scores, dim=1).cpu()
-        return torch.multinomial(probabilities, 1, generator=self._generator).squeeze(1)
+    def draw(self, scores: Tensor) -> NDArray:
+        """Actions (n,) int64, drawn from the softmax of scores (n, 2)."""
+        probabilities = torch.softmax(scores, dim=1)
+        actions = torch.multinomial(probabilities, 1, generator=self._generator)
+        return actions.squeeze(1).numpy()
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 import gymnasium
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from cdopt_tutorial.reinforce.config import ENVIRONMENT, ReinforceConfig
 from cdopt_tutorial.reinforce.conversations import CONVERSATIONS
@@ -24,11 +23,13 @@ class Observer:
         actor = Actor(Policy(config.hidden), config.seed_of(number, "actions"))
         self._talk = CONVERSATIONS[config.conversation](number, actor)
         self._env = gymnasium.make_vec(
-            ENVIRONMENT, num_envs=config.num_envs, vectorization_mode="vector_entry_point"
+            ENVIRONMENT,
+            num_envs=config.num_envs,
+            vectorization_mode="vector_entry_point",
         )
         self._seed = config.seed_of(number, "environments")
 
-    def run_episode(self, agent_rref) -> tuple[Tensor, Tensor]:
+    def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
         """One episode in every environment; called by the agent.
 
         An environment whose episode is over waits for the others: it is stepped
@@ -47,11 +48,11 @@ class Observer:
         truncated = np.zeros_like(running)
         lengths = np.zeros(running.shape, dtype=np.int64)
         while running.any():
-            actions = self._talk.ask(torch.from_numpy(states))
-            states, rewards, fallen, late, _ = self._env.step(actions.numpy())
-            self._talk.tell(torch.from_numpy(np.float32(rewards * running)))
+            actions = self._talk.ask(states)
+            states, rewards, fallen, late, _ = self._env.step(actions)
+            self._talk.tell(np.float32(rewards * running))
             lengths += running
             truncated |= running & late & ~fallen
             running &= ~(fallen | late)
         self._talk.end()
-        return torch.from_numpy(lengths), torch.from_numpy(truncated)
+        return lengths, truncated

@@ -138,7 +138,11 @@ def run_locally(
     """The same agent and observers in this process, without RPC."""
     agent = Agent(config)
     observers = [LocalRef(Observer(i, config)) for i in range(config.num_observers)]
-    tell = (lambda record: on_report("agent", record)) if on_report else (lambda record: None)
+    tell = (
+        (lambda record: on_report("agent", record))
+        if on_report
+        else (lambda record: None)
+    )
     return train(agent, LocalRef(agent), observers, tell)
 
 

@@ -55,7 +55,9 @@ class WaitingRoom:
         if not ready:
             return
         try:
-            answers = self._answer({guest: question for guest, (question, _) in ready.items()})
+            answers = self._answer(
+                {guest: question for guest, (question, _) in ready.items()}
+            )
         except Exception as error:
             for _, future in ready.values():
                 future.set_exception(error)

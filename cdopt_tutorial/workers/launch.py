@@ -38,7 +38,7 @@ def launch(
     deadline: float = 600.0,
     join_deadline: float = 60.0,
     rpc_timeout: float = 60.0,
-    rpc_threads: int = 16,
+    rpc_threads: int = 4,
     num_threads: int = 1,
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
@@ -56,7 +56,8 @@ def launch(
         deadline: seconds that the whole run may take.
         join_deadline: seconds until all workers must have joined.
         rpc_timeout: seconds until an unanswered call fails; 0 means never.
-        rpc_threads: threads with which each worker answers calls.
+        rpc_threads: threads with which each worker answers calls. Few answer
+            faster, but a call that waits for another one holds its thread.
         num_threads: threads of torch's operators in each worker.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.workers.process.report`.
@@ -117,7 +118,8 @@ def _check_names(roles: Mapping[str, Role]) -> None:
     for name in roles:
         if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
             raise ValueError(
-                f"{name!r} can't name a worker: use up to 127 letters, digits, -, _ and :"
+                f"{name!r} can't name a worker: "
+                "use up to 127 letters, digits, -, _ and :"
             )
 
 

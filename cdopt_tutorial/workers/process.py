@@ -101,7 +101,7 @@ _channel: Channel | None = None
 
 
 def serve() -> None:
-    """A role that does nothing of its own: it answers calls until the others are done."""
+    """A role that does nothing by itself: it answers calls until all are done."""
 
 
 def report(record: Any) -> None:

@@ -222,7 +222,7 @@ class _Pickler:
 
 
 def _hooked(invoke: Callable, future_of: Callable) -> Callable:
-    """The sending function, wrapped to note when a call leaves and when it is answered."""
+    """The function that sends, wrapped to note when a call leaves and returns."""
 
     def send(to, *content):
         if _thread.pending is None:
@@ -327,14 +327,23 @@ def _chrome_call(number: int, call: Call, lanes: _Lanes) -> list[dict]:
     ran = lanes.slice(
         call.callee, call.method, call.started, call.ended, bytes=call.response_bytes
     )
-    there = {"name": "request", "cat": "rpc", "id": 2 * number}
-    back = {"name": "response", "cat": "rpc", "id": 2 * number + 1}
     return [
         asked,
         ran,
-        {**there, "ph": "s", "pid": asked["pid"], "tid": asked["tid"], "ts": asked["ts"]},
-        {**there, "ph": "f", "bp": "e", "pid": ran["pid"], "tid": ran["tid"], "ts": ran["ts"]},
-        {**back, "ph": "s", "pid": ran["pid"], "tid": ran["tid"], "ts": call.ended / 1000},
-        {**back, "ph": "f", "bp": "e", "pid": asked["pid"], "tid": asked["tid"],
-         "ts": call.received / 1000},
-    ]  # fmt: skip
+        *_arrow("request", 2 * number, asked, asked["ts"], ran, ran["ts"]),
+        *_arrow(
+            "response",
+            2 * number + 1,
+            ran,
+            call.ended / 1000,
+            asked,
+            call.received / 1000,
+        ),
+    ]
+
+
+def _arrow(name: str, key: int, source: dict, left: float, target: dict, came: float):
+    common = {"name": name, "cat": "rpc", "id": key}
+    start = {"ph": "s", "pid": source["pid"], "tid": source["tid"], "ts": left}
+    end = {"ph": "f", "bp": "e", "pid": target["pid"], "tid": target["tid"], "ts": came}
+    return [common | start, common | end]

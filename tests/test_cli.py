@@ -1,0 +1,201 @@
+"""The command line: good runs, bad input, and workers that die."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cdopt_tutorial.bench import rows
+from cdopt_tutorial.bench.reinforce import traffic
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.workers import group
+
+COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
+
+
+class TestReinforce:
+    def test_a_smoke_run_writes_what_it_found(self, tmp_path, capsys):
+        file = tmp_path / "out.json"
+        args = [
+            "--conversation",
+            "packed",
+            "--num-observers",
+            "1",
+            "--log-interval",
+            "5",
+        ]
+        assert (
+            main(["reinforce", "--smoke", "--json", str(file), "--seed", "4", *args])
+            == 0
+        )
+        results = json.loads(file.read_text())
+        assert results["episodes"] == len(results["rewards"]) == 40
+        assert results["env_steps"] == sum(results["rewards"])
+        assert results["solved"] is False
+        assert results["seconds"] > 0
+        assert 0 < results["running_reward"] < 500
+        assert list(tmp_path.iterdir()) == [file]
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        log = [line for line in printed.out.splitlines() if line.startswith("Episode")]
+        assert [line.split("\t")[0] for line in log] == [
+            f"Episode {5 * i}" for i in range(1, 9)
+        ]
+        assert f"Average reward: {results['running_reward']:.2f}" in log[-1]
+
+    def test_world_size_counts_the_agent(self, tmp_path):
+        file = tmp_path / "out.json"
+        base = [
+            "reinforce",
+            "--smoke",
+            "--conversation",
+            "per-step",
+            "--json",
+            str(file),
+        ]
+        assert main([*base, "--world-size", "3"]) == 0
+        by_size = json.loads(file.read_text())["rewards"]
+        assert main([*base, "--num-observers", "2"]) == 0
+        assert json.loads(file.read_text())["rewards"] == by_size
+
+    def test_giving_up_is_a_failure(self):
+        assert main(["reinforce", "--max-episodes", "1", "--num-envs", "1"]) == 1
+
+
+class TestBadInput:
+    @pytest.fixture(autouse=True)
+    def no_process_starts(self, monkeypatch):
+        def start(*_):
+            raise AssertionError("a process was about to start")
+
+        monkeypatch.setattr(group.Group, "_start", start)
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--world-size", "1"], "world size is 1, but must be at least 2"),
+            (["--num-observers", "0"], "num_observers is 0, but must be at least 1"),
+            (
+                ["--world-size", "4", "--num-observers", "2"],
+                "world size 4 means 3 observers",
+            ),
+            (["--gamma", "1.2"], "gamma is 1.2, but must be above 0 and at most 1"),
+            (["--gamma", "nan"], "gamma is nan"),
+            (["--gamma", "much"], "invalid float value"),
+            (["--conversation", "shouting"], "must be one of per-step, packed"),
+            (["--seed", "-3"], "seed is -3"),
+            (["--device", "abacus"], "device 'abacus' can't be used"),
+            (
+                ["--json", "/no/such/folder/out.json"],
+                "can't write /no/such/folder/out.json",
+            ),
+            (["--json", "/"], "can't write /: it is a directory"),
+            (["--loud"], "unrecognized arguments: --loud"),
+        ],
+    )
+    def test_is_one_line_and_exit_code_2(self, args, message, capsys):
+        assert main(["reinforce", *args]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        assert message in printed.err
+
+    @pytest.mark.parametrize(
+        "args",
+        [
+            [],
+            ["dance"],
+            ["bench"],
+            ["bench", "dance"],
+            ["bench", "launch", "--json", "/"],
+        ],
+    )
+    def test_of_the_command_itself(self, args, capsys):
+        assert main(args) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+    def test_leaves_an_earlier_file_alone(self, tmp_path):
+        file = tmp_path / "out.json"
+        file.write_text("earlier")
+        assert main(["reinforce", "--gamma", "7", "--json", str(file)]) == 2
+        assert file.read_text() == "earlier"
+
+
+class TestDeath:
+    def start(self):
+        """A run under way, and its workers by what each calls itself."""
+        process = subprocess.Popen(
+            [*COMMAND, "reinforce", "--conversation=per-step", "--log-interval=1"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while "Episode" not in process.stdout.readline():
+            assert process.poll() is None
+        return process, psutil.Process(process.pid).children(recursive=True)
+
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    def test_of_any_worker_is_named_and_ends_the_run(self, rank):
+        process, children = self.start()
+        # The fork server's children, in the order of their ranks.
+        workers = sorted(
+            (c for c in children if c.ppid() != process.pid), key=lambda c: c.pid
+        )
+        workers[rank].kill()
+        _, error = process.communicate(timeout=10)
+        assert process.returncode == 1
+        name = ["agent", "observer0", "observer1"][rank]
+        assert f"{name} was killed by SIGKILL" in error
+        self.assert_gone(children)
+
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    )
+    def test_of_the_command_takes_the_workers_with_it(self, number, code):
+        process, children = self.start()
+        process.send_signal(number)
+        _, error = process.communicate(timeout=10)
+        assert process.returncode == code
+        assert "Traceback" not in error
+        self.assert_gone(children)
+
+    def assert_gone(self, children):
+        limit = time.monotonic() + 10
+        while left := [
+            c for c in children if c.is_running() and c.status() != "zombie"
+        ]:
+            assert time.monotonic() < limit, left
+            time.sleep(0.1)
+
+
+class TestBench:
+    @pytest.mark.parametrize("name", ["launch", "reinforce"])
+    def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path):
+        file = tmp_path / "bench.json"
+        assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
+        written = json.loads(file.read_text())["rows"]
+        values = {row["name"]: row["value"] for row in written}
+        assert len(values) == len(written) > 1
+        for row in written:
+            assert set(row) == {"name", "value", "unit", "baseline", "ratio"}
+            assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])
+
+    def test_variants_take_turns(self):
+        order = []
+        variants = {
+            name: lambda turn, name=name: order.append((name, turn)) or {"x": turn}
+            for name in "ab"
+        }
+        values = rows.interleave(variants, [1, 2, 9], lambda _: None)
+        assert order == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 9), ("b", 9)]
+        (a, b) = rows.rows(values, {"x": "s"}, baseline="b")
+        assert (a.value, a.ratio, a.baseline) == (2, 1.0, "b: x")
+        assert b.name == "b: x"
+
+    def test_traffic_falls_from_one_conversation_to_the_next(self):
+        per_step, packed = traffic("per-step", 1), traffic("packed", 1)
+        assert per_step["calls"] > 1.9 * packed["calls"]
+        assert per_step["bytes"] > packed["bytes"]
+        assert traffic("local-policy", 1)["calls"] < 0.05 * packed["calls"]
