@@ -11,6 +11,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from cdopt_tutorial.workers import report, span
+from cdopt_tutorial.workers.remote import Handle
 
 
 class TwoArguments(Exception):
@@ -149,3 +150,19 @@ def hooked():
     from torch.distributed.rpc import api, internal
 
     return api._default_pickler is not internal._internal_rpc_pickler
+
+
+def offer_counter():
+    return Handle.to(Counter())
+
+
+def use_handle(other):
+    """Calls through a handle to an object that another worker made."""
+    handle = rpc.rpc_sync(other, offer_counter)
+    results = [handle.worker, handle.call("add", 10), handle.call("add", 10)]
+    results.append(handle.call("add_later", 5))
+    try:
+        handle.call("fail", "ValueError")
+    except ValueError as error:
+        results.append("no such thing" if "no such thing" in str(error) else str(error))
+    return results

@@ -106,12 +106,12 @@ class TestRefusal:
         with pytest.raises(ValueError, match="at least one"):
             launch({})
 
-    @pytest.mark.parametrize(
-        "option", ["deadline", "join_deadline", "rpc_threads", "num_threads"]
-    )
+    @pytest.mark.parametrize("option", ["deadline", "join_deadline", "rpc_threads"])
     def test_a_number_out_of_range(self, option):
         with pytest.raises(ValueError, match=f"{option} is 0, but must be above 0"):
             launch({"worker": Role(serve)}, **{option: 0})
+        with pytest.raises(ValueError, match="num_threads is 0"):
+            launch({"worker": Role(serve, num_threads=0)})
         with pytest.raises(ValueError, match="rpc_timeout is -1"):
             launch({"worker": Role(serve)}, rpc_timeout=-1)
 

@@ -236,7 +236,7 @@ class TestConversations:
         [
             ("per-step", 2, 0),
             ("packed", 1, 1),
-            ("batched", 1, 1),
+            ("batched", 1, 2),
             ("local-policy", 0, 2),
         ],
     )

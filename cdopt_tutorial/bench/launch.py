@@ -12,6 +12,7 @@ import torch.distributed.rpc as rpc
 import torch.multiprocessing
 
 from cdopt_tutorial.bench.rows import Row, interleave, rows
+from cdopt_tutorial.workers import Role, launch, process, serve
 
 NUM_WORKERS = 4
 BASELINE = "torch.multiprocessing.spawn"
@@ -72,15 +73,14 @@ def time_later_launch() -> float:
 
 
 def _time_launch() -> float:
-    from cdopt_tutorial.workers import Role, launch, serve
-
     begin = time.perf_counter()
     launch({f"worker{rank}": Role(serve) for rank in range(NUM_WORKERS)})
     return time.perf_counter() - begin
 
 
 def _join(rank: int, init_method: str) -> None:
-    os.environ["TP_SOCKET_IFNAME"] = "lo"
+    os.environ["TP_SOCKET_IFNAME"] = process.LOOPBACK
+    process.ignore_own_warning()
     options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
     rpc.init_rpc(
         f"worker{rank}", rank=rank, world_size=NUM_WORKERS, rpc_backend_options=options

@@ -64,7 +64,6 @@ def run_build(args: argparse.Namespace) -> int:
         return failed
     project = this_project()
     try:
-        print("rendering the pages", flush=True)
         built = render(project, device=args.device)
     except RenderError as error:
         print(f"\n{error}", file=sys.stderr)

@@ -5,7 +5,14 @@ from cdopt_tutorial.reinforce.config import ReinforceConfig
 from cdopt_tutorial.reinforce.conversations import CONVERSATIONS
 from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, discounted_returns
 from cdopt_tutorial.reinforce.observer import Observer
-from cdopt_tutorial.reinforce.training import Round, Score, Training, run, run_locally
+from cdopt_tutorial.reinforce.training import (
+    Round,
+    Score,
+    Training,
+    run,
+    run_agent,
+    run_locally,
+)
 
 __all__ = [
     "CONVERSATIONS",
@@ -20,5 +27,6 @@ __all__ = [
     "Training",
     "discounted_returns",
     "run",
+    "run_agent",
     "run_locally",
 ]

@@ -5,14 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed.rpc as rpc
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
 from cdopt_tutorial.reinforce.config import ReinforceConfig
-from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, policy_loss
+from cdopt_tutorial.reinforce.learner import (
+    STATE_SIZE,
+    Actor,
+    Episodes,
+    Policy,
+    policy_loss,
+)
 from cdopt_tutorial.reinforce.waiting import WaitingRoom
+from cdopt_tutorial.workers.remote import Handle
 
 
 class _Steps(NamedTuple):
@@ -63,19 +69,32 @@ class Agent:
             self.report_reward(observer, rewards)
         return self.select_action(observer, states)
 
-    @rpc.functions.async_execution
     def report_and_wait(
-        self, observer: int, rewards: NDArray | None, states: NDArray
-    ) -> Future[NDArray]:
-        """The same, answered when all observers wait; holds no thread meanwhile."""
-        if rewards is not None:
-            self.report_reward(observer, rewards)
-        return self._waiting.enter(observer, states)
+        self, observer: int, rewards: bytes, states: bytes
+    ) -> Future[bytes]:
+        """The same, answered when all observers wait; holds no thread meanwhile.
+
+        Args:
+            observer: number of the observer.
+            rewards: (n,) float32, or nothing at the start of an episode.
+            states: (n, 4) float32.
+
+        Returns:
+            A future of the actions, (n,) int64.
+        """
+        if rewards:
+            self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
+        rows = np.frombuffer(states, dtype=np.float32).reshape(-1, STATE_SIZE)
+        return self._waiting.enter(observer, rows)
 
     def report_and_leave(self, observer: int, rewards: NDArray) -> None:
         """The observer's last rewards; the others need not wait for it any more."""
         self.report_reward(observer, rewards)
         self._waiting.leave(observer)
+
+    def handle(self) -> Handle:
+        """A cheaper reference to this agent, for an observer that calls often."""
+        return Handle.to(self)
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's parameters on the CPU, for an observer that acts itself."""
@@ -118,11 +137,12 @@ class Agent:
         steps, self._steps[observer] = self._steps[observer], _Steps([], [], [])
         return Episodes(*map(torch.from_numpy, (*map(np.concatenate, steps), *outcome)))
 
-    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, NDArray]:
+    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
         """One forward pass for the states of several observers."""
         scores = self.policy.scores(np.concatenate(list(waiting.values())))
         parts = scores.split([len(states) for states in waiting.values()])
-        return {
-            observer: self._note(observer, states, self._actors[observer].draw(part))
-            for (observer, states), part in zip(waiting.items(), parts, strict=True)
-        }
+        answers = {}
+        for (observer, states), part in zip(waiting.items(), parts, strict=True):
+            actions = self._note(observer, states, self._actors[observer].draw(part))
+            answers[observer] = actions.tobytes()
+        return answers

@@ -64,8 +64,10 @@ class Actor:
     def draw(self, scores: Tensor) -> NDArray:
         """Actions (n,) int64, drawn from the softmax of scores (n, 2)."""
         probabilities = torch.softmax(scores, dim=1)
-        actions = torch.multinomial(probabilities, 1, generator=self._generator)
-        return actions.squeeze(1).numpy()
+        # A race of exponential clocks: each action wins with its probability. This
+        # is what torch.multinomial does, without its checks.
+        clocks = torch.empty_like(scores).exponential_(generator=self._generator)
+        return (probabilities / clocks).argmax(dim=1).numpy()
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,10 @@ def discounted_returns(
     Returns:
         A tensor of the shape and dtype of ``rewards``.
     """
-    returns = torch.empty_like(rewards)
+    returns = rewards.clone()
     following = torch.as_tensor(tail, dtype=rewards.dtype).expand(rewards.shape[1:])
-    for t in range(len(rewards) - 1, -1, -1):
-        following = rewards[t] + gamma * following
-        returns[t] = following
+    for step in reversed(returns.unbind()):
+        following = step.add_(following, alpha=gamma)
     return returns
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
+import psutil
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
@@ -17,7 +18,35 @@ from cdopt_tutorial.workers import Role, launch, report, serve
 from cdopt_tutorial.workers.remote import LocalRef
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
+# An observer needs one thread for its episode and one to be answered; with more, the
+# small calls of "batched" take longer to be handed on.
+RPC_THREADS = 2
 AVERAGING = 0.05  # weight of the newest episode in the running reward, as in the seed
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the agent reports after each round.
+
+    Attributes:
+        number: of the round, from 1.
+        episodes: episodes so far.
+        env_steps: environment steps so far.
+        seconds: since the training began.
+        last_reward: mean reward of the round's episodes.
+        running_reward: the seed's running reward.
+        mean_reward: of the last 100 episodes.
+        loss: of the step that the agent took.
+    """
+
+    number: int
+    episodes: int
+    env_steps: int
+    seconds: float
+    last_reward: float
+    running_reward: float
+    mean_reward: float
+    loss: float
 
 
 @dataclass
@@ -61,32 +90,21 @@ class Score:
 
     @property
     def solved(self) -> bool:
+        """Whether the last 100 episodes reached the threshold on average."""
         return len(self.rewards) >= SOLVED_OVER and self.mean_reward >= self.threshold
 
-
-@dataclass(frozen=True)
-class Round:
-    """What the agent reports after each round.
-
-    Attributes:
-        number: of the round, from 1.
-        episodes: episodes so far.
-        env_steps: environment steps so far.
-        seconds: since the training began.
-        last_reward: mean reward of the round's episodes.
-        running_reward: the seed's running reward.
-        mean_reward: of the last 100 episodes.
-        loss: of the step that the agent took.
-    """
-
-    number: int
-    episodes: int
-    env_steps: int
-    seconds: float
-    last_reward: float
-    running_reward: float
-    mean_reward: float
-    loss: float
+    def as_round(self, episodes: int, loss: float) -> Round:
+        """The state after a round of so many episodes, to be reported."""
+        return Round(
+            number=self.rounds,
+            episodes=len(self.rewards),
+            env_steps=self.env_steps,
+            seconds=self.seconds,
+            last_reward=sum(self.rewards[-episodes:]) / episodes,
+            running_reward=self.running_reward,
+            mean_reward=self.mean_reward,
+            loss=loss,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,10 +113,12 @@ class Training:
 
     Attributes:
         score: rewards and verdict.
+        rounds: what the agent reported after each round.
         weights: the trained policy's parameters, on the CPU.
     """
 
     score: Score
+    rounds: list[Round]
     weights: dict[str, Tensor]
 
     def as_json(self) -> dict[str, Any]:
@@ -127,8 +147,11 @@ def run(config: ReinforceConfig, **options: Any) -> Training:
     Raises:
         WorkerError: a worker failed.
     """
-    roles = {"agent": Role(run_agent, (config,))}
+    # The agent learns while the observers wait, so the cores are its own.
+    roles = {"agent": Role(run_agent, (config,), num_threads=psutil.cpu_count())}
     roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
+    options.setdefault("rpc_threads", RPC_THREADS)
+    options.setdefault("polling", config.conversation != "local-policy")
     return launch(roles, **options)["agent"]
 
 
@@ -167,22 +190,11 @@ def train(
         observer_rrefs: references to the observers.
         tell: called after each round.
     """
-    score, begin = Score(), time.perf_counter()
+    score, rounds, begin = Score(), [], time.perf_counter()
     while not score.solved and len(score.rewards) < agent.config.max_episodes:
         batch = agent.run_episode(agent_rref, observer_rrefs)
         loss = agent.finish_episode(batch)
         score.add(batch, time.perf_counter() - begin)
-        totals = score.rewards[-agent.config.episodes_per_round :]
-        tell(
-            Round(
-                score.rounds,
-                len(score.rewards),
-                score.env_steps,
-                score.seconds,
-                sum(totals) / len(totals),
-                score.running_reward,
-                score.mean_reward,
-                loss,
-            )
-        )
-    return Training(score, agent.weights())
+        rounds.append(score.as_round(agent.config.episodes_per_round, loss))
+        tell(rounds[-1])
+    return Training(score, rounds, agent.weights())

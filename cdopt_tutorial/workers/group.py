@@ -76,7 +76,7 @@ class Group:
     Args:
         settings: what all workers share.
         packed: each worker's pickled role, by name.
-        deadlines: each worker's own deadline in seconds, or None.
+        roles: each worker's deadline and number of threads, by name.
         on_report: called with the name and the record of each report.
     """
 
@@ -84,10 +84,10 @@ class Group:
         self,
         settings: process.Settings,
         packed: Mapping[str, bytes],
-        deadlines: Mapping[str, float | None],
+        roles: Mapping[str, Any],
         on_report: Callable[[str, Any], None] | None,
     ):
-        self._settings, self._packed, self._deadlines = settings, packed, deadlines
+        self._settings, self._packed, self._roles = settings, packed, roles
         self._on_report = on_report
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
@@ -130,10 +130,11 @@ class Group:
 
     def _start(self, context, rank: int, name: str, role: bytes) -> None:
         ours, theirs = context.Pipe(duplex=False)
-        args = (self._settings, name, rank, role, theirs)
+        wanted = self._roles[name]
+        args = (self._settings, name, rank, wanted.num_threads, role, theirs)
         child = context.Process(target=process.main, args=args, name=name)
         log = process.log_path(self._settings, name)
-        self._workers.append(_Worker(name, child, ours, log, self._deadlines[name]))
+        self._workers.append(_Worker(name, child, ours, log, wanted.deadline))
         child.start()
         theirs.close()  # otherwise our end would not see the worker go
 

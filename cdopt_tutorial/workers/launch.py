@@ -24,12 +24,14 @@ class Role:
         kwargs: its keyword arguments; they are pickled.
         deadline: seconds after the start by which the function must have returned.
             None by default: then only the deadline of the whole run holds.
+        num_threads: threads of torch's operators in this worker.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     deadline: float | None = None
+    num_threads: int = 1
 
 
 def launch(
@@ -39,7 +41,7 @@ def launch(
     join_deadline: float = 60.0,
     rpc_timeout: float = 60.0,
     rpc_threads: int = 4,
-    num_threads: int = 1,
+    polling: bool = True,
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
 ) -> dict[str, Any]:
@@ -58,7 +60,9 @@ def launch(
         rpc_timeout: seconds until an unanswered call fails; 0 means never.
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
-        num_threads: threads of torch's operators in each worker.
+        polling: whether idle workers poll shared memory for messages. Calls are
+            then answered sooner, but every idle worker takes time from those
+            that compute, where there are more workers than cores.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.workers.process.report`.
         trace: filled with every call of the run; None records nothing.
@@ -72,12 +76,11 @@ def launch(
         WorkerError: a worker raised, died, exited early, was stopped, did not join,
             or missed its deadline. All others have been ended by then.
     """
-    _check_names(roles)
+    _check_roles(roles)
     _check_positive(
         deadline=deadline,
         join_deadline=join_deadline,
         rpc_threads=rpc_threads,
-        num_threads=num_threads,
     )
     if rpc_timeout < 0:
         raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
@@ -85,17 +88,16 @@ def launch(
         name: pack.pack(name, (role.function, role.args, dict(role.kwargs)))
         for name, role in roles.items()
     }
-    deadlines = {name: role.deadline for name, role in roles.items()}
     with _private_folder() as folder:
         settings = process.Settings(
             world_size=len(roles),
             folder=folder,
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
-            num_threads=num_threads,
+            polling=polling,
             traced=trace is not None,
         )
-        with Group(settings, packed, deadlines, on_report) as group:
+        with Group(settings, packed, roles, on_report) as group:
             results, halves = group.wait(deadline, join_deadline)
     if trace is not None:
         trace.fill(halves)
@@ -112,7 +114,7 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
-def _check_names(roles: Mapping[str, Role]) -> None:
+def _check_roles(roles: Mapping[str, Role]) -> None:
     if not roles:
         raise ValueError("no roles: a run needs at least one worker")
     for name in roles:
@@ -121,6 +123,7 @@ def _check_names(roles: Mapping[str, Role]) -> None:
                 f"{name!r} can't name a worker: "
                 "use up to 127 letters, digits, -, _ and :"
             )
+        _check_positive(num_threads=roles[name].num_threads)
 
 
 def _check_positive(**numbers: float) -> None:

@@ -37,7 +37,7 @@ class Settings:
         folder: the run's own directory, with the rendezvous file and the logs.
         rpc_timeout: seconds until an unanswered call fails.
         rpc_threads: threads that answer calls.
-        num_threads: threads of torch's own operators.
+        polling: whether idle workers poll shared memory for messages.
         traced: whether to record every call.
     """
 
@@ -45,7 +45,7 @@ class Settings:
     folder: str
     rpc_timeout: float
     rpc_threads: int
-    num_threads: int
+    polling: bool
     traced: bool
 
 
@@ -124,7 +124,12 @@ def log_path(settings: Settings, name: str) -> str:
 
 
 def main(
-    settings: Settings, name: str, rank: int, role: bytes, connection: Connection
+    settings: Settings,
+    name: str,
+    rank: int,
+    num_threads: int,
+    role: bytes,
+    connection: Connection,
 ) -> None:
     """Entry point of a worker process; called by the launcher only."""
     global _channel
@@ -132,6 +137,7 @@ def main(
     _channel = channel = Channel(connection)
     _redirect_output(log_path(settings, name), channel)
     try:
+        torch.set_num_threads(num_threads)
         function, args, kwargs = pickle.loads(role)
         channel.send("phase", "joining")
         _join(settings, name, rank)
@@ -171,14 +177,17 @@ def _redirect_output(path: str, channel: Channel) -> None:
     sys.stderr = _Forwarded(channel, "stderr")
 
 
-def _join(settings: Settings, name: str, rank: int) -> None:
-    """Join the RPC group: rendezvous by file, listen on the loopback device only."""
-    torch.set_num_threads(settings.num_threads)
-    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    # Said at each init_rpc, of torch's own use of its own class.
+def ignore_own_warning() -> None:
+    """Silence what torch says at each ``init_rpc`` of its own use of its own class."""
     warnings.filterwarnings(
         "ignore", message="You are using a Backend .* as a ProcessGroup"
     )
+
+
+def _join(settings: Settings, name: str, rank: int) -> None:
+    """Join the RPC group: rendezvous by file, listen on the loopback device only."""
+    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    ignore_own_warning()
     if settings.traced:
         trace.install(name)
     rpc.init_rpc(
@@ -189,6 +198,8 @@ def _join(settings: Settings, name: str, rank: int) -> None:
             init_method=f"file://{settings.folder}/rendezvous",
             rpc_timeout=settings.rpc_timeout,
             num_worker_threads=settings.rpc_threads,
+            # None takes the fastest, shared memory; "uv" are sockets, without polling.
+            _transports=None if settings.polling else ["uv"],
         ),
     )
 

@@ -1,10 +1,12 @@
-"""Stand in for remote objects where there is only one process."""
+"""References beside ``RRef``: one for a single process, one for many small calls."""
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch.distributed.rpc as rpc
 from torch.futures import Future
 
 
@@ -33,6 +35,53 @@ class LocalRef:
     def rpc_async(self, timeout: float = 0) -> "_Proxy":
         """Calls made through the result return a future of the method's value."""
         return _Proxy(self._value, _call_in_thread)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Names an object on a worker; a call through it costs half of one by an RRef.
+
+    An RRef counts its users, so a copy of it goes along with every call, to be
+    registered and forgotten again. A handle is only a name: it counts nothing, and
+    the object stays until its worker ends. It pickles, and works without RPC too.
+
+    Attributes:
+        worker: name of the worker that has the object; empty without RPC.
+        number: of the object on that worker.
+    """
+
+    worker: str
+    number: int
+
+    @staticmethod
+    def to(value: Any) -> "Handle":
+        """The handle of an object of this process; always the same one."""
+        numbers = [i for i, shared in enumerate(_shared) if shared is value]
+        if not numbers:
+            numbers.append(len(_shared))
+            _shared.append(value)
+        joined = rpc.api._is_current_rpc_agent_set()
+        return Handle(rpc.get_worker_info().name if joined else "", numbers[0])
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the object where it lives, and wait for the result."""
+        if not self.worker:
+            return _call(getattr(_shared[self.number], method), *args)
+        return rpc.rpc_sync(self.worker, call_shared, args=(self.number, method, *args))
+
+
+_shared: list[Any] = []  # the objects of this process that have handles
+
+
+@rpc.functions.async_execution
+def call_shared(number: int, method: str, *args: Any) -> Future:
+    """Runs where a handle's object lives; methods may answer later, by a future."""
+    result = getattr(_shared[number], method)(*args)
+    if isinstance(result, Future):
+        return result
+    future: Future = Future()
+    future.set_result(result)
+    return future
 
 
 class _Proxy:

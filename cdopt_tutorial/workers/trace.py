@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.rpc import api
+from torch.distributed.rpc import api, rref_proxy
 from torch.distributed.rpc.internal import PythonUDF, _InternalRPCPickler
+
+from cdopt_tutorial.workers.remote import call_shared
 
 # With these torch itself keeps init_rpc and shutdown in step; no system makes them.
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")
@@ -261,8 +263,8 @@ def _answer(key: str, function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _method(call: PythonUDF) -> str:
-    # An RRef's proxy sends torch's own helper, with the method's name behind the RRef.
-    if call.func.__module__ == "torch.distributed.rpc.rref_proxy":
+    # A proxy sends a helper, with the method's name behind the RRef or the number.
+    if call.func is call_shared or call.func.__module__ == rref_proxy.__name__:
         return call.args[1]
     return getattr(call.func, "__qualname__", type(call.func).__name__)
 

@@ -1,0 +1,1 @@
+"""Distributed training with constrained weights: the tested code behind the book."""

@@ -1,0 +1,50 @@
+"""References beside RRef: the local one, and the handle."""
+
+import pickle
+import threading
+
+import pytest
+import roles
+
+from cdopt_tutorial.workers import Role, launch, serve
+from cdopt_tutorial.workers.remote import Handle, LocalRef
+
+
+class TestLocalRef:
+    def test_a_synchronous_call_is_a_plain_one(self):
+        ref = LocalRef(roles.Counter())
+        assert ref.rpc_sync().add(1) == 2
+        assert ref.local_value().count == 1
+
+    def test_an_asynchronous_call_runs_beside_the_caller(self):
+        event = threading.Event()
+        future = LocalRef(event).rpc_async().wait(60)
+        event.set()  # would come too late if the call had been made at once
+        assert future.wait() is True
+
+    def test_an_answer_that_comes_later_is_waited_for(self):
+        ref = LocalRef(roles.Counter())
+        assert ref.rpc_sync().add_later(1) == 2
+        assert ref.rpc_async().add_later(1).wait() == 2
+
+    def test_an_error_comes_back_by_the_future(self):
+        future = LocalRef(roles.Counter()).rpc_async().fail("KeyError")
+        with pytest.raises(Exception, match="no such thing"):
+            future.wait()
+
+
+class TestHandle:
+    def test_is_the_same_for_the_same_object_only(self):
+        one, two = roles.Counter(), roles.Counter()
+        assert Handle.to(one) == Handle.to(one) != Handle.to(two)
+
+    def test_works_without_rpc(self):
+        handle = pickle.loads(pickle.dumps(Handle.to(roles.Counter())))
+        assert [handle.call("add", 10), handle.call("add", 10)] == [11, 12]
+        assert handle.call("add_later", 1) == 2
+
+    def test_calls_the_object_where_it_lives(self):
+        results = launch(
+            {"agent": Role(roles.use_handle, ("other",)), "other": Role(serve)}
+        )["agent"]
+        assert results == ["other", 11, 12, 6, "no such thing"]
