@@ -1,0 +1,45 @@
+# All there is to learn: `make help`.
+
+PYTHON ?= python3
+PORT ?= 8000
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# The targets share one environment and one _build: one after another, always.
+.NOTPARALLEL:
+.PHONY: help book test lint serve clean
+
+help: ## show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+
+book: $(STAMP) ## run the chapters and render the book into _build/html
+	@$(BIN)/python -m cdopt_tutorial.cli build
+
+test: lint ## lint, unit tests, chapters, strict build, pages in a browser
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## check style and formatting
+	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m ruff format --check
+
+serve: book ## serve the book on 127.0.0.1, port $PORT (8000)
+	@echo "http://127.0.0.1:$(PORT)"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
+
+clean: ## remove all that make built: .venv, _build, caches
+	rm -rf .venv _build cdopt_tutorial.egg-info .pytest_cache .ruff_cache .hypothesis
+	find cdopt_tutorial tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp names the folder it was made in: an environment does not survive a move.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+# Without a stamp the environment is new, moved or half made: make it afresh.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or newer, or name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) .ci/preflight.py
+	@echo "installing into .venv; the first time takes minutes"
+	@if [ "$$(cat $(STAMP) 2>/dev/null)" = "$$PWD" ]; then rm $(STAMP); else $(PYTHON) -m venv --clear .venv; fi
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[book,test]'
+	@echo "$$PWD" > $(STAMP)

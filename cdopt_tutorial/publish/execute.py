@@ -1,0 +1,225 @@
+"""Run chapters once, and keep each result for the pages and for the tests.
+
+A result is stored in a jupyter-cache under `_build/.jupyter_cache/<digest>`.
+The cache finds it by the code of the chapter; the digest adds what else decides it.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import nbformat
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_cache import get_cache
+from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import (
+    CellExecutionError,
+    CellTimeoutError,
+    DeadKernelError,
+)
+from nbformat import NotebookNode
+
+from .project import Project
+
+DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
+CELL_TIMEOUT = 600
+"""Seconds after which one cell counts as hung."""
+
+KEPT_CACHES = 2
+"""The results of the present digest, and those of the one before."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What became of one chapter."""
+
+    path: Path
+    seconds: float
+    """Time of the run that made the result, now or earlier."""
+    cached: bool
+    """True if an earlier result was reused."""
+    error: str | None = None
+    """Why the chapter failed, for people to read; None if it ran through."""
+
+
+def digest(project: Project, device: str) -> str:
+    """Return the name of all that decides a result besides the chapter itself.
+
+    Called by `execute` and by `render`. It covers the sources of the package,
+    the pinned versions, Python, the installed torch, and the device.
+    """
+    sha = hashlib.sha256()
+    files = [*project.package.rglob("*.py"), *project.package.rglob("*.mplstyle")]
+    for file in [*sorted(files), project.root / "constraints.txt"]:
+        content = file.read_bytes()
+        sha.update(f"{file.relative_to(project.root)} {len(content)}\n".encode())
+        sha.update(content)
+    sha.update(f"{platform.python_version()} {version('torch')} {device}".encode())
+    return sha.hexdigest()[:16]
+
+
+def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
+    """Open the cache of results that hold now, and drop the caches of long ago."""
+    current = project.results / digest(project, device)
+    current.mkdir(parents=True, exist_ok=True)
+    os.utime(current)
+    folders = sorted(project.results.iterdir(), key=lambda f: f.stat().st_mtime)
+    for old in folders[:-KEPT_CACHES]:
+        shutil.rmtree(old)
+    return get_cache(current)
+
+
+def find_result(cache: JupyterCacheAbstract, path: Path):
+    """Return the cached run of the chapter at `path`, or None if there is none."""
+    try:
+        record = cache.match_cache_notebook(read_chapter(path))
+        return cache.get_cache_bundle(record.pk)
+    except KeyError:
+        return None
+
+
+def read_chapter(path: Path) -> NotebookNode:
+    """Read a notebook in the one format that the cache hashes."""
+    return nbformat.read(path, as_version=4)
+
+
+def execute(
+    notebooks: Iterable[Path],
+    *,
+    project: Project,
+    device: str = "cpu",
+    force: bool = False,
+) -> list[Execution]:
+    """Run the notebooks one after another, each only if it has no valid result.
+
+    Called by the commands `execute` and `build` and by the tests.
+    A chapter that fails does not stop the others; its `Execution.error` says why.
+
+    Args:
+        notebooks: paths of the chapters.
+        project: the book that they belong to.
+        device: what the chapters are told to compute on, by CDOPT_TUTORIAL_DEVICE.
+        force: run them even if they have a valid result.
+    """
+    cache = open_cache(project, device)
+    done = []
+    for path in notebooks:
+        result = None if force else find_result(cache, path)
+        if result is None:
+            done.append(_run(path, cache, project, device))
+        else:
+            seconds = result.record.data["execution_seconds"]
+            done.append(Execution(path, seconds, cached=True))
+    return done
+
+
+def _run(
+    path: Path, cache: JupyterCacheAbstract, project: Project, device: str
+) -> Execution:
+    """Run one chapter; store its result, or keep what there is of it."""
+    name = project.relative(path)
+    print(f"running {name} on {device}", flush=True)
+    notebook = read_chapter(path)
+    failed = project.build / "failed" / path.name
+    progress = _Progress(notebook)
+    begin = time.monotonic()
+    try:
+        _run_cells(notebook, progress, device)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        failed.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, failed)
+        message = (
+            f"{name} failed in {progress.where()}\n{_reason(notebook, error)}\n"
+            f"kept as far as it ran: {project.relative(failed)}"
+        )
+        return Execution(path, time.monotonic() - begin, cached=False, error=message)
+    seconds = time.monotonic() - begin
+    failed.unlink(missing_ok=True)
+    bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
+    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+    return Execution(path, seconds, cached=False)
+
+
+class _KernelManager(AsyncKernelManager):
+    """Starts the kernel of this very interpreter, whatever kernels are installed."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        return KernelSpec(**get_kernel_dict())
+
+
+def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> None:
+    """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT,
+            kernel_manager_class=_KernelManager,
+            resources={"metadata": {"path": scratch}},
+            # Times would go into the cells' metadata, which the cache hashes.
+            record_timing=False,
+            coalesce_streams=True,
+            on_cell_execute=progress.begin,
+            on_cell_executed=progress.end,
+        )
+        # A reader's own IPython configuration must not change a result.
+        own = {"IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
+        try:
+            client.execute(
+                env={**os.environ, **own, DEVICE_VARIABLE: device},
+                transport_encryption="auto",
+            )
+        except DeadKernelError:
+            # nbclient answers Ctrl-C by stopping the kernel, then finds it dead.
+            if hasattr(client, "_async_cleanup_kernel_future"):
+                raise KeyboardInterrupt from None
+            raise
+
+
+class _Progress:
+    """Prints a line per code cell: its number, its first line, its seconds."""
+
+    def __init__(self, notebook: NotebookNode) -> None:
+        cells = enumerate(notebook.cells)
+        code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
+        self._number = {index: k for k, index in enumerate(code, start=1)}
+        self._cell = "no cell: the kernel did not start"
+        self._begin = 0.0
+
+    def begin(self, cell: NotebookNode, cell_index: int) -> None:
+        first = cell.source.strip().splitlines()[0]
+        number, total = self._number[cell_index], len(self._number)
+        self._cell = f"code cell {number} of {total}, which begins\n    {first}"
+        label = f"  [{number:{len(str(total))}}/{total}] {first[:60]:60}"
+        print(label, end=" ", flush=True)
+        self._begin = time.monotonic()
+
+    def end(self, cell: NotebookNode, cell_index: int, execute_reply: dict) -> None:
+        failed = execute_reply["content"]["status"] == "error"
+        seconds = f"{time.monotonic() - self._begin:6.1f} s"
+        print(f"{seconds}  FAILED" if failed else seconds, flush=True)
+
+    def where(self) -> str:
+        """Return the cell that was begun last."""
+        return self._cell
+
+
+def _reason(notebook: NotebookNode, error: Exception) -> str:
+    """Return what went wrong in the kernel's own words, without terminal colours."""
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    lines = [out.traceback for out in outputs if out.output_type == "error"][-1:]
+    words = ["\n".join(traceback) for traceback in lines]
+    if not isinstance(error, CellExecutionError):
+        words.insert(0, str(error).splitlines()[0])
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(words)).strip()

@@ -1,0 +1,58 @@
+"""Where the book lives on disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Project:
+    """The folder of one book: its sources and everything built from them.
+
+    `root` is the absolute path of the folder that holds `_config.yml`.
+    """
+
+    root: Path
+
+    @property
+    def package(self) -> Path:
+        """The Python package that the chapters import."""
+        return self.root / "cdopt_tutorial"
+
+    @property
+    def build(self) -> Path:
+        """All that is built goes under this folder."""
+        return self.root / "_build"
+
+    @property
+    def results(self) -> Path:
+        """The caches of executed chapters, one folder per digest."""
+        return self.build / ".jupyter_cache"
+
+    @property
+    def html(self) -> Path:
+        """The rendered site."""
+        return self.build / "html"
+
+    def chapters(self) -> list[Path]:
+        """Return the notebooks of all chapters, in the order of their numbers."""
+        return sorted((self.root / "notebooks").glob("*.ipynb"))
+
+    def relative(self, path: Path) -> Path:
+        """Return `path` as it is shown to a reader: relative to the project."""
+        path = path.resolve()
+        return path.relative_to(self.root) if path.is_relative_to(self.root) else path
+
+
+def this_project() -> Project:
+    """Return the project that this package was installed from.
+
+    Raises:
+        ValueError: the package was installed without the book around it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "_config.yml").is_file():
+        raise ValueError(
+            f"no book around the installed package: {root} has no _config.yml; "
+            "install from a clone with `make book`"
+        )
+    return Project(root)

@@ -1,0 +1,42 @@
+"""What several test modules need."""
+
+import os
+import shutil
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from cdopt_tutorial.publish.execute import execute
+from cdopt_tutorial.publish.project import Project, this_project
+from cdopt_tutorial.publish.render import render
+
+# Time is never asserted, and a property that fails must fail again on the next run.
+hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("book")
+
+
+@pytest.fixture(scope="session")
+def project() -> Project:
+    """This book."""
+    return this_project()
+
+
+@pytest.fixture(scope="session")
+def site(project) -> Path:
+    """The folder of the pages, rendered strictly from chapters that ran."""
+    errors = [done.error for done in execute(project.chapters(), project=project)]
+    assert not any(errors), "\n".join(filter(None, errors))
+    render(project)
+    return project.html
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser; without one the tests are skipped, but not in CI."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        missing = "no chromium: `apt-get install chromium` to test the pages"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    return found

@@ -1,0 +1,191 @@
+"""One execution serves the pages and the tests: when it is reused, how it fails."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from cdopt_tutorial import cli
+from cdopt_tutorial.publish.execute import digest, execute, find_result, open_cache
+from cdopt_tutorial.publish.project import Project, this_project
+
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+
+
+@pytest.fixture
+def book(tmp_path) -> Project:
+    """A book of its own: a package, constraints, and no chapters yet."""
+    project = Project(tmp_path / "a book")
+    (project.package / "publish").mkdir(parents=True)
+    (project.package / "a.py").write_text("x = 1\n")
+    (project.package / "publish" / "b.mplstyle").write_text("font.size: 10\n")
+    (project.root / "constraints.txt").write_text("torch==2.13.0\n")
+    (project.root / "notebooks").mkdir()
+    return project
+
+
+def write(project: Project, *code: str, prose: str = "Some prose.", name: str = "01_a"):
+    cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
+    path = project.root / "notebooks" / f"{name}.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata=KERNEL), path)
+    return path
+
+
+def outputs(project: Project, path: Path, device: str = "cpu") -> str:
+    """All the text that the cached run of a chapter put out."""
+    notebook = find_result(open_cache(project, device), path).nb
+    found = [out for cell in notebook.cells for out in cell.outputs]
+    return "".join(o.get("text") or o["data"]["text/plain"] for o in found)
+
+
+def test_second_run_reuses_the_result(book):
+    path = write(book, "import time; print(time.time_ns())")
+    first, second = (execute([path], project=book)[0] for _ in range(2))
+    assert (first.cached, second.cached) == (False, True)
+    assert first.seconds == second.seconds > 0
+    assert not execute([path], project=book, force=True)[0].cached
+
+
+def test_prose_does_not_make_a_result_stale_but_code_does(book):
+    execute([write(book, "print(1)")], project=book)
+    assert execute([write(book, "print(1)", prose="Other.")], project=book)[0].cached
+    path = write(book, "print(2)")
+    assert not execute([path], project=book)[0].cached
+    assert outputs(book, path) == "2\n"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["cdopt_tutorial/a.py", "cdopt_tutorial/publish/b.mplstyle", "constraints.txt"],
+)
+def test_digest_follows_sources_and_constraints(book, changed):
+    before = digest(book, "cpu")
+    (book.root / "README.md").write_text("prose\n")
+    assert digest(book, "cpu") == before
+    with (book.root / changed).open("a") as file:
+        file.write("# a change\n")
+    assert digest(book, "cpu") != before
+
+
+def test_digest_follows_names_device_python_and_torch(book, monkeypatch):
+    seen = {digest(book, "cpu"), digest(book, "cuda")}
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.python_version", lambda: "3.99.0")
+        seen.add(digest(book, "cpu"))
+    with monkeypatch.context() as patch:
+        patch.setattr("cdopt_tutorial.publish.execute.version", lambda name: "9.9")
+        seen.add(digest(book, "cpu"))
+    (book.package / "a.py").rename(book.package / "c.py")
+    seen.add(digest(book, "cpu"))
+    assert len(seen) == 5
+
+
+def test_a_copy_of_this_project_has_its_digest(tmp_path):
+    project = this_project()
+    shutil.copytree(project.package, tmp_path / "cdopt_tutorial")
+    shutil.copy(project.root / "constraints.txt", tmp_path)
+    assert digest(Project(tmp_path), "cpu") == digest(project, "cpu")
+
+
+def test_changed_package_makes_the_result_stale_and_old_caches_go(book):
+    path = write(book, "1")
+    for k in range(4):
+        (book.package / "a.py").write_text(f"x = {k}\n")
+        assert not execute([path], project=book)[0].cached
+        time.sleep(0.01)
+    assert len(list(book.results.iterdir())) == 2
+    (book.package / "a.py").write_text("x = 2\n")
+    assert execute([path], project=book)[0].cached
+
+
+def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(book):
+    path = write(
+        book,
+        "import os, sys; print(sys.executable)",
+        "open('left.txt', 'w').close(); print(os.environ['CDOPT_TUTORIAL_DEVICE'])",
+    )
+    execute([path], project=book, device="meta")
+    assert outputs(book, path, "meta") == f"{sys.executable}\nmeta\n"
+    assert not list(book.root.rglob("left.txt"))
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_failing_chapter_fails_each_time_and_says_where(book, capsys):
+    bad = write(
+        book, "print('so far')", "y = 0\n1 / y", "print('never')", name="01_bad"
+    )
+    good = write(book, "1 + 1", name="02_good")
+    for _ in range(2):
+        failed, passed = execute([bad, good], project=book)
+        for part in (
+            "notebooks/01_bad.ipynb failed in code cell 2 of 3",
+            "    y = 0\n",
+            "ZeroDivisionError: division by zero",
+            "_build/failed/01_bad.ipynb",
+        ):
+            assert part in failed.error
+        assert "\x1b" not in failed.error
+        assert passed.error is None
+    kept = nbformat.read(book.build / "failed" / "01_bad.ipynb", as_version=4)
+    assert kept.cells[1].outputs[0].text == "so far\n"
+    assert "[2/3] y = 0" in capsys.readouterr().out
+    write(book, "y = 1", name="01_bad")
+    execute([bad], project=book)
+    assert not (book.build / "failed" / "01_bad.ipynb").exists()
+
+
+def test_dead_kernel_is_a_failure(book):
+    (done,) = execute([write(book, "import os; os._exit(3)")], project=book)
+    assert "code cell 1 of 1" in done.error and "died" in done.error
+
+
+def test_hung_cell_is_a_failure(book, monkeypatch):
+    monkeypatch.setattr("cdopt_tutorial.publish.execute.CELL_TIMEOUT", 1)
+    (done,) = execute([write(book, "import time; time.sleep(60)")], project=book)
+    assert "code cell 1 of 1" in done.error and "timed out" in done.error
+
+
+def test_command_exits_1_on_failure_and_2_on_bad_input(book, monkeypatch, capfd):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    path = write(book, "raise ValueError('what the worker said')")
+    for command in (["execute"], ["execute", str(path)], ["build"]):
+        assert cli.main(command) == 1
+        assert "what the worker said" in capfd.readouterr().err
+    for command in (["execute", "missing.ipynb"], ["execute", "--no"], ["no"], []):
+        assert cli.main(command) == 2
+        assert len(capfd.readouterr().err.splitlines()) == 1
+    assert cli.main(["execute", str(write(book, "1"))]) == 0
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopping_leaves_no_kernel(book, stop):
+    path = write(book, "print('begun')", "import time; time.sleep(600)")
+    code = (
+        "from pathlib import Path; from cdopt_tutorial.publish.execute import execute;"
+        "from cdopt_tutorial.publish.project import Project; import sys;"
+        "execute([Path(sys.argv[2])], project=Project(Path(sys.argv[1])))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-uc", code, str(book.root), str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        seen = ""
+        while "[2/2]" not in seen:
+            character = process.stdout.read(1)
+            assert character, f"ended early: {seen}"
+            seen += character
+        kernels = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(stop)
+        process.stdout.read()
+        assert process.wait() != 0
+    assert kernels
+    assert psutil.wait_procs(kernels, timeout=30)[1] == []

@@ -1,0 +1,152 @@
+"""The two commands: what they say, and that they only do what is needed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def make(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *args],
+        cwd=folder,
+        env=environment | env,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def clone(project, tmp_path) -> Path:
+    """A fresh clone in a folder with a space in its name, whose Python is a fake.
+
+    The fake notes how it was called and makes a fake environment, so that nothing
+    is downloaded.
+    """
+    folder = tmp_path / "a clone"
+    (folder / "cdopt_tutorial").mkdir(parents=True)
+    shutil.copytree(project.root / ".ci", folder / ".ci")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(project.root / name, folder)
+    fake = folder / "python"
+    fake.write_text(
+        "#!/bin/sh\n"
+        'echo "$@" >> calls\n'
+        'if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/; fi\n'
+        '[ "$2" != pip ] || [ ! -e broken ]\n'
+    )
+    fake.chmod(0o755)
+    return folder
+
+
+def calls(folder: Path) -> list[str]:
+    """What the fake Python was asked since the last look."""
+    log = folder / "calls"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return lines
+
+
+def installs(lines: list[str]) -> list[str]:
+    return [line for line in lines if "venv --clear" in line or "pip install" in line]
+
+
+FRESH = [
+    "-m venv --clear .venv",
+    "-m pip install --disable-pip-version-check -c constraints.txt -e .[book,test]",
+]
+
+
+def test_help_is_the_default_and_names_every_target(clone):
+    done = make(clone)
+    assert done.returncode == 0
+    for target in ("help", "book", "test", "lint", "serve", "clean"):
+        assert f"make {target}" in done.stdout
+    assert done.stdout == make(clone, "help").stdout
+
+
+def test_set_up_is_done_once_and_again_when_what_it_needs_changed(clone):
+    assert make(clone, "book", PYTHON="./python").returncode == 0
+    assert installs(calls(clone)) == FRESH
+    assert make(clone, "book", PYTHON="./python").returncode == 0
+    assert calls(clone) == ["-m cdopt_tutorial.cli build"]
+    os.utime(clone / "constraints.txt", (2e9, 2e9))
+    assert make(clone, "book", PYTHON="./python").returncode == 0
+    assert installs(calls(clone)) == FRESH[1:]
+
+
+def test_interrupted_set_up_is_done_afresh(clone):
+    (clone / "broken").touch()
+    assert make(clone, "book", PYTHON="./python").returncode != 0
+    (clone / "broken").unlink()
+    calls(clone)
+    assert make(clone, "book", PYTHON="./python").returncode == 0
+    assert installs(calls(clone)) == FRESH
+
+
+def test_moved_folder_is_set_up_afresh(clone):
+    make(clone, "book", PYTHON="./python")
+    moved = clone.rename(clone.parent / "elsewhere")
+    calls(moved)
+    assert make(moved, "book", PYTHON="./python").returncode == 0
+    assert installs(calls(moved)) == FRESH
+
+
+def test_make_j_takes_one_target_after_another(clone):
+    done = make(clone, "-j4", "book", "test", PYTHON="./python")
+    assert done.returncode == 0
+    assert calls(clone)[-4:] == [
+        "-m cdopt_tutorial.cli build",
+        "-m ruff check",
+        "-m ruff format --check",
+        "-m pytest",
+    ]
+
+
+def test_clean_removes_only_what_make_built(clone):
+    make(clone, "book", PYTHON="./python")
+    calls(clone)
+    before = {path.name for path in clone.iterdir()} - {".venv"}
+    for built in ("_build/html", ".ruff_cache", "cdopt_tutorial/__pycache__"):
+        (clone / built).mkdir(parents=True)
+    (clone / "tests").mkdir()
+    (clone / "mine.txt").touch()
+    assert make(clone, "clean").returncode == 0
+    assert {p.name for p in clone.iterdir()} == before | {"mine.txt", "tests"}
+    assert not (clone / "cdopt_tutorial" / "__pycache__").exists()
+
+
+def test_missing_python_is_one_line(clone):
+    done = make(clone, "book", PYTHON="no-such-python")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make:")]
+    assert len(said) == 1 and "no-such-python is missing" in said[0]
+    assert not (clone / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    "lack, words",
+    [
+        ("sys.version_info = (3, 9, 1)", "Python is 3.9: 3.11 is needed"),
+        ("sys.modules['ensurepip'] = None", "no venv module: apt install python3"),
+        (
+            "os.statvfs = lambda p: type('D', (), {'f_bavail': 1e6, 'f_frsize': 1024})",
+            "1.0 GB of disk are free here: 4 GB are needed",
+        ),
+        ("pass", ""),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(project, lack, words):
+    code = (
+        f"import os, runpy, sys; {lack};"
+        "runpy.run_path('.ci/preflight.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project.root, capture_output=True, text=True
+    )
+    assert done.returncode == bool(words)
+    assert words in done.stderr and len(done.stderr.splitlines()) == bool(words)

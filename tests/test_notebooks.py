@@ -1,0 +1,64 @@
+"""The chapters: they run through, and keep the rules of CONTRIBUTING.md."""
+
+import nbformat
+import pytest
+
+from cdopt_tutorial.publish.execute import execute
+from cdopt_tutorial.publish.project import this_project
+
+CELLS = range(20, 33)  # without the exercises and what follows
+LINES = 18
+COLUMNS = 78
+
+CHAPTERS = this_project().chapters()
+every_chapter = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+def code_cells(path):
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell for cell in cells if cell.cell_type == "code"]
+
+
+def test_there_are_chapters():
+    assert CHAPTERS
+
+
+@every_chapter
+def test_runs_through(path, project):
+    (done,) = execute([path], project=project)
+    assert done.error is None, done.error
+
+
+@every_chapter
+def test_stores_no_outputs(path):
+    for cell in code_cells(path):
+        assert cell.outputs == []
+        assert cell.execution_count is None
+
+
+@every_chapter
+def test_code_cells_are_short_and_narrow(path):
+    for cell in code_cells(path):
+        lines = cell.source.splitlines()
+        assert 1 <= len(lines) <= LINES, cell.source
+        assert max(map(len, lines)) <= COLUMNS, cell.source
+
+
+@every_chapter
+def test_one_cell_holds_the_parameters(path):
+    tags = [cell.metadata.get("tags", []) for cell in code_cells(path)]
+    assert sum("parameters" in t for t in tags) == 1
+
+
+@every_chapter
+def test_number_of_cells(path):
+    cells = nbformat.read(path, as_version=4).cells
+    exercises = [i for i, cell in enumerate(cells) if "## Exercises" in cell.source]
+    assert len(exercises) == 1
+    assert exercises[0] in CELLS
+
+
+@every_chapter
+def test_names_the_kernel_that_every_reader_has(path):
+    metadata = nbformat.read(path, as_version=4).metadata
+    assert metadata.kernelspec.name == "python3"

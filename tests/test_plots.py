@@ -1,0 +1,326 @@
+"""The figures: what they hold, and that everyone can read them."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from cdopt_tutorial.publish import plots, style
+
+WHITE, DARK, THEME_DARK = "#ffffff", "#121212", "#14181e"
+
+# Machado, Oliveira, Fernandes 2009: what people without one kind of cone see.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+def linear(color) -> np.ndarray:
+    c = np.array(to_rgb(color))
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one, two) -> float:
+    """The contrast ratio of WCAG 2."""
+    weights = (0.2126, 0.7152, 0.0722)
+    low, high = sorted(float(linear(c) @ weights) for c in (one, two))
+    return (high + 0.05) / (low + 0.05)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    """Björn Ottosson's space, in which distances are alike to the eye."""
+    to_lms = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    to_lab = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.array(to_lab) @ np.cbrt(np.array(to_lms) @ np.clip(rgb, 0, 1))
+
+
+def texts(fig) -> list[str]:
+    """All that is written in a figure."""
+    FigureCanvasAgg(fig).draw()
+    found = []
+    for ax in fig.axes:
+        found += [t.get_text() for t in ax.texts]
+        found += [t.get_text() for t in ax.get_xticklabels() + ax.get_yticklabels()]
+        found += [ax.get_xlabel(), ax.get_ylabel()]
+        if ax.get_legend():
+            found += [t.get_text() for t in ax.get_legend().get_texts()]
+    return found
+
+
+@pytest.mark.parametrize("page", [WHITE, DARK, THEME_DARK])
+@pytest.mark.parametrize("look", style.SERIES, ids=lambda look: look.color)
+def test_colours_stand_out_on_the_page(look, page):
+    assert contrast(look.color, page) >= 3
+
+
+def test_contrast_knows_black_on_white():
+    assert contrast("black", "white") == pytest.approx(21)
+
+
+@pytest.mark.parametrize("blindness", BLINDNESS)
+def test_colours_differ_to_everyone(blindness):
+    seen = [oklab(BLINDNESS[blindness] @ linear(s.color)) for s in style.SERIES]
+    for one, two in itertools.combinations(seen, 2):
+        assert np.linalg.norm(one - two) >= 0.1
+
+
+def test_red_and_green_of_one_lightness_would_be_caught():
+    seen = [
+        oklab(np.array(BLINDNESS["deuteranopia"]) @ linear(c))
+        for c in ("#a05050", "#607030")
+    ]
+    assert np.linalg.norm(seen[0] - seen[1]) < 0.1
+
+
+def test_colour_is_never_the_only_difference():
+    pairs = itertools.combinations(style.SERIES, 2)
+    assert all(a.marker != b.marker and a.hatch != b.hatch for a, b in pairs)
+    together = ["agent", "observer0", "observer1", "observer2"]
+    assert len({style.look(name).color for name in together}) == 4
+    together = ["master", "trainer0", "trainer1", "trainer2", "ps"]
+    assert len({style.look(name).color for name in together}) == 5
+
+
+def test_roles_are_known_by_name():
+    assert style.look("observer3") == style.look("observer0")
+    assert style.in_order(["ps", "trainer10", "trainer2", "master", "ps"]) == [
+        "master",
+        "trainer2",
+        "trainer10",
+        "ps",
+    ]
+    with pytest.raises(ValueError, match="'boss'.*agent"):
+        style.look("boss")
+    with pytest.raises(ValueError, match="'huge'.*wide"):
+        style.new_figure("huge")
+
+
+SYSTEMS = {
+    "one observer": (
+        {"agent": ["the policy"], "observer0": ["an environment"]},
+        [("agent", "observer0", "run"), ("observer0", "agent", "select_action")],
+    ),
+    "three observers": (
+        {"agent": ["the policy", "the optimizer", "rewards"]}
+        | {f"observer{k}": ["an environment"] for k in range(3)},
+        [("agent", f"observer{k}", "run") for k in range(3)]
+        + [(f"observer{k}", "agent", "select_action") for k in range(3)],
+    ),
+    "parameter server": (
+        {"trainer0": ["decoder"], "trainer1": ["decoder"], "ps": ["table"]},
+        [("trainer0", "ps", "lookup"), ("ps", "trainer1", "rows")],
+    ),
+    "hybrid": (
+        {"master": ["RRef"], "trainer0": ["DDP"], "trainer1": ["DDP"], "ps": ["bag"]},
+        [("master", "ps", "create the table"), ("master", "trainer0", "train")]
+        + [("master", "trainer1", "train"), ("trainer0", "ps", "lookup")]
+        + [("ps", "trainer0", "rows")],
+    ),
+}
+
+
+@pytest.mark.parametrize("size", ["wide", "small"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_diagram_shows_all_and_nothing_overlaps(system, size):
+    workers, messages = SYSTEMS[system]
+    fig = plots.process_diagram(workers, messages, size=size)
+    found = texts(fig)
+    for name, owns in workers.items():
+        assert name in found and set(owns) <= set(found)
+    labels = [label for _, _, label in messages]
+    assert all(found.count(label) == labels.count(label) for label in labels)
+    (ax,) = fig.axes
+    renderer = fig.canvas.get_renderer()
+    arrows = [p for p in ax.patches if isinstance(p, FancyArrowPatch)]
+    boxes = [p for p in ax.patches if isinstance(p, FancyBboxPatch)]
+    assert len(arrows) == len(messages) and len(boxes) == 2 * len(workers)
+    words = [t.get_window_extent(renderer).padded(-0.5) for t in ax.texts]
+    for one, two in itertools.combinations(words, 2):
+        assert not one.overlaps(two)
+    frames = {b.get_window_extent(renderer).bounds for b in boxes}
+    assert len(frames) == len(workers)
+    page = fig.bbox
+    assert all(page.x0 <= w.x0 and w.x1 <= page.x1 for w in words)
+    for arrow in arrows:
+        tail, head = arrow.get_path().vertices[[0, -1]]
+        assert not any(
+            w.contains(*ax.transData.transform((tail + head) / 2)) for w in words
+        )
+
+
+def test_diagram_numbers_messages_by_label():
+    fig = plots.process_diagram(*SYSTEMS["three observers"])
+    found = texts(fig)
+    assert (found.count("1"), found.count("2"), found.count("3")) == (3, 3, 0)
+
+
+def test_diagram_refuses_what_it_cannot_draw():
+    workers = {"agent": [], "observer0": [], "observer1": []}
+    with pytest.raises(ValueError, match="'ps', not one of agent"):
+        plots.process_diagram(workers, [("agent", "ps", "hello")])
+    with pytest.raises(ValueError, match="one column"):
+        plots.process_diagram(workers, [("observer0", "observer1", "hello")])
+    with pytest.raises(ValueError, match="shorten"):
+        plots.process_diagram(workers, [("agent", "observer0", "long " * 30)])
+
+
+def call(caller, callee, method, sent, took=400):
+    times = {"started": sent + 100, "ended": sent + took - 100, "received": sent + took}
+    return SimpleNamespace(
+        caller=caller, callee=callee, method=method, sent=sent, **times,
+        request_bytes=1, response_bytes=1,
+    )  # fmt: skip
+
+
+def episode(steps: int):
+    """Calls of one agent and two observers, in ns from an arbitrary zero."""
+    zero = 7_000_000_000
+    calls = []
+    for k in range(2):
+        start = zero + 50 * k
+        calls.append(call("agent", f"observer{k}", "run_episode", start, 1000 * steps))
+        for n in range(steps):
+            at = start + 150 + 900 * n
+            calls.append(call(f"observer{k}", "agent", "select_action", at))
+            calls.append(call(f"observer{k}", "agent", "report_reward", at + 450))
+    return calls
+
+
+@pytest.mark.parametrize("steps", [1, 50])
+def test_timeline_has_a_lane_per_worker_and_a_row_per_method(steps):
+    calls = episode(steps)
+    fig = plots.timeline(calls)
+    labels = [t.get_text() for t in fig.axes[0].get_yticklabels()]
+    assert sorted(labels[:3]) == ["agent", "observer0", "observer1"]
+    assert sorted(labels[3:]) == [
+        "report_reward",
+        "run_episode",
+        "run_episode",
+        "select_action",
+    ]
+    assert f"time in {'µs'}" in texts(fig)
+    FigureCanvasAgg(fig).draw()
+    renderer = fig.canvas.get_renderer()
+    words = [
+        t.get_window_extent(renderer).padded(-0.5)
+        for t in fig.axes[0].get_yticklabels()
+    ]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(words, 2))
+
+
+def test_timeline_draws_every_call_where_it_was():
+    fig = plots.timeline(episode(2))
+    (ax,) = fig.axes
+    bars = [p.get_extents() for c in ax.collections for p in c.get_paths()]
+    spans = {(round(b.x0, 3), round(b.x1, 3)) for b in bars}
+    zero = min(c.sent for c in episode(2))
+    for c in episode(2):
+        for begin, end in ((c.started, c.ended), (c.sent, c.received)):
+            assert ((begin - zero) / 1e3, (end - zero) / 1e3) in spans
+        assert ((c.sent - zero) / 1e3, (c.started - zero) / 1e3) in spans
+        assert ((c.ended - zero) / 1e3, (c.received - zero) / 1e3) in spans
+
+
+def test_timeline_of_concurrent_callers_does_not_overlap():
+    calls = [call(f"observer{k}", "agent", "select_action", 0) for k in range(3)]
+    (ax,) = plots.timeline(calls).axes
+    bars = [p for c in ax.collections for p in c.get_paths()]
+    boxes = [p.get_extents() for p in bars if p.get_extents().height > 0.2]
+    work = [b for b in boxes if np.isclose(b.width, 0.2)]
+    assert len(work) == 3
+    assert not any(
+        a.padded(-0.001).overlaps(b) for a, b in itertools.combinations(work, 2)
+    )
+
+
+def test_timeline_window_and_unit():
+    calls = [call("agent", "observer0", "run_episode", 0, 5_000_000)]
+    fig = plots.timeline(calls, window=(1, 2))
+    assert fig.axes[0].get_xlim() == (1, 2)
+    assert "time in ms" in texts(fig)
+    with pytest.raises(ValueError, match="no calls"):
+        plots.timeline([])
+
+
+def test_curves_are_the_median_in_a_band_from_worst_to_best():
+    seeds = [(np.arange(1, 11), np.arange(1, 11) * k) for k in (1, 2, 6)]
+    fig = plots.learning_curves({"a": seeds}, xlabel="x", ylabel="y", threshold=9)
+    (ax,) = fig.axes
+    x, y = ax.lines[0].get_data()
+    np.testing.assert_allclose(y, 2 * x)
+    band = ax.collections[0].get_paths()[0].vertices
+    for edge in (1, 6):
+        np.testing.assert_allclose(band[np.isclose(band[:, 0], 10)].max(0)[1], 60)
+        assert np.isclose(band[:, 1], edge * 10).any()
+    assert {"a", "x", "y", "9"} <= set(texts(fig))
+
+
+def test_curve_of_a_run_that_stopped_keeps_its_last_value():
+    seeds = [([0, 10], [0, 10]), ([0, 20], [0, 20]), ([0, 5], [0, 50])]
+    fig = plots.learning_curves({"a": seeds}, xlabel="x", ylabel="y")
+    x, y = fig.axes[0].lines[0].get_data()
+    assert (x[0], x[-1]) == (0, 20)
+    assert y[-1] == 20  # the median of 10, 20 and 50
+    ends = fig.axes[0].lines[1].get_xydata()
+    assert sorted(map(tuple, ends)) == [(5, 50), (10, 10), (20, 20)]
+
+
+def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
+    curves = {"a": [([1, 1000], [1, 2])], "b": [([10, 100], [1, 2])]}
+    fig = plots.learning_curves(curves, xlabel="x", ylabel="y", log_x=True)
+    assert fig.axes[0].get_xscale() == "log"
+    for bad in ([], [([1, 2], [1])], [([], [])]):
+        with pytest.raises(ValueError, match="the curve 'a'"):
+            plots.learning_curves({"a": bad}, xlabel="x", ylabel="y")
+
+
+def test_bars_say_their_values_and_ratios():
+    rows = [
+        {"name": "per-step", "value": 812.4, "ratio": 1.0},
+        {"name": "local-policy", "value": 142000.0, "ratio": 174.8},
+        {"name": "tiny", "value": 0.01234},
+    ]
+    fig = plots.bars(rows, xlabel="steps per second", log=True)
+    found = texts(fig)
+    for word in ("812  (×1)", "142,000  (×175)", "0.0123", "per-step", "tiny"):
+        assert word in found
+    assert [bar.get_width() for bar in fig.axes[0].patches] == [
+        row["value"] for row in rows
+    ]
+    first, *_, last = fig.axes[0].patches
+    height = fig.axes[0].transData.transform
+    assert height((0, first.get_y()))[1] > height((0, last.get_y()))[1]
+
+
+def test_bars_refuse_what_they_cannot_show():
+    with pytest.raises(ValueError, match="no rows"):
+        plots.bars([], xlabel="x")
+    with pytest.raises(ValueError, match="logarithmic"):
+        plots.bars([{"name": "a", "value": 0}], xlabel="x", log=True)

@@ -1,0 +1,88 @@
+"""The pages: strict each time, nothing run, nothing done when nothing changed."""
+
+import nbformat
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from cdopt_tutorial.publish import render as module
+from cdopt_tutorial.publish.execute import execute
+from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.render import RenderError, render
+
+
+@pytest.fixture
+def book(tmp_path) -> Project:
+    """The smallest book: a front page, and a chapter that has been run."""
+    project = Project(tmp_path / "a book")
+    for folder in ("cdopt_tutorial", "book", "notebooks"):
+        (project.root / folder).mkdir(parents=True)
+    (project.root / "constraints.txt").touch()
+    extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
+    config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
+    (project.root / "_config.yml").write_text(yaml.safe_dump(config))
+    toc = {"format": "jb-book", "root": "book/index"}
+    toc["chapters"] = [{"file": "notebooks/01_a"}]
+    (project.root / "_toc.yml").write_text(yaml.safe_dump(toc))
+    (project.root / "book/index.md").write_text("# Front\n\n```{nb-exec-table}\n```\n")
+    write_chapter(project, "print(6 * 7)")
+    return project
+
+
+def write_chapter(project: Project, code: str, prose: str = "# A chapter"):
+    cells = [new_markdown_cell(prose), new_code_cell(code)]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    path = project.root / "notebooks" / "01_a.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), path)
+    return path
+
+
+def run(project: Project):
+    return execute(project.chapters(), project=project)
+
+
+def test_pages_hold_the_result_and_are_built_once(book):
+    run(book)
+    assert render(book) is True
+    assert "42" in (book.html / "notebooks/01_a.html").read_text()
+    front = (book.html / "book/index.html").read_text()
+    assert "notebooks/01_a" in front and "cache" in front
+    assert "Executing notebook" not in (book.build / "render.log").read_text()
+    assert render(book) is False
+    write_chapter(book, "print(6 * 7)", prose="# New prose")
+    assert run(book)[0].cached
+    assert render(book) is True
+    page = (book.html / "notebooks/01_a.html").read_text()
+    assert "New prose" in page and "42" in page
+
+
+def test_a_result_made_anew_is_rendered_anew(book):
+    run(book)
+    render(book)
+    execute(book.chapters(), project=book, force=True)
+    assert render(book) is True
+
+
+def test_chapter_without_a_result_fails_each_time(book):
+    write_chapter(book, "1 / 0")
+    run(book)
+    for _ in range(2):
+        with pytest.raises(RenderError, match="01_a.ipynb has no valid result"):
+            render(book)
+
+
+def test_warning_fails_each_time_and_is_named(book):
+    run(book)
+    with (book.root / "book/index.md").open("a") as file:
+        file.write("\n[nowhere](nowhere.md)\n")
+    for _ in range(2):
+        with pytest.raises(RenderError, match="WARNING.*nowhere"):
+            render(book)
+
+
+def test_builder_that_runs_a_chapter_itself_is_a_failure(book, monkeypatch):
+    run(book)
+    monkeypatch.setattr(module, "_fingerprint", lambda project, device: "blind")
+    write_chapter(book, "print(43)")
+    with pytest.raises(RenderError, match="Executing notebook"):
+        render(book)
