@@ -131,6 +131,8 @@ class TestDeath:
         process = subprocess.Popen(
             [*COMMAND, "reinforce", "--conversation=per-step", "--log-interval=1"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # A shell that started the tests in the background has it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         while "Episode" not in process.stdout.readline():
             assert process.poll() is None

@@ -1,7 +1,6 @@
 """The launcher: what comes back, what is refused, and what a failure looks like."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -321,8 +320,8 @@ launch(
             assert listening
             assert set(listening) <= {"127.0.0.1", "::1"}
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=20)
+            process.kill()
+            process.wait()
 
     def test_the_runs_folder_is_private_and_goes(self, tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
