@@ -4,10 +4,10 @@ import argparse
 import signal
 import sys
 
-from cdopt_tutorial.commands import bench, publish, reinforce
+from cdopt_tutorial.commands import bench, publish, reinforce, rnn
 from cdopt_tutorial.commands.common import UsageError
 
-COMMANDS = (reinforce, bench, publish)
+COMMANDS = (reinforce, rnn, bench, publish)
 
 
 class _Parser(argparse.ArgumentParser):

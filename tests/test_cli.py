@@ -126,8 +126,9 @@ class TestBadInput:
 
 
 class TestDeath:
-    def start(self):
-        """A run under way, and its workers by what each calls itself."""
+    @pytest.fixture
+    def running(self):
+        """A run under way, and all processes below it."""
         process = subprocess.Popen(
             [*COMMAND, "reinforce", "--conversation=per-step", "--log-interval=1"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -136,11 +137,12 @@ class TestDeath:
         )  # fmt: skip
         while "Episode" not in process.stdout.readline():
             assert process.poll() is None
-        return process, psutil.Process(process.pid).children(recursive=True)
+        yield process, psutil.Process(process.pid).children(recursive=True)
+        process.kill()
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
-    def test_of_any_worker_is_named_and_ends_the_run(self, rank):
-        process, children = self.start()
+    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank):
+        process, children = running
         # The fork server's children, in the order of their ranks.
         workers = sorted(
             (c for c in children if c.ppid() != process.pid), key=lambda c: c.pid
@@ -155,8 +157,8 @@ class TestDeath:
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
     )
-    def test_of_the_command_takes_the_workers_with_it(self, number, code):
-        process, children = self.start()
+    def test_of_the_command_takes_the_workers_with_it(self, running, number, code):
+        process, children = running
         process.send_signal(number)
         _, error = process.communicate(timeout=10)
         assert process.returncode == code

@@ -66,6 +66,23 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_writable(path: Path) -> None:
+    """Check that a file can be written, without writing it.
+
+    Raises:
+        OSError: it can't; one line.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"can't write {path}: it is a directory")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            path.open("a").close()
+    except OSError as error:
+        raise OSError(f"can't write {path}: {error.strerror}") from error
+
+
 class JsonFile:
     """A file for results: known to be writable before the work, whole after it.
 
@@ -81,17 +98,8 @@ class JsonFile:
 
     def __init__(self, path: Path | None):
         self._path = path
-        if path is None:
-            return
-        if path.is_dir():
-            raise IsADirectoryError(f"can't write {path}: it is a directory")
-        try:
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-            if path.exists():
-                path.open("a").close()
-        except OSError as error:
-            raise OSError(f"can't write {path}: {error.strerror}") from error
+        if path is not None:
+            check_writable(path)
 
     def write(self, results: dict[str, Any]) -> None:
         """Write the results."""

@@ -198,8 +198,11 @@ def _join(settings: Settings, name: str, rank: int) -> None:
             init_method=f"file://{settings.folder}/rendezvous",
             rpc_timeout=settings.rpc_timeout,
             num_worker_threads=settings.rpc_threads,
-            # None takes the fastest, shared memory; "uv" are sockets, without polling.
+            # None takes the fastest: shared memory for messages, and for tensors a
+            # look into the other's. Sockets do not poll, and everything passes the
+            # loopback device, where it can be counted.
             _transports=None if settings.polling else ["uv"],
+            _channels=None if settings.polling else ["basic"],
         ),
     )
 

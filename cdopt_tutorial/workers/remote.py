@@ -1,4 +1,7 @@
-"""References beside ``RRef``: one for a single process, one for many small calls."""
+"""Calls on objects elsewhere, and two references beside ``RRef``.
+
+One stands in for an RRef where all is in one process, one is for many small calls.
+"""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +10,37 @@ from functools import partial
 from typing import Any
 
 import torch.distributed.rpc as rpc
+from torch import nn
 from torch.futures import Future
+
+
+def call_method(method: Callable, rref, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the object that this worker owns; runs on the owner."""
+    return method(rref.local_value(), *args, **kwargs)
+
+
+def remote_method(method: Callable, rref, *args: Any, **kwargs: Any) -> Any:
+    """Call a method where its object lives, and wait for the result.
+
+    Inside a context of distributed autograd, tensors that go and come stay part of
+    the graph.
+
+    Args:
+        method: a function of the object, for instance ``nn.Embedding.forward``.
+        rref: RRef or LocalRef to the object.
+        args: of the method.
+        kwargs: of the method.
+    """
+    if isinstance(rref, LocalRef):
+        return call_method(method, rref, *args, **kwargs)
+    return rpc.rpc_sync(
+        rref.owner(), call_method, args=(method, rref, *args), kwargs=kwargs
+    )
+
+
+def parameter_rrefs(module: nn.Module) -> dict[str, rpc.RRef]:
+    """An RRef to each parameter of a module of this worker; runs on the owner."""
+    return {name: rpc.RRef(value) for name, value in module.named_parameters()}
 
 
 class LocalRef:

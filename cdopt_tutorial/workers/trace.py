@@ -24,7 +24,7 @@ import torch
 from torch.distributed.rpc import api, rref_proxy
 from torch.distributed.rpc.internal import PythonUDF, _InternalRPCPickler
 
-from cdopt_tutorial.workers.remote import call_shared
+from cdopt_tutorial.workers.remote import call_method, call_shared
 
 # With these torch itself keeps init_rpc and shutdown in step; no system makes them.
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")
@@ -266,7 +266,8 @@ def _method(call: PythonUDF) -> str:
     # A proxy sends a helper, with the method's name behind the RRef or the number.
     if call.func is call_shared or call.func.__module__ == rref_proxy.__name__:
         return call.args[1]
-    return getattr(call.func, "__qualname__", type(call.func).__name__)
+    function = call.args[0] if call.func is call_method else call.func
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 class _Sizer(_InternalRPCPickler):

@@ -1,0 +1,145 @@
+"""`cdopt-tutorial rnn`: train a language model on a parameter server."""
+
+import argparse
+import math
+from pathlib import Path
+
+from cdopt_tutorial.commands.common import (
+    JsonFile,
+    add_run_options,
+    bad_input,
+    check_writable,
+    named_failure,
+)
+
+SMOKE_STEPS = 30
+GRAMMAR = "grammar"
+GRAMMAR_TOKENS = 100_000, 20_000
+
+
+def add(commands) -> None:
+    """Add the parser."""
+    parser = commands.add_parser(
+        "rnn", help="chapter 2: train an RNN split over a trainer and a server"
+    )
+    option = parser.add_argument
+    option("--cut", default="loss", help="logits or loss (default: loss)")
+    option("--num-trainers", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--sync", action=argparse.BooleanOptionalAction, default=True)
+    option("--async", dest="sync", action="store_false", help="the same as --no-sync")
+    option("--corpus", metavar="FILE", help="a text, or the word grammar")
+    option("--embedding", type=int, default=128, metavar="N", help="default: 128")
+    option("--hidden", type=int, default=128, metavar="N", help="default: 128")
+    option("--num-layers", type=int, default=1, metavar="N", help="default: 1")
+    option("--dropout", type=float, default=0.4, metavar="P", help="default: 0.4")
+    option("--seq-len", type=int, default=35, metavar="N", help="default: 35")
+    option("--batch-size", type=int, default=20, metavar="N", help="default: 20")
+    option("--optimizer", default="adam", help="sgd or adam (default: adam)")
+    option("--lr", type=float, default=4e-3, help="default: 0.004")
+    option("--lr-decay", type=float, default=0.9, help="factor after an epoch")
+    option("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    option("--epochs", type=int, default=6, metavar="N", help="default: 6")
+    option("--max-steps", type=int, metavar="N", help="stop after these")
+    option("--checkpoint", type=Path, metavar="FILE", help="keep checkpoints here")
+    option("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+    option(
+        "--against-local",
+        action="store_true",
+        help="run the same in one process, too, in float64 and without dropout",
+    )
+    add_run_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, evaluate, and compare."""
+    from cdopt_tutorial import parameter_server
+    from cdopt_tutorial.data import bigram_perplexity, unigram_perplexity
+    from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
+
+    with bad_input():
+        job = _job(args)
+        parameter_server.check(job)
+        results = JsonFile(args.json)
+    with named_failure():
+        histories = parameter_server.run(job, deadline=float("inf"), on_report=_log)
+        wire = measured_bytes(job)
+    corpus, first = job.corpus, histories[0]
+    found = {
+        "train_loss": first.progress[-1].train_loss,
+        "valid_perplexity": math.exp(first.progress[-1].valid_loss),
+        "baseline_perplexity": bigram_perplexity(corpus),
+        "unigram_perplexity": unigram_perplexity(corpus),
+        "tokens_per_second": sum(h.tokens for h in histories) / first.seconds,
+        "bytes_per_step": wire,
+        "expected_bytes_per_step": expected_bytes(job.config, len(corpus.vocabulary)),
+        "seconds": first.seconds,
+        "steps": len(first.losses),
+        "losses": [history.losses for history in histories],
+        "staleness": [history.staleness for history in histories],
+    }
+    if args.against_local:
+        local = parameter_server.run_locally(job).weights
+        found["max_parameter_difference"] = max(
+            (first.weights[name] - weight).abs().max().item()
+            for name, weight in local.items()
+        )
+        difference = found["max_parameter_difference"]
+        print(f"largest difference from one process: {difference:.1e}")
+    results.write(found)
+    print(
+        f"validation perplexity {found['valid_perplexity']:.1f}, "
+        f"bigram model {found['baseline_perplexity']:.1f}; "
+        f"{found['tokens_per_second']:.0f} tokens/s, {wire:.0f} bytes a step"
+    )
+    return 0
+
+
+def _job(args: argparse.Namespace):
+    """The job that the options describe.
+
+    Raises:
+        ValueError: an option is out of its range, or a file does not fit.
+        OSError: the checkpoint can't be written.
+    """
+    from cdopt_tutorial.data import Grammar, load_corpus
+    from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
+
+    config = RNNConfig(
+        cut=args.cut,
+        num_trainers=args.num_trainers,
+        sync=args.sync,
+        embedding=args.embedding,
+        hidden=args.hidden,
+        num_layers=args.num_layers,
+        dropout=0.0 if args.against_local else args.dropout,
+        seq_len=args.seq_len,
+        batch_size=args.batch_size,
+        optimizer=args.optimizer,
+        lr=args.lr,
+        lr_decay=args.lr_decay,
+        clip=args.clip,
+        epochs=args.epochs,
+        max_steps=SMOKE_STEPS if args.smoke else args.max_steps,
+        seed=args.seed,
+        dtype="float64" if args.against_local else "float32",
+    )
+    if args.against_local and not args.sync:
+        raise ValueError("asynchronous trainers have no equal in one process")
+    if args.checkpoint is not None:
+        check_writable(args.checkpoint)
+    resume = None if args.resume is None else checkpoint.load(args.resume)
+    if args.corpus == GRAMMAR:
+        corpus = Grammar(seed=args.seed).corpus(*GRAMMAR_TOKENS)
+    else:
+        corpus = load_corpus(args.corpus)
+    return Job(config, corpus, resume, args.checkpoint and args.checkpoint.absolute())
+
+
+def _log(_, note) -> None:
+    if note.valid_loss is not None:
+        print(
+            f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
+            f"validation perplexity {math.exp(note.valid_loss):.1f}",
+            flush=True,
+        )

@@ -1,0 +1,35 @@
+"""What the models read: real text, a language of known entropy, and baselines."""
+
+from cdopt_tutorial.data.baselines import (
+    Bigram,
+    Unigram,
+    bigram_perplexity,
+    unigram_perplexity,
+)
+from cdopt_tutorial.data.grammar import Grammar
+from cdopt_tutorial.data.text import (
+    Corpus,
+    Stream,
+    Vocabulary,
+    detokenize,
+    load_corpus,
+    read_text,
+    reference_text,
+    tokenize,
+)
+
+__all__ = [
+    "Bigram",
+    "Corpus",
+    "Grammar",
+    "Stream",
+    "Unigram",
+    "Vocabulary",
+    "bigram_perplexity",
+    "detokenize",
+    "load_corpus",
+    "read_text",
+    "reference_text",
+    "tokenize",
+    "unigram_perplexity",
+]

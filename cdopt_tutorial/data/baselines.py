@@ -1,0 +1,133 @@
+"""What a model must beat: unigram and bigram models, smoothed as well as is usual.
+
+The bigram model is interpolated Kneser-Ney with three discounts, which Chen and Goodman
+found the best of all smoothings at every size of text ("An empirical study of smoothing
+techniques for language modeling", Computer Speech and Language 13, 1999). Both learn
+from the training part alone and need nothing tuned.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from cdopt_tutorial.data.text import Corpus
+
+# Taken off counts of 0, 1, 2, and 3 or more where the text is too small or too regular
+# to estimate them; the values are those of the KenLM toolkit.
+_FALLBACK = np.array([0.0, 0.5, 1.0, 1.5])
+
+
+class Unigram:
+    """How likely words are, whatever came before.
+
+    Their relative frequencies, less a discount that is shared out evenly over the
+    vocabulary: no word is impossible.
+
+    Args:
+        tokens: (n,) int64 to learn from, at least one.
+        vocab_size: words of the vocabulary.
+    """
+
+    def __init__(self, tokens: Tensor, vocab_size: int):
+        counts = np.bincount(tokens.numpy(), minlength=vocab_size)
+        self._probabilities = _discounted(counts)
+
+    def probability(self, words: ArrayLike) -> NDArray[np.float64]:
+        """Probabilities of words, in the shape of ``words``; over all they sum to 1."""
+        return self._probabilities[words]
+
+
+class Bigram:
+    """How likely words are after a given word: Kneser-Ney, modified, interpolated.
+
+    A pair's relative frequency, less a discount by its count. What that leaves is
+    shared out not by how frequent the words are, but by how many different words each
+    was seen to follow (Kneser and Ney 1995). A word that nothing was seen to follow
+    leaves everything to that.
+
+    Args:
+        tokens: (n,) int64 to learn from, at least two.
+        vocab_size: words of the vocabulary.
+    """
+
+    def __init__(self, tokens: Tensor, vocab_size: int):
+        words = tokens.numpy()
+        pairs = words[:-1] * vocab_size + words[1:]
+        self._pairs, counts = np.unique(pairs, return_counts=True)
+        before, after = np.divmod(self._pairs, vocab_size)
+        discounts = _discounts(counts)[np.minimum(counts, 3)]
+        totals = np.bincount(before, counts, minlength=vocab_size)
+        freed = np.bincount(before, discounts, minlength=vocab_size)
+        self._seen = (counts - discounts) / totals[before]
+        self._freed = np.where(totals > 0, freed / np.maximum(totals, 1), 1.0)
+        self._continued = _discounted(np.bincount(after, minlength=vocab_size))
+
+    def probability(self, before: ArrayLike, words: ArrayLike) -> NDArray[np.float64]:
+        """Probabilities of words after the words ``before``.
+
+        The two are broadcast to one shape, which is the result's. Over the whole
+        vocabulary the probabilities after any word sum to 1.
+        """
+        before, words = np.broadcast_arrays(before, words)
+        pairs = before * len(self._freed) + words
+        place = np.minimum(np.searchsorted(self._pairs, pairs), len(self._pairs) - 1)
+        seen = np.where(self._pairs[place] == pairs, self._seen[place], 0.0)
+        return seen + self._freed[before] * self._continued[words]
+
+
+def unigram_perplexity(corpus: Corpus) -> float:
+    """Perplexity of the validation part for the unigram model of the training part.
+
+    Counts the words from the second on, those that a :class:`Bigram` predicts too.
+
+    Raises:
+        ValueError: a part has fewer than 2 tokens.
+    """
+    valid = _valid(corpus)
+    model = Unigram(corpus.train, len(corpus.vocabulary))
+    return _perplexity(model.probability(valid[1:]))
+
+
+def bigram_perplexity(corpus: Corpus) -> float:
+    """Perplexity of the validation part for the bigram model of the training part.
+
+    Counts the words from the second on; the first only predicts.
+
+    Raises:
+        ValueError: a part has fewer than 2 tokens.
+    """
+    valid = _valid(corpus)
+    model = Bigram(corpus.train, len(corpus.vocabulary))
+    return _perplexity(model.probability(valid[:-1], valid[1:]))
+
+
+def _valid(corpus: Corpus) -> NDArray[np.int64]:
+    for name in ("train", "valid"):
+        if len(getattr(corpus, name)) < 2:
+            length = len(getattr(corpus, name))
+            raise ValueError(f"{name} has {length} tokens, but must have at least 2")
+    return corpus.valid.numpy()
+
+
+def _perplexity(probabilities: NDArray[np.float64]) -> float:
+    return float(np.exp(-np.log(probabilities).mean()))
+
+
+def _discounted(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Probabilities (vocab_size,) by counts, less a discount that goes to all alike."""
+    discounts = _discounts(counts)[np.minimum(counts, 3)]
+    return (counts - discounts + discounts.sum() / len(counts)) / counts.sum()
+
+
+def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What to take off counts of 0, 1, 2, and 3 or more (Chen and Goodman 1999).
+
+    Estimated from how many things were counted once, twice, three and four times.
+    """
+    once, twice, thrice, four = (np.count_nonzero(counts == n) for n in (1, 2, 3, 4))
+    if 0 in (once, twice, thrice, four):
+        return _FALLBACK
+    share = once / (once + 2 * twice)
+    taken = np.array([0, twice / once, thrice / twice, four / thrice])
+    discounts = np.arange(4) - share * taken * np.arange(1, 5)
+    return discounts if (discounts[1:] > 0).all() else _FALLBACK

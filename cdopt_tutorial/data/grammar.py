@@ -1,0 +1,233 @@
+"""A synthetic language whose entropy rate is known: the floor no model can beat."""
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cdopt_tutorial.data.text import Corpus, Vocabulary
+
+MAX_CONTEXTS = 4_096  # more would make the exact solution slow
+_SYLLABLES = [c + v for c, v in itertools.product("bdfgklmnprstvwz", "aeiou")]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A seeded Markov chain over words, with everything about it known exactly.
+
+    Each word has ``branching`` successors, and how likely each is depends on the last
+    ``order`` words. So which words may follow can be read off the last word alone,
+    but how likely they are cannot: with order 2, a bigram model stays above the
+    entropy rate, and only a model with a memory comes down to it.
+
+    A *context* is what the next word depends on: a walk of ``order`` words. There are
+    num_words · branching^(order - 1), numbered by their first word and, as digits to
+    the base ``branching``, the choices after it.
+
+    The chain is ergodic for every seed. The successors contain a cycle through all
+    words and one that leaves out a single word: every word can be reached, and the
+    lengths of the two have no common divisor. Every choice has a probability of at
+    least ``0.1 / branching``.
+
+    Attributes:
+        num_words: at least 2.
+        branching: successors of each word, from 2 to ``num_words``.
+        seed: of the language, at least 0.
+        order: words on which the next one depends, at least 1.
+
+    Raises:
+        ValueError: a value is out of its range, or there are over 4,096 contexts.
+    """
+
+    num_words: int = 16
+    branching: int = 4
+    seed: int = 0
+    order: int = 2
+
+    def __post_init__(self):
+        for name, least in (("num_words", 2), ("branching", 2), ("order", 1)):
+            if getattr(self, name) < least:
+                value = getattr(self, name)
+                raise ValueError(f"{name} is {value}, but must be at least {least}")
+        if self.branching > self.num_words:
+            raise ValueError(
+                f"branching is {self.branching}, but must be at most num_words, "
+                f"{self.num_words}"
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}, but must be at least 0")
+        if self.num_contexts > MAX_CONTEXTS:
+            raise ValueError(
+                f"{self.num_contexts} contexts, num_words · branching^(order - 1), "
+                f"but there must be at most {MAX_CONTEXTS}"
+            )
+
+    @property
+    def num_contexts(self) -> int:
+        """States of the chain."""
+        return self.num_words * self.branching ** (self.order - 1)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Invented words, ``ba``, ``be``, ...; there is no ``<unk>``."""
+        lengths = (itertools.product(_SYLLABLES, repeat=n) for n in itertools.count(1))
+        words = map("".join, itertools.chain.from_iterable(lengths))
+        return Vocabulary(tuple(itertools.islice(words, self.num_words)))
+
+    @cached_property
+    def successors(self) -> NDArray[np.int64]:
+        """Words (num_words, branching) that may follow each word."""
+        rng = np.random.default_rng([self.seed, 0])
+        cycle = rng.permutation(self.num_words)
+        table = np.empty((self.num_words, self.branching), dtype=np.int64)
+        for place, word in enumerate(cycle):
+            first = [np.roll(cycle, -1)[place]]
+            if place == 0:  # the chord that makes the second cycle
+                first.append(np.roll(cycle, -2)[place])
+            others = rng.permutation(np.setdiff1d(cycle, first))
+            table[word] = np.concatenate([first, others])[: self.branching]
+        return table
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float64]:
+        """How likely each choice is in each context, (num_contexts, branching)."""
+        rng = np.random.default_rng([self.seed, 1])
+        weights = rng.dirichlet(np.full(self.branching, 0.5), self.num_contexts)
+        return 0.9 * weights + 0.1 / self.branching
+
+    @cached_property
+    def stationary(self) -> NDArray[np.float64]:
+        """How often each context occurs, (num_contexts,): the solution of πP = π."""
+        balance = -np.eye(self.num_contexts)
+        np.add.at(
+            balance,
+            (self._next_contexts, np.arange(self.num_contexts)[:, None]),
+            self.probabilities,
+        )
+        balance[-1] = 1  # one equation follows from the rest; the sum takes its place
+        return np.linalg.solve(balance, np.eye(self.num_contexts)[-1])
+
+    @property
+    def entropy_rate(self) -> float:
+        """Nats per word of the language: no model's cross-entropy is below it.
+
+        The mean over the stationary contexts of the next word's entropy (Cover and
+        Thomas, Elements of Information Theory, theorem 4.2.4).
+        """
+        entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
+        return float(self.stationary @ entropies)
+
+    def cross_entropy_of(self, order: int) -> float:
+        """Nats per word of the best model that sees only the last ``order`` words.
+
+        0 is the unigram model, 1 the bigram model; from the grammar's own order on it
+        is the entropy rate. It is the conditional entropy of the next word given so
+        many, for the best such model has just those probabilities.
+
+        Raises:
+            ValueError: ``order`` is negative.
+        """
+        if order < 0:
+            raise ValueError(f"order is {order}, but must be at least 0")
+        if order >= self.order:
+            return self.entropy_rate
+        seen = self._walks[:, self.order - order :]  # what such a model sees of each
+        seen = np.repeat(seen, self.branching, axis=0)
+        following = np.column_stack([seen, self._next_words.ravel()])
+        joint = self.stationary[:, None] * self.probabilities
+        return _entropy(following, joint.ravel()) - _entropy(seen, joint.ravel())
+
+    def sample(self, length: int, seed: int = 0) -> Tensor:
+        """Words (length,) int64 of a text, which begins in a stationary context.
+
+        Raises:
+            ValueError: ``length`` or ``seed`` is negative.
+        """
+        for name, value in (("length", length), ("seed", seed)):
+            if value < 0:
+                raise ValueError(f"{name} is {value}, but must be at least 0")
+        rng = np.random.default_rng([self.seed, 2, seed])
+        context = rng.choice(self.num_contexts, p=self.stationary)
+        words = self._walks[context].tolist()
+        # The last bound is left out, so that rounding cannot lead past the last choice.
+        bounds = self.probabilities.cumsum(axis=1)[:, :-1].tolist()
+        after, names = self._next_contexts.tolist(), self._next_words.tolist()
+        for chance in rng.random(max(0, length - self.order)).tolist():
+            choice = sum(chance >= bound for bound in bounds[context])
+            words.append(names[context][choice])
+            context = after[context][choice]
+        return torch.tensor(words[:length], dtype=torch.int64)
+
+    def log_likelihood(self, tokens: Tensor) -> float:
+        """Mean log-probability of a text's words, in nats per word (negative).
+
+        Of tokens (n,) the first ``order`` are taken as given. On the grammar's own
+        samples its negative tends to the entropy rate; on a finite one it is what
+        the best model would reach, noise of the sample included. ``-inf`` if a word
+        follows that cannot.
+
+        Raises:
+            ValueError: the text is shorter than ``order`` + 1, or a word's number is
+                out of its range.
+        """
+        words = tokens.numpy()
+        if words.ndim != 1 or len(words) <= self.order:
+            raise ValueError(
+                f"tokens have the shape {words.shape}, but must have (n,) with n at "
+                f"least {self.order + 1}"
+            )
+        if words.min() < 0 or words.max() >= self.num_words:
+            raise ValueError(f"a token is not one of 0 to {self.num_words - 1}")
+        choice_of = np.full((self.num_words, self.num_words), -1)
+        np.put_along_axis(
+            choice_of, self.successors, np.arange(self.branching)[None], axis=1
+        )
+        choices = choice_of[words[:-1], words[1:]]
+        if choices.min() < 0:
+            return -np.inf
+        contexts = words[: -self.order]
+        for place in range(self.order - 1):
+            after = choices[place : place + len(contexts)]
+            contexts = contexts * self.branching + after
+        likely = self.probabilities[contexts, choices[self.order - 1 :]]
+        return float(np.log(likely).mean())
+
+    def corpus(self, train_tokens: int, valid_tokens: int) -> Corpus:
+        """Two independent samples of so many words each."""
+        train, valid = self.sample(train_tokens, 0), self.sample(valid_tokens, 1)
+        return Corpus(self.vocabulary, train, valid)
+
+    @cached_property
+    def _walks(self) -> NDArray[np.int64]:
+        """The words (num_contexts, order) of each context."""
+        contexts = np.arange(self.num_contexts)
+        walks = [contexts // self.branching ** (self.order - 1)]
+        for place in range(self.order - 2, -1, -1):
+            choices = contexts // self.branching**place % self.branching
+            walks.append(self.successors[walks[-1], choices])
+        return np.column_stack(walks)
+
+    @property
+    def _next_words(self) -> NDArray[np.int64]:
+        """The word (num_contexts, branching) that each choice leads to."""
+        return self.successors[self._walks[:, -1]]
+
+    @property
+    def _next_contexts(self) -> NDArray[np.int64]:
+        """The context (num_contexts, branching) that each choice leads to."""
+        second = self._walks[:, 1:2] if self.order > 1 else self._next_words
+        choices = np.arange(self.num_contexts * self.branching)
+        base = self.branching ** (self.order - 1)
+        return second * base + choices.reshape(-1, self.branching) % base
+
+
+def _entropy(rows: NDArray[np.int64], weights: NDArray[np.float64]) -> float:
+    """Nats of the distribution of rows (n, m) with a weight each; equal ones add up."""
+    keys = rows @ (rows.max(initial=0) + 1) ** np.arange(rows.shape[1])
+    _, groups = np.unique(keys, return_inverse=True)
+    probabilities = np.bincount(groups, weights)
+    return float(-(probabilities * np.log(probabilities)).sum())

@@ -1,0 +1,353 @@
+"""Text as a model reads it: tokens, a vocabulary, a corpus, and a stream's windows."""
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import torch
+from torch import Tensor
+
+UNKNOWN = "<unk>"  # no text has such a token: `tokenize` would cut it in three
+MIN_TOKENS = 1_000  # of a corpus; in fewer there is nothing to learn or to measure
+BLOCK_TOKENS = 1_000  # of a held-out block of the reference: about one section
+
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_RULED_LINE = re.compile(r"^[ \t]*[-=+*~|#^]{3,}[ \t]*(?:\n|\Z)", re.MULTILINE)
+# Each deletes spaces beside punctuation only, so `tokenize` finds the same tokens.
+_SPACING = [
+    (re.compile(r" ([.,;:!?)\]}%”’…])"), r"\1"),
+    (re.compile(r"([(\[{“‘]) "), r"\1"),
+    (re.compile(r"(\w)\. (?=\d|__)"), r"\1."),
+    (re.compile(r"([a-z]{2}) - (?=[a-z]{2})"), r"\1-"),
+    (re.compile(r"(\w) ?(['’]) ?(?=(?:s|t|d|m|re|ll|ve)\b)"), r"\1\2"),
+    (re.compile(r"([\"'`]) ?([^\"'`]*?) ?\1"), r"\1\2\1"),
+    (re.compile(r"(?<!\*)\* (\w+) \*(?! \*)"), r"*\1*"),
+    (re.compile(r"(?<!<unk)([*=<>:/|-]) (?=[*=<>:/|-](?!unk>))"), r"\1"),
+    (re.compile(r"(?<=[\w>]) (?=\(\))"), ""),
+]
+
+
+def reference_text() -> str:
+    """The Python language reference, as every CPython carries it.
+
+    The topics of ``pydoc_data.topics`` in alphabetical order, without two things that
+    would make a model look better than it is. Ruled lines of tables and headings are
+    left out: each is a run of one mark, as good as certain after the first. And the
+    topics overlap; a paragraph told before is left out, or much of what is held out
+    for validation would stand word for word in the training part.
+    """
+    told, kept = set(), []
+    for topic in sorted(topics):
+        for paragraph in _PARAGRAPH.split(_RULED_LINE.sub("", topics[topic])):
+            words = " ".join(paragraph.split())
+            if words and words not in told:
+                told.add(words)
+                kept.append(paragraph.strip("\n"))
+    return "\n\n".join(kept) + "\n"
+
+
+def read_text(path: str | PathLike) -> str:
+    """The text of a file in UTF-8.
+
+    Raises:
+        ValueError: it is missing, no regular file, unreadable, empty or binary; one
+            line that names it.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise _unfit(path, "there is no such file")
+        if not path.is_file():
+            kind = "a directory" if path.is_dir() else "not a regular file"
+            raise _unfit(path, f"it is {kind}, but must be a text file")
+        data = path.read_bytes()
+    except OSError as error:
+        raise _unfit(path, f"it cannot be read ({error.strerror})") from error
+    if not data.strip():
+        raise _unfit(path, "it is empty")
+    if b"\0" in data:
+        raise _unfit(path, "it is binary, but must be text in UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        at = f"byte {error.start} is not UTF-8"
+        raise _unfit(path, f"it must be text in UTF-8, but {at}") from error
+
+
+def tokenize(text: str) -> list[str]:
+    r"""Cut a text into lower-cased words and single punctuation marks.
+
+    A word is a run of letters, digits and underscores (``\w+``), so ``__init__`` is
+    one token; every other character that is not white space is a token by itself.
+    White space only separates: lines and paragraphs leave no trace.
+    """
+    return _TOKEN.findall(text.lower())
+
+
+def detokenize(tokens: Iterable[str]) -> str:
+    """Join tokens into one line that is easy to read.
+
+    Marks are set as in prose, quotation marks in pairs, operators without a gap.
+    Words stay apart, so :func:`tokenize` gives the same tokens back.
+    """
+    line = " ".join(tokens)
+    for pattern, replacement in _SPACING:
+        line = pattern.sub(replacement, line)
+    return line
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words that a model knows, and their numbers.
+
+    Attributes:
+        words: by number, from 0. If ``<unk>`` is among them it stands for every
+            word that is not; a vocabulary without it refuses such a word.
+
+    Raises:
+        ValueError: a word comes twice, or there is none.
+    """
+
+    words: tuple[str, ...]
+
+    def __post_init__(self):
+        if not self.words:
+            raise ValueError("a vocabulary of 0 words, but it must have at least 1")
+        if len(self._ids) < len(self.words):
+            twice = Counter(self.words).most_common(1)[0][0]
+            raise ValueError(f"a vocabulary has {twice!r} twice")
+
+    @classmethod
+    def build(
+        cls, tokens: Iterable[str], max_size: int | None = None, min_count: int = 2
+    ) -> "Vocabulary":
+        """The words of a training text: ``<unk>``, then the most frequent first.
+
+        A word that occurs only once becomes ``<unk>`` too. That is how ``<unk>`` comes
+        to occur in the training part; otherwise no model could learn what surrounds
+        it, and each unknown word of the validation part would cost without bound.
+
+        Args:
+            tokens: of the training part alone.
+            max_size: most words, ``<unk>`` included, at least 2; None for no limit.
+            min_count: a word occurs at least so often, or it is unknown.
+
+        Raises:
+            ValueError: ``max_size`` is below 2.
+        """
+        if max_size is not None and max_size < 2:
+            raise ValueError(f"max_size is {max_size}, but must be at least 2")
+        counts = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
+        words = [word for word, count in counts if count >= min_count]
+        return cls((UNKNOWN, *words[: max_size and max_size - 1]))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._ids
+
+    def encode(self, tokens: Iterable[str]) -> Tensor:
+        """Numbers (n,) int64 of n tokens.
+
+        Raises:
+            ValueError: a word is unknown, and there is no ``<unk>``.
+        """
+        tokens, unknown = list(tokens), self._ids.get(UNKNOWN, -1)
+        ids = [self._ids.get(token, unknown) for token in tokens]
+        if -1 in ids:
+            word = tokens[ids.index(-1)]
+            raise ValueError(f"{word!r} is not in the vocabulary, which has no <unk>")
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def decode(self, ids: Tensor | Iterable[int]) -> list[str]:
+        """The words of numbers (n,)."""
+        return [self.words[i] for i in torch.as_tensor(ids).tolist()]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A text in numbers, with a part held out.
+
+    Attributes:
+        vocabulary: made of the training part.
+        train: tokens (n,) int64 to learn from, in the order of the text.
+        valid: tokens (m,) int64 that no model has seen.
+    """
+
+    vocabulary: Vocabulary
+    train: Tensor
+    valid: Tensor
+
+
+def load_corpus(
+    path: str | PathLike | None = None,
+    valid_share: float = 0.1,
+    max_vocab: int | None = None,
+) -> Corpus:
+    """Read a text, hold a part of it out, and number its words.
+
+    Of a file, the end is held out, for a text is read from its beginning. The
+    reference has no such order: its topics are alphabetical, and its last tenth is
+    about little but dictionaries and sequences. So it is cut, between paragraphs, into
+    blocks of about 1,000 tokens, and blocks are held out at regular intervals: with
+    the share of 0.1 the fifth, the fifteenth, and so on.
+
+    Args:
+        path: of a text in UTF-8; None for the Python reference.
+        valid_share: part of the text that is held out, 0.01 to 0.5.
+        max_vocab: most words of the vocabulary, ``<unk>`` included, at least 2.
+
+    Raises:
+        ValueError: the file is no text or too short, or an argument is out of its
+            range; one line.
+    """
+    if not 0.01 <= valid_share <= 0.5:
+        raise ValueError(f"valid_share is {valid_share}, but must be 0.01 to 0.5")
+    if path is None:
+        train, valid = _hold_out_blocks(reference_text(), valid_share)
+    else:
+        train, valid = _hold_out_tail(path, valid_share)
+    vocabulary = Vocabulary.build(train, max_vocab)
+    if len(vocabulary) < 2:
+        raise _unfit(path, "no word occurs twice, so that there is nothing to learn")
+    return Corpus(vocabulary, vocabulary.encode(train), vocabulary.encode(valid))
+
+
+class Stream:
+    """A text cut into columns that are read side by side, window by window.
+
+    For truncated back-propagation through time (Williams and Peng 1990): of n tokens,
+    column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and every
+    window takes the next ``seq_len`` rows. So each column of a window goes on where
+    the same column of the last one ended, and a hidden state may be carried over.
+
+    Fewer than ``batch_size`` tokens at the end of the text are not read. All else is:
+    where ``seq_len`` does not divide L, the last window is shorter.
+
+    Args:
+        tokens: (n,) int64.
+        seq_len: rows of a window, the tokens through which a gradient flows.
+        batch_size: columns.
+
+    Attributes:
+        seq_len: as given.
+        batch_size: columns, of this shard if it is one.
+
+    Raises:
+        ValueError: an argument is below 1, or the text is too short for the columns.
+    """
+
+    def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
+        for name, value in (("seq_len", seq_len), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but must be at least 1")
+        if tokens.dim() != 1 or len(tokens) <= batch_size:
+            raise ValueError(
+                f"tokens have the shape {tuple(tokens.shape)}, but {batch_size} "
+                f"columns need (n,) with n at least {batch_size + 1}"
+            )
+        self.seq_len = seq_len
+        rows = (len(tokens) - 1) // batch_size
+        # One row more than is read: the last target of each column.
+        self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()
+
+    @property
+    def batch_size(self) -> int:
+        return self._columns.shape[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Targets in all windows together."""
+        return (len(self._columns) - 1) * self.batch_size
+
+    def __len__(self) -> int:
+        """Number of windows."""
+        return -(-(len(self._columns) - 1) // self.seq_len)
+
+    def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The windows in their order: inputs and targets, (seq_len, batch_size) each.
+
+        The targets are the inputs' next tokens, in the same column.
+
+        Args:
+            start: number of the first window, 0 to ``len(stream)``: a run that is
+                resumed after k windows goes on with ``windows(start=k)``.
+
+        Raises:
+            ValueError: there is no such window.
+        """
+        if not 0 <= start <= len(self):
+            raise ValueError(f"start is {start}, but must be 0 to {len(self)}")
+        return (self._window(number) for number in range(start, len(self)))
+
+    def shard(self, rank: int, num_trainers: int) -> "Stream":
+        """One trainer's columns; those of all trainers are the whole batch, in order.
+
+        Where the columns cannot be shared out evenly, the first trainers have one
+        more. All shards have the same number of windows and the same rows.
+
+        Args:
+            rank: of the trainer, 0 to ``num_trainers`` - 1.
+            num_trainers: at most ``batch_size``, so that each has a column.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        if not 1 <= num_trainers <= self.batch_size:
+            raise ValueError(
+                f"num_trainers is {num_trainers}, but {self.batch_size} columns "
+                f"are for 1 to {self.batch_size} trainers"
+            )
+        if not 0 <= rank < num_trainers:
+            raise ValueError(f"rank is {rank}, but must be 0 to {num_trainers - 1}")
+        shard = copy.copy(self)
+        parts = self._columns.tensor_split(num_trainers, dim=1)
+        shard._columns = parts[rank].contiguous()  # so that it pickles no more
+        return shard
+
+    def _window(self, number: int) -> tuple[Tensor, Tensor]:
+        rows = self._columns[number * self.seq_len :][: self.seq_len + 1]
+        return rows[:-1], rows[1:]
+
+
+def _unfit(path: str | PathLike | None, why: str) -> ValueError:
+    """The error of a corpus that cannot be used: one line."""
+    name = "the Python reference" if path is None else repr(str(path))
+    return ValueError(f"corpus {name}: {why}")
+
+
+def _hold_out_tail(
+    path: str | PathLike, valid_share: float
+) -> tuple[list[str], list[str]]:
+    tokens = tokenize(read_text(path))
+    if len(tokens) < MIN_TOKENS:
+        held = f"it has {len(tokens)} tokens (words and punctuation marks)"
+        raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
+    end = len(tokens) - round(valid_share * len(tokens))
+    return tokens[:end], tokens[end:]
+
+
+def _hold_out_blocks(text: str, valid_share: float) -> tuple[list[str], list[str]]:
+    blocks: list[list[str]] = [[]]
+    for paragraph in _PARAGRAPH.split(text):
+        if len(blocks[-1]) >= BLOCK_TOKENS:
+            blocks.append([])
+        blocks[-1] += tokenize(paragraph)
+    parts: tuple[list[str], list[str]] = [], []
+    for number, block in enumerate(blocks):
+        # True whenever the share of the blocks so far passes another half-integer.
+        before, after = (int(valid_share * n + 0.5) for n in (number, number + 1))
+        parts[after > before].extend(block)
+    return parts

@@ -1,0 +1,27 @@
+"""Chapter 2: an RNN split over a trainer and a parameter server (seed 002b)."""
+
+from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.parameter_server.model import Decoder, EmbeddingTable, RNNModel
+from cdopt_tutorial.parameter_server.server import ParameterServer
+from cdopt_tutorial.parameter_server.training import (
+    History,
+    Job,
+    Progress,
+    check,
+    run,
+    run_locally,
+)
+
+__all__ = [
+    "Decoder",
+    "EmbeddingTable",
+    "History",
+    "Job",
+    "ParameterServer",
+    "Progress",
+    "RNNConfig",
+    "RNNModel",
+    "check",
+    "run",
+    "run_locally",
+]

@@ -1,0 +1,115 @@
+"""Save a training and go on with it, on any number of workers or none."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from cdopt_tutorial.parameter_server.config import RNNConfig
+
+FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a training needs to go on as if it had not been cut off.
+
+    Attributes:
+        config: of the run that saved it.
+        words: the vocabulary.
+        weights: every parameter by name.
+        optimizer: what the optimizer keeps for each parameter, by name.
+        epoch: passes over the text that are complete.
+        window: windows of the next pass that are done.
+        hidden: the hidden states of all columns, (num_layers, batch, hidden) each.
+        losses: of all steps so far.
+    """
+
+    config: dict[str, Any]
+    words: list[str]
+    weights: dict[str, Tensor]
+    optimizer: dict[str, dict[str, Any]]
+    epoch: int
+    window: int
+    hidden: tuple[Tensor, Tensor]
+    losses: list[float]
+
+    def fits(self, config: RNNConfig, words: Sequence[str]) -> None:
+        """Check that a run may go on from here.
+
+        Raises:
+            ValueError: the text or the model is another one; one line.
+        """
+        if list(words) != self.words:
+            raise ValueError(
+                f"the checkpoint is of another text: it has {len(self.words)} words, "
+                f"this one {len(words)}"
+            )
+        for name in ("embedding", "hidden", "num_layers", "batch_size", "optimizer"):
+            saved, asked = self.config[name], getattr(config, name)
+            if saved != asked:
+                raise ValueError(
+                    f"the checkpoint has {name} {saved!r}, but {asked!r} was asked for"
+                )
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint in one step: whoever reads finds the last one or this one.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            torch.save({"format": FORMAT, **vars(checkpoint)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        ValueError: there is none, or it is truncated or of another kind; one line.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"checkpoint {str(path)!r}: there is no such file") from None
+    except Exception as error:  # torch has no error of its own for a bad file
+        raise ValueError(
+            f"checkpoint {str(path)!r}: it is truncated, or no checkpoint at all"
+        ) from error
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise ValueError(f"checkpoint {str(path)!r}: another program made it")
+    return Checkpoint(**content)
+
+
+def make(config: RNNConfig, words: Iterable[str], **state: Any) -> Checkpoint:
+    """A checkpoint of a run in progress."""
+    return Checkpoint(config=asdict(config), words=list(words), **state)
+
+
+def optimizer_state(
+    optimizer: optim.Optimizer, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """What an optimizer keeps, by the names of its parameters in their order."""
+    kept = optimizer.state_dict()["state"]
+    return {names[index]: state for index, state in kept.items()}
+
+
+def load_optimizer_state(
+    optimizer: optim.Optimizer, names: Sequence[str], states: dict[str, dict[str, Any]]
+) -> None:
+    """Give an optimizer what another one kept for parameters of the same names."""
+    full = optimizer.state_dict()
+    full["state"] = {i: states[name] for i, name in enumerate(names) if name in states}
+    optimizer.load_state_dict(full)

@@ -1,0 +1,45 @@
+"""How many bytes a step sends: by arithmetic, and as the network device counts them."""
+
+from dataclasses import replace
+
+import psutil
+
+from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.parameter_server.training import Job, run
+from cdopt_tutorial.workers.process import LOOPBACK
+
+STEPS = 8
+
+
+def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
+    """Bytes of the large tensors of one full window, for one trainer.
+
+    The word vectors come and their gradients go; so do the LSTM's outputs, the other
+    way round; and with the cut "logits", the logits and theirs. Tokens and targets
+    are 8 bytes each; messages around the tensors are not counted.
+    """
+    tokens = config.seq_len * config.batch_size
+    width = config.embedding + config.hidden
+    indices = tokens
+    if config.cut == "logits":
+        width += vocab_size
+    else:
+        indices += tokens  # the targets travel, too
+    return 2 * tokens * width * config.torch_dtype.itemsize + 8 * indices
+
+
+def measured_bytes(job: Job) -> float:
+    """Bytes a step, counted by the loopback device during two short runs.
+
+    The workers talk by sockets for this, and what both runs send, at their start and
+    their end, cancels. Everything is in it, the backward pass too, which no trace
+    sees; and so is what other programs send meanwhile.
+    """
+    return (_sent(job, STEPS + 1) - _sent(job, 1)) / STEPS
+
+
+def _sent(job: Job, steps: int) -> int:
+    config = replace(job.config, max_steps=steps)
+    before = psutil.net_io_counters(pernic=True)[LOOPBACK].bytes_sent
+    run(replace(job, config=config, resume=None, keep=None), polling=False)
+    return psutil.net_io_counters(pernic=True)[LOOPBACK].bytes_sent - before

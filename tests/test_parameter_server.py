@@ -1,0 +1,178 @@
+"""Chapter 2: every distributed training equals the same training in one process."""
+
+from dataclasses import replace
+
+import pytest
+import rnn_roles
+import torch
+from torch.nn import functional as F
+
+from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.parameter_server import Job, RNNConfig, run, run_locally
+from cdopt_tutorial.parameter_server.model import summed_loss
+from cdopt_tutorial.workers import Role, Trace, launch, serve
+
+EXACT = RNNConfig(
+    embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=5,
+    optimizer="sgd", lr=0.5, momentum=0.0, clip=None, epochs=3, max_steps=50,
+    dtype="float64",
+)  # fmt: skip
+CORPUS = Grammar(num_words=9, branching=3).corpus(700, 200)
+
+
+def difference(one, other):
+    """Largest difference of any parameter; all of them have to be there."""
+    assert one.keys() == other.keys()
+    assert len(one) == 1 + 8 + 2
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def still(config):
+    """The same run, but its parameters stay where they began."""
+    return replace(config, max_steps=1, lr=1e-300)
+
+
+def assert_equal_to_local(config):
+    distributed = run(Job(config, CORPUS))
+    local = run_locally(Job(config, CORPUS))
+    begin = run_locally(Job(still(config), CORPUS)).weights
+    assert len(local.losses) == 50
+    assert difference(local.weights, begin) > 0.01  # they moved
+    assert difference(distributed[0].weights, local.weights) <= 1e-10
+    return distributed, local
+
+
+class TestEquality:
+    @pytest.mark.parametrize("num_trainers", [1, 2])
+    @pytest.mark.parametrize("cut", ["logits", "loss"])
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {},
+            {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5},
+            {"optimizer": "adam", "lr": 0.01},
+        ],
+        ids=["sgd", "clipped momentum", "adam"],
+    )
+    def test_with_one_process(self, num_trainers, cut, how):
+        config = replace(EXACT, num_trainers=num_trainers, cut=cut, **how)
+        distributed, local = assert_equal_to_local(config)
+        if num_trainers == 1:
+            assert distributed[0].losses == pytest.approx(local.losses, abs=1e-9)
+
+    def test_of_uneven_shards(self):
+        assert_equal_to_local(replace(EXACT, num_trainers=3))
+
+    def test_fails_for_an_optimizer_that_reads_grad(self):
+        # The fault of a whole class of listings: distributed autograd leaves the
+        # gradients in its context, so a plain remote step moves nothing.
+        roles = {
+            "ps": Role(serve),
+            "trainer0": Role(rnn_roles.train_plainly, (EXACT, CORPUS)),
+        }
+        plain = launch(roles)["trainer0"]
+        local = run_locally(Job(EXACT, CORPUS)).weights
+        begin = run_locally(Job(still(EXACT), CORPUS)).weights
+        assert difference(plain, begin) < 1e-12
+        assert difference(plain, local) > 0.01
+
+
+class TestOptimizer:
+    def test_does_not_step_with_a_stale_gradient(self):
+        touched, untouched = launch(
+            {"ps": Role(serve), "trainer0": Role(rnn_roles.step_twice, ("ps",))}
+        )["trainer0"]
+        assert touched == [1.0 - 0.5, 1.0 - 0.5 - 0.5]
+        assert untouched == [1.0 - 0.5, 1.0 - 0.5]
+
+    def test_is_not_compiled_by_torchscript(self, capfd):
+        kinds = launch(
+            {"ps": Role(serve), "trainer0": Role(rnn_roles.optimizer_kinds, ("ps",))}
+        )["trainer0"]
+        assert kinds == ["_LocalOptimizer"] * 2
+        assert "deprecat" not in capfd.readouterr().err
+
+
+class TestModel:
+    def test_the_loss_is_over_the_vocabulary(self):
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(4, 3, 7, generator=generator)
+        targets = torch.randint(7, (4, 3), generator=generator)
+        by_hand = -sum(
+            F.log_softmax(logits[t, b], dim=0)[targets[t, b]]
+            for t in range(4)
+            for b in range(3)
+        )
+        torch.testing.assert_close(summed_loss(logits, targets), by_hand)
+        with pytest.raises((ValueError, RuntimeError)):
+            # What the original did, without its coincidence of sizes.
+            F.cross_entropy(logits, targets)
+
+    def test_train_and_eval_reach_the_dropout_on_the_server(self):
+        modes = launch(
+            {"ps": Role(serve), "trainer0": Role(rnn_roles.switch_modes, (EXACT,))}
+        )["trainer0"]
+        assert modes == [(False, False), (True, True), (False, False)]
+
+    def test_the_cuts_differ_in_what_comes_back(self):
+        calls = {}
+        for cut in ("logits", "loss"):
+            trace = Trace()
+            run(Job(replace(EXACT, cut=cut, max_steps=1), CORPUS), trace=trace)
+            calls[cut] = {call.method: call for call in trace.calls}
+        logits = calls["logits"]["Decoder.forward"]
+        loss = calls["loss"]["Decoder.loss"]
+        assert "Decoder.forward" not in calls["loss"]
+        # 7 x 5 tokens, 9 words, 8 bytes, against one number; plus the wrapping.
+        assert logits.response_bytes - loss.response_bytes == 7 * 5 * 9 * 8 - 8
+        assert loss.request_bytes - logits.request_bytes == pytest.approx(280, abs=40)
+
+
+class TestTrainers:
+    def test_asynchronous_ones_are_stale_and_learn(self):
+        config = replace(
+            EXACT, num_trainers=2, sync=False, dtype="float32", optimizer="adam",
+            lr=0.02, max_steps=None,
+        )  # fmt: skip
+        histories = run(Job(config, CORPUS))
+        stale = [s for history in histories for s in history.staleness]
+        assert max(stale) >= 1
+        assert len(histories[0].losses) == len(histories[1].losses) > 30
+        for history in histories:
+            assert sum(history.losses[-10:]) < 0.9 * sum(history.losses[:10])
+
+    def test_synchronous_ones_are_never_stale(self):
+        few = replace(EXACT, num_trainers=2, max_steps=5)
+        for history in run(Job(few, CORPUS)):
+            assert history.staleness == [0] * 5
+
+
+def test_it_comes_near_to_the_floor_of_the_grammar():
+    grammar = Grammar()
+    corpus = grammar.corpus(100_000, 20_000)
+    config = RNNConfig(
+        embedding=64, hidden=64, dropout=0.0, lr=5e-3, lr_decay=0.5, epochs=3
+    )
+    (history,) = run(Job(config, corpus))
+    reached = history.progress[-1].valid_loss
+    assert reached < 1.03 * grammar.entropy_rate
+    assert reached > 0.99 * -grammar.log_likelihood(corpus.valid)
+    assert reached < grammar.cross_entropy_of(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cut": "diagonal"}, "cut is 'diagonal', but must be logits or loss"),
+        ({"num_trainers": 0}, "num_trainers is 0"),
+        ({"num_trainers": 21}, "each needs a column"),
+        ({"dropout": 1.0}, "dropout is 1.0, but must be 0 to below 1"),
+        ({"optimizer": "hope"}, "optimizer is 'hope'"),
+        ({"lr_decay": 1.5}, "lr_decay is 1.5"),
+        ({"clip": 0.0}, "clip is 0.0"),
+        ({"max_steps": 0}, "max_steps is 0"),
+    ],
+)
+def test_a_config_out_of_range_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        RNNConfig(**change)
