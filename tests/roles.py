@@ -166,3 +166,12 @@ def use_handle(other):
     except ValueError as error:
         results.append("no such thing" if "no such thing" in str(error) else str(error))
     return results
+
+
+def ask_for_module(other, function):
+    """Whether another worker has the module of a function, before it is called."""
+    return rpc.rpc_sync(other, has_module, args=(function.__module__,))
+
+
+def has_module(name):
+    return name in sys.modules

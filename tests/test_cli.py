@@ -175,7 +175,7 @@ class TestDeath:
 
 
 class TestBench:
-    @pytest.mark.parametrize("name", ["launch", "reinforce"])
+    @pytest.mark.parametrize("name", ["launch", "reinforce", "rnn"])
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path):
         file = tmp_path / "bench.json"
         assert main(["bench", name, "--smoke", "--json", str(file)]) == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import rnn_roles
 import roles
 import torch
 
@@ -86,6 +87,16 @@ class TestResults:
     def test_nothing_is_said_that_a_role_did_not_say(self, capfd):
         launch({"agent": Role(roles.converse, ("other", 2)), "other": Role(serve)})
         assert capfd.readouterr() == ("", "")
+
+    def test_every_worker_has_imported_what_any_role_needs(self):
+        # Otherwise the threads that answer calls would import it, two at a time.
+        results = launch(
+            {
+                "agent": Role(roles.ask_for_module, ("idle", rnn_roles.kind_of)),
+                "idle": Role(serve),
+            }
+        )
+        assert results["agent"] is True
 
 
 class TestRefusal:

@@ -60,6 +60,8 @@ def rows(
 ) -> list[Row]:
     """Medians of what :func:`interleave` measured, each over the baseline variant's.
 
+    A figure that the baseline does not have is compared with the first variant's.
+
     Args:
         values: by variant and figure.
         units: of each figure; a figure that is not in it is not reported.
@@ -71,16 +73,21 @@ def rows(
         for figure, measured in figures.items()
         if figure in units
     }
-    return [
-        Row(
-            f"{variant}: {figure}",
-            median,
-            units[figure],
-            f"{baseline}: {figure}",
-            median / medians[baseline, figure],
+    measured = []
+    for (variant, figure), median in medians.items():
+        # A baseline without this figure: the first variant that has it stands in.
+        first = next(name for name, other in medians if other == figure)
+        against = baseline if (baseline, figure) in medians else first
+        measured.append(
+            Row(
+                f"{variant}: {figure}",
+                median,
+                units[figure],
+                f"{against}: {figure}",
+                median / medians[against, figure],
+            )
         )
-        for (variant, figure), median in medians.items()
-    ]
+    return measured
 
 
 def report(measured: list[Row], **more: Any) -> dict[str, Any]:

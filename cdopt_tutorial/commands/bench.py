@@ -8,6 +8,7 @@ from cdopt_tutorial.commands.common import JsonFile, add_json, bad_input, named_
 BENCHES = {
     "launch": "starting four workers, against torch.multiprocessing.spawn",
     "reinforce": "chapter 1's four conversations, trained until solved",
+    "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
 }
 
 

@@ -2,12 +2,15 @@
 
 import argparse
 import math
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from cdopt_tutorial.commands.common import (
     JsonFile,
     add_run_options,
     bad_input,
+    check_device,
     check_writable,
     named_failure,
 )
@@ -41,6 +44,9 @@ def add(commands) -> None:
     option("--epochs", type=int, default=6, metavar="N", help="default: 6")
     option("--max-steps", type=int, metavar="N", help="stop after these")
     option("--checkpoint", type=Path, metavar="FILE", help="keep checkpoints here")
+    option(
+        "--save-every", type=int, default=50, metavar="N", help="steps (default: 50)"
+    )
     option("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
     option(
         "--against-local",
@@ -65,12 +71,16 @@ def run(args: argparse.Namespace) -> int:
         histories = parameter_server.run(job, deadline=float("inf"), on_report=_log)
         wire = measured_bytes(job)
     corpus, first = job.corpus, histories[0]
+    if not math.isfinite(_perplexity(first.progress[-1].valid_loss)):
+        print("cdopt-tutorial: the training diverged; lower --lr", file=sys.stderr)
+        return 1
     found = {
         "train_loss": first.progress[-1].train_loss,
-        "valid_perplexity": math.exp(first.progress[-1].valid_loss),
+        "valid_perplexity": _perplexity(first.progress[-1].valid_loss),
         "baseline_perplexity": bigram_perplexity(corpus),
         "unigram_perplexity": unigram_perplexity(corpus),
-        "tokens_per_second": sum(h.tokens for h in histories) / first.seconds,
+        # Nothing is read where the checkpoint was of a complete run.
+        "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
         "bytes_per_step": wire,
         "expected_bytes_per_step": expected_bytes(job.config, len(corpus.vocabulary)),
         "seconds": first.seconds,
@@ -79,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         "staleness": [history.staleness for history in histories],
     }
     if args.against_local:
-        local = parameter_server.run_locally(job).weights
+        local = parameter_server.run_locally(replace(job, keep=None)).weights
         found["max_parameter_difference"] = max(
             (first.weights[name] - weight).abs().max().item()
             for name, weight in local.items()
@@ -121,9 +131,12 @@ def _job(args: argparse.Namespace):
         clip=args.clip,
         epochs=args.epochs,
         max_steps=SMOKE_STEPS if args.smoke else args.max_steps,
+        save_every=args.save_every,
         seed=args.seed,
         dtype="float64" if args.against_local else "float32",
     )
+    if check_device(args.device) != "cpu":
+        raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     if args.checkpoint is not None:
@@ -136,10 +149,14 @@ def _job(args: argparse.Namespace):
     return Job(config, corpus, resume, args.checkpoint and args.checkpoint.absolute())
 
 
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 def _log(_, note) -> None:
     if note.valid_loss is not None:
         print(
             f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
-            f"validation perplexity {math.exp(note.valid_loss):.1f}",
+            f"validation perplexity {_perplexity(note.valid_loss):.1f}",
             flush=True,
         )

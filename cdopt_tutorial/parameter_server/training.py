@@ -29,7 +29,7 @@ from cdopt_tutorial.parameter_server.steps import (
     SharedStep,
     gather,
 )
-from cdopt_tutorial.workers import Role, launch, report, serve
+from cdopt_tutorial.workers import Role, launch, report
 from cdopt_tutorial.workers.remote import LocalRef
 
 SERVER = "ps"
@@ -90,7 +90,7 @@ class History:
             resumed checkpoint included.
         staleness: of each step of this run.
         tokens: that it has read in this run.
-        seconds: that its steps took, without evaluation.
+        step_seconds: of each step of this run.
         weights: all parameters by name; the first trainer's only.
     """
 
@@ -98,8 +98,13 @@ class History:
     losses: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     tokens: int = 0
-    seconds: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """What all steps of this run took, without evaluation."""
+        return sum(self.step_seconds)
 
 
 def run(job: Job, **options: Any) -> list[History]:
@@ -120,10 +125,10 @@ def run(job: Job, **options: Any) -> list[History]:
     check(job)
     cores, num_trainers = psutil.cpu_count(), job.config.num_trainers
     threads = max(1, cores // num_trainers)
-    roles = {SERVER: Role(serve, num_threads=cores)}
+    roles = {SERVER: Role(answer, num_threads=cores)}
     chief, *others = [f"trainer{rank}" for rank in range(num_trainers)]
     roles[chief] = Role(run_chief, (job,), num_threads=threads)
-    roles |= {name: Role(serve, num_threads=threads) for name in others}
+    roles |= {name: Role(answer, num_threads=threads) for name in others}
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     return launch(roles, **options)[chief]
 
@@ -134,10 +139,17 @@ def check(job: Job) -> None:
     Raises:
         ValueError: the text is too short, or the checkpoint does not fit.
     """
-    for part in (job.corpus.train, job.corpus.valid):
+    train, _ = (
         Stream(part, job.config.seq_len, job.config.batch_size)
+        for part in (job.corpus.train, job.corpus.valid)
+    )
     if job.resume is not None:
         job.resume.fits(job.config, job.corpus.vocabulary.words)
+        if job.resume.window >= len(train):
+            raise ValueError(
+                f"the checkpoint is of another text: {job.resume.window} windows of a "
+                f"pass are done, but this one has {len(train)}"
+            )
 
 
 def run_locally(job: Job) -> History:
@@ -151,18 +163,28 @@ def run_locally(job: Job) -> History:
     return fit(model, LocalStep(refs, job.config), 0, alone, lambda _: None)
 
 
+def answer() -> None:
+    """The role of all but the first trainer: calls tell them what to do.
+
+    Other than ``serve``, it lives here: to find it a worker imports all that the calls
+    need, before the first of them comes. Two calls that import the same at once, each
+    in a thread of its own, may fail.
+    """
+
+
 def run_chief(job: Job) -> list[History]:
     """The first trainer's role: make what is on the server, and begin the training."""
     if job.config.num_trainers == 1:
         return [_train_split(job)]
     args = len(job.corpus.vocabulary), job.config
     server_rref = rpc.remote(SERVER, ParameterServer, args=args)
-    others = [
+    # Its own share is a call, too: then whoever fails is noticed, while the others
+    # wait for it.
+    asked = [
         rpc.rpc_async(f"trainer{rank}", train_shard, args=(server_rref, rank, job))
-        for rank in range(1, job.config.num_trainers)
+        for rank in range(job.config.num_trainers)
     ]
-    own = train_shard(server_rref, 0, job)
-    return [own, *torch.futures.wait_all(others)]
+    return torch.futures.wait_all(asked)
 
 
 def _train_split(job: Job) -> History:
@@ -214,11 +236,12 @@ def fit(
     config, resume = job.config, job.resume
     if resume is not None:
         step.load(resume.weights, resume.optimizer)
-    for epoch in range(resume.epoch if resume else 0, config.epochs):
-        begun = resume.window if resume and epoch == resume.epoch else 0
+    epoch, begun = (resume.epoch, resume.window) if resume else (0, 0)
+    if epoch >= config.epochs or loop.finished:  # all was done before
+        loop.look(max(0, epoch - (begun == 0)))
+    while epoch < config.epochs and not loop.finished:
         loop.epoch(epoch, begun)
-        if loop.finished:
-            break
+        epoch, begun = epoch + 1, 0
     if trainer == 0:
         loop.history.weights = gather(step.refs)
     return loop.history
@@ -234,7 +257,9 @@ class _Loop:
         self._model, self._step, self._trainer = model, step, trainer
         self._job, self._config, self._tell = job, config, tell
         self._limit = config.max_steps or config.epochs * len(stream)
-        self.history = History(losses=list(job.resume.losses) if job.resume else [])
+        self.history = History()
+        if job.resume is not None:
+            self.history.losses = job.resume.losses_of(trainer, config.num_trainers)
 
     @property
     def finished(self) -> bool:
@@ -245,7 +270,7 @@ class _Loop:
         """One pass over the text, from a window on, and what is told and kept of it."""
         self._step.set_lr(self._config.lr * self._config.lr_decay**epoch)
         self._model.train()
-        hidden = self._hidden(begun)
+        hidden, done = self._hidden(begun), begun
         self._begin_anew()
         for window, (tokens, targets) in enumerate(self._stream.windows(begun), begun):
             if self.finished:
@@ -253,14 +278,22 @@ class _Loop:
             if window > begun and window % self._config.save_every == 0:
                 self._keep(epoch, window, hidden)
                 self._begin_anew()
-            hidden = self._one(tokens, targets, hidden)
+            hidden, done = self._one(tokens, targets, hidden), window + 1
             if len(self.history.losses) % REPORT_EVERY == 0:
                 self._note(epoch, None)
+        self.look(epoch)
+        if done == len(self._stream):
+            epoch, done = epoch + 1, 0
+            hidden = self._model.start(self._stream.batch_size)
+        self._keep(epoch, done, hidden)
+
+    def look(self, epoch: int) -> None:
+        """Evaluate, and tell of it; all trainers wait for the first one."""
         self._step.meet()
         valid = evaluate(self._model, self._job) if self._trainer == 0 else None
         self._note(epoch, valid)
-        if not self.finished:
-            self._keep(epoch + 1, 0, self._model.start(self._stream.batch_size))
+        # Whoever went on would switch the server's dropout on in its midst.
+        self._step.meet()
 
     def _hidden(self, begun: int) -> Hidden:
         """Where this trainer's columns stand: zeros, unless a pass is resumed."""
@@ -292,7 +325,7 @@ class _Loop:
 
         begin = time.perf_counter()
         self.history.staleness.append(self._step(loss_of))
-        self.history.seconds += time.perf_counter() - begin
+        self.history.step_seconds.append(time.perf_counter() - begin)
         self.history.tokens += targets.numel()
         self.history.losses.append(carried[0])
         return tuple(state.detach() for state in carried[1])
@@ -301,7 +334,8 @@ class _Loop:
         """Write a checkpoint, all trainers together; the first one writes."""
         if self._job.keep is None:
             return
-        all_hidden = self._step.meet(hidden)
+        met = self._step.meet((hidden, self.history.losses))
+        all_hidden, all_losses = zip(*met, strict=True)
         if self._trainer == 0:
             state = checkpoint.make(
                 self._config,
@@ -313,7 +347,7 @@ class _Loop:
                 hidden=tuple(
                     torch.cat(parts, dim=1) for parts in zip(*all_hidden, strict=True)
                 ),
-                losses=self.history.losses,
+                losses=list(all_losses),
             )
             checkpoint.save(self._job.keep, state)
         self._step.meet()

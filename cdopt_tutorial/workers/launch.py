@@ -84,10 +84,11 @@ def launch(
     )
     if rpc_timeout < 0:
         raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
-    packed = {
-        name: pack.pack(name, (role.function, role.args, dict(role.kwargs)))
-        for name, role in roles.items()
-    }
+    packed, modules = {}, set()
+    for name, role in roles.items():
+        content = role.function, role.args, dict(role.kwargs)
+        packed[name], needed = pack.pack(name, content)
+        modules |= needed
     with _private_folder() as folder:
         settings = process.Settings(
             world_size=len(roles),
@@ -95,6 +96,7 @@ def launch(
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
             polling=polling,
+            modules=tuple(sorted(modules)),
             traced=trace is not None,
         )
         with Group(settings, packed, roles, on_report) as group:

@@ -12,7 +12,7 @@ _WAY_OUT = (
 )
 
 
-def pack(worker: str, content: Any) -> bytes:
+def pack(worker: str, content: Any) -> tuple[bytes, set[str]]:
     """Pickle a role for its worker.
 
     Plain pickle, not multiprocessing's: there torch passes tensors as file
@@ -22,16 +22,20 @@ def pack(worker: str, content: Any) -> bytes:
         worker: name of the worker, for the message.
         content: function, positional and keyword arguments.
 
+    Returns:
+        The pickle, and the modules that whoever loads it has to import.
+
     Raises:
         ValueError: something in it can't be pickled, or lives where a fresh process
             can't import it: a notebook, a function body, a module made on the fly.
     """
     try:
         packed = pickle.dumps(content)
-        _Importable(io.BytesIO(packed)).load()
+        reader = _Importable(io.BytesIO(packed))
+        reader.load()
     except Exception as error:
         raise ValueError(f"{worker}: {_explain(error)}") from error
-    return packed
+    return packed, reader.modules
 
 
 class _NotImportable(Exception):
@@ -41,9 +45,14 @@ class _NotImportable(Exception):
 class _Importable(pickle.Unpickler):
     """Loads a pickle as a worker would, but only what a fresh process can import."""
 
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self.modules: set[str] = set()
+
     def find_class(self, module: str, name: str) -> Any:
         if module == "__main__" or not _has_source(module):
             raise _NotImportable(f"{name} is defined in {_where(module)}")
+        self.modules.add(module)
         return super().find_class(module, name)
 
 

@@ -1,10 +1,12 @@
 """What runs inside a worker: join the others, play the role, report to the parent."""
 
 import faulthandler
+import importlib
 import io
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -38,6 +40,7 @@ class Settings:
         rpc_timeout: seconds until an unanswered call fails.
         rpc_threads: threads that answer calls.
         polling: whether idle workers poll shared memory for messages.
+        modules: what any of the roles needs; every worker imports it first.
         traced: whether to record every call.
     """
 
@@ -46,6 +49,7 @@ class Settings:
     rpc_timeout: float
     rpc_threads: int
     polling: bool
+    modules: tuple[str, ...]
     traced: bool
 
 
@@ -133,11 +137,16 @@ def main(
 ) -> None:
     """Entry point of a worker process; called by the launcher only."""
     global _channel
-    _leave_with_parent()
+    _leave_with_parent(settings.folder)
     _channel = channel = Channel(connection)
     _redirect_output(log_path(settings, name), channel)
     try:
         torch.set_num_threads(num_threads)
+        # Before the first call comes: a worker that only serves would import what it
+        # is asked for in the threads that answer, and two of them can get in each
+        # other's way ("cannot import name ... from partially initialized module").
+        for module in settings.modules:
+            importlib.import_module(module)
         function, args, kwargs = pickle.loads(role)
         channel.send("phase", "joining")
         _join(settings, name, rank)
@@ -150,7 +159,7 @@ def main(
         channel.send("failed", _describe(name, error))
 
 
-def _leave_with_parent() -> None:
+def _leave_with_parent(folder: str) -> None:
     """Make sure that this process, and what it starts, ends when the parent does."""
     os.setpgid(0, 0)
     # Linux kills us with the fork server, which reaches a stopped process too. The
@@ -162,6 +171,7 @@ def _leave_with_parent() -> None:
 
     def watch() -> None:
         wait([sentinel])
+        shutil.rmtree(folder, ignore_errors=True)  # the parent no longer can
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
