@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 
@@ -175,3 +176,13 @@ def ask_for_module(other, function):
 
 def has_module(name):
     return name in sys.modules
+
+
+def make_lock(other):
+    """An object that could not be sent, made where it is to stay."""
+    rref = rpc.remote(other, threading.Lock)
+    return rpc.rpc_sync(other, is_locked, args=(rref,))
+
+
+def is_locked(rref):
+    return rref.local_value().locked()

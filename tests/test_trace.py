@@ -38,6 +38,19 @@ def test_the_four_moments_are_in_order(recorded):
         assert call.sent < call.started <= call.ended < call.received
 
 
+def test_what_stays_with_its_owner_sends_nothing_back(recorded):
+    made = recorded.calls[0]
+    assert (made.method, made.response_bytes) == ("Counter", 0)
+    assert made.request_bytes > 0
+
+
+def test_an_object_that_does_not_pickle_can_be_made_elsewhere():
+    trace_ = Trace()
+    made = Role(roles.make_lock, ("other",))
+    launch({"agent": made, "other": Role(serve)}, trace=trace_)
+    assert [call.method for call in trace_.calls] == ["allocate_lock", "is_locked"]
+
+
 def test_bytes_grow_with_the_tensors(recorded):
     three, five = recorded.calls[2], recorded.calls[5]
     assert five.request_bytes - three.request_bytes == 2 * 4

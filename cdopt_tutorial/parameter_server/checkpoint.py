@@ -12,6 +12,9 @@ from torch import Tensor, optim
 from cdopt_tutorial.parameter_server.config import RNNConfig
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
+MUST_MATCH = (
+    "embedding", "hidden", "num_layers", "seq_len", "batch_size", "optimizer", "dtype"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Checkpoint:
         epoch: passes over the text that are complete.
         window: windows of the next pass that are done.
         hidden: the hidden states of all columns, (num_layers, batch, hidden) each.
-        losses: of all steps so far.
+        losses: of all steps so far, for each trainer.
     """
 
     config: dict[str, Any]
@@ -36,7 +39,7 @@ class Checkpoint:
     epoch: int
     window: int
     hidden: tuple[Tensor, Tensor]
-    losses: list[float]
+    losses: list[list[float]]
 
     def fits(self, config: RNNConfig, words: Sequence[str]) -> None:
         """Check that a run may go on from here.
@@ -47,14 +50,30 @@ class Checkpoint:
         if list(words) != self.words:
             raise ValueError(
                 f"the checkpoint is of another text: it has {len(self.words)} words, "
-                f"this one {len(words)}"
+                f"this one has {len(words)}, and not all are the same"
             )
-        for name in ("embedding", "hidden", "num_layers", "batch_size", "optimizer"):
+        for name in MUST_MATCH:
             saved, asked = self.config[name], getattr(config, name)
             if saved != asked:
                 raise ValueError(
                     f"the checkpoint has {name} {saved!r}, but {asked!r} was asked for"
                 )
+
+    def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
+        """One trainer's losses so far; the whole batch's, if there were more or less.
+
+        Args:
+            trainer: its number in the run that goes on.
+            num_trainers: of that run.
+        """
+        if len(self.losses) == num_trainers:
+            return list(self.losses[trainer])
+        batch_size, num_saved = self.config["batch_size"], len(self.losses)
+        columns = [len(p) for p in torch.arange(batch_size).tensor_split(num_saved)]
+        return [
+            sum(c * loss for c, loss in zip(columns, step, strict=True)) / batch_size
+            for step in zip(*self.losses, strict=True)
+        ]
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -78,12 +97,15 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        ValueError: there is none, or it is truncated or of another kind; one line.
+        ValueError: there is none, or it is truncated or of another kind, or it can't
+            be read; one line.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"checkpoint {str(path)!r}: there is no such file") from None
+    except OSError as error:
+        raise ValueError(f"checkpoint {str(path)!r}: {error.strerror}") from error
     except Exception as error:  # torch has no error of its own for a bad file
         raise ValueError(
             f"checkpoint {str(path)!r}: it is truncated, or no checkpoint at all"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import psutil
 
 from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.training import Job, run
 from cdopt_tutorial.workers.process import LOOPBACK
 
@@ -12,11 +13,12 @@ STEPS = 8
 
 
 def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
-    """Bytes of the large tensors of one full window, for one trainer.
+    """Bytes of the large tensors of one full window, of all trainers together.
 
     The word vectors come and their gradients go; so do the LSTM's outputs, the other
-    way round; and with the cut "logits", the logits and theirs. Tokens and targets
-    are 8 bytes each; messages around the tensors are not counted.
+    way round; and with the cut "logits", the logits and theirs. Several trainers each
+    pull the LSTM's weights and send their gradients. Tokens and targets are 8 bytes
+    each; messages around the tensors are not counted.
     """
     tokens = config.seq_len * config.batch_size
     width = config.embedding + config.hidden
@@ -25,7 +27,11 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
         width += vocab_size
     else:
         indices += tokens  # the targets travel, too
-    return 2 * tokens * width * config.torch_dtype.itemsize + 8 * indices
+    numbers = tokens * width
+    if config.num_trainers > 1:
+        weights = build("rnn", vocab_size, config).parameters()
+        numbers += config.num_trainers * sum(weight.numel() for weight in weights)
+    return 2 * numbers * config.torch_dtype.itemsize + 8 * indices
 
 
 def measured_bytes(job: Job) -> float:

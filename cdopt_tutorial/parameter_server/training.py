@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -129,6 +131,7 @@ def run(job: Job, **options: Any) -> list[History]:
     chief, *others = [f"trainer{rank}" for rank in range(num_trainers)]
     roles[chief] = Role(run_chief, (job,), num_threads=threads)
     roles |= {name: Role(answer, num_threads=threads) for name in others}
+    options.setdefault("polling", False)  # while one worker computes, others wait
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     return launch(roles, **options)[chief]
 
@@ -178,13 +181,19 @@ def run_chief(job: Job) -> list[History]:
         return [_train_split(job)]
     args = len(job.corpus.vocabulary), job.config
     server_rref = rpc.remote(SERVER, ParameterServer, args=args)
-    # Its own share is a call, too: then whoever fails is noticed, while the others
-    # wait for it.
-    asked = [
-        rpc.rpc_async(f"trainer{rank}", train_shard, args=(server_rref, rank, job))
-        for rank in range(job.config.num_trainers)
-    ]
-    return torch.futures.wait_all(asked)
+    # Its own share has a thread: whoever fails must be noticed while others wait.
+    done: SimpleQueue = SimpleQueue()
+    for rank in range(1, job.config.num_trainers):
+        args = server_rref, rank, job
+        asked = rpc.rpc_async(f"trainer{rank}", train_shard, args=args)
+        asked.add_done_callback(lambda f, rank=rank: done.put((rank, f.wait)))
+    own = ThreadPoolExecutor(1).submit(train_shard, server_rref, 0, job)
+    own.add_done_callback(lambda f: done.put((0, f.result)))
+    histories = {}
+    while len(histories) < job.config.num_trainers:
+        rank, result = done.get()
+        histories[rank] = result()
+    return [histories[rank] for rank in sorted(histories)]
 
 
 def _train_split(job: Job) -> History:

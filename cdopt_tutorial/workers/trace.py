@@ -68,6 +68,11 @@ class Span:
     started: int
     ended: int
 
+    def as_call(self) -> Call:
+        """The same as a call of the worker to itself, for a timeline."""
+        begin, end = self.started, self.ended
+        return Call(self.worker, self.worker, self.name, begin, begin, end, end, 0, 0)
+
 
 @dataclass
 class Trace:
@@ -145,6 +150,7 @@ class _Question:
     callee: str
     method: str
     request_bytes: int
+    stays: bool  # the result, with its owner: the call was a ``remote``
     sent: int = 0
     received: int = 0
 
@@ -191,10 +197,10 @@ def install(worker: str) -> None:
     _record = Record(worker)
     api._default_pickler = _Pickler(api._default_pickler)
     api._invoke_rpc_python_udf = _hooked(
-        api._invoke_rpc_python_udf, lambda future: future
+        api._invoke_rpc_python_udf, lambda future: future, stays=False
     )
     api._invoke_remote_python_udf = _hooked(
-        api._invoke_remote_python_udf, lambda rref: rref._get_future()
+        api._invoke_remote_python_udf, lambda rref: rref._get_future(), stays=True
     )
 
 
@@ -223,14 +229,15 @@ class _Pickler:
         return self._pickler.deserialize(*content)
 
 
-def _hooked(invoke: Callable, future_of: Callable) -> Callable:
+def _hooked(invoke: Callable, future_of: Callable, stays: bool) -> Callable:
     """The function that sends, wrapped to note when a call leaves and returns."""
 
     def send(to, *content):
         if _thread.pending is None:
             return invoke(to, *content)
         key, method, request_bytes = _thread.pending
-        question = _record.questions[key] = _Question(to.name, method, request_bytes)
+        question = _Question(to.name, method, request_bytes, stays)
+        _record.questions[key] = question
         question.sent = time.monotonic_ns()
         sent = invoke(to, *content)
 
@@ -254,12 +261,19 @@ def _answer(key: str, function: Callable, args: tuple, kwargs: dict) -> Any:
 
         def note(future: torch.futures.Future) -> None:
             answer.ended = time.monotonic_ns()
-            answer.response_bytes = size(future.value())
+            answer.response_bytes = _answer_size(future.value())
 
         result.add_done_callback(note)
     else:
-        answer.response_bytes = size(result)
+        answer.response_bytes = _answer_size(result)
     return result
+
+
+def _answer_size(result: Any) -> int:
+    try:
+        return size(result)
+    except Exception:  # what can't be pickled stays here, or torch will complain itself
+        return 0
 
 
 def _method(call: PythonUDF) -> str:
@@ -300,7 +314,7 @@ def _joined(caller: str, question: _Question, answer: _Answer, begin: int) -> Ca
         answer.ended - begin,
         question.received - begin,
         question.request_bytes,
-        answer.response_bytes,
+        0 if question.stays else answer.response_bytes,
     )
 
 

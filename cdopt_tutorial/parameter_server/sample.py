@@ -1,0 +1,46 @@
+"""Let a trained model write, in one process, whoever trained it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cdopt_tutorial.data import Vocabulary, detokenize
+from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.parameter_server.model import RNNModel, build
+from cdopt_tutorial.parameter_server.steps import PARTS, load_weights
+from cdopt_tutorial.workers.remote import LocalRef
+
+
+@torch.no_grad()
+def write(
+    weights: Mapping[str, Tensor],
+    config: RNNConfig,
+    vocabulary: Vocabulary,
+    begin: str,
+    length: int = 60,
+    temperature: float = 0.7,
+    seed: int = 0,
+) -> str:
+    """Go on from a first word, drawing one word after the other.
+
+    Args:
+        weights: all parameters by name, as a run returns them.
+        config: of that run.
+        vocabulary: of its text; ``<unk>``, word 0, is never drawn.
+        begin: a word of the vocabulary.
+        length: words in all.
+        temperature: below 1 prefers likely words.
+        seed: of the draw.
+    """
+    refs = {name: LocalRef(build(name, len(vocabulary), config)) for name in PARTS}
+    load_weights(refs, weights)
+    rnn = refs["rnn"].local_value()
+    model = RNNModel(refs["embedding"], refs["decoder"], rnn, config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
+    while len(tokens) < length:
+        logits, hidden = model(torch.tensor([[tokens[-1]]]), hidden)
+        chances = torch.softmax(logits[0, 0, 1:] / temperature, dim=0)
+        tokens.append(1 + torch.multinomial(chances, 1, generator=generator).item())
+    return detokenize(vocabulary.decode(tokens))

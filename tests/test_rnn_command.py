@@ -1,0 +1,219 @@
+"""The command `cdopt-tutorial rnn`: good runs, bad input, and workers that die."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.workers import group
+
+COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli", "rnn"]
+SMALL = ["--embedding", "8", "--hidden", "8", "--seq-len", "5", "--batch-size", "4"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A corpus of 1,200 tokens."""
+    file = tmp_path / "text"
+    file.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+    return file
+
+
+@pytest.fixture
+def rnn(tmp_path, text):
+    """Run the command on the small text; returns what it wrote."""
+
+    def run(*args, code=0):
+        file = tmp_path / "out.json"
+        file.unlink(missing_ok=True)
+        base = ["rnn", "--corpus", str(text), *SMALL, "--json", str(file)]
+        assert main([*base, *args]) == code
+        return json.loads(file.read_text()) if code == 0 else None
+
+    return run
+
+
+class TestRun:
+    def test_a_smoke_run_writes_what_it_found(self, rnn, capsys):
+        results = rnn("--smoke")
+        assert results["steps"] == len(results["losses"][0]) == 30
+        assert len(results["losses"]) == len(results["staleness"]) == 1
+        assert results["train_loss"] == pytest.approx(
+            sum(results["losses"][0][-10:]) / 10
+        )
+        assert 1 < results["valid_perplexity"] < 30
+        assert 1 < results["baseline_perplexity"] < results["unigram_perplexity"]
+        assert results["tokens_per_second"] * results["seconds"] == pytest.approx(
+            30 * 5 * 4
+        )
+        assert isinstance(results["bytes_per_step"], float)
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        assert f"perplexity {results['valid_perplexity']:.1f}" in printed.out
+
+    @pytest.mark.parametrize(
+        "args",
+        [["--cut", "loss"], ["--cut", "logits"], ["--num-trainers", "2"]],
+        ids=["loss", "logits", "2 trainers"],
+    )
+    def test_against_local(self, rnn, args):
+        results = rnn("--smoke", "--against-local", *args)
+        assert 0 <= results["max_parameter_difference"] <= 1e-10
+
+    @pytest.mark.parametrize("cut", ["loss", "logits"])
+    def test_bytes_are_those_of_the_arithmetic(self, rnn, cut):
+        wide = ["--embedding", "200", "--hidden", "200", "--seq-len", "20"]
+        for _ in range(3):  # the device counts what other programs send, too
+            results = rnn("--max-steps", "1", "--cut", cut, *wide)
+            ratio = results["bytes_per_step"] / results["expected_bytes_per_step"]
+            if 1 <= ratio <= 1.15:
+                break
+        assert 1 <= ratio <= 1.15
+
+    def test_that_is_resumed_goes_on_as_if_it_had_not_ended(self, rnn, tmp_path):
+        whole = rnn("--max-steps", "12", "--save-every", "4")
+        file = tmp_path / "checkpoint"
+        keep = "--checkpoint", str(file), "--save-every", "4"
+        assert rnn("--max-steps", "8", *keep)["losses"][0] == whole["losses"][0][:8]
+        resume = "--resume", str(file), "--save-every", "4"
+        resumed = rnn("--max-steps", "12", *resume)
+        for name in ("losses", "train_loss", "valid_perplexity", "steps"):
+            assert resumed[name] == whole[name]
+        again = rnn("--max-steps", "8", *resume)
+        assert again["tokens_per_second"] == 0
+        assert len(again["losses"][0]) == 8
+
+    def test_that_diverges_is_a_failure_in_one_line(self, rnn, capsys):
+        rnn("--smoke", "--lr", "1e6", code=1)
+        error = capsys.readouterr().err
+        assert "diverged" in error
+        assert error.count("\n") == 1
+
+
+class TestBadInput:
+    @pytest.fixture(autouse=True)
+    def no_process_starts(self, monkeypatch):
+        def start(*_):
+            raise AssertionError("a process was about to start")
+
+        monkeypatch.setattr(group.Group, "_start", start)
+
+    def refused(self, args, message, capsys):
+        assert main(["rnn", *map(str, args)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        assert message in printed.err
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (None, "there is no such file"),
+            (b"", "it is empty"),
+            (b"\x7fELF\0\1\2" * 1000, "it is binary"),
+            (b"too short to learn from", "at least 1000 are needed"),
+        ],
+        ids=["missing", "empty", "binary", "short"],
+    )
+    def test_a_corpus_that_does_not_do(self, content, message, tmp_path, capsys):
+        file = tmp_path / "corpus"
+        if content is not None:
+            file.write_bytes(content)
+        self.refused(["--corpus", file], message, capsys)
+        self.refused(["--corpus", file], repr(str(file)), capsys)
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--cut", "crew"], "cut is 'crew', but must be logits or loss"),
+            (["--num-trainers", "0"], "num_trainers is 0"),
+            (["--num-trainers", "3", "--batch-size", "2"], "each needs a column"),
+            (["--num-trainers", "two"], "invalid int value"),
+            (["--optimizer", "hope"], "optimizer is 'hope'"),
+            (["--lr", "nan"], "lr is nan"),
+            (["--dropout", "1"], "dropout is 1.0"),
+            (["--clip", "0"], "clip is 0.0"),
+            (["--max-steps", "0"], "max_steps is 0"),
+            (["--save-every", "0"], "save_every is 0"),
+            (["--seed", "-3"], "seed is -3"),
+            (["--async", "--against-local"], "no equal in one process"),
+            (["--device", "abacus"], "device 'abacus' can't be used"),
+            (["--device", "meta"], "device is 'meta', but"),
+            (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
+            (["--checkpoint", "/no/such/folder/file"], "can't write /no/such/folder"),
+            (["--checkpoint", "/"], "can't write /: it is a directory"),
+            (["--resume", "/no/such/file"], "there is no such file"),
+            (["--resume", "/"], "directory"),
+            (["--resume", __file__], "no checkpoint at all"),
+            (["--loud"], "unrecognized arguments: --loud"),
+        ],
+    )
+    def test_an_option_that_does_not_do(self, args, message, capsys):
+        self.refused(args, message, capsys)
+
+    def test_more_columns_than_text(self, text, capsys):
+        args = ["--corpus", text, "--batch-size", "5000"]
+        self.refused(args, "5000 columns need", capsys)
+
+
+def test_a_checkpoint_of_another_text_is_refused(rnn, text, tmp_path, capsys):
+    file = str(tmp_path / "checkpoint")
+    rnn("--max-steps", "1", "--checkpoint", file)
+    text.write_text("another text of other words\n" * 300)
+    rnn("--resume", file, code=2)
+    assert "the checkpoint is of another text" in capsys.readouterr().err
+
+
+class TestDeath:
+    @pytest.fixture
+    def running(self, text, tmp_path):
+        """A run with two trainers under way, and all processes below it."""
+        file = tmp_path / "checkpoint"
+        process = subprocess.Popen(
+            [
+                *COMMAND, *SMALL, "--corpus", str(text), "--num-trainers", "2",
+                "--epochs", "100000", "--checkpoint", str(file),
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # A shell that started the tests in the background has it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        while "Training" not in process.stdout.readline():
+            assert process.poll() is None
+        yield process, psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank):
+        process, children = running
+        # The fork server's children, in the order of their ranks.
+        workers = sorted(
+            (c for c in children if c.ppid() != process.pid), key=lambda c: c.pid
+        )
+        workers[rank].kill()
+        _, error = process.communicate(timeout=10)
+        assert process.returncode == 1
+        name = ["ps", "trainer0", "trainer1"][rank]
+        assert f"{name} was killed by SIGKILL" in error
+        self.assert_gone(children)
+
+    def test_of_the_command_takes_the_workers_with_it(self, running):
+        process, children = running
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=10)
+        assert process.returncode == 130
+        assert "Traceback" not in error
+        self.assert_gone(children)
+
+    def assert_gone(self, children):
+        limit = time.monotonic() + 10
+        while left := [
+            c for c in children if c.is_running() and c.status() != "zombie"
+        ]:
+            assert time.monotonic() < limit, left
+            time.sleep(0.1)
