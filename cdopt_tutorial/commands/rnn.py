@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         "unigram_perplexity": unigram_perplexity(corpus),
         # Nothing is read where the checkpoint was of a complete run.
         "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
-        "bytes_per_step": wire,
+        "bytes_per_step": wire if math.isfinite(wire) else None,
         "expected_bytes_per_step": expected_bytes(job.config, len(corpus.vocabulary)),
         "seconds": first.seconds,
         "steps": len(first.losses),

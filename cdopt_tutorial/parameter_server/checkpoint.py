@@ -1,6 +1,7 @@
 """Save a training and go on with it, on any number of workers or none."""
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,7 +102,9 @@ def load(path: Path) -> Checkpoint:
             be read; one line.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of how a foreign pickle was written
+            warnings.simplefilter("ignore", UserWarning)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"checkpoint {str(path)!r}: there is no such file") from None
     except OSError as error:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed.autograd as dist_autograd
-import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.futures import Future
 
@@ -17,6 +16,10 @@ from cdopt_tutorial.parameter_server.optimizer import (
     clip_factor,
     squared_norm,
 )
+from cdopt_tutorial.workers.remote import Handle
+
+_shared: list["ParameterServer"] = []  # this process's, once somebody asked for it
+_making = threading.Lock()
 
 
 class ParameterServer:
@@ -64,7 +67,6 @@ class ParameterServer:
             self._apply([dist_autograd.get_gradients(context_id)])
             return stale
 
-    @rpc.functions.async_execution
     def step_together(self, trainer: int, context_id: int) -> Future[int]:
         """Synchronous: one step with the sum of all trainers' gradients.
 
@@ -89,7 +91,6 @@ class ParameterServer:
             future_.set_result(0)
         return future
 
-    @rpc.functions.async_execution
     def meet(self, trainer: int, brought: Any) -> Future[list]:
         """A future that completes once all trainers have come: what each brought."""
         future: Future[list] = Future()
@@ -133,3 +134,19 @@ class ParameterServer:
                 gradient.mul_(scale)
         self._optimizer.step()
         self.version += 1
+
+
+def shared_server(vocab_size: int, config: RNNConfig) -> Handle:
+    """The one server of this process; runs on ``ps``, for every trainer.
+
+    Whoever asks first has it made.
+    """
+    with _making:
+        if not _shared:
+            _shared.append(ParameterServer(vocab_size, config))
+        return Handle.to(_shared[0])
+
+
+def part_of(server: Handle, name: str) -> nn.Module:
+    """The embedding, the rnn or the decoder; runs on ``ps``, where it stays."""
+    return server.call("part", name)

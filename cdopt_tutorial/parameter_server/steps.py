@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
-import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
 from cdopt_tutorial.parameter_server import checkpoint
@@ -16,7 +15,7 @@ from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel
 from cdopt_tutorial.parameter_server.optimizer import Distributed, choice
 from cdopt_tutorial.workers import span
-from cdopt_tutorial.workers.remote import remote_method
+from cdopt_tutorial.workers.remote import Handle, remote_method
 
 PARTS = ("embedding", "rnn", "decoder")
 
@@ -114,7 +113,7 @@ class SharedStep:
 
     Args:
         refs: a reference to each part of the model, by its name.
-        server_rref: reference to the :class:`ParameterServer`.
+        server: the :class:`ParameterServer`.
         trainer: number of this trainer.
         config: of the run.
     """
@@ -122,30 +121,29 @@ class SharedStep:
     def __init__(
         self,
         refs: Mapping[str, Any],
-        server_rref: rpc.RRef,
+        server: Handle,
         trainer: int,
         config: RNNConfig,
     ):
         self.refs = refs
-        self._server, self._trainer, self._sync = server_rref, trainer, config.sync
+        self._server, self._trainer, self._sync = server, trainer, config.sync
 
     def __call__(self, loss_of: Callable[[], Tensor]) -> int:
         """Compute the loss, leave the gradients; returns the staleness."""
-        server = self._server.rpc_sync()
         with dist_autograd.context() as context_id:
-            begun = 0 if self._sync else server.begin()
+            begun = 0 if self._sync else self._server.call("begin")
             with span("forward"):
                 loss = loss_of()
             with span("backward"):
                 dist_autograd.backward(context_id, [loss])
             with span("optimizer"):
                 if self._sync:
-                    return server.step_together(self._trainer, context_id)
-                return server.step(context_id, begun)
+                    return self._server.call("step_together", self._trainer, context_id)
+                return self._server.call("step", context_id, begun)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; every trainer asks for the same."""
-        self._server.rpc_sync().set_lr(lr)
+        self._server.call("set_lr", lr)
 
     def reseed(self, seed: int) -> None:
         """Let the dropout's chance begin anew, here and on the server."""
@@ -155,16 +153,16 @@ class SharedStep:
 
     def meet(self, brought: Any = None) -> list:
         """Wait for all trainers; returns what each brought."""
-        return self._server.rpc_sync(timeout=0).meet(self._trainer, brought)
+        return self._server.call("meet", self._trainer, brought)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the server's optimizer keeps, by the parameters' names."""
-        return self._server.rpc_sync().optimizer_state()
+        return self._server.call("optimizer_state")
 
     def load(self, weights: dict[str, Tensor], states: dict[str, dict]) -> None:
         """Take the parameters and the optimizer's state of a checkpoint."""
         if self._trainer == 0:
-            self._server.rpc_sync().load(weights, states)
+            self._server.call("load", weights, states)
 
 
 def gather(refs: Mapping[str, Any]) -> dict[str, Tensor]:

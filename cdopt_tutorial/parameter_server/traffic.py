@@ -1,9 +1,11 @@
 """How many bytes a step sends: by arithmetic, and as the network device counts them."""
 
+import math
 from dataclasses import replace
 
 import psutil
 
+from cdopt_tutorial.data import Stream
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.training import Job, run
@@ -39,13 +41,15 @@ def measured_bytes(job: Job) -> float:
 
     The workers talk by sockets for this, and what both runs send, at their start and
     their end, cancels. Everything is in it, the backward pass too, which no trace
-    sees; and so is what other programs send meanwhile.
+    sees; and so is what other programs send meanwhile. NaN for a text of one window.
     """
-    return (_sent(job, STEPS + 1) - _sent(job, 1)) / STEPS
+    windows = len(Stream(job.corpus.train, job.config.seq_len, job.config.batch_size))
+    more = min(STEPS, windows - 1)
+    return (_sent(job, 1 + more) - _sent(job, 1)) / more if more else math.nan
 
 
 def _sent(job: Job, steps: int) -> int:
-    config = replace(job.config, max_steps=steps)
+    config = replace(job.config, max_steps=steps, epochs=1)
     before = psutil.net_io_counters(pernic=True)[LOOPBACK].bytes_sent
     run(replace(job, config=config, resume=None, keep=None), polling=False)
     return psutil.net_io_counters(pernic=True)[LOOPBACK].bytes_sent - before

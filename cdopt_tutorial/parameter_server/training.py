@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -23,7 +21,7 @@ from cdopt_tutorial.parameter_server.model import (
     RNNModel,
     build,
 )
-from cdopt_tutorial.parameter_server.server import ParameterServer
+from cdopt_tutorial.parameter_server.server import part_of, shared_server
 from cdopt_tutorial.parameter_server.steps import (
     PARTS,
     DistributedStep,
@@ -31,7 +29,7 @@ from cdopt_tutorial.parameter_server.steps import (
     SharedStep,
     gather,
 )
-from cdopt_tutorial.workers import Role, launch, report
+from cdopt_tutorial.workers import Role, launch, report, serve
 from cdopt_tutorial.workers.remote import LocalRef
 
 SERVER = "ps"
@@ -127,13 +125,14 @@ def run(job: Job, **options: Any) -> list[History]:
     check(job)
     cores, num_trainers = psutil.cpu_count(), job.config.num_trainers
     threads = max(1, cores // num_trainers)
-    roles = {SERVER: Role(answer, num_threads=cores)}
-    chief, *others = [f"trainer{rank}" for rank in range(num_trainers)]
-    roles[chief] = Role(run_chief, (job,), num_threads=threads)
-    roles |= {name: Role(answer, num_threads=threads) for name in others}
+    roles = {SERVER: Role(serve, num_threads=cores)}
+    trainers = [f"trainer{rank}" for rank in range(num_trainers)]
+    for rank, name in enumerate(trainers):
+        roles[name] = Role(run_trainer, (job, rank), num_threads=threads)
     options.setdefault("polling", False)  # while one worker computes, others wait
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
-    return launch(roles, **options)[chief]
+    results = launch(roles, **options)
+    return [results[name] for name in trainers]
 
 
 def check(job: Job) -> None:
@@ -166,34 +165,11 @@ def run_locally(job: Job) -> History:
     return fit(model, LocalStep(refs, job.config), 0, alone, lambda _: None)
 
 
-def answer() -> None:
-    """The role of all but the first trainer: calls tell them what to do.
-
-    Other than ``serve``, it lives here: to find it a worker imports all that the calls
-    need, before the first of them comes. Two calls that import the same at once, each
-    in a thread of its own, may fail.
-    """
-
-
-def run_chief(job: Job) -> list[History]:
-    """The first trainer's role: make what is on the server, and begin the training."""
+def run_trainer(job: Job, trainer: int) -> History:
+    """A trainer's role."""
     if job.config.num_trainers == 1:
-        return [_train_split(job)]
-    args = len(job.corpus.vocabulary), job.config
-    server_rref = rpc.remote(SERVER, ParameterServer, args=args)
-    # Its own share has a thread: whoever fails must be noticed while others wait.
-    done: SimpleQueue = SimpleQueue()
-    for rank in range(1, job.config.num_trainers):
-        args = server_rref, rank, job
-        asked = rpc.rpc_async(f"trainer{rank}", train_shard, args=args)
-        asked.add_done_callback(lambda f, rank=rank: done.put((rank, f.wait)))
-    own = ThreadPoolExecutor(1).submit(train_shard, server_rref, 0, job)
-    own.add_done_callback(lambda f: done.put((0, f.result)))
-    histories = {}
-    while len(histories) < job.config.num_trainers:
-        rank, result = done.get()
-        histories[rank] = result()
-    return [histories[rank] for rank in sorted(histories)]
+        return _train_split(job)
+    return _train_shard(job, trainer)
 
 
 def _train_split(job: Job) -> History:
@@ -209,20 +185,19 @@ def _train_split(job: Job) -> History:
     return fit(model, step, 0, job, report)
 
 
-def train_shard(server_rref: rpc.RRef, trainer: int, job: Job) -> History:
-    """Train on one trainer's columns; the first trainer calls it on each."""
-    refs = {
-        name: rpc.remote(server_rref.owner(), _part, args=(server_rref, name))
-        for name in PARTS
-    }
+def _train_shard(job: Job, trainer: int) -> History:
+    """One of several trainers: the server owns everything, and is shared by name.
+
+    No RRef is handed from trainer to trainer: each would be one more user of it, to be
+    confirmed by its owner before anybody may leave.
+    """
+    vocab_size = len(job.corpus.vocabulary)
+    server = rpc.rpc_sync(SERVER, shared_server, args=(vocab_size, job.config))
+    refs = {name: rpc.remote(SERVER, part_of, args=(server, name)) for name in PARTS}
     rnn = PulledRecurrence(refs["rnn"], job.config)
     model = RNNModel(refs["embedding"], refs["decoder"], rnn, job.config)
-    step = SharedStep(refs, server_rref, trainer, job.config)
+    step = SharedStep(refs, server, trainer, job.config)
     return fit(model, step, trainer, job, report)
-
-
-def _part(server_rref: rpc.RRef, name: str) -> torch.nn.Module:
-    return server_rref.local_value().part(name)
 
 
 def fit(

@@ -93,14 +93,19 @@ class Handle:
         if not numbers:
             numbers.append(len(_shared))
             _shared.append(value)
-        joined = rpc.api._is_current_rpc_agent_set()
-        return Handle(rpc.get_worker_info().name if joined else "", numbers[0])
+        return Handle(_own_name(), numbers[0])
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the object where it lives, and wait for the result."""
-        if not self.worker:
+        if self.worker == _own_name():
             return _call(getattr(_shared[self.number], method), *args)
         return rpc.rpc_sync(self.worker, call_shared, args=(self.number, method, *args))
+
+
+def _own_name() -> str:
+    """This worker's name; empty where there is no RPC."""
+    joined = rpc.api._is_current_rpc_agent_set()
+    return rpc.get_worker_info().name if joined else ""
 
 
 _shared: list[Any] = []  # the objects of this process that have handles
