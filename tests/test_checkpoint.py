@@ -67,7 +67,8 @@ def assert_same(one, other, within=0.0):
 
 class TestResume:
     @pytest.fixture(scope="class")
-    def whole(self):
+    @classmethod
+    def whole(cls):
         return distributed(CONFIG)
 
     @pytest.mark.parametrize("steps", [8, 20], ids=["within a pass", "between two"])
@@ -226,7 +227,8 @@ checkpoint.save(Path({str(file)!r}), state)
 
 class TestLoad:
     @pytest.fixture(scope="class")
-    def whole(self, tmp_path_factory):
+    @classmethod
+    def whole(cls, tmp_path_factory):
         file = tmp_path_factory.mktemp("whole") / "file"
         local(replace(STILL, max_steps=1), keep=file)
         return file.read_bytes()

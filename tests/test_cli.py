@@ -2,19 +2,14 @@
 
 import json
 import signal
-import subprocess
-import sys
-import time
 
-import psutil
 import pytest
+from running import Running
 
 from cdopt_tutorial.bench import rows
 from cdopt_tutorial.bench.reinforce import traffic
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.workers import group
-
-COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
 
 
 class TestReinforce:
@@ -128,50 +123,22 @@ class TestBadInput:
 class TestDeath:
     @pytest.fixture
     def running(self):
-        """A run under way, and all processes below it."""
-        process = subprocess.Popen(
-            [*COMMAND, "reinforce", "--conversation=per-step", "--log-interval=1"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            # A shell that started the tests in the background has it ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        while "Episode" not in process.stdout.readline():
-            assert process.poll() is None
-        yield process, psutil.Process(process.pid).children(recursive=True)
-        process.kill()
+        args = ["reinforce", "--conversation=per-step", "--log-interval=1"]
+        running = Running(args, sign="Episode")
+        yield running
+        running.process.kill()
 
-    @pytest.mark.parametrize("rank", [0, 1, 2])
-    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank):
-        process, children = running
-        # The fork server's children, in the order of their ranks.
-        workers = sorted(
-            (c for c in children if c.ppid() != process.pid), key=lambda c: c.pid
-        )
-        workers[rank].kill()
-        _, error = process.communicate(timeout=10)
-        assert process.returncode == 1
-        name = ["agent", "observer0", "observer1"][rank]
-        assert f"{name} was killed by SIGKILL" in error
-        self.assert_gone(children)
+    @pytest.mark.parametrize(
+        ("rank", "name"), enumerate(["agent", "observer0", "observer1"])
+    )
+    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank, name):
+        assert f"{name} was killed by SIGKILL" in running.kill_worker(rank)
 
     @pytest.mark.parametrize(
         ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
     )
     def test_of_the_command_takes_the_workers_with_it(self, running, number, code):
-        process, children = running
-        process.send_signal(number)
-        _, error = process.communicate(timeout=10)
-        assert process.returncode == code
-        assert "Traceback" not in error
-        self.assert_gone(children)
-
-    def assert_gone(self, children):
-        limit = time.monotonic() + 10
-        while left := [
-            c for c in children if c.is_running() and c.status() != "zombie"
-        ]:
-            assert time.monotonic() < limit, left
-            time.sleep(0.1)
+        assert "Traceback" not in running.send_signal(number, code)
 
 
 class TestBench:

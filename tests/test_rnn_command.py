@@ -2,12 +2,10 @@
 
 import json
 import signal
-import subprocess
 import sys
-import time
 
-import psutil
 import pytest
+from running import Running
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.workers import group
@@ -172,48 +170,18 @@ def test_a_checkpoint_of_another_text_is_refused(rnn, text, tmp_path, capsys):
 class TestDeath:
     @pytest.fixture
     def running(self, text, tmp_path):
-        """A run with two trainers under way, and all processes below it."""
-        file = tmp_path / "checkpoint"
-        process = subprocess.Popen(
-            [
-                *COMMAND, *SMALL, "--corpus", str(text), "--num-trainers", "2",
-                "--epochs", "100000", "--checkpoint", str(file),
-            ],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            # A shell that started the tests in the background has it ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        while "Training" not in process.stdout.readline():
-            assert process.poll() is None
-        yield process, psutil.Process(process.pid).children(recursive=True)
-        process.kill()
+        """A run with two trainers under way."""
+        endless = ["--num-trainers", "2", "--epochs", "100000"]
+        files = ["--corpus", str(text), "--checkpoint", str(tmp_path / "checkpoint")]
+        running = Running([*SMALL, *endless, *files], sign="Training")
+        yield running
+        running.process.kill()
 
-    @pytest.mark.parametrize("rank", [0, 1, 2])
-    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank):
-        process, children = running
-        # The fork server's children, in the order of their ranks.
-        workers = sorted(
-            (c for c in children if c.ppid() != process.pid), key=lambda c: c.pid
-        )
-        workers[rank].kill()
-        _, error = process.communicate(timeout=10)
-        assert process.returncode == 1
-        name = ["ps", "trainer0", "trainer1"][rank]
-        assert f"{name} was killed by SIGKILL" in error
-        self.assert_gone(children)
+    @pytest.mark.parametrize(
+        ("rank", "name"), enumerate(["ps", "trainer0", "trainer1"])
+    )
+    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank, name):
+        assert f"{name} was killed by SIGKILL" in running.kill_worker(rank)
 
     def test_of_the_command_takes_the_workers_with_it(self, running):
-        process, children = running
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=10)
-        assert process.returncode == 130
-        assert "Traceback" not in error
-        self.assert_gone(children)
-
-    def assert_gone(self, children):
-        limit = time.monotonic() + 10
-        while left := [
-            c for c in children if c.is_running() and c.status() != "zombie"
-        ]:
-            assert time.monotonic() < limit, left
-            time.sleep(0.1)
+        assert "Traceback" not in running.send_signal(signal.SIGINT, 130)
