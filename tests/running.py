@@ -4,10 +4,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 
 COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it still runs: an orphan, once dead, is for the system to reap."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class Running:
@@ -45,9 +53,7 @@ class Running:
         _, error = self.process.communicate(timeout=10)
         assert self.process.returncode == code
         limit = time.monotonic() + 10
-        while left := [
-            c for c in self.below if c.is_running() and c.status() != "zombie"
-        ]:
+        while left := [c for c in self.below if runs(c)]:
             assert time.monotonic() < limit, left
             time.sleep(0.1)
         return error

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,6 +11,7 @@ import pytest
 import rnn_roles
 import roles
 import torch
+from running import runs
 
 from cdopt_tutorial.workers import Role, WorkerError, group, launch, pack, serve
 from cdopt_tutorial.workers.errors import origin
@@ -22,13 +22,6 @@ LONG = 300  # seconds; nothing that takes so long may be waited for
 def workers_alive():
     """Processes forked for workers of this test process, zombies included."""
     return [p for p in psutil.Process().children(recursive=True) if p.name() != "sleep"]
-
-
-def runs(process):
-    """Whether an orphan still runs: once dead, it is for the system to reap it."""
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 
 import pytest
 from running import Running
@@ -10,7 +9,6 @@ from running import Running
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.workers import group
 
-COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli", "rnn"]
 SMALL = ["--embedding", "8", "--hidden", "8", "--seq-len", "5", "--batch-size", "4"]
 
 
@@ -173,7 +171,7 @@ class TestDeath:
         """A run with two trainers under way."""
         endless = ["--num-trainers", "2", "--epochs", "100000"]
         files = ["--corpus", str(text), "--checkpoint", str(tmp_path / "checkpoint")]
-        running = Running([*SMALL, *endless, *files], sign="Training")
+        running = Running(["rnn", *SMALL, *endless, *files], sign="Training")
         yield running
         running.process.kill()
 
