@@ -1,8 +1,10 @@
 """Chapter 2: an RNN split over a trainer and a parameter server (seed 002b)."""
 
+from cdopt_tutorial.parameter_server import checkpoint, sample, traffic
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import Decoder, EmbeddingTable, RNNModel
 from cdopt_tutorial.parameter_server.server import ParameterServer
+from cdopt_tutorial.parameter_server.steps import DistributedStep
 from cdopt_tutorial.parameter_server.training import (
     History,
     Job,
@@ -14,6 +16,7 @@ from cdopt_tutorial.parameter_server.training import (
 
 __all__ = [
     "Decoder",
+    "DistributedStep",
     "EmbeddingTable",
     "History",
     "Job",
@@ -22,6 +25,9 @@ __all__ = [
     "RNNConfig",
     "RNNModel",
     "check",
+    "checkpoint",
     "run",
     "run_locally",
+    "sample",
+    "traffic",
 ]
