@@ -129,7 +129,7 @@ class TestDeath:
         running.process.kill()
 
     @pytest.mark.parametrize(
-        ("rank", "name"), enumerate(["agent", "observer0", "observer1"])
+        ("rank", "name"), list(enumerate(["agent", "observer0", "observer1"]))
     )
     def test_of_any_worker_is_named_and_ends_the_run(self, running, rank, name):
         assert f"{name} was killed by SIGKILL" in running.kill_worker(rank)

@@ -176,7 +176,7 @@ class TestDeath:
         running.process.kill()
 
     @pytest.mark.parametrize(
-        ("rank", "name"), enumerate(["ps", "trainer0", "trainer1"])
+        ("rank", "name"), list(enumerate(["ps", "trainer0", "trainer1"]))
     )
     def test_of_any_worker_is_named_and_ends_the_run(self, running, rank, name):
         assert f"{name} was killed by SIGKILL" in running.kill_worker(rank)

@@ -113,7 +113,7 @@ def _num_observers(args: argparse.Namespace) -> int:
 
 
 def _log(config):
-    """Print the seed's log line after every few rounds."""
+    """Print the original's log line after every few rounds."""
 
     def log(_, record) -> None:
         if record.number % config.log_interval == 0:

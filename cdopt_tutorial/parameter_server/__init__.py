@@ -1,4 +1,4 @@
-"""Chapter 2: an RNN split over a trainer and a parameter server (seed 002b)."""
+"""Chapter 2: an RNN split over a trainer and a parameter server."""
 
 from cdopt_tutorial.parameter_server import checkpoint, sample, traffic
 from cdopt_tutorial.parameter_server.config import RNNConfig

@@ -14,7 +14,7 @@ class RNNConfig:
     """Settings of a run; checked when they are made.
 
     Attributes:
-        cut: what comes back from the decoder's owner: "logits", as in seed 002b, or
+        cut: what comes back from the decoder's owner: "logits", as in the original, or
             only the "loss", computed there.
         num_trainers: trainers, at least 1; each reads its own columns of the text.
         sync: whether several trainers step together, with their gradients summed,

@@ -1,4 +1,4 @@
-"""The language model of seed 002b, cut in two: what the server owns, what trains it."""
+"""The original's language model, cut in two: what the server owns, what trains it."""
 
 import threading
 from collections.abc import Sequence

@@ -173,7 +173,7 @@ def run_trainer(job: Job, trainer: int) -> History:
 
 
 def _train_split(job: Job) -> History:
-    """One trainer: it owns the LSTM, the server owns the rest, as in the seed."""
+    """One trainer: it owns the LSTM, the server owns the rest, as in the original."""
     config, vocab_size = job.config, len(job.corpus.vocabulary)
     refs = {
         name: rpc.remote(SERVER, build, args=(name, vocab_size, config))

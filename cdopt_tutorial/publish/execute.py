@@ -30,7 +30,7 @@ from nbclient.exceptions import (
 )
 from nbformat import NotebookNode
 
-from .project import Project
+from cdopt_tutorial.publish.project import Project
 
 DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
 CELL_TIMEOUT = 600

@@ -5,9 +5,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from .diagram import Message, process_diagram
-from .style import INK, SERIES, Look, is_role, look, new_figure, styled
-from .timeline import Call, timeline
+from cdopt_tutorial.publish.diagram import Message, process_diagram
+from cdopt_tutorial.publish.style import (
+    INK,
+    SERIES,
+    Look,
+    is_role,
+    look,
+    new_figure,
+    styled,
+)
+from cdopt_tutorial.publish.timeline import Call, timeline
 
 __all__ = [
     "Call",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from .execute import digest, find_result, open_cache
-from .project import Project
+from cdopt_tutorial.publish.execute import digest, find_result, open_cache
+from cdopt_tutorial.publish.project import Project
 
 _BUILDER = "from jupyter_book.cli.main import main; main()"
 """jupyter-book has no `python -m`, and its script breaks when a venv is moved."""

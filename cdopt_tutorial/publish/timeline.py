@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .style import INK, in_order, look, new_figure, styled
+from cdopt_tutorial.publish.style import INK, in_order, look, new_figure, styled
 
 _HEADS_UP_TO = 40
 """Above this many calls the heads of the arrows would hide the arrows."""

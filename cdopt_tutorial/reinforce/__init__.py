@@ -1,4 +1,4 @@
-"""Chapter 1: an agent and its observers learn CartPole over RPC (seed 002a)."""
+"""Chapter 1: an agent and its observers learn CartPole over RPC."""
 
 from cdopt_tutorial.reinforce.agent import Agent
 from cdopt_tutorial.reinforce.config import ReinforceConfig

@@ -16,7 +16,7 @@ from cdopt_tutorial.reinforce.learner import Actor
 
 
 class PerStep:
-    """Two calls a step, as in seed 002a: the state for an action, then the reward.
+    """Two calls a step, as in the original: the state for an action, then the reward.
 
     Lives on the observer's worker and calls the agent.
 

@@ -15,7 +15,7 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 class Policy(nn.Module):
     """Maps states of CartPole to scores of its two actions.
 
-    The network of seed 002a, without its dropout: that one stayed switched on while
+    The network of the original, without its dropout: that one stayed switched on while
     actions were chosen, so the policy that acted was not the one that learned.
 
     Args:
@@ -139,7 +139,7 @@ def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tens
     over the batch. Each episode's returns are its own: those of one observer never
     run into another's.
 
-    Source: Williams (1992); normalisation as in seed 002a.
+    Source: Williams (1992); normalised as in the original (Li 2020).
     """
     taken = [episodes.taken for episodes in batch]
     states = torch.cat([e.states[t] for e, t in zip(batch, taken, strict=True)])
