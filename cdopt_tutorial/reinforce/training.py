@@ -21,7 +21,7 @@ SOLVED_OVER = 100  # episodes whose mean reward decides
 # An observer needs one thread for its episode and one to be answered; with more, the
 # small calls of "batched" take longer to be handed on.
 RPC_THREADS = 2
-AVERAGING = 0.05  # weight of the newest episode in the running reward, as in the original
+AVERAGING = 0.05  # weight of the newest episode in the original's running reward
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Score:
     """How well the agent does, and the verdict on whether the task is solved.
 
     Solved is what the environment's authors call solved: a mean reward of the last
-    100 episodes at its threshold. The original's running reward is kept beside it; every
+    100 episodes at its threshold. The original's running reward is kept, too; every
     episode enters it once, whichever observer ran it.
 
     Attributes:
