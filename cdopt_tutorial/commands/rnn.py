@@ -3,8 +3,10 @@
 import argparse
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cdopt_tutorial.commands.common import (
     JsonFile,
@@ -58,44 +60,22 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, evaluate, and compare."""
-    from cdopt_tutorial import parameter_server
-    from cdopt_tutorial.data import bigram_perplexity, unigram_perplexity
-    from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
+    """Train, evaluate, and compare; 1 if the training diverged."""
+    from cdopt_tutorial import parameter_server as rnn
 
     with bad_input():
         job = _job(args)
-        parameter_server.check(job)
+        rnn.check(job)
         results = JsonFile(args.json)
     with named_failure():
-        histories = parameter_server.run(job, deadline=float("inf"), on_report=_log)
-        wire = measured_bytes(job)
-    corpus, first = job.corpus, histories[0]
-    if not math.isfinite(_perplexity(first.progress[-1].valid_loss)):
+        histories = rnn.run(job, deadline=float("inf"), on_report=_log)
+        wire = rnn.traffic.measured_bytes(job)
+    if not math.isfinite(_perplexity(histories[0].progress[-1].valid_loss)):
         print("cdopt-tutorial: the training diverged; lower --lr", file=sys.stderr)
         return 1
-    found = {
-        "train_loss": first.progress[-1].train_loss,
-        "valid_perplexity": _perplexity(first.progress[-1].valid_loss),
-        "baseline_perplexity": bigram_perplexity(corpus),
-        "unigram_perplexity": unigram_perplexity(corpus),
-        # Nothing is read where the checkpoint was of a complete run.
-        "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
-        "bytes_per_step": wire if math.isfinite(wire) else None,
-        "expected_bytes_per_step": expected_bytes(job.config, len(corpus.vocabulary)),
-        "seconds": first.seconds,
-        "steps": len(first.losses),
-        "losses": [history.losses for history in histories],
-        "staleness": [history.staleness for history in histories],
-    }
+    found = _found(job, histories, wire)
     if args.against_local:
-        local = parameter_server.run_locally(replace(job, keep=None)).weights
-        found["max_parameter_difference"] = max(
-            (first.weights[name] - weight).abs().max().item()
-            for name, weight in local.items()
-        )
-        difference = found["max_parameter_difference"]
-        print(f"largest difference from one process: {difference:.1e}")
+        found["max_parameter_difference"] = _difference(job, histories[0].weights)
     results.write(found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}, "
@@ -103,6 +83,38 @@ def run(args: argparse.Namespace) -> int:
         f"{found['tokens_per_second']:.0f} tokens/s, {wire:.0f} bytes a step"
     )
     return 0
+
+
+def _found(job, histories, wire: float) -> dict[str, Any]:
+    """What goes into the JSON; losses in nats, times in seconds."""
+    from cdopt_tutorial import parameter_server as rnn
+    from cdopt_tutorial.data import bigram_perplexity, unigram_perplexity
+
+    first, vocab_size = histories[0], len(job.corpus.vocabulary)
+    return {
+        "train_loss": first.progress[-1].train_loss,
+        "valid_perplexity": _perplexity(first.progress[-1].valid_loss),
+        "baseline_perplexity": bigram_perplexity(job.corpus),
+        "unigram_perplexity": unigram_perplexity(job.corpus),
+        # Nothing is read where the checkpoint was of a complete run.
+        "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
+        "bytes_per_step": wire if math.isfinite(wire) else None,
+        "expected_bytes_per_step": rnn.traffic.expected_bytes(job.config, vocab_size),
+        "seconds": first.seconds,
+        "steps": len(first.losses),
+        "losses": [history.losses for history in histories],
+        "staleness": [history.staleness for history in histories],
+    }
+
+
+def _difference(job, weights: Mapping[str, Any]) -> float:
+    """Largest difference of any parameter from the same training in one process."""
+    from cdopt_tutorial import parameter_server as rnn
+
+    local = rnn.run_locally(replace(job, keep=None)).weights
+    difference = max((weights[n] - w).abs().max().item() for n, w in local.items())
+    print(f"largest difference from one process: {difference:.1e}")
+    return difference
 
 
 def _job(args: argparse.Namespace):
