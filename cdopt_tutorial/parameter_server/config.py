@@ -72,9 +72,8 @@ class RNNConfig:
                 value = getattr(self, name)
                 allowed = " or ".join(known)
                 raise ValueError(f"{name} is {value!r}, but must be {allowed}")
-        for name in ("num_trainers", "embedding", "hidden", "num_layers", "epochs"):
-            self._at_least_1(name)
-        for name in ("seq_len", "batch_size", "save_every"):
+        counts = ["num_trainers", "embedding", "hidden", "num_layers", "epochs"]
+        for name in [*counts, "seq_len", "batch_size", "save_every"]:
             self._at_least_1(name)
         if self.max_steps is not None:
             self._at_least_1("max_steps")

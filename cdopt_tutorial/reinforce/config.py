@@ -76,11 +76,6 @@ class ReinforceConfig:
             raise ValueError(f"seed is {self.seed}, but must be at least 0")
 
     @property
-    def world_size(self) -> int:
-        """Workers of the run: the agent and its observers."""
-        return 1 + self.num_observers
-
-    @property
     def episodes_per_round(self) -> int:
         """Episodes between two steps of the learner."""
         return self.num_observers * self.num_envs

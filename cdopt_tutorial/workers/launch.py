@@ -6,11 +6,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from typing import Any
 
 from cdopt_tutorial.workers import pack, process
-from cdopt_tutorial.workers.group import Group, fork_context
+from cdopt_tutorial.workers.group import Group
 from cdopt_tutorial.workers.trace import Trace
 
 
@@ -104,16 +103,6 @@ def launch(
     if trace is not None:
         trace.fill(halves)
     return results
-
-
-def warm_up() -> None:
-    """Start the server that workers are forked from, without waiting for it.
-
-    The first :func:`launch` does this by itself. Called earlier, the server imports
-    torch while the caller does something else.
-    """
-    fork_context()
-    forkserver.ensure_running()
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:
