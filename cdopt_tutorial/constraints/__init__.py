@@ -1,0 +1,26 @@
+"""Weights on manifolds, by constraint dissolving; on one worker or on many."""
+
+from cdopt_tutorial.constraints.fused import stiefel_map
+from cdopt_tutorial.constraints.layers import dissolve, dissolve_recurrent
+from cdopt_tutorial.constraints.measure import (
+    Constraints,
+    Distance,
+    Feasibility,
+    feasibility,
+    penalty,
+    project_,
+)
+from cdopt_tutorial.constraints.surface import MANIFOLDS
+
+__all__ = [
+    "MANIFOLDS",
+    "Constraints",
+    "Distance",
+    "Feasibility",
+    "dissolve",
+    "dissolve_recurrent",
+    "feasibility",
+    "penalty",
+    "project_",
+    "stiefel_map",
+]

@@ -1,0 +1,254 @@
+"""Put the weights of any layer on a manifold, by constraint dissolving."""
+
+import copy
+import threading
+from typing import Any
+
+import torch
+from cdopt.manifold_torch import oblique_torch, stiefel_torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from cdopt_tutorial.constraints.surface import Manifold, Surface, surface
+
+GATES = {
+    nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4, nn.RNNCell: 1, nn.GRUCell: 3, nn.LSTMCell: 4
+}  # fmt: skip
+
+
+def dissolve(
+    module: nn.Module,
+    name: str = "weight",
+    manifold: Manifold = "stiefel",
+    penalty_param: float = 0.1,
+    *,
+    blocks: int = 1,
+    transpose: bool | None = None,
+) -> nn.Module:
+    """Let a layer compute with A(W) in place of a weight, which begins on the manifold.
+
+    ``module.weight`` is then A(W); the free parameter W, which any optimizer moves, is
+    ``module.parametrizations.weight.original``. To assign a weight is to project it.
+    The penalty on W has to be added to the loss, see
+    :func:`~cdopt_tutorial.constraints.penalty`. Source: Xiao, Liu and Toh (2023).
+
+    Args:
+        module: any layer; it is changed. An RNN, LSTM or GRU keeps its fast path.
+        name: of the weight, a matrix; one with more axes counts as the matrix of its
+            first axis by all others.
+        manifold: "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
+            "sphere" (norm 1), or a class of CDOpt.
+        penalty_param: factor of ‖C(W)‖² in the penalty, above 0; the papers' β is
+            twice that.
+        blocks: into how many equal blocks the rows are split, each on its own.
+        transpose: whether CDOpt's X is the transpose of the weight; with "oblique",
+            the columns are the unit vectors then. None chooses: see
+            :func:`~cdopt_tutorial.constraints.surface.surface`.
+
+    Returns:
+        The same layer.
+
+    Raises:
+        ValueError: there is no such weight, it is parametrized already, or it does not
+            fit the manifold.
+    """
+    weight = dict(module.named_parameters(recurse=False)).get(name)
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(f"{name!r} of {type(module).__name__} is parametrized already")
+    if weight is None:
+        raise ValueError(f"{type(module).__name__} has no parameter {name!r}")
+    if not penalty_param > 0:
+        raise ValueError(f"penalty_param is {penalty_param}, but must be above 0")
+    on = surface(manifold, weight, blocks, transpose)
+    _check_embedding(module, on)
+    _extend(module)
+    rule = Dissolved(on, penalty_param)
+    return parametrize.register_parametrization(module, name, rule)
+
+
+def _check_embedding(module: nn.Module, on: Surface) -> None:
+    """Refuse what an embedding promises of its weight, and A(W) can't keep."""
+    kind = type(module).__name__
+    if getattr(module, "sparse", False):
+        raise ValueError(f"{kind} has sparse=True, but the gradient of a W is dense")
+    padding = getattr(module, "padding_idx", None)
+    # Tall on the Stiefel manifold, or on the sphere, a row of zeros stays one.
+    unit_rows = on.make is oblique_torch or (on.make is stiefel_torch and on.transpose)
+    if padding is not None and unit_rows:
+        raise ValueError(
+            f"{kind} has padding_idx={padding}, but no row can be 0 on this manifold"
+        )
+
+
+def dissolve_recurrent(
+    rnn: nn.Module,
+    manifold: Manifold = "stiefel",
+    penalty_param: float = 0.1,
+    per_gate: bool = False,
+) -> nn.Module:
+    """Dissolve every hidden-to-hidden weight of a recurrent layer or cell.
+
+    Args:
+        rnn: of torch.nn; it is changed.
+        manifold: see :func:`dissolve`.
+        penalty_param: see :func:`dissolve`.
+        per_gate: whether each gate's matrix is on a manifold of its own, (h, h), or
+            all of them stacked are on one, (4h, h) for an LSTM, as in ``LSTM_cdopt``.
+
+    Returns:
+        The same layer.
+
+    Raises:
+        ValueError: it is not recurrent; and see :func:`dissolve`.
+    """
+    gates = [number for kind, number in GATES.items() if isinstance(rnn, kind)]
+    if not gates:
+        raise ValueError(f"{type(rnn).__name__} is not a recurrent layer of torch.nn")
+    names = [n for n, _ in rnn.named_parameters(recurse=False) if "weight_hh" in n]
+    if not names:
+        raise ValueError(f"{type(rnn).__name__} has no weight_hh that is still free")
+    for name in names:
+        blocks = gates[0] if per_gate else 1
+        dissolve(rnn, name, manifold, penalty_param, blocks=blocks)
+    return rnn
+
+
+class Dissolved(nn.Module):
+    """The parametrization of a dissolved weight: W to A(W), and the penalty on W.
+
+    Args:
+        on: the manifold.
+        penalty_param: factor of ‖C(W)‖² in the penalty.
+    """
+
+    def __init__(self, on: Surface, penalty_param: float):
+        super().__init__()
+        self.surface, self.penalty_param = on, penalty_param
+        self._seen: list = []  # the last pass's weight, its state and its distance
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """A(W), shaped as W."""
+        weight, shared = _for_this_call(weight)
+        # A thread that serves calls may serve several trainers in turn: their graphs
+        # must not mix.
+        if shared or not torch.is_grad_enabled():
+            return self.surface.map(weight)
+        mapped, distance = self.surface.map_and_distance(weight)
+        self._seen = [weight, _state(weight), distance]
+        return mapped
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The W of an assigned weight: the nearest one on the manifold."""
+        return self.surface.nearest(weight)
+
+    def distance(self, weight: Tensor) -> Tensor:
+        """‖C(W)‖², a scalar; that of the last forward pass, if W is the same still.
+
+        So the penalty costs no Gram matrix of its own. It is given out once, with its
+        graph, which a backward pass frees. What is written into ``W.data`` in place
+        after the forward pass goes unnoticed, by autograd as well.
+        """
+        weight, shared = _for_this_call(weight)
+        if not shared and torch.is_grad_enabled() and self._seen:
+            last, state, distance = self._seen
+            self._seen = []
+            if last is weight and state == _state(weight):
+                return distance
+        return self.surface.distance(weight)
+
+    def extra_repr(self) -> str:
+        """What ``print(layer)`` shows of it."""
+        blocks = f", blocks={self.surface.blocks}" if self.surface.blocks > 1 else ""
+        name = self.surface.make.__name__
+        return f"{name}, penalty_param={self.penalty_param}{blocks}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": []}
+
+
+def _for_this_call(weight: Tensor) -> tuple[Tensor, bool]:
+    """The weight to compute with, and whether other calls may come between.
+
+    Calls by RPC are answered by other threads than the main one. Another trainer's step
+    may come before this call's backward pass, which needs the weight as it was.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return weight, False
+    return weight.clone(), True
+
+
+def _state(weight: Tensor) -> tuple:
+    return weight._version, weight.data_ptr(), weight.dtype, weight.requires_grad
+
+
+def _extend(module: nn.Module) -> None:
+    """Give a layer's class what torch's parametrizations leave out, once."""
+    kind = type(module)
+    if issubclass(kind, _Portable):
+        return
+    more = (_Portable, _Fresh) if isinstance(module, nn.RNNBase) else (_Portable,)
+    module.__class__ = type(kind.__name__, (*more, kind), {"_kind": kind})
+
+
+class _Portable:
+    """Pickles and copies with its parametrizations.
+
+    torch can't pickle them, and lets a copy share the class whose properties they are:
+    to take one off the copy would take it off the original.
+    """
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        names = tuple(getattr(self, "parametrizations", ()))
+        return _empty, (self._kind, names), self._kind.__getstate__(self)
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        make, args, state = self.__reduce_ex__(2)
+        memo[id(self)] = copied = make(*args)  # first: its state may refer to it
+        copied.__setstate__(copy.deepcopy(state, memo))
+        return copied
+
+
+def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
+    """A layer of this kind with parametrized weights, but without its state.
+
+    To register the parametrizations again would project the weights, in place: those
+    of the original, too, where the copy shares them.
+    """
+    module = kind.__new__(kind)
+    _extend(module)
+    if names:
+        parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
+class _Fresh:
+    """An RNN that computes its weights once for each forward pass, and keeps none.
+
+    Left alone, it would ask for each dissolved weight several times a pass, and hold
+    tensors with a graph, which can't be copied.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as the layer's own."""
+        _now.weights = [getattr(self, name) for name in self._flat_weights_names]
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            _now.weights = None
+
+    @property
+    def _flat_weights(self) -> list[Tensor | None]:
+        now = getattr(_now, "weights", None)
+        return [None] * len(self._flat_weights_names) if now is None else now
+
+    @_flat_weights.setter
+    def _flat_weights(self, _: list) -> None:
+        pass
+
+    def _update_flat_weights(self) -> None:
+        pass
+
+
+_now = threading.local()  # the weights of the pass that each thread is in

@@ -1,0 +1,202 @@
+"""Penalty, feasibility and projection of models, here and on other workers."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cdopt_tutorial.constraints.find import (
+    Constraint,
+    Reference,
+    constraints_of,
+    joined,
+    references_of,
+)
+from cdopt_tutorial.workers.remote import LocalRef, remote_method
+
+Model = nn.Module | Reference
+
+
+class Distance(NamedTuple):
+    """How far one weight is from its manifold.
+
+    Attributes:
+        weight: ‖C(W)‖ of the free parameter W, Frobenius norm.
+        mapped: ‖C(A(W))‖ of A(W), with which the layer computes.
+    """
+
+    weight: float
+    mapped: float
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """How far the weights of a model are from their manifolds.
+
+    Attributes:
+        layers: each weight's distances, by its name.
+    """
+
+    layers: dict[str, Distance]
+
+    @property
+    def weight(self) -> float:
+        """‖C(W)‖ of all weights together: the root of the sum of squares."""
+        return sum(each.weight**2 for each in self.layers.values()) ** 0.5
+
+    @property
+    def mapped(self) -> float:
+        """‖C(A(W))‖ of all weights together: the root of the sum of squares."""
+        return sum(each.mapped**2 for each in self.layers.values()) ** 0.5
+
+
+class Constraints:
+    """The constrained weights of models, wherever they live.
+
+    Other workers are asked once, when this is made; after that only those are asked
+    that have constrained weights. Each works on its own weights: numbers travel.
+
+    Args:
+        models: modules, DDP or not, or references to modules. The ``RemoteModule`` and
+            the RRefs that a module holds are followed, too.
+
+    Raises:
+        ValueError: no weight is constrained.
+        RuntimeError: a worker that owns a part can't be reached.
+    """
+
+    def __init__(self, *models: Model):
+        self._here: dict[str, Constraint] = {}
+        self._elsewhere: dict[str, Reference] = {}
+        self._asked: set = set()  # the modules that were met, by owner and id
+        for number, model in enumerate(models):
+            self._add(str(number) if len(models) > 1 else "", model)
+        if not (self._here or self._elsewhere):
+            raise ValueError(
+                "no weight of this model is constrained: its penalty would be 0"
+            )
+
+    def penalty(self) -> Tensor:
+        """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
+
+        Inside a context of distributed autograd, the terms of other workers are part
+        of the graph.
+
+        Raises:
+            ValueError: a layer's ``penalty_param`` is 0, as CDOpt's default is.
+        """
+        terms = [_term(name, each) for name, each in self._here.items()]
+        terms += [remote_method(_penalty, ref) for ref in self._elsewhere.values()]
+        return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
+
+    @torch.no_grad()
+    def feasibility(self) -> Feasibility:
+        """Each weight's distance from its manifold."""
+        layers = {name: _distance(each) for name, each in self._here.items()}
+        for prefix, reference in self._elsewhere.items():
+            for name, distance in remote_method(_feasibility, reference).items():
+                layers[joined(prefix, name)] = distance
+        return Feasibility(layers)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Move each weight to its manifold: to the feasible weight nearest to A(W).
+
+        Raises:
+            ValueError: CDOpt has no projection for a manifold.
+        """
+        found = [(e.weight, _nearest(name, e)) for name, e in self._here.items()]
+        for weight, value in found:
+            weight.copy_(value)
+        for reference in self._elsewhere.values():
+            remote_method(_project_all, reference)
+
+    def _add(self, name: str, model: Model) -> None:
+        """Take a model's own constraints, and go after its references."""
+        if isinstance(model, Reference):
+            return self._ask(name, model)
+        if ("", id(model)) in self._asked:  # a module may refer to itself
+            return None
+        self._asked.add(("", id(model)))
+        for own, constraint in constraints_of(model).items():
+            if all(constraint.weight is not e.weight for e in self._here.values()):
+                self._here[joined(name, own)] = constraint
+        for own, reference in references_of(model).items():
+            self._ask(joined(name, own), reference)
+        return None
+
+    def _ask(self, name: str, reference: Reference) -> None:
+        """Find out what is behind a reference, unless that is known already."""
+        if isinstance(reference, LocalRef) or reference.is_owner():
+            value = reference.local_value()
+            if isinstance(value, nn.Module):
+                self._add(name, value)
+            return
+        owner = reference.owner_name()
+        try:
+            number, is_constrained = remote_method(_look, reference)
+        except RuntimeError as error:
+            raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
+        if (owner, number) not in self._asked and is_constrained:
+            self._elsewhere[name] = reference
+        self._asked.add((owner, number))
+
+
+def penalty(*models: Model) -> Tensor:
+    """Σ penalty_param ‖C(W)‖² of models; see :meth:`Constraints.penalty`.
+
+    For a loop, make :class:`Constraints` once: it remembers where to ask.
+    """
+    return Constraints(*models).penalty()
+
+
+def feasibility(*models: Model) -> Feasibility:
+    """How far the weights of models are from their manifolds."""
+    return Constraints(*models).feasibility()
+
+
+def project_(*models: Model) -> None:
+    """Make models exactly feasible; see :meth:`Constraints.project_`."""
+    Constraints(*models).project_()
+
+
+def _term(name: str, constraint: Constraint) -> Tensor:
+    if not constraint.penalty_param > 0:
+        raise ValueError(
+            f"the penalty_param of {name} is {constraint.penalty_param}: its penalty "
+            "would be 0, whatever its weight"
+        )
+    return constraint.penalty_param * constraint.distance()
+
+
+def _distance(constraint: Constraint) -> Distance:
+    weight = constraint.weight.detach()
+    squares = constraint.distance(), constraint.distance_of(constraint.mapped(weight))
+    return Distance(*(square.item() ** 0.5 for square in squares))
+
+
+def _nearest(name: str, constraint: Constraint) -> Tensor:
+    try:
+        return constraint.nearest(constraint.mapped(constraint.weight.detach()))
+    except (ValueError, torch.linalg.LinAlgError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _look(value: Any) -> tuple[int, bool]:
+    """Which object that is, and whether it is constrained; runs on its owner."""
+    if not isinstance(value, nn.Module):
+        return id(value), False
+    return id(value), bool(constraints_of(value))
+
+
+def _penalty(module: nn.Module) -> Tensor:
+    return Constraints(module).penalty()
+
+
+def _feasibility(module: nn.Module) -> dict[str, Distance]:
+    return Constraints(module).feasibility().layers
+
+
+def _project_all(module: nn.Module) -> None:
+    Constraints(module).project_()

@@ -1,0 +1,160 @@
+"""CDOpt's manifolds for weights: the map A, the constraint C, the nearest point."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
+from torch import Tensor
+
+from cdopt_tutorial.constraints.fused import stiefel_map
+
+MANIFOLDS = {
+    "stiefel": stiefel_torch,
+    "oblique": oblique_torch,
+    "sphere": sphere_torch,
+}
+BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
+
+Manifold = str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The manifold that a weight is to lie on, of any dtype and on any device.
+
+    A weight with more than two axes, as a convolution's, is taken as the matrix of
+    its first axis by all others.
+
+    Attributes:
+        make: CDOpt's class of the manifold.
+        blocks: into how many equal blocks the rows are split, each on its own.
+        transpose: whether CDOpt's X is the transpose of the weight, or of a block.
+    """
+
+    make: Callable[..., Any]
+    blocks: int
+    transpose: bool
+
+    def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """A(W), shaped as the weight, and ‖C(W)‖², a scalar."""
+        if self.make is stiefel_torch:
+            # The fused map makes the short side orthonormal: nothing needs turning.
+            mapped, distance = stiefel_map(self._blocks(weight))
+            return mapped.reshape(weight.shape), distance
+        return self.map(weight), self.distance(weight)
+
+    def map(self, weight: Tensor) -> Tensor:
+        """A(W), shaped as the weight."""
+        if self.make is stiefel_torch:
+            return self.map_and_distance(weight)[0]
+        return self._weight(self._of(weight).A(self._point(weight)), weight)
+
+    def distance(self, weight: Tensor) -> Tensor:
+        """‖C(W)‖², a scalar."""
+        return self._of(weight).C(self._point(weight)).square().sum()
+
+    @torch.no_grad()
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The feasible weight that CDOpt's ``Post_process`` finds.
+
+        Raises:
+            ValueError: there is none.
+        """
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        point = self._point(weight.to(exact))
+        found = self._of(point).Post_process(point)
+        found = self._weight(found, weight).contiguous().to(weight.dtype)
+        return feasible(found, self.distance)
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        matrix = weight.flatten(1)
+        return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
+
+    def _point(self, weight: Tensor) -> Tensor:
+        """CDOpt's X: the weight in blocks, turned where that is asked for."""
+        blocks = self._blocks(weight)
+        return blocks.mT if self.transpose else blocks
+
+    def _weight(self, point: Tensor, like: Tensor) -> Tensor:
+        """The weight of an X."""
+        return (point.mT if self.transpose else point).reshape(like.shape)
+
+    def _of(self, weight: Tensor) -> Any:
+        shape = tuple(self._point(weight).shape)
+        return _manifold(self.make, shape, weight.dtype, weight.device)
+
+
+def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a projection found, if it is feasible.
+
+    Raises:
+        ValueError: it is not: CDOpt has no projection for this manifold, or the weight
+            has no nearest point.
+    """
+    left = distance(found).sqrt().item()
+    # Some ulps for each element; NaN is not below it either.
+    if not left <= 100 * torch.finfo(found.dtype).eps * math.sqrt(found.numel()):
+        raise ValueError(
+            f"no projection of a weight of shape {tuple(found.shape)} onto this "
+            f"manifold: ‖C‖ is {left:.1e} after it"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _manifold(make: Callable, shape: tuple, dtype: torch.dtype, device: torch.device):
+    """CDOpt's manifolds keep constants of one shape and dtype on one device."""
+    return make(shape, device=device, dtype=dtype)
+
+
+def surface(
+    manifold: Manifold, weight: Tensor, blocks: int = 1, transpose: bool | None = None
+) -> Surface:
+    """The manifold for a weight.
+
+    Args:
+        manifold: a name of ``MANIFOLDS``, or one of CDOpt's classes.
+        weight: what is to lie on it.
+        blocks: into how many equal blocks the rows are split, each on its own.
+        transpose: whether CDOpt's X is the transpose of the weight. None turns, for
+            the Stiefel manifold, what is wider than tall, and else nothing.
+
+    Raises:
+        ValueError: no such manifold, or the weight does not fit.
+    """
+    make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
+    if make is None:
+        raise ValueError(
+            f"manifold is {manifold!r}, but must be {' or '.join(MANIFOLDS)}"
+        )
+    if weight.ndim < 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"the weight has shape {tuple(weight.shape)} and is {weight.dtype}, but "
+            "must be a real matrix"
+        )
+    if blocks < 1 or weight.shape[0] % blocks:
+        raise ValueError(
+            f"blocks is {blocks}, but must divide the weight's {weight.shape[0]} rows"
+        )
+    if blocks > 1 and make not in BY_BLOCKS:
+        raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
+    if make is stiefel_torch:
+        transpose = _turned(weight.shape[0] // blocks, weight[0].numel(), transpose)
+    return Surface(make, blocks, bool(transpose))
+
+
+def _turned(rows: int, columns: int, transpose: bool | None) -> bool:
+    """Whether a matrix must be transposed to be tall; a square one as was asked."""
+    if rows == columns:
+        return bool(transpose)
+    wide = rows < columns
+    if transpose not in (None, wide):
+        side = "columns" if wide else "rows"
+        raise ValueError(
+            f"the {side} of a {rows} x {columns} matrix can't be orthonormal"
+        )
+    return wide
