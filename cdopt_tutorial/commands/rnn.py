@@ -43,6 +43,10 @@ def add(commands) -> None:
     option("--lr", type=float, default=4e-3, help="default: 0.004")
     option("--lr-decay", type=float, default=0.9, help="factor after an epoch")
     option("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    option("--manifold", default="none", help="stiefel, oblique or none")
+    option("--where", default="trainer", help="whose weights: trainer or server")
+    option("--per-gate", action="store_true", help="each gate of the LSTM on its own")
+    option("--penalty", type=float, default=0.1, metavar="P", help="default: 0.1")
     option("--epochs", type=int, default=6, metavar="N", help="default: 6")
     option("--max-steps", type=int, metavar="N", help="stop after these")
     option("--checkpoint", type=Path, metavar="FILE", help="keep checkpoints here")
@@ -91,7 +95,7 @@ def _found(job, histories, wire: float) -> dict[str, Any]:
     from cdopt_tutorial.data import bigram_perplexity, unigram_perplexity
 
     first, vocab_size = histories[0], len(job.corpus.vocabulary)
-    return {
+    return _constrained(first) | {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": _perplexity(first.progress[-1].valid_loss),
         "baseline_perplexity": bigram_perplexity(job.corpus),
@@ -104,6 +108,20 @@ def _found(job, histories, wire: float) -> dict[str, Any]:
         "steps": len(first.losses),
         "losses": [history.losses for history in histories],
         "staleness": [history.staleness for history in histories],
+    }
+
+
+def _constrained(history) -> dict[str, Any]:
+    """What goes into the JSON of constrained weights: norms, after each step."""
+    if history.projected is None:
+        return {}
+    return {
+        "feasibility": {
+            "weight": [found.weight for found in history.feasibility],
+            "mapped": [found.mapped for found in history.feasibility],
+        },
+        "projected_perplexity": _perplexity(history.projected.valid_loss),
+        "projected_feasibility": history.projected.feasibility.weight,
     }
 
 
@@ -141,6 +159,10 @@ def _job(args: argparse.Namespace):
         lr=args.lr,
         lr_decay=args.lr_decay,
         clip=args.clip,
+        manifold=args.manifold,
+        where=args.where,
+        per_gate=args.per_gate,
+        penalty_param=args.penalty,
         epochs=args.epochs,
         max_steps=SMOKE_STEPS if args.smoke else args.max_steps,
         save_every=args.save_every,

@@ -14,7 +14,8 @@ from cdopt_tutorial.parameter_server.config import RNNConfig
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
 MUST_MATCH = (
-    "embedding", "hidden", "num_layers", "seq_len", "batch_size", "optimizer", "dtype"
+    "embedding", "hidden", "num_layers", "seq_len", "batch_size", "optimizer", "dtype",
+    "manifold", "where", "per_gate",
 )  # fmt: skip
 
 
@@ -54,7 +55,9 @@ class Checkpoint:
                 f"this one has {len(words)}, and not all are the same"
             )
         for name in MUST_MATCH:
-            saved, asked = self.config[name], getattr(config, name)
+            asked = getattr(config, name)
+            # A checkpoint from before there were constraints does not name them.
+            saved = self.config.get(name, getattr(RNNConfig, name))
             if saved != asked:
                 raise ValueError(
                     f"the checkpoint has {name} {saved!r}, but {asked!r} was asked for"

@@ -6,6 +6,8 @@ import torch
 
 CUTS = ("logits", "loss")
 OPTIMIZERS = ("sgd", "adam")
+MANIFOLDS = ("none", "stiefel", "oblique")
+PLACES = ("trainer", "server")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -29,6 +31,12 @@ class RNNConfig:
         lr: its learning rate, above 0.
         lr_decay: factor on the learning rate after each epoch, above 0 and at most 1.
         momentum: of SGD, 0 to below 1.
+        manifold: on which weights are held: "none", "stiefel" or "oblique".
+        where: whose weights: the "trainer"'s LSTM, hidden to hidden, or the
+            "server"'s: the decoder's with "stiefel", the word vectors with "oblique".
+        per_gate: whether each gate's matrix of the LSTM is on a Stiefel manifold of
+            its own; else all of them stacked are on one.
+        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
         clip: largest norm of the gradient over all workers; None does not clip.
         epochs: passes over the text.
         max_steps: steps after which the run ends anyway; None for no limit.
@@ -55,6 +63,10 @@ class RNNConfig:
     lr: float = 4e-3
     lr_decay: float = 0.9
     momentum: float = 0.9
+    manifold: str = "none"
+    where: str = "trainer"
+    per_gate: bool = False
+    penalty_param: float = 0.1
     clip: float | None = 1.0
     epochs: int = 6
     max_steps: int | None = None
@@ -67,6 +79,8 @@ class RNNConfig:
             ("cut", CUTS),
             ("optimizer", OPTIMIZERS),
             ("dtype", tuple(DTYPES)),
+            ("manifold", MANIFOLDS),
+            ("where", PLACES),
         ):
             if getattr(self, name) not in known:
                 value = getattr(self, name)
@@ -96,11 +110,29 @@ class RNNConfig:
             raise ValueError(f"clip is {self.clip}, but must be above 0")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}, but must be at least 0")
+        if self.per_gate and (self.manifold, self.where) != ("stiefel", "trainer"):
+            raise ValueError(
+                "per_gate needs the manifold stiefel on the trainer, but that is "
+                f"{self.manifold} on the {self.where}"
+            )
+        if not self.penalty_param > 0:
+            raise ValueError(
+                f"penalty_param is {self.penalty_param}, but must be above 0"
+            )
 
     def _at_least_1(self, name: str) -> None:
         if getattr(self, name) < 1:
             value = getattr(self, name)
             raise ValueError(f"{name} is {value}, but must be at least 1")
+
+    @property
+    def constrained(self) -> str | None:
+        """The part of the model that is held on a manifold, if one is."""
+        if self.manifold == "none":
+            return None
+        if self.where == "trainer":
+            return "rnn"
+        return {"stiefel": "decoder", "oblique": "embedding"}[self.manifold]
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -1,5 +1,6 @@
 """The original's language model, cut in two: what the server owns, what trains it."""
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -8,8 +9,11 @@ import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.workers.remote import parameter_rrefs, remote_method
+
+ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
 
 _seeding = threading.Lock()
 
@@ -48,17 +52,24 @@ class Decoder(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.decoder = nn.Linear(config.hidden, vocab_size)
         self._shared = config.num_trainers > 1 and not config.sync
+        self.scale: Tensor | float = 1.0
+        if config.constrained == "decoder":
+            # Orthonormal columns leave the words short rows, so a factor is learnt
+            # beside them.
+            short = min(vocab_size, config.hidden)
+            begin = ROW_NORM * math.sqrt(vocab_size / short)
+            self.scale = nn.Parameter(torch.tensor(begin))
         nn.init.zeros_(self.decoder.bias)
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
 
     def forward(self, output: Tensor) -> Tensor:
         """Logits (seq, batch, vocab) of the LSTM's output (seq, batch, hidden)."""
-        weight = self.decoder.weight
+        weight, scale = self.decoder.weight, self.scale
         if self._shared:
             # Another trainer's step may come before this one's backward pass, which
             # needs the weight as it was.
-            weight = weight.clone()
-        return F.linear(self.drop(output), weight, self.decoder.bias)
+            weight, scale = weight.clone(), scale * 1.0
+        return F.linear(scale * self.drop(output), weight, self.decoder.bias)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Sum over all tokens of the cross-entropy in nats: a scalar.
@@ -87,7 +98,7 @@ class Recurrence(nn.LSTM):
     def with_weights(
         self, weights: Sequence[Tensor], inputs: Tensor, hidden: Hidden
     ) -> tuple[Tensor, Hidden]:
-        """The same function of other weights, in the order of ``parameters()``."""
+        """The same function of other weights, in the order of ``all_weights``."""
         output, *last = torch.lstm(
             inputs, hidden, weights, True, self.num_layers, self.dropout,
             self.training, False, False,
@@ -117,10 +128,10 @@ class PulledRecurrence(nn.Module):
         return self._shape.with_weights(weights, inputs, hidden)
 
 
-def give_weights(module: nn.Module) -> list[Tensor]:
-    """A module's parameters as plain tensors; runs on their owner."""
+def give_weights(module: Recurrence) -> list[Tensor]:
+    """The weights that an LSTM computes with, as plain tensors; runs on their owner."""
     # An nn.Parameter would be pickled as a copy, outside the graph.
-    return [parameter.view_as(parameter) for parameter in module.parameters()]
+    return [weight.view_as(weight) for layer in module.all_weights for weight in layer]
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -218,4 +229,18 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
     # Two parts may be asked for at once, and torch has one stream of chance.
     with _seeding, torch.random.fork_rng(devices=[]):
         torch.manual_seed(3 * config.seed + list(makers).index(part))
-        return makers[part]().to(config.torch_dtype)
+        module = makers[part]().to(config.torch_dtype)
+    return constrain(module, config) if part == config.constrained else module
+
+
+def constrain(module: nn.Module, config: RNNConfig) -> nn.Module:
+    """Hold a part's weights on the manifold, by constraint dissolving."""
+    on = config.manifold, config.penalty_param
+    match module:
+        case Recurrence():
+            dissolve_recurrent(module, *on, per_gate=config.per_gate)
+        case EmbeddingTable():
+            dissolve(module.encoder, "weight", *on)
+        case Decoder():
+            dissolve(module.decoder, "weight", *on)
+    return module

@@ -11,6 +11,7 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
+from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
@@ -80,6 +81,19 @@ class Progress:
     staleness: float
 
 
+@dataclass(frozen=True)
+class Projected:
+    """What it costs to make a trained model exactly feasible.
+
+    Attributes:
+        valid_loss: mean of the validation part after the projection, nats.
+        feasibility: after the projection.
+    """
+
+    valid_loss: float
+    feasibility: Feasibility
+
+
 @dataclass
 class History:
     """What one trainer returns.
@@ -91,7 +105,11 @@ class History:
         staleness: of each step of this run.
         tokens: that it has read in this run.
         step_seconds: of each step of this run.
-        weights: all parameters by name; the first trainer's only.
+        feasibility: of the constrained weights after each step of this run; the first
+            trainer's only.
+        projected: what the projection at the end came to; None without constraints.
+        weights: all parameters by name, before the projection; the first trainer's
+            only.
     """
 
     progress: list[Progress] = field(default_factory=list)
@@ -99,6 +117,8 @@ class History:
     staleness: list[int] = field(default_factory=list)
     tokens: int = 0
     step_seconds: list[float] = field(default_factory=list)
+    feasibility: list[Feasibility] = field(default_factory=list)
+    projected: Projected | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -228,6 +248,8 @@ def fit(
         epoch, begun = epoch + 1, 0
     if trainer == 0:
         loop.history.weights = gather(step.refs)
+    if loop.constraints is not None:
+        loop.project()
     return loop.history
 
 
@@ -241,6 +263,8 @@ class _Loop:
         self._model, self._step, self._trainer = model, step, trainer
         self._job, self._config, self._tell = job, config, tell
         self._limit = config.max_steps or config.epochs * len(stream)
+        held = config.constrained is not None
+        self.constraints = Constraints(*step.refs.values()) if held else None
         self.history = History()
         if job.resume is not None:
             self.history.losses = job.resume.losses_of(trainer, config.num_trainers)
@@ -279,6 +303,14 @@ class _Loop:
         # Whoever went on would switch the server's dropout on in its midst.
         self._step.meet()
 
+    def project(self) -> None:
+        """Make the model exactly feasible, once all trainers have done their steps."""
+        self._step.meet()
+        if self._trainer == 0:
+            self.constraints.project_()
+            loss = evaluate(self._model, self._job)
+            self.history.projected = Projected(loss, self.constraints.feasibility())
+
     def _hidden(self, begun: int) -> Hidden:
         """Where this trainer's columns stand: zeros, unless a pass is resumed."""
         if begun == 0:
@@ -305,14 +337,22 @@ class _Loop:
         def loss_of() -> Tensor:
             total, last = self._model.loss(tokens, targets, hidden)
             carried.extend((total.item() / targets.numel(), last))
-            return total / (len(targets) * columns)
+            return total / (len(targets) * columns) + self._penalty()
 
         begin = time.perf_counter()
         self.history.staleness.append(self._step(loss_of))
         self.history.step_seconds.append(time.perf_counter() - begin)
         self.history.tokens += targets.numel()
         self.history.losses.append(carried[0])
+        if self.constraints is not None and self._trainer == 0:
+            self.history.feasibility.append(self.constraints.feasibility())
         return tuple(state.detach() for state in carried[1])
+
+    def _penalty(self) -> Tensor | float:
+        """The penalty on constrained weights; once for each step that is taken."""
+        if self.constraints is None or (self._config.sync and self._trainer > 0):
+            return 0.0
+        return self.constraints.penalty()
 
     def _keep(self, epoch: int, window: int, hidden: Hidden) -> None:
         """Write a checkpoint, all trainers together; the first one writes."""

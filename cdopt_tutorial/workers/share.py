@@ -1,0 +1,63 @@
+"""Share out jobs that need nothing of each other, as the seeds of a study."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cdopt_tutorial.workers.launch import Role, launch
+from cdopt_tutorial.workers.process import report
+
+
+def share(
+    function: Callable[..., Any],
+    jobs: Iterable[tuple],
+    num_workers: int = 2,
+    on_done: Callable[[int], None] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Run a function once for each job, on workers with one thread each.
+
+    Called by the parent. What comes out does not depend on how many workers there are.
+
+    Args:
+        function: what to run; a worker must be able to import it.
+        jobs: the positional arguments of each run.
+        num_workers: workers, at least 1; each takes every so many-th job.
+        on_done: called with the number of jobs that are done, after each.
+        options: of :func:`~cdopt_tutorial.workers.launch.launch`.
+
+    Returns:
+        What the function returned for each job, in their order.
+
+    Raises:
+        ValueError: there are no workers, or a job can't be sent to one.
+        WorkerError: a job failed.
+    """
+    jobs = list(jobs)
+    if num_workers < 1:
+        raise ValueError(f"num_workers is {num_workers}, but must be at least 1")
+    num_workers = min(num_workers, len(jobs))
+    roles = {
+        f"worker{rank}": Role(_run_each, (function, jobs[rank::num_workers]))
+        for rank in range(num_workers)
+    }
+    done: list[str] = []
+
+    def count(worker: str, _: Any) -> None:
+        done.append(worker)
+        if on_done is not None:
+            on_done(len(done))
+
+    # Nobody calls anybody, so nobody has to poll for calls.
+    found = launch(roles, polling=False, on_report=count, **options) if jobs else {}
+    results: list[Any] = [None] * len(jobs)
+    for rank in range(num_workers):
+        results[rank::num_workers] = found[f"worker{rank}"]
+    return results
+
+
+def _run_each(function: Callable[..., Any], jobs: list[tuple]) -> list[Any]:
+    results = []
+    for job in jobs:
+        results.append(function(*job))
+        report(None)
+    return results

@@ -1,0 +1,31 @@
+"""Jobs shared out over workers."""
+
+import pytest
+import roles
+
+from cdopt_tutorial.workers import WorkerError, share
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 9])
+def test_results_come_in_the_order_of_the_jobs(num_workers):
+    counts = []
+    jobs = [(size,) for size in (3, 1, 4, 1, 5)]
+    found = share(roles.give_tensor, jobs, num_workers, counts.append)
+    assert [len(tensor) for tensor in found] == [3, 1, 4, 1, 5]
+    assert counts == [1, 2, 3, 4, 5]
+
+
+def test_nothing_to_do():
+    assert share(roles.give_tensor, []) == []
+
+
+def test_a_job_that_fails_is_named_by_its_worker():
+    with pytest.raises(WorkerError, match="worker1"):
+        share(roles.give_tensor, [(1,), ("x",)])
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        share(roles.give_tensor, [(1,)], num_workers=0)
+    with pytest.raises(ValueError, match="import"):
+        share(lambda size: size, [(1,)])
