@@ -301,6 +301,79 @@ def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
             plots.learning_curves({"a": bad}, xlabel="x", ylabel="y")
 
 
+def test_curves_take_a_logarithmic_y():
+    """Between its points a curve runs straight on the logarithmic axis."""
+    seeds = [([0, 10], [1e-4, k]) for k in (1, 2, 100)]
+    fig = plots.learning_curves(
+        {"a": seeds}, xlabel="x", ylabel="y", log_y=True, threshold=0.5
+    )
+    (ax,) = fig.axes
+    assert ax.get_yscale() == "log"
+    x, y = ax.lines[0].get_data()
+    np.testing.assert_allclose(y, 1e-4 * (2 / 1e-4) ** (x / 10))
+    linear = plots.learning_curves({"a": seeds}, xlabel="x", ylabel="y")
+    np.testing.assert_allclose(
+        linear.axes[0].lines[0].get_ydata(), 1e-4 + (2 - 1e-4) * x / 10
+    )
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_curves_refuse_what_a_logarithmic_y_cannot_show(bad):
+    shown = {"xlabel": "x", "ylabel": "y", "log_y": True}
+    with pytest.raises(ValueError, match=f"'a' has {bad}, .*logarithmic"):
+        plots.learning_curves({"a": [([1, 2], [1, bad])]}, **shown)
+    with pytest.raises(ValueError, match=f"threshold is {bad}, .*logarithmic"):
+        plots.learning_curves({"a": [([1, 2], [1, 1])]}, threshold=bad, **shown)
+
+
+LONG = [
+    "LSTM, free, Adam at 1e-3",
+    "LSTM, each gate on the Stiefel manifold",
+    "RNN, orthogonal start only",
+    "RNN, Stiefel, penalty 0.1",
+    "RNN, by torch's parametrization of orthogonal matrices, exponential",
+    "GRU",
+    "RNN, free, with gradient clipping at 1.0",
+    "LSTM, stacked as in cdopt's LSTM_cdopt",
+]
+
+
+@pytest.mark.parametrize("size", ["wide", "small"])
+@pytest.mark.parametrize("number", [1, 4, 5, 8])
+def test_a_legend_of_long_names_is_whole(size, number):
+    curves = {name: [([0, 1], [k, 9])] for k, name in enumerate(LONG[:number])}
+    fig = plots.learning_curves(curves, xlabel="x", ylabel="y", size=size)
+    FigureCanvasAgg(fig).draw()
+    (ax,) = fig.axes
+    found = ax.get_legend().get_texts()
+    assert [" ".join(t.get_text().split()) for t in found] == LONG[:number]
+    boxes = [t.get_window_extent() for t in found]
+    for one, two in itertools.combinations(boxes, 2):
+        assert not one.padded(-0.5).overlaps(two)
+    frame = ax.get_legend().get_window_extent()
+    assert fig.bbox.x0 <= frame.x0 and frame.x1 <= fig.bbox.x1
+    assert frame.y1 <= fig.bbox.y1 and frame.y0 >= ax.get_window_extent().y1
+    width, height = style.SIZES[size]
+    assert ax.get_window_extent().height > 0.65 * height * fig.dpi
+    assert ax.get_window_extent().width > 0.8 * width * fig.dpi
+
+
+def test_a_legend_of_short_names_leaves_the_figure_its_size():
+    curves = {name: [([0, 1], [0, 1])] for name in "abcd"}
+    for size, inches in style.SIZES.items():
+        fig = plots.learning_curves(curves, xlabel="x", ylabel="y", size=size)
+        assert tuple(fig.get_size_inches()) == inches
+
+
+def test_no_two_of_eight_curves_look_alike():
+    curves = {name: [([0, 1], [0, 1])] for name in "abcdefgh"}
+    (ax,) = plots.learning_curves(curves, xlabel="x", ylabel="y").axes
+    lines = [line for line in ax.lines if len(line.get_label()) == 1]
+    looks = {(line.get_color(), line.get_marker()) for line in lines}
+    assert len(looks) == len(lines) == 8
+    assert len({line.get_marker() for line in lines}) == 8
+
+
 def test_bars_say_their_values_and_ratios():
     rows = [
         {"name": "per-step", "value": 812.4, "ratio": 1.0},
@@ -324,3 +397,109 @@ def test_bars_refuse_what_they_cannot_show():
         plots.bars([], xlabel="x")
     with pytest.raises(ValueError, match="logarithmic"):
         plots.bars([{"name": "a", "value": 0}], xlabel="x", log=True)
+
+
+AXIS = np.linspace(-2, 2, 81)
+BOWL = AXIS[None, :] ** 2 + 4 * AXIS[:, None] ** 2
+CIRCLE = np.stack([np.cos(np.linspace(0, 6.3, 99)), np.sin(np.linspace(0, 6.3, 99))], 1)
+PATHS = {
+    "from the left": [(-1.5, 0.5), (0, 0.5), (0, 0.0)],
+    "from the right": [(1.5, -1), (0.25, 0)],
+}
+
+
+def landscape(titles, size="wide", **more):
+    return plots.landscape(
+        AXIS, AXIS, {title: plots.Panel(BOWL, PATHS) for title in titles},
+        curve=CIRCLE, curve_label="the circle", target=(0, 1),
+        target_label="minimum on the circle", size=size, **more,
+    )  # fmt: skip
+
+
+def lines_of(ax) -> list[np.ndarray]:
+    return [line.get_xydata() for line in ax.lines]
+
+
+@pytest.mark.parametrize("size", ["wide", "small"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_landscape_shows_all_and_nothing_overlaps(number, size):
+    titles = [f"penalty only, β = {k}" for k in range(number)]
+    fig = landscape(titles, size)
+    assert len(fig.axes) == number
+    FigureCanvasAgg(fig).draw()
+    (legend,) = fig.legends
+    words = list(legend.get_texts())
+    for ax in fig.axes:
+        labels = (ax.xaxis.label, ax.yaxis.label, ax.title)
+        words += [t for t in labels if t.get_text()]
+    found = [word.get_text() for word in words]
+    assert {*titles, *PATHS, "start", "the circle", "minimum on the circle"} <= {*found}
+    boxes = [word.get_window_extent() for word in words]
+    boxes += [ax.get_window_extent() for ax in fig.axes]
+    for one, two in itertools.combinations(boxes, 2):
+        assert not one.padded(-0.5).overlaps(two)
+    page = fig.bbox.padded(1)
+    assert all(page.contains(*b.min) and page.contains(*b.max) for b in boxes)
+    assert fig.get_figwidth() <= style.SIZES[size][0]
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "columns"),
+    [(3, "wide", 3), (4, "wide", 2), (5, "wide", 3), (3, "small", 1), (1, "wide", 1)],
+)
+def test_landscape_panels_are_equal_squares_side_by_side_or_stacked(
+    number, size, columns
+):
+    fig = landscape([str(k) for k in range(number)], size)
+    FigureCanvasAgg(fig).draw()
+    boxes = [ax.get_window_extent() for ax in fig.axes]
+    assert len({round(b.x0) for b in boxes}) == columns
+    for box in boxes:
+        assert box.width == pytest.approx(box.height, rel=0.01)
+        assert box.width == pytest.approx(boxes[0].width, rel=0.01)
+        assert box.width > 1.7 * fig.dpi
+
+
+def test_landscape_draws_paths_circle_and_star_where_they_are():
+    fig = landscape(["a", "b"])
+    for ax in fig.axes:
+        lines = lines_of(ax)
+        for expected in (CIRCLE, [(0, 1)], *PATHS.values()):
+            assert any(np.array_equal(line, expected) for line in lines)
+        for path in PATHS.values():
+            for end in (path[:1], path[-1:]):
+                assert any(np.array_equal(line, end) for line in lines)
+
+
+def test_landscape_contours_are_where_the_function_has_their_level():
+    (ax,) = landscape(["a"]).axes
+    filled, lines = ax.collections
+    for level, path in zip(lines.levels, lines.get_paths(), strict=True):
+        drawn = path.codes[1:] == path.LINETO
+        x, y = (path.vertices[1:] + path.vertices[:-1])[drawn].T / 2
+        np.testing.assert_allclose(x**2 + 4 * y**2, level, atol=0.06)
+    assert len(lines.levels) >= 8
+    assert sum(len(p.vertices) for p in filled.get_paths()) < 3000
+
+
+def test_landscape_cuts_a_path_that_runs_away():
+    path = [(0, 0), (1, 1), (-1e9, 1), (np.inf, np.nan)]
+    fig = plots.landscape(AXIS, AXIS, {"a": plots.Panel(BOWL, {"p": path})})
+    FigureCanvasAgg(fig).draw()
+    assert all(np.isfinite(line).all() for line in lines_of(fig.axes[0]))
+    assert any(np.array_equal(line, path[:2]) for line in lines_of(fig.axes[0]))
+    assert fig.axes[0].get_xlim() == (-2, 2)
+
+
+def test_landscape_refuses_what_it_cannot_draw():
+    with pytest.raises(ValueError, match="no panels"):
+        plots.landscape(AXIS, AXIS, {})
+    with pytest.raises(
+        ValueError, match=r"'a' have the shape \(80, 81\), .*\(81, 81\)"
+    ):
+        plots.landscape(AXIS, AXIS, {"a": plots.Panel(BOWL[1:])})
+    with pytest.raises(ValueError, match=r"'p' has the shape \(2,\)"):
+        plots.landscape(AXIS, AXIS, {"a": plots.Panel(BOWL, {"p": [1, 2]})})
+    with pytest.raises(ValueError, match="7 names of paths.*6"):
+        many = {str(k): [(0, 0)] for k in range(7)}
+        plots.landscape(AXIS, AXIS, {"a": plots.Panel(BOWL, many)})

@@ -1,11 +1,15 @@
 """The figures of the book. Each function returns a figure; `show.figure` shows it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cdopt_tutorial.publish.diagram import Message, process_diagram
+from cdopt_tutorial.publish.landscape import Panel, landscape
+from cdopt_tutorial.publish.legend import legend_in, wrapped
 from cdopt_tutorial.publish.style import (
     INK,
     SERIES,
@@ -20,13 +24,20 @@ from cdopt_tutorial.publish.timeline import Call, timeline
 __all__ = [
     "Call",
     "Message",
+    "Panel",
     "bars",
+    "landscape",
     "learning_curves",
     "process_diagram",
     "timeline",
 ]
 
 _GRID_POINTS = 200
+_LEGEND_ROW = 0.3  # inches of a legend of one row, for which the sizes have room
+
+# The colours are too few for more curves: a second round is told by these.
+_SECOND_LINES = ((0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1)))
+_SECOND_MARKERS = "v*<>pd"
 
 
 @styled
@@ -37,6 +48,7 @@ def learning_curves(
     ylabel: str,
     threshold: float | None = None,
     log_x: bool = False,
+    log_y: bool = False,
     size: str = "wide",
 ) -> Figure:
     """Draw the median over the seeds of each curve, in a band from worst to best.
@@ -50,50 +62,94 @@ def learning_curves(
         ylabel: what y is, with its unit.
         threshold: a level to mark, such as "solved".
         log_x: draw x on a logarithmic scale; all x must be above zero.
-        size: `wide` or `small`.
+        log_y: draw y on a logarithmic scale; all y must be above zero.
+        size: `wide` or `small`; a legend of more than one row makes it higher.
 
     Raises:
-        ValueError: a curve has no seeds, or x and y of one differ in length.
+        ValueError: a curve has no seeds, x and y of one differ in length, or a y
+            or the threshold is one that a logarithmic scale can't show.
     """
+    if log_y and threshold is not None and threshold <= 0:
+        raise ValueError(
+            f"threshold is {threshold:g}, which a logarithmic scale can't show"
+        )
     fig = new_figure(size)
     ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
     for style, (name, seeds) in zip(_looks(list(curves)), curves.items(), strict=True):
-        x, y = _on_one_grid(name, seeds, log_x)
+        x, y = _on_one_grid(name, seeds, log_x, log_y)
         color = style.color
         ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.22, lw=0)
         (line,) = ax.plot(x, np.median(y, 0), color=color, ls=style.linestyle)
         ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
         ax.plot(*zip(*ends, strict=True), style.marker, color=color, ms=5, mew=0)
-        line.set(label=name, marker=style.marker, markevery=[], markersize=5)
+        line.set(label=wrapped(name), marker=style.marker, markevery=[], markersize=5)
     if threshold is not None:
-        ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
-        ax.annotate(
-            f"{threshold:g}", (1, threshold), xycoords=("axes fraction", "data"),
-            ha="right", va="bottom", size=9, xytext=(0, 2), textcoords="offset points",
-        )  # fmt: skip
+        _mark(ax, threshold)
     if log_x:
         ax.set_xscale("log")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, handlelength=3)
+    if log_y:
+        ax.set_yscale("log")
+    _add_legend(fig, ax)
     return fig
+
+
+def _mark(ax: Axes, threshold: float) -> None:
+    """Mark a level, and write what it is at its right end."""
+    ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
+    ax.annotate(
+        f"{threshold:g}", (1, threshold), xycoords=("axes fraction", "data"),
+        ha="right", va="bottom", size=9, xytext=(0, 2), textcoords="offset points",
+    )  # fmt: skip
+
+
+def _add_legend(fig: Figure, ax: Axes) -> None:
+    """Put the legend above the axes, and make the figure higher for its rows."""
+    fig.draw_without_rendering()  # the layout decides how wide the axes are
+    height = legend_in(
+        ax.get_window_extent().width,
+        lambda ncols: ax.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, handlelength=3
+        ),
+    )
+    fig.set_figheight(fig.get_figheight() + max(0.0, height - _LEGEND_ROW))
 
 
 def _looks(names: Sequence[str]) -> list[Look]:
     """Return a look for each name: a role's own, else the next of the series."""
     if all(is_role(name) for name in names):
         return [look(name) for name in names]
-    return [SERIES[k % len(SERIES)] for k in range(len(names))]
+    return [_series(k) for k in range(len(names))]
 
 
-def _on_one_grid(name: str, seeds, log_x: bool) -> tuple[np.ndarray, np.ndarray]:
+def _series(k: int) -> Look:
+    """Return the look of curve k, which repeats a colour but not a whole look."""
+    turn, place = divmod(k, len(SERIES))
+    if turn == 0:
+        return SERIES[place]
+    line = _SECOND_LINES[place % len(_SECOND_LINES)]
+    return replace(SERIES[place], linestyle=line, marker=_SECOND_MARKERS[place])
+
+
+def _on_one_grid(
+    name: str, seeds, log_x: bool, log_y: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Return a common x, and y of shape (seeds, len(x)) on it."""
     if not seeds:
         raise ValueError(f"the curve {name!r} has no seeds")
     if any(len(x) != len(y) or len(x) == 0 for x, y in seeds):
         raise ValueError(f"the curve {name!r} has an x and a y of different lengths")
+    least = min(np.asarray(y).min() for _, y in seeds)
+    if log_y and least <= 0:
+        raise ValueError(
+            f"the curve {name!r} has {least:g}, which a logarithmic scale can't show"
+        )
     low = max(x[0] for x, _ in seeds)
     high = max(x[-1] for x, _ in seeds)
     space = np.geomspace if log_x else np.linspace
     grid = space(low, high, _GRID_POINTS)
+    if log_y:
+        logs = [np.interp(grid, x, np.log(y)) for x, y in seeds]
+        return grid, np.exp(np.stack(logs))
     return grid, np.stack([np.interp(grid, x, y) for x, y in seeds])
 
 

@@ -1,0 +1,1 @@
+"""What constraint dissolving does to a problem, and what it costs and gains."""

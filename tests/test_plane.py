@@ -1,0 +1,264 @@
+"""Constraint dissolving on the circle: against formulas, and where it goes wrong."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cdopt.manifold_torch import sphere_torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cdopt_tutorial.dissolving import plane
+
+INSIDE, OUTSIDE = (0.1, -0.4), (-1.3, 1.2)
+OPTIMUM = torch.tensor([0.8, 0.6], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Points of the plane are too small to share: threads would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+seeds = st.integers(0, 2**32 - 1)
+betas = st.floats(0.0, 20.0)
+
+
+def points(seed: int, number: int = 20) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(number, 2, generator=generator, dtype=torch.float64)
+
+
+def quadratic(seed: int):
+    """½ (x - c)ᵀQ(x - c) with Q positive definite and c in the disk; also Q and c."""
+    rng = np.random.default_rng(seed)
+    turn, radius, side = rng.uniform(0, 2 * math.pi, 3)
+    axes = plane.on_circle(torch.tensor([turn, turn + math.pi / 2]).double())
+    matrix = axes.T @ torch.diag(torch.tensor(rng.uniform(0.3, 3, 2))) @ axes
+    centre = 0.8 * math.sin(radius) * plane.on_circle(torch.tensor(side).double())
+
+    def f(x):
+        return ((x - centre) @ matrix * (x - centre)).sum(-1) / 2
+
+    return f, matrix, centre
+
+
+def well_posed(f) -> torch.Tensor:
+    """Stationary points of f on the circle, none of them nearly degenerate."""
+    found = plane.circle_stationary_points(f)
+    assume(plane.curvatures(plane.dissolved(f, 50.0), found).abs().min() > 0.05)
+    return found
+
+
+@given(seeds)
+def test_map_and_constraint_are_those_of_cdopt(seed):
+    manifold = sphere_torch((2,), dtype=torch.float64)
+    for x in points(seed):
+        torch.testing.assert_close(plane.dissolving_map(x), manifold.A(x))
+        torch.testing.assert_close(plane.constraint(x), manifold.C(x))
+
+
+@given(seeds)
+def test_map_leaves_the_circle_alone_and_takes_the_plane_into_the_disk(seed):
+    x = points(seed)
+    unit = x / x.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(plane.dissolving_map(unit), unit)
+    mapped = plane.dissolving_map(x)
+    assert (mapped.norm(dim=1) <= 1 + 1e-12).all()
+    mirrored = x / x.square().sum(1, keepdim=True)
+    torch.testing.assert_close(plane.dissolving_map(mirrored), mapped)
+
+
+@given(seeds, betas)
+def test_gradient_of_the_dissolved_function(seed, beta):
+    f, matrix, centre = quadratic(seed)
+    x = points(seed).requires_grad_()
+    (found,) = torch.autograd.grad(plane.dissolved(f, beta)(x).sum(), x)
+    x = x.detach()
+    r = 1 + x.square().sum(1, keepdim=True)
+    slope = (2 * x / r - centre) @ matrix
+    along = (x * slope).sum(1, keepdim=True)
+    expected = 2 * slope / r - 4 * along * x / r**2 + 2 * beta * (r - 2) * x
+    torch.testing.assert_close(found, expected)
+
+
+def test_objective_has_the_optimum_that_its_docstring_says():
+    best, worst = plane.circle_stationary_points(plane.objective)
+    torch.testing.assert_close(best, OPTIMUM)
+    assert plane.objective(best).item() == pytest.approx(0.085)
+    assert plane.objective(worst) > 2
+    assert plane.multiplier(plane.objective, best) == pytest.approx(0.5)
+
+
+@given(seeds)
+@settings(max_examples=20)
+def test_stationary_points_on_the_circle(seed):
+    f, matrix, centre = quadratic(seed)
+    found = plane.circle_stationary_points(f)
+    tangents = torch.stack([-found[:, 1], found[:, 0]], 1)
+    slopes = (((found - centre) @ matrix) * tangents).sum(1)
+    torch.testing.assert_close(slopes, torch.zeros_like(slopes), atol=1e-12, rtol=0)
+    assert len(found) % 2 == 0
+    scanned = f(plane.on_circle(torch.linspace(-4, 4, 5000, dtype=torch.float64)))
+    assert f(found[0]) <= scanned.min() and f(found[-1]) >= scanned.max()
+
+
+@given(seeds, betas)
+@settings(max_examples=20)
+def test_dissolving_is_exact_for_every_beta(seed, beta):
+    """What is stationary for f on the circle is so for h, with known curvatures."""
+    f, matrix, _ = quadratic(seed)
+    h = plane.dissolved(f, beta)
+    for x in plane.circle_stationary_points(f):
+        assert torch.func.grad(h)(x).norm() < 1e-12 * (1 + beta)
+        tangent = torch.stack([-x[1], x[0]])
+        multiplier = plane.multiplier(f, x)
+        along, across = 4 * beta - multiplier, tangent @ matrix @ tangent - multiplier
+        expected = torch.tensor(sorted([along, across.item()]), dtype=torch.float64)
+        torch.testing.assert_close(
+            plane.curvatures(h, x), expected, atol=1e-10, rtol=1e-10
+        )
+
+
+@given(seeds)
+@settings(max_examples=6)
+def test_with_a_large_beta_the_minima_are_those_on_the_circle(seed):
+    f, *_ = quadratic(seed)
+    on_circle = well_posed(f)
+    h = plane.dissolved(f, 50.0)
+    assert len(plane.spurious_minima(f, 50.0)) == 0
+    found = plane.stationary_points(h)
+    minima = found[plane.curvatures(h, found)[:, 0] > 0]
+    best = on_circle[plane.curvatures(h, on_circle)[:, 0] > 0]
+    assert len(minima) == len(best) >= 1
+    assert torch.cdist(minima, best).amin(1).max() < 1e-8
+
+
+@given(seeds, st.floats(0.6, 10.0))
+@settings(max_examples=6)
+def test_no_stationary_point_is_missed(seed, beta):
+    """Of a function that grows to all sides the indices add up to one."""
+    h = plane.dissolved(quadratic(seed)[0], beta)
+    curvatures = plane.curvatures(h, plane.stationary_points(h))
+    assume(curvatures.abs().min() > 1e-3)
+    assert curvatures.prod(1).sign().sum() == 1
+
+
+def ends(beta: float) -> list[torch.Tensor]:
+    h = plane.dissolved(plane.objective, beta)
+    return [plane.descend(h, at, 0.1, 600)[-1] for at in (INSIDE, OUTSIDE)]
+
+
+def test_too_small_a_beta_leaves_the_circle_and_undercuts_the_optimum():
+    optimum = plane.objective(OPTIMUM)
+    least, _ = plane.curvatures(plane.dissolved(plane.objective, 0.05), OPTIMUM)
+    assert least < 0
+    for end, sign in zip(ends(0.05), (-1, 1), strict=True):
+        assert sign * plane.constraint(end) > 0.6
+        assert plane.objective(plane.dissolving_map(end)) < 0.9 * optimum
+        spurious = plane.spurious_minima(plane.objective, 0.05)
+        assert (spurious - end).norm(dim=1).min() < 1e-6
+
+
+def test_a_medium_beta_is_right_from_one_start_and_wrong_from_the_other():
+    inside, outside = ends(0.2)
+    assert plane.constraint(inside) < -0.7
+    torch.testing.assert_close(outside, OPTIMUM, atol=1e-6, rtol=0)
+    assert len(plane.spurious_minima(plane.objective, 0.2)) == 1
+
+
+def test_a_large_enough_beta_is_right_from_both():
+    for end in ends(1.0):
+        torch.testing.assert_close(end, OPTIMUM, atol=1e-12, rtol=0)
+
+
+def test_the_smallest_safe_beta_is_above_what_the_curvature_asks():
+    safe = plane.smallest_safe_beta(plane.objective, high=1, tol=1e-3)
+    assert safe > plane.multiplier(plane.objective, OPTIMUM) / 4
+    assert len(plane.spurious_minima(plane.objective, safe)) == 0
+    assert len(plane.spurious_minima(plane.objective, safe - 2e-3)) == 1
+    with pytest.raises(ValueError, match="high is 0.2"):
+        plane.smallest_safe_beta(plane.objective, high=0.2)
+
+
+@given(seeds)
+@settings(max_examples=6)
+def test_the_penalty_alone_misses_the_circle_by_half_the_multiplier_over_beta(seed):
+    f, *_ = quadratic(seed)
+    best = well_posed(f)[0]
+    multiplier = plane.multiplier(f, best)
+    errors = []
+    for beta in (100.0, 1000.0):
+        p = plane.penalised(f, beta)
+        found = plane.stationary_points(p)
+        nearest = found[(found - best).norm(dim=1).argmin()]
+        assert plane.curvatures(p, nearest)[0] > 0
+        errors.append(abs(beta * plane.constraint(nearest) + multiplier / 2))
+    assert errors[1] < 0.2 * errors[0] + 1e-9
+    assert errors[1] < 0.01 * (1 + abs(multiplier)) ** 2
+
+
+@pytest.mark.parametrize("beta", [1.0, 4.0])
+def test_the_penalty_alone_ends_off_the_circle_where_dissolving_ends_on_it(beta):
+    p, h = (make(plane.objective, beta) for make in (plane.penalised, plane.dissolved))
+    lr = 0.05
+    missed = abs(plane.constraint(plane.descend(p, INSIDE, lr, 1000)[-1]))
+    assert 0.05 < missed * beta < 0.25
+    assert abs(plane.constraint(plane.descend(h, INSIDE, lr, 1000)[-1])) < 1e-12
+
+
+def test_violation_of_what_is_used_is_a_quarter_of_the_square():
+    far = points(0, 200)
+    x, mapped = plane.violations(far)
+    torch.testing.assert_close(x, plane.constraint(far).abs())
+    torch.testing.assert_close(
+        mapped, plane.constraint(plane.dissolving_map(far)).abs(), atol=1e-14, rtol=1e-9
+    )
+    near = (1 + torch.logspace(-12, -4, 9, dtype=torch.float64))[:, None] * OPTIMUM
+    x, mapped = plane.violations(near)
+    torch.testing.assert_close(mapped, x**2 / 4, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0, 8.0])
+def test_the_largest_stable_lr_is_two_over_the_curvature(beta):
+    h = plane.dissolved(plane.objective, beta)
+    curvature = max(4 * beta - 0.5, 0.86)
+    assert plane.largest_stable_lr(h, OPTIMUM) == pytest.approx(2 / curvature, rel=0.01)
+
+
+@given(seeds)
+@settings(max_examples=5)
+def test_the_largest_stable_lr_of_others(seed):
+    f, *_ = quadratic(seed)
+    best = well_posed(f)[0]
+    h = plane.dissolved(f, 5.0)
+    bound = 2 / plane.curvatures(h, best)[1].item()
+    assert plane.largest_stable_lr(h, best) == pytest.approx(bound, rel=0.01)
+
+
+def test_descent_takes_plain_gradient_steps_and_shows_when_it_runs_away():
+    path = plane.descend(plane.objective, (1.6, 0.3), lr=0.25, steps=3)
+    expected = [[0.6 + 0.5**k, 0.3] for k in range(4)]
+    torch.testing.assert_close(path, torch.tensor(expected, dtype=torch.float64))
+    away = plane.descend(plane.dissolved(plane.objective, 4.0), OUTSIDE, 1.0, 20)
+    assert not away.isfinite().all()
+
+
+def test_grid_has_the_first_coordinate_along_the_columns():
+    axis, values = plane.on_grid(lambda x: x[..., 0] + 10 * x[..., 1], 2.0, 5)
+    assert axis.tolist() == [-2, -1, 0, 1, 2]
+    assert values[4, 0] == -2 + 20 and values[0, 4] == 2 - 20
+
+
+def test_bad_values_are_refused():
+    for make in (plane.dissolved, plane.penalised):
+        with pytest.raises(ValueError, match="beta is -1"):
+            make(plane.objective, -1)
+    with pytest.raises(ValueError, match="lr is 0"):
+        plane.descend(plane.objective, INSIDE, lr=0, steps=1)
+    with pytest.raises(ValueError, match="steps is 0"):
+        plane.descend(plane.objective, INSIDE, lr=1, steps=0)
