@@ -11,8 +11,8 @@ from torch import Tensor
 def stiefel_map(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The map A(X) = X (3 I − XᵀX) / 2 and the squared distance ‖XᵀX − I‖².
 
-    Both are differentiable, twice, too, together or one after the other: they share
-    values, but no node of the graph. Source: Xiao, Liu and Toh (2023), section 4.
+    Both are differentiable, twice, too, together or one after the other. Source: Xiao,
+    Liu and Toh (2023), section 4.
 
     Args:
         weight: (..., n, p), X or, if n < p, its transpose, so that the rows are meant
@@ -26,49 +26,44 @@ def stiefel_map(weight: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: the weight has fewer than two axes.
     """
     if weight.ndim < 2:
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}, but must be a matrix"
-        )
-    mapped, c, product = _Map.apply(weight)
-    return mapped, _Distance.apply(weight, c, product)
+        raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
+    return _StiefelMap.apply(weight)
 
 
-class _Map(torch.autograd.Function):
-    """X to A(X), and to C = XᵀX − I and X C as values; all transposed for a wide X."""
+class _StiefelMap(torch.autograd.Function):
+    """X to A(X) and ‖C‖², with C = XᵀX − I; all transposed for a wide X.
+
+    The loss goes back through the one and the penalty through the other, together or
+    one after the other. So what both need is kept beside what torch saves, and frees
+    with the first of them.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
         c = _constraint(x)
-        product = _times(x, c)
-        ctx.save_for_backward(x, c)
-        ctx.mark_non_differentiable(c, product)
-        return torch.add(x, product, alpha=-0.5), c, product
+        product, flat = _times(x, c), c.flatten()
+        ctx.save_for_backward(x)
+        ctx.set_materialize_grads(False)
+        ctx.kept, ctx.version = (x.detach(), c, product), x._version
+        return torch.add(x, product, alpha=-0.5), flat @ flat
 
     @staticmethod
-    def backward(ctx, grad, *_):
-        x, c = ctx.saved_tensors
-        if torch.is_grad_enabled():  # C is a value: this backward needs its graph
+    def backward(ctx, grad, grad_distance):
+        x, c, product = ctx.kept
+        if x._version != ctx.version:
+            raise RuntimeError("the weight has been modified by an inplace operation")
+        if torch.is_grad_enabled():  # this pass is to be differentiated in turn
+            (x,) = ctx.saved_tensors
             c = _constraint(x)
+            product = _times(x, c)
+        of_distance = None if grad_distance is None else product * (4 * grad_distance)
+        if grad is None:
+            return of_distance
         inner = _inner(x, grad)
         # What reaches X through C comes by both sides of the Gram matrix.
-        through_c = _add_times(grad, -0.5, x, inner + inner.mT)
-        return _add_times(through_c, -0.5, grad, c)
-
-
-class _Distance(torch.autograd.Function):
-    """X to ‖C‖²; C and X C are given, so that its gradient, 4 X C, costs nothing."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, c: Tensor, product: Tensor) -> Tensor:
-        ctx.save_for_backward(x, product)
-        return c.square().sum()
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, product = ctx.saved_tensors
-        if torch.is_grad_enabled():  # as above
-            product = _times(x, _constraint(x))
-        return product * (4 * grad), None, None
+        through_c = _add_times(grad, x, inner + inner.mT)
+        of_map = _add_times(through_c, grad, c)
+        return of_map if of_distance is None else of_map + of_distance
 
 
 def _constraint(x: Tensor) -> Tensor:
@@ -88,9 +83,9 @@ def _times(x: Tensor, small: Tensor) -> Tensor:
     return small @ x if x.shape[-2] < x.shape[-1] else x @ small
 
 
-def _add_times(base: Tensor, alpha: float, x: Tensor, small: Tensor) -> Tensor:
-    """The base plus alpha X by a symmetric matrix, without a sum of its own."""
+def _add_times(base: Tensor, x: Tensor, small: Tensor) -> Tensor:
+    """The base less half of X by a symmetric matrix, without a sum of its own."""
     left, right = (small, x) if x.shape[-2] < x.shape[-1] else (x, small)
     if base.ndim == 2:
-        return torch.addmm(base, left, right, alpha=alpha)
-    return base + alpha * (left @ right)
+        return torch.addmm(base, left, right, alpha=-0.5)
+    return base - 0.5 * (left @ right)

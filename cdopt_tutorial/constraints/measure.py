@@ -62,7 +62,8 @@ class Constraints:
             the RRefs that a module holds are followed, too.
 
     Raises:
-        ValueError: no weight is constrained.
+        ValueError: no weight is constrained, or a module on another worker holds
+            references of its own.
         RuntimeError: a worker that owns a part can't be reached.
     """
 
@@ -135,9 +136,14 @@ class Constraints:
             return
         owner = reference.owner_name()
         try:
-            number, is_constrained = remote_method(_look, reference)
+            number, is_constrained, refers = remote_method(_look, reference)
         except RuntimeError as error:
             raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
+        if refers:
+            raise ValueError(
+                f"{name or 'a module'} on {owner} refers to modules elsewhere: name "
+                "these references, too, or their constraints would count 0"
+            )
         if (owner, number) not in self._asked and is_constrained:
             self._elsewhere[name] = reference
         self._asked.add((owner, number))
@@ -183,11 +189,11 @@ def _nearest(name: str, constraint: Constraint) -> Tensor:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _look(value: Any) -> tuple[int, bool]:
-    """Which object that is, and whether it is constrained; runs on its owner."""
+def _look(value: Any) -> tuple[int, bool, bool]:
+    """Which object, whether it is constrained, and refers on; runs on its owner."""
     if not isinstance(value, nn.Module):
-        return id(value), False
-    return id(value), bool(constraints_of(value))
+        return id(value), False, False
+    return id(value), bool(constraints_of(value)), bool(references_of(value))
 
 
 def _penalty(module: nn.Module) -> Tensor:

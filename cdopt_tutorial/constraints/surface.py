@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
-from torch import Tensor
+from cdopt.manifold_torch import (
+    euclidean_torch,
+    oblique_torch,
+    sphere_torch,
+    stiefel_torch,
+)
+from torch import Tensor, nn
 
 from cdopt_tutorial.constraints.fused import stiefel_map
 
@@ -20,6 +25,23 @@ MANIFOLDS = {
 BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
 
 Manifold = str | Callable[..., Any]
+
+
+def _exact(method: Callable) -> Callable:
+    """Compute in the weight's own dtype under autocast, too.
+
+    C is a small difference of large numbers: in bfloat16 little of it is left.
+    """
+
+    @functools.wraps(method)
+    def call(self, weight: Tensor) -> Any:
+        # The meta device, which computes nothing, has no autocast to be asked for.
+        if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
+            return method(self, weight)
+        with torch.autocast(weight.device.type, enabled=False):
+            return method(self, weight)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -39,24 +61,30 @@ class Surface:
     blocks: int
     transpose: bool
 
+    @_exact
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """A(W), shaped as the weight, and ‖C(W)‖², a scalar."""
         if self.make is stiefel_torch:
             # The fused map makes the short side orthonormal: nothing needs turning.
             mapped, distance = stiefel_map(self._blocks(weight))
-            return mapped.reshape(weight.shape), distance
+            # Of a plain matrix nothing was split: to reshape would be one more node.
+            plain = mapped.shape == weight.shape
+            return mapped if plain else mapped.reshape(weight.shape), distance
         return self.map(weight), self.distance(weight)
 
+    @_exact
     def map(self, weight: Tensor) -> Tensor:
         """A(W), shaped as the weight."""
         if self.make is stiefel_torch:
             return self.map_and_distance(weight)[0]
         return self._weight(self._of(weight).A(self._point(weight)), weight)
 
+    @_exact
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
         return self._of(weight).C(self._point(weight)).square().sum()
 
+    @_exact
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds.
@@ -71,7 +99,7 @@ class Surface:
         return feasible(found, self.distance)
 
     def _blocks(self, weight: Tensor) -> Tensor:
-        matrix = weight.flatten(1)
+        matrix = weight.flatten(1) if weight.ndim > 2 else weight
         return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
 
     def _point(self, weight: Tensor) -> Tensor:
@@ -130,6 +158,12 @@ def surface(
     if make is None:
         raise ValueError(
             f"manifold is {manifold!r}, but must be {' or '.join(MANIFOLDS)}"
+        )
+    if isinstance(make, type) and issubclass(make, euclidean_torch):
+        raise ValueError(f"{make.__name__} constrains nothing")
+    if isinstance(weight, nn.UninitializedParameter):
+        raise ValueError(
+            "the weight has no shape yet: let the layer see an input first"
         )
     if weight.ndim < 2 or not weight.is_floating_point():
         raise ValueError(

@@ -1,0 +1,257 @@
+"""Roles for the tests of constraints on workers; they must be importable by workers."""
+
+import threading
+
+import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch import nn
+from torch.distributed.nn.api.remote_module import RemoteModule
+from torch.nn.parallel import DistributedDataParallel
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import layers
+from cdopt_tutorial.workers.remote import remote_method
+
+F64 = {"dtype": torch.float64}
+
+
+class Tail(nn.Sequential):
+    """What a server owns: two dissolved layers, off their manifolds."""
+
+    def __init__(self, seed=0, factor=1.1):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            super().__init__(
+                constraints.dissolve(nn.Linear(6, 4, **F64)),
+                nn.Tanh(),
+                constraints.dissolve(nn.Linear(4, 3, **F64), manifold="oblique"),
+            )
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(factor)
+
+
+class Bag(nn.EmbeddingBag):
+    """A table that dissolves itself, as a RemoteModule makes it."""
+
+    def __init__(self):
+        super().__init__(9, 6, **F64)
+        nn.init.normal_(self.weight, generator=torch.Generator().manual_seed(0))
+        constraints.dissolve(self)
+        with torch.no_grad():
+            self.parametrizations.weight.original.mul_(1.2)
+
+
+class Hybrid(nn.Module):
+    """A model of its own that holds others, some of them more than once."""
+
+    def __init__(self, server):
+        super().__init__()
+        self.own = Tail(seed=1)
+        self.tail = self.again = rpc.remote(server, Tail)
+        self.more = [self.tail, rpc.remote(server, Tail, args=(2,))]
+        self.free = {"free": rpc.remote(server, nn.Linear, args=(3, 3))}
+        self.data = rpc.remote(server, torch.ones, args=((3, 3),))
+        self.bag = RemoteModule(f"{server}/cpu", Bag)
+
+
+def loss_of(model, x):
+    return model(x).square().sum()
+
+
+def gradients(module, context_id):
+    """On the owner: what distributed autograd holds for each parameter."""
+    found = dist_autograd.get_gradients(context_id)
+    return {name: found[p] for name, p in module.named_parameters()}
+
+
+class Chain(nn.Module):
+    """On a server, a module that refers to another one there."""
+
+    def __init__(self):
+        super().__init__()
+        self.tail = rpc.RRef(Tail())
+
+
+def with_penalty(rref, x, penalties=1):
+    """Gradients, on the owner, of a loss and penalties."""
+    with dist_autograd.context() as context_id:
+        terms = [remote_method(loss_of, rref, x)]
+        terms += [constraints.penalty(rref) for _ in range(penalties)]
+        dist_autograd.backward(context_id, [sum(terms)])
+        return remote_method(gradients, rref, context_id)
+
+
+def locally(module, x, penalties=1):
+    """The same in this process."""
+    loss = loss_of(module, x) + penalties * constraints.penalty(module)
+    found = torch.autograd.grad(loss, list(module.parameters()))
+    return dict(zip(dict(module.named_parameters()), found, strict=True))
+
+
+def difference(one, other):
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def message(function, *args):
+    try:
+        return str(function(*args))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def play(server, meeting, rank):
+    """All that a trainer is asked to show."""
+    torch.manual_seed(rank)
+    results = concurrent(server)
+    if rank == 0:
+        results |= equality(server) | references(server) | projection(server)
+        results |= interrupted(server)
+    return results | {"replicas": replicas(meeting, rank)}
+
+
+def equality(server):
+    x, tokens = torch.randn(5, 6, **F64), torch.tensor([[0, 4], [8, 4]])
+    tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
+    remote = {n: with_penalty(tail, x, n) for n in (1, 2)}
+    with dist_autograd.context() as context_id:
+        loss = bag(tokens).square().sum() + constraints.penalty(bag)
+        dist_autograd.backward(context_id, [loss])
+        of_bag = remote_method(gradients, bag.get_module_rref(), context_id)
+    return {
+        "rref": difference(remote[1], locally(Tail(), x)),
+        "twice": difference(remote[2], locally(Tail(), x, 2)),
+        "remote module": difference(of_bag, locally(Bag(), tokens)),
+    }
+
+
+def references(server):
+    hybrid = Hybrid(server)
+    parts = Tail(1), Tail(), Tail(2), Bag()
+    return {
+        "names": list(constraints.feasibility(hybrid).layers),
+        "hybrid": (
+            constraints.penalty(hybrid).item(),
+            sum(constraints.penalty(part).item() for part in parts),
+        ),
+        "squares": (
+            constraints.feasibility(hybrid).weight ** 2,
+            sum(constraints.feasibility(part).weight ** 2 for part in parts),
+        ),
+        "several": (
+            constraints.penalty(hybrid.more[1], hybrid.tail, hybrid.tail).item(),
+            sum(constraints.penalty(part).item() for part in parts[1:3]),
+        ),
+        "free": message(constraints.penalty, hybrid.free["free"]),
+        "data": message(constraints.penalty, hybrid.data),
+        "chain": message(constraints.penalty, rpc.remote(server, Chain)),
+        "unknown": message(constraints.penalty, rpc.remote(server, Bag), hybrid.data),
+    }
+
+
+def projection(server):
+    rref = rpc.remote(server, Tail)
+    before = constraints.feasibility(rref)
+    constraints.project_(rref)
+    return {"projected": (before.weight, constraints.feasibility(rref).weight)}
+
+
+def bump(module):
+    """On the owner: another trainer's step, which moves nothing."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.0)
+
+
+def step_between(rref, x):
+    """Gradients where the weights are written to before the backward pass."""
+    with dist_autograd.context() as context_id:
+        loss = remote_method(loss_of, rref, x) + constraints.penalty(rref)
+        remote_method(bump, rref)
+        dist_autograd.backward(context_id, [loss])
+        found = remote_method(gradients, rref, context_id)
+    return {name: value for name, value in found.items() if "original" in name}
+
+
+def compute_on_the_weight_itself(on):
+    """On the owner: leave out what protects a call from others, or put it back."""
+    if on:
+        layers._kept, layers._for_this_call = layers._for_this_call, plainly
+    else:
+        layers._for_this_call = layers._kept
+
+
+def plainly(weight):
+    return weight, False
+
+
+def interrupted(server):
+    rref = rpc.remote(server, constraints.dissolve, args=(nn.Linear(6, 4, **F64),))
+    x = torch.randn(5, 6, **F64)
+    expected = message(step_between, rref, x)
+    rpc.rpc_sync(server, compute_on_the_weight_itself, args=(True,))
+    unprotected = message(step_between, rref, x)
+    rpc.rpc_sync(server, compute_on_the_weight_itself, args=(False,))
+    return {"interrupted": expected, "unprotected": unprotected}
+
+
+_tail, _lock = [], threading.Lock()
+
+
+def shared_tail():
+    """On the server: the one module that all trainers share."""
+    with _lock:
+        if not _tail:
+            _tail.append(Tail(seed=3))
+    return rpc.RRef(_tail[0])
+
+
+def concurrent(server):
+    """The largest error of a gradient while others ask the same module."""
+    rref, module = rpc.rpc_sync(server, shared_tail), Tail(seed=3)
+    errors = []
+    for _ in range(25):
+        x = torch.randn(4, 6, **F64)
+        errors.append(difference(with_penalty(rref, x), locally(module, x)))
+    return {"concurrent": max(errors)}
+
+
+class Recurrent(nn.Module):
+    """A recurrent model with constraints of two kinds, for replicas."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            rnn, head = nn.LSTM(3, 5, **F64), nn.Linear(5, 2, **F64)
+        self.rnn = constraints.dissolve_recurrent(rnn, per_gate=True)
+        self.head = constraints.dissolve(head, manifold="oblique")
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][-1])
+
+
+def fit(model, x, steps=4):
+    """Train, and return the parameters; x is (length, batch, 3)."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x).square().sum(1).mean() + constraints.penalty(model)).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def joint_batch():
+    return torch.randn(6, 8, 3, generator=torch.Generator().manual_seed(5), **F64)
+
+
+def replicas(meeting, rank):
+    """The parameters of one of two replicas, each with its half of the batch."""
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
+    model = DistributedDataParallel(Recurrent())
+    fitted = fit(model, joint_batch().chunk(2, dim=1)[rank])
+    dist.destroy_process_group()
+    return fitted

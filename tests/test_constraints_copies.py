@@ -1,0 +1,221 @@
+"""Dissolved layers are copied, pickled and handled by torch like plain ones."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, parametrize
+
+from cdopt_tutorial import constraints
+
+F64 = {"dtype": torch.float64}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """One thread: on matrices this small, two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def dissolved(inputs=8, outputs=4):
+    return constraints.dissolve(nn.Linear(inputs, outputs, **F64))
+
+
+def lstm(**options):
+    return constraints.dissolve_recurrent(nn.LSTM(5, 6, **options, **F64))
+
+
+def free(layer, name="weight"):
+    return layer.parametrizations[name].original
+
+
+def models():
+    """One of each structure, with an input."""
+    shared = dissolved(5, 5)
+    return [
+        (dissolved(), torch.randn(3, 8, **F64)),
+        (nn.Sequential(shared, nn.Sequential(shared)), torch.randn(3, 5, **F64)),
+        (lstm(num_layers=2), torch.randn(4, 3, 5, **F64)),
+        (
+            constraints.dissolve(nn.Conv1d(3, 5, 2, **F64), manifold="oblique"),
+            torch.randn(2, 3, 6, **F64),
+        ),
+    ]
+
+
+def result(model, x):
+    output = model(x)
+    return output[0] if isinstance(output, tuple) else output
+
+
+def move_(model):
+    """Off the manifold, so that a copy that projected would differ."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    return model
+
+
+def by_torch(model, path):
+    torch.save(model, path)
+    return torch.load(path, weights_only=False)
+
+
+class TestCopies:
+    @pytest.mark.parametrize("how", ["pickle", "torch", "deepcopy"])
+    @pytest.mark.parametrize("number", range(4))
+    def test_is_equal_and_separate(self, how, number, tmp_path):
+        model, x = models()[number]
+        output = result(move_(model), x)  # the graph of a pass is not in the way
+        copied = {
+            "pickle": lambda: pickle.loads(pickle.dumps(model)),
+            "torch": lambda: by_torch(model, tmp_path / "model"),
+            "deepcopy": lambda: copy.deepcopy(model),
+        }[how]()
+        assert type(copied).__name__ == type(model).__name__
+        names = [name for name, _ in model.named_parameters()]
+        assert [name for name, _ in copied.named_parameters()] == names
+        assert torch.equal(result(copied, x), output)
+        assert constraints.penalty(copied) == constraints.penalty(model) > 0
+        output.sum().backward()
+        assert all(p.grad is None for p in copied.parameters())
+        move_(copied)
+        assert torch.equal(result(model, x), output)
+        for layer in copied.modules():
+            if parametrize.is_parametrized(layer):
+                for name in list(layer.parametrizations):
+                    parametrize.remove_parametrizations(layer, name)
+        assert torch.equal(result(model, x), output)
+
+    def test_a_shared_layer_is_shared_by_the_copy(self):
+        for copied in map(copy.deepcopy, [models()[1][0]] * 2):
+            assert copied[0] is copied[1][0]
+
+    def test_a_layer_that_refers_to_itself(self):
+        layer = dissolved()
+        layer.call = layer.forward
+        for copied in copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)):
+            assert copied.call.__self__ is copied
+
+    def test_a_shallow_copy_leaves_the_original_alone(self):
+        layer = move_(dissolved())
+        output = layer(torch.ones(1, 8, **F64)).sum()
+        state = free(layer).data_ptr(), free(layer)._version
+        assert free(copy.copy(layer)) is free(layer)
+        assert (free(layer).data_ptr(), free(layer)._version) == state
+        output.backward()
+
+    @pytest.mark.parametrize("value", [0.0, float("nan")])
+    def test_needs_no_projection(self, value):
+        layer = dissolved()
+        nn.init.constant_(free(layer), value)
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+        torch.testing.assert_close(free(copied), free(layer), equal_nan=True)
+
+    @pytest.mark.parametrize(
+        "copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+    )
+    def test_an_optimizer_that_is_copied_along_moves_the_copy(self, copier):
+        layer = move_(dissolved())
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+        step(layer, optimizer)
+        other, its_optimizer = copier((layer, optimizer))
+        for _ in range(2):
+            step(layer, optimizer)
+            assert not torch.equal(free(other), free(layer))
+            step(other, its_optimizer)
+            assert torch.equal(free(other), free(layer))
+
+    def test_on_meta(self):
+        for layer in dissolved(), lstm():
+            layer.to("meta")
+            for copied in copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)):
+                assert {p.device.type for p in copied.parameters()} == {"meta"}
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_state_dict(self, number):
+        (model, x), (other, _) = models()[number], models()[number]
+        other.load_state_dict(move_(model).state_dict())
+        assert torch.equal(result(other, x), result(model, x))
+
+
+def step(layer, optimizer):
+    optimizer.zero_grad()
+    (layer(torch.ones(1, 8, **F64)).sum() + constraints.penalty(layer)).backward()
+    optimizer.step()
+
+
+class TestTorch:
+    """What torch's own tools do to a dissolved layer."""
+
+    def test_assigning_projects(self):
+        layer, target = dissolved(), torch.randn(4, 8, **F64)
+        before = free(layer)
+        layer.weight = target
+        assert free(layer) is before
+        polar = torch.linalg.svd(target, full_matrices=False)
+        torch.testing.assert_close(layer.weight, polar.U @ polar.Vh)
+
+    def test_taking_it_off_leaves_the_mapped_weight(self):
+        for layer, name in (dissolved(), "weight"), (lstm(), "weight_hh_l0"):
+            mapped = getattr(move_(layer), name).detach()
+            parametrize.remove_parametrizations(layer, name)
+            assert isinstance(getattr(layer, name), nn.Parameter)
+            assert torch.equal(getattr(layer, name), mapped)
+            copied = pickle.loads(pickle.dumps(layer))
+            assert torch.equal(getattr(copied, name), mapped)
+            constraints.dissolve(layer, name)
+            assert constraints.feasibility(layer).weight < 1e-12
+
+    def test_cached(self):
+        """One graph serves two passes, and the penalty."""
+        layer, x = move_(lstm()), torch.randn(4, 3, 5, **F64)
+        gradients = []
+        for context in parametrize.cached, torch.enable_grad:
+            layer.zero_grad()
+            with context():
+                loss = layer(x)[0].sum() + layer(x)[0].square().sum()
+                (loss + constraints.penalty(layer)).backward()
+            gradients.append(free(layer, "weight_hh_l0").grad)
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+
+    def test_autocast(self):
+        """The map and the penalty keep their precision, the layer need not."""
+        layer = constraints.dissolve(nn.Linear(64, 32))
+        move_(layer)
+        x, gradients = torch.ones(3, 64), []
+        for enabled in False, True:
+            for first in False, True:
+                layer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                    output = layer(x) if first else None
+                    penalty = constraints.penalty(layer)
+                penalty.backward()
+                gradients.append(free(layer).grad)
+        assert output.dtype == torch.bfloat16 and penalty.dtype == torch.float32
+        for other in gradients[1:]:
+            torch.testing.assert_close(other, gradients[0])
+        layer(x).sum().backward()
+
+    def test_clipping(self):
+        layer = move_(dissolved())
+        (layer(torch.ones(1, 8, **F64)).sum() + constraints.penalty(layer)).backward()
+        clip_grad_norm_(layer.parameters(), 1e-3)
+        norms = torch.stack([p.grad.norm() for p in layer.parameters()])
+        assert norms.norm() == pytest.approx(1e-3, rel=1e-3)
+
+    def test_freezing_and_unfreezing_between_pass_and_penalty(self):
+        layer = move_(dissolved()).requires_grad_(False)
+        layer(torch.ones(1, 8, **F64))
+        layer.requires_grad_(True)
+        constraints.penalty(layer).backward()
+        assert free(layer).grad.any()
+        layer(torch.ones(1, 8, **F64))
+        layer.requires_grad_(False)
+        assert not constraints.penalty(layer).requires_grad

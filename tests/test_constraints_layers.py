@@ -1,0 +1,264 @@
+"""Dissolved layers of every kind: what they refuse, and what they compute."""
+
+import cdopt.manifold_torch
+import pytest
+import torch
+from cdopt.manifold_torch import stiefel_torch
+from cdopt.nn import LSTM_cdopt
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints.layers import Dissolved
+
+F64 = {"dtype": torch.float64}
+LAYERS = {
+    "tall": lambda **k: nn.Linear(4, 8, **k),
+    "wide": lambda **k: nn.Linear(8, 4, **k),
+    "square": lambda **k: nn.Linear(5, 5, **k),
+    "bilinear": lambda **k: nn.Bilinear(3, 4, 5, **k),
+    "embedding": lambda **k: nn.Embedding(9, 4, padding_idx=2, **k),
+    "bag": lambda **k: nn.EmbeddingBag(9, 4, padding_idx=2, **k),
+    "conv1d": lambda **k: nn.Conv1d(3, 5, 2, **k),
+    "conv2d": lambda **k: nn.Conv2d(2, 20, 3, **k),
+    "transposed": lambda **k: nn.ConvTranspose2d(4, 3, 2, **k),
+}
+CELLS = [nn.RNNCell, nn.GRUCell, nn.LSTMCell]
+RECURRENT = [nn.RNN, nn.GRU, nn.LSTM]
+OPTIONS = [
+    {},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    {"num_layers": 2, "bias": False, "dropout": 0.1},
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """One thread: on matrices this small, two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def dissolved(kind="wide", **options):
+    return constraints.dissolve(LAYERS[kind](**F64), **options)
+
+
+def lstm(**options):
+    return constraints.dissolve_recurrent(nn.LSTM(5, 6, **options, **F64))
+
+
+def free(layer, name="weight"):
+    return layer.parametrizations[name].original
+
+
+def off(weight):
+    """‖C‖ of the short side, by the formula."""
+    w = weight.flatten(1)
+    gram = w.mT @ w if w.shape[0] >= w.shape[1] else w @ w.mT
+    return (gram - torch.eye(len(gram), dtype=gram.dtype)).norm().item()
+
+
+def inputs(kind):
+    if kind == "bilinear":
+        return torch.randn(3, 3, **F64), torch.randn(3, 4, **F64)
+    if kind in ("embedding", "bag"):
+        return (torch.tensor([[0, 2, 5], [8, 2, 1]]),)
+    shape = {"tall": (3, 4), "wide": (3, 8), "square": (3, 5), "conv1d": (2, 3, 6),
+             "conv2d": (2, 2, 4, 4), "transposed": (2, 4, 3, 3)}[kind]  # fmt: skip
+    return (torch.randn(shape, **F64),)
+
+
+class TestDissolve:
+    @pytest.mark.parametrize("kind", LAYERS)
+    def test_computes_with_the_mapped_weight(self, kind):
+        layer, plain = dissolved(kind), LAYERS[kind](**F64)
+        assert off(free(layer)) < 1e-12
+        with torch.no_grad():
+            free(layer).mul_(1.05)
+        w = free(layer).detach().clone().requires_grad_()
+        matrix = w.flatten(1)
+        mapped, distance = constraints.stiefel_map(matrix)
+        state = {**dict(layer.named_parameters()), "weight": mapped.view_as(w)}
+        state.pop("parametrizations.weight.original")
+        x = inputs(kind)
+        expected = functional_call(plain, state, x)
+        output = layer(*x)
+        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-13)
+        (output.square().sum() + constraints.penalty(layer)).backward()
+        (gradient,) = torch.autograd.grad(expected.square().sum() + 0.1 * distance, w)
+        torch.testing.assert_close(free(layer).grad, gradient, rtol=1e-11, atol=1e-12)
+
+    @pytest.mark.parametrize("kind", LAYERS)
+    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
+    def test_parameters_stay_what_they_were(self, kind, manifold):
+        layer = LAYERS[kind](**F64)
+        if manifold == "oblique" and hasattr(layer, "padding_idx"):
+            layer.padding_idx, layer.weight.data[2] = None, 1.0
+        before = list(layer.parameters())
+        constraints.dissolve(layer, manifold=manifold)
+        assert {id(p) for p in layer.parameters()} == {id(p) for p in before}
+        assert all(type(p) is nn.Parameter for p in layer.parameters())
+        assert not list(layer.buffers())
+        assert constraints.feasibility(layer).weight < 1e-12
+
+    def test_padding(self):
+        """A row of zeros stays one on the Stiefel manifold, and is not trained."""
+        layer = dissolved("embedding")
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(5):
+            (layer(*inputs("embedding")).sum() + constraints.penalty(layer)).backward()
+            optimizer.step()
+        assert layer.weight[2].abs().max() < 1e-14
+
+    @pytest.mark.parametrize(
+        ("layer", "options", "message"),
+        [
+            (nn.Embedding(9, 4, sparse=True), {}, "Embedding has sparse=True"),
+            (nn.EmbeddingBag(9, 4, sparse=True), {}, "EmbeddingBag has sparse=True"),
+            (nn.Embedding(4, 9, padding_idx=1), {}, "padding_idx=1, but no row can be"),
+            (
+                nn.Embedding(9, 4, padding_idx=0),
+                {"manifold": "oblique"},
+                "padding_idx=0, but no row can be",
+            ),
+            (nn.LSTM(5, 6), {}, "LSTM has no parameter 'weight'"),
+            (nn.Sequential(nn.Linear(3, 4)), {"name": "0.weight"}, "no parameter"),
+        ],
+    )
+    def test_refuses(self, layer, options, message):
+        with pytest.raises(ValueError, match=message):
+            constraints.dissolve(layer, **options)
+        assert not parametrize.is_parametrized(layer)
+
+    def test_refuses_a_second_time(self):
+        with pytest.raises(ValueError, match="'weight' of .* is parametrized already"):
+            constraints.dissolve(dissolved())
+        with pytest.raises(ValueError, match="has no weight_hh that is still free"):
+            constraints.dissolve_recurrent(lstm())
+        with pytest.raises(ValueError, match="Linear is not a recurrent layer"):
+            constraints.dissolve_recurrent(nn.Linear(3, 4))
+
+    @pytest.mark.parametrize(
+        "name", ["symp_stiefel", "hyperbolic", "stiefel_range_constraint"]
+    )
+    def test_refuses_a_manifold_without_a_projection(self, name):
+        layer = nn.Linear(8, 8, **F64)
+        before = layer.weight.detach().clone()
+        with pytest.raises(ValueError, match="no projection of a weight of shape"):
+            make = getattr(cdopt.manifold_torch, f"{name}_torch")
+            constraints.dissolve(layer, manifold=make)
+        assert not parametrize.is_parametrized(layer)
+        assert torch.equal(layer.weight, before)
+
+    @pytest.mark.parametrize("name", ["grassmann", "generalized_stiefel"])
+    def test_takes_other_manifolds_of_tall_matrices(self, name):
+        make = getattr(cdopt.manifold_torch, f"{name}_torch")
+        tall = constraints.dissolve(nn.Linear(4, 8, **F64), manifold=make)
+        turned = constraints.dissolve(
+            nn.Linear(8, 4, **F64), manifold=make, transpose=True
+        )
+        for layer in tall, turned:
+            assert constraints.feasibility(layer).weight < 1e-12
+        with pytest.raises(ValueError, match="no projection of a weight"):
+            constraints.dissolve(nn.Linear(8, 4, **F64), manifold=make)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_dtypes(self, dtype):
+        eps = torch.finfo(dtype).eps
+        layer = constraints.dissolve(nn.Linear(8, 4, dtype=dtype))
+        assert layer.weight.dtype == constraints.penalty(layer).dtype == dtype
+        assert constraints.feasibility(layer).weight < 20 * eps
+        for other in torch.float64, torch.bfloat16, torch.float32:
+            layer.to(other)
+            assert layer(torch.randn(3, 8, dtype=other)).dtype == other
+            assert constraints.penalty(layer).dtype == other
+
+
+class TestRecurrent:
+    @pytest.mark.parametrize("kind", RECURRENT)
+    @pytest.mark.parametrize("options", OPTIONS)
+    @pytest.mark.parametrize("per_gate", [False, True])
+    def test_gates(self, kind, options, per_gate):
+        rnn = kind(5, 6, **options, **F64)
+        constraints.dissolve_recurrent(rnn, per_gate=per_gate)
+        names = [n for n in rnn._flat_weights_names if "weight_hh" in n]
+        assert list(rnn.parametrizations) == names
+        for name in names:
+            weight = getattr(rnn, name)
+            gates = weight.chunk(len(weight) // 6) if per_gate else [weight]
+            assert max(map(off, gates)) < 1e-12
+
+    @pytest.mark.parametrize("kind", CELLS)
+    def test_cells(self, kind):
+        for per_gate in False, True:
+            cell = constraints.dissolve_recurrent(kind(5, 6, **F64), per_gate=per_gate)
+            weight = cell.weight_hh
+            for gate in weight.chunk(len(weight) // 6) if per_gate else [weight]:
+                assert off(gate) < 1e-12
+            state = cell(torch.randn(2, 5, **F64))
+            (state[0].sum() + constraints.penalty(cell)).backward()
+            assert free(cell, "weight_hh").grad is not None
+
+    @pytest.mark.parametrize("kind", RECURRENT)
+    @pytest.mark.parametrize("options", [*OPTIONS[:2], {"bidirectional": True}])
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_computes_as_a_plain_one_with_the_mapped_weights(
+        self, kind, options, packed
+    ):
+        rnn, plain = kind(5, 6, **options, **F64), kind(5, 6, **options, **F64)
+        constraints.dissolve_recurrent(rnn)
+        with torch.no_grad():
+            for name in rnn._flat_weights_names:
+                getattr(plain, name).copy_(getattr(rnn, name))
+        x = torch.randn(3, 3, 5, **F64)
+        if packed:
+            x = pack_padded_sequence(
+                x, [3, 2, 2], batch_first=options.get("batch_first", False)
+            )
+        ours, theirs = (out.data if packed else out for out in (rnn(x)[0], plain(x)[0]))
+        assert torch.equal(ours, theirs)
+
+    def test_projected_states(self):
+        rnn = lstm(proj_size=3, num_layers=2, batch_first=True)
+        assert rnn(torch.randn(2, 4, 5, **F64))[0].shape == (2, 4, 3)
+        assert rnn.weight_hh_l1.shape == (24, 3) and off(rnn.weight_hh_l1) < 1e-12
+
+    @pytest.mark.parametrize("num_layers", [1, 2])
+    def test_equals_cdopts_lstm(self, num_layers):
+        theirs = LSTM_cdopt(
+            5, 6, num_layers, manifold_class=stiefel_torch, penalty_param=0.1, **F64
+        )
+        ours = lstm(num_layers=num_layers)
+        pairs = {}
+        for name in ours._flat_weights_names:
+            held = ours.parametrizations if name in ours.parametrizations else None
+            mine = held[name].original if held else getattr(ours, name)
+            pairs[name] = mine, getattr(theirs, name)
+        with torch.no_grad():
+            for mine, yours in pairs.values():
+                mine.copy_(yours.mul_(1.02))
+        x = torch.randn(7, 3, 5, **F64)
+        for layer in ours, theirs:
+            output = layer(x)[0]
+            (output.square().sum() + constraints.penalty(layer)).backward()
+        torch.testing.assert_close(ours(x)[0], theirs(x)[0], rtol=1e-12, atol=1e-13)
+        for mine, yours in pairs.values():
+            torch.testing.assert_close(mine.grad, yours.grad, rtol=1e-11, atol=1e-13)
+
+    @pytest.mark.parametrize("kind", RECURRENT)
+    def test_each_map_is_computed_once_a_pass(self, kind, monkeypatch):
+        calls, map_of = [], Dissolved.forward
+        monkeypatch.setattr(
+            Dissolved, "forward", lambda *args: calls.append(1) or map_of(*args)
+        )
+        rnn = constraints.dissolve_recurrent(kind(5, 6, 2, **F64))
+        for _ in range(2):  # training, then evaluation
+            calls.clear()
+            rnn(torch.randn(4, 3, 5, **F64))
+            assert len(calls) == 2
+            rnn.eval()

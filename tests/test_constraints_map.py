@@ -1,0 +1,198 @@
+"""The maps and penalties of `constraints` equal CDOpt's, with their derivatives."""
+
+import pytest
+import torch
+from cdopt.manifold_torch import (
+    euclidean_torch,
+    oblique_torch,
+    sphere_torch,
+    stiefel_torch,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints.surface import surface
+
+F64 = {"dtype": torch.float64}
+size = st.integers(1, 9)
+seeds = st.integers(0, 2**32 - 1)
+shapes = st.tuples(size, size) | st.tuples(st.integers(1, 4), size, size)
+
+
+def drawn(shape, seed, requires_grad=False):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator, **F64)
+    return values.requires_grad_(requires_grad)
+
+
+def assert_near(one, other):
+    """To 1e-12 of the largest element."""
+    assert one.shape == other.shape
+    largest = max(one.abs().max(), other.abs().max(), torch.ones((), **F64))
+    assert (one - other).abs().max() <= 1e-12 * largest
+
+
+def by_cdopt(x):
+    """CDOpt's A(X) and ‖C(X)‖² of each tall matrix, or of the wide one's transpose."""
+    wide = x.shape[-2] < x.shape[-1]
+    tall = x.mT if wide else x
+    mapped, distance = [], 0
+    for matrix in tall.reshape(-1, *tall.shape[-2:]):
+        manifold = stiefel_torch(tuple(matrix.shape), **F64)
+        mapped.append(manifold.A(matrix))
+        distance = distance + manifold.C(matrix).square().sum()
+    mapped = torch.stack(mapped).reshape(tall.shape)
+    return mapped.mT if wide else mapped, distance
+
+
+def derivatives(function, x, seed):
+    """Gradient of a random combination of both results, and its own gradient."""
+    mapped, distance = function(x)
+    onto, along = drawn(x.shape, seed + 1), drawn(x.shape, seed + 2)
+    total = (mapped * onto).sum() + 0.3 * distance
+    (first,) = torch.autograd.grad(total, x, create_graph=True)
+    (second,) = torch.autograd.grad((first * along).sum(), x)
+    return mapped, distance, first, second
+
+
+class TestStiefelMap:
+    @given(shapes, seeds)
+    @example((1, 1), 0)
+    @example((7, 7), 0)
+    @example((3, 2, 9), 0)
+    @settings(max_examples=60)
+    def test_equals_cdopts(self, shape, seed):
+        x = drawn(shape, seed, requires_grad=True)
+        ours = derivatives(constraints.stiefel_map, x, seed)
+        theirs = derivatives(by_cdopt, x, seed)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_near(one.detach(), other.detach())
+
+    @given(st.tuples(st.integers(1, 4), st.integers(1, 4)) | shapes, seeds)
+    @settings(max_examples=15)
+    def test_is_differentiable_twice(self, shape, seed):
+        shape = tuple(min(n, 4) for n in shape)
+        x = drawn(shape, seed, requires_grad=True)
+        assert torch.autograd.gradcheck(constraints.stiefel_map, x)
+        assert torch.autograd.gradgradcheck(constraints.stiefel_map, x)
+
+    @given(shapes, seeds, st.booleans())
+    @settings(max_examples=20)
+    def test_each_result_has_a_graph_of_its_own(self, shape, seed, distance_first):
+        x = drawn(shape, seed, requires_grad=True)
+        onto = drawn(shape, seed + 1)
+        mapped, distance = constraints.stiefel_map(x)
+        parts = [(mapped * onto).sum(), distance]
+        for part in reversed(parts) if distance_first else parts:
+            part.backward()  # the second must not find the graph freed
+        mapped, distance = by_cdopt(x)
+        (expected,) = torch.autograd.grad((mapped * onto).sum() + distance, x)
+        assert_near(x.grad, expected)
+
+    @pytest.mark.parametrize("columns", [1, 3, 5])
+    def test_leaves_the_manifold_alone(self, columns):
+        x = torch.linalg.qr(drawn((5, columns), 0)).Q
+        mapped, distance = constraints.stiefel_map(x)
+        assert_near(mapped, x)
+        assert distance < 1e-28
+
+    @pytest.mark.parametrize("shape", [(), (4,)])
+    def test_refuses_what_is_no_matrix(self, shape):
+        with pytest.raises(ValueError, match="axes, but must have at least 2"):
+            constraints.stiefel_map(torch.ones(shape))
+
+
+class TestSurface:
+    """The formulas of the manifolds: by rows, by blocks, turned."""
+
+    @given(shapes, seeds)
+    @settings(max_examples=20)
+    def test_oblique(self, shape, seed):
+        w = drawn(shape, seed)
+        on, rows = surface("oblique", w), w.flatten(1)
+        squares = rows.square().sum(1, keepdim=True)
+        mapped, distance = on.map_and_distance(w)
+        assert_near(mapped, (2 * rows / (1 + squares)).reshape(shape))
+        assert_near(distance, (squares - 1).square().sum())
+        assert_near(on.distance(w), distance)
+        assert_near(on.map(w), mapped)
+
+    @given(shapes, seeds)
+    @settings(max_examples=20)
+    def test_sphere(self, shape, seed):
+        w = drawn(shape, seed)
+        on, square = surface("sphere", w), w.square().sum()
+        mapped, distance = on.map_and_distance(w)
+        assert_near(mapped, 2 * w / (1 + square))
+        assert_near(distance, (square - 1).square())
+
+    @given(shapes, seeds)
+    @settings(max_examples=20)
+    def test_stiefel_is_of_the_short_side_whatever_it_is_turned_by(self, shape, seed):
+        w = drawn(shape, seed)
+        on, matrix = surface("stiefel", w), w.flatten(1)
+        mapped, distance = on.map_and_distance(w)
+        expected = by_cdopt(matrix)
+        assert_near(mapped, expected[0].reshape(shape))
+        assert_near(distance, expected[1])
+        assert_near(on.distance(w), expected[1])
+
+    @given(
+        st.integers(1, 4), size, size, seeds, st.sampled_from(["stiefel", "oblique"])
+    )
+    @settings(max_examples=20)
+    def test_blocks_are_each_on_their_own(self, blocks, rows, columns, seed, manifold):
+        w = drawn((blocks * rows, columns), seed)
+        mapped, distance = surface(manifold, w, blocks).map_and_distance(w)
+        total = 0
+        for part, of_part in zip(w.chunk(blocks), mapped.chunk(blocks), strict=True):
+            alone, its_distance = surface(manifold, part).map_and_distance(part)
+            assert_near(of_part, alone)
+            total = total + its_distance
+        assert_near(distance, total)
+
+    @pytest.mark.parametrize("make", [stiefel_torch, oblique_torch, sphere_torch])
+    @pytest.mark.parametrize("shape", [(7, 3), (4, 4)])
+    def test_a_class_of_cdopt_computes_as_it_says(self, make, shape):
+        w, manifold = drawn(shape, 0), make(shape, **F64)
+        mapped, distance = surface(make, w).map_and_distance(w)
+        assert_near(mapped, manifold.A(w))
+        assert_near(distance, manifold.C(w).square().sum())
+
+    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
+    @pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4), (4, 2, 3)])
+    def test_the_nearest_is_feasible_and_stays(self, manifold, shape):
+        w = drawn(shape, 0)
+        on = surface(manifold, w)
+        found = on.nearest(w)
+        assert on.distance(found).sqrt() < 1e-12
+        assert_near(on.nearest(found), found)
+        assert_near(on.map(found), found)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"manifold": "flat"}, "manifold is 'flat', but must be stiefel or obl"),
+            ({"blocks": 3}, "blocks is 3, but must divide the weight's 4 rows"),
+            ({"blocks": 0}, "blocks is 0"),
+            ({"blocks": 2, "manifold": "sphere"}, "sphere_torch takes no batch"),
+            ({"transpose": False}, "the columns of a 4 x 8 matrix can't be orthonorm"),
+            ({"penalty_param": 0}, "penalty_param is 0, but must be above 0"),
+            ({"penalty_param": float("nan")}, "penalty_param is nan"),
+            ({"name": "bias"}, r"has shape \(4,\)"),
+            ({"name": "wait"}, "Linear has no parameter 'wait'"),
+        ],
+    )
+    def test_refuses_in_one_line(self, options, message):
+        with pytest.raises(ValueError, match=message) as caught:
+            constraints.dissolve(nn.Linear(8, 4), **options)
+        assert "\n" not in str(caught.value)
+
+
+def test_refuses_what_constrains_nothing_and_what_has_no_shape():
+    with pytest.raises(ValueError, match="euclidean_torch constrains nothing"):
+        constraints.dissolve(nn.Linear(3, 2), manifold=euclidean_torch)
+    with pytest.raises(ValueError, match="has no shape yet"):
+        constraints.dissolve(nn.LazyLinear(2))

@@ -1,0 +1,263 @@
+"""Penalty, feasibility and projection of models of every kind, in one process."""
+
+import copy
+import warnings
+
+import cdopt.nn as theirs
+import pytest
+import torch
+from cdopt.manifold_torch import euclidean_torch, stiefel_torch, symp_stiefel_torch
+from cdopt.nn.utils.set_constraints import set_constraint_dissolving
+from torch import nn
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.workers.remote import LocalRef
+
+F64 = {"dtype": torch.float64}
+STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
+CDOPT = {
+    "tall": lambda **k: theirs.Linear_cdopt(4, 8, **k),
+    "wide": lambda **k: theirs.Linear_cdopt(8, 4, **k),
+    "bilinear": lambda **k: theirs.Bilinear_cdopt(3, 4, 5, **k),
+    "conv1d": lambda **k: theirs.Conv1d_cdopt(3, 5, 2, **k),
+    "conv2d": lambda **k: theirs.Conv2d_cdopt(2, 20, 3, **k),
+    "conv3d": lambda **k: theirs.Conv3d_cdopt(2, 4, 2, **k),
+    "rnn": lambda **k: theirs.RNN_cdopt(5, 6, 2, **k),
+    "lstm": lambda **k: theirs.LSTM_cdopt(5, 6, 2, bidirectional=True, **k),
+    "gru": lambda **k: theirs.GRU_cdopt(5, 6, **k),
+    "rnn cell": lambda **k: theirs.RNNCell_cdopt(5, 6, **k),
+    "lstm cell": lambda **k: theirs.LSTMCell_cdopt(5, 6, **k),
+    "gru cell": lambda **k: theirs.GRUCell_cdopt(5, 6, **k),
+}
+
+quiet = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """One thread: on matrices this small, two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def plain(inputs=8, outputs=4, **options):
+    return constraints.dissolve(nn.Linear(inputs, outputs, **F64), **options)
+
+
+def move_(model, factor=1.1):
+    """Off the manifolds; the constants of CDOpt's manifolds stay."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.endswith("Ip"):
+                parameter.mul_(factor)
+    return model
+
+
+def violations(layer):
+    """CDOpt's own ‖C‖ of a layer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(theirs.get_constraint_violation(layer))
+
+
+@quiet
+class TestCdopt:
+    @pytest.mark.parametrize("kind", [k for k in CDOPT if k != "bilinear"])
+    def test_equals_cdopts_own(self, kind):
+        layer = move_(CDOPT[kind](**STIEFEL))
+        torch.testing.assert_close(
+            constraints.penalty(layer),
+            theirs.get_quad_penalty(layer),
+            rtol=1e-12,
+            atol=0,
+        )
+        found = constraints.feasibility(layer)
+        squares = constraints.penalty(layer).item() / 0.3
+        assert found.weight**2 == pytest.approx(squares, rel=1e-12)
+        if len(found.layers) == 1:  # CDOpt adds the norms of several
+            assert found.weight == pytest.approx(violations(layer), rel=1e-12)
+        one, other = (
+            torch.autograd.grad(of(layer), free_parameters(layer), allow_unused=True)
+            for of in (constraints.penalty, theirs.get_quad_penalty)
+        )
+        for mine, yours in zip(one, other, strict=True):
+            assert (mine is None) == (yours is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, yours, rtol=1e-12, atol=1e-14)
+
+    def test_of_a_bilinear_layer(self):
+        """CDOpt's own fails: it gives C the shape of the weight."""
+        layer = move_(CDOPT["bilinear"](**STIEFEL))
+        with pytest.raises(RuntimeError, match="is invalid for input of size"):
+            theirs.get_quad_penalty(layer)
+        assert constraints.penalty(layer).item() == pytest.approx(0.3 * 0.21**2 * 5)
+
+    @pytest.mark.parametrize("kind", CDOPT)
+    def test_is_projected_and_measured_as_a_copy(self, kind):
+        layer = CDOPT[kind](**STIEFEL)
+        duplicate = move_(copy.deepcopy(layer))
+        assert constraints.feasibility(layer).weight < 1e-12
+        assert constraints.feasibility(duplicate).weight > 0.1
+        constraints.project_(duplicate)
+        found = constraints.feasibility(duplicate)
+        assert found.weight < 1e-12 and found.mapped < 1e-12
+
+    @pytest.mark.parametrize("kind", CDOPT)
+    def test_refuses_the_default_penalty(self, kind):
+        layer = CDOPT[kind](manifold_class=stiefel_torch, **F64)
+        with pytest.raises(ValueError, match="penalty_param of .*weight.* is 0"):
+            constraints.penalty(nn.Sequential(layer))
+        assert constraints.feasibility(layer).weight < 1e-12
+
+    @pytest.mark.parametrize("kind", CDOPT)
+    def test_without_a_manifold_is_unconstrained(self, kind):
+        for options in {}, {"manifold_class": euclidean_torch}:
+            with pytest.raises(ValueError, match="no weight of this model"):
+                constraints.penalty(CDOPT[kind](penalty_param=0.1, **options))
+
+    @pytest.mark.parametrize("make", [nn.Linear, lambda i, o: nn.Conv2d(i, o, 3)])
+    def test_of_set_constraint_dissolving(self, make):
+        layer = make(3, 8)
+        set_constraint_dissolving(layer, "weight", stiefel_torch, penalty_param=0.3)
+        move_(layer)
+        torch.testing.assert_close(
+            constraints.penalty(layer), theirs.get_quad_penalty(layer)
+        )
+        constraints.project_(layer)
+        assert constraints.feasibility(layer).weight < 2e-6
+
+    def test_a_manifold_without_a_projection(self):
+        options = {"penalty_param": 0.3, **F64}
+        layer = theirs.Linear_cdopt(4, 8, manifold_class=symp_stiefel_torch, **options)
+        model = nn.Sequential(move_(plain()), layer)
+        with torch.no_grad():
+            layer.weight.mul_(1.1)
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(ValueError, match="1.weight: no projection of a weight"):
+            constraints.project_(model)
+        after = model.parameters()
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def free_parameters(layer):
+    return [p for p in layer.parameters() if p.requires_grad]
+
+
+@quiet
+class TestModels:
+    def test_sums_over_everything(self):
+        parts = [
+            move_(plain(penalty_param=0.2)),
+            move_(plain(5, 5, manifold="sphere")),
+            move_(constraints.dissolve_recurrent(nn.GRU(5, 6, 2, **F64))),
+            move_(CDOPT["lstm"](**STIEFEL)),
+            move_(CDOPT["conv2d"](**STIEFEL)),
+        ]
+        model = nn.ModuleList([parts[0], nn.ModuleList(parts[1:]), nn.Linear(3, 3)])
+        total = constraints.penalty(model)
+        torch.testing.assert_close(total, sum(map(constraints.penalty, parts)))
+        found = constraints.feasibility(model)
+        assert len(found.layers) == 1 + 1 + 2 + 4 + 1
+        assert {"0.weight", "1.1.weight_hh_l1", "1.3.weight"} < found.layers.keys()
+        for kind in "weight", "mapped":
+            each = [getattr(constraints.feasibility(part), kind) for part in parts]
+            squares = sum(norm**2 for norm in each)
+            assert getattr(found, kind) ** 2 == pytest.approx(squares, rel=1e-12)
+        constraints.project_(model)
+        assert constraints.feasibility(model).weight < 1e-12
+
+    def test_of_several_models(self):
+        """Also if their weights have the same names."""
+        one, other = move_(plain()), move_(plain(), 1.2)
+        for pair in (
+            (one, other),
+            (LocalRef(one), other),
+            (LocalRef(one), LocalRef(other)),
+        ):
+            assert constraints.penalty(*pair).item() == pytest.approx(
+                0.1 * 4 * (0.21**2 + 0.44**2)
+            )
+            assert list(constraints.feasibility(*pair).layers) == [
+                "0.weight",
+                "1.weight",
+            ]
+        constraints.project_(one, other)
+        assert constraints.feasibility(one, other).weight < 1e-12
+
+    def test_counts_a_weight_once(self):
+        layer = move_(plain(5, 5))
+        model = nn.ModuleList([layer, nn.Sequential(layer)])
+        model.reference, model.more = (
+            LocalRef(layer),
+            [LocalRef(layer), LocalRef(model)],
+        )
+        for models in (layer,), (model,), (model, layer), (layer, LocalRef(model)):
+            assert constraints.penalty(*models).item() == pytest.approx(
+                0.1 * 5 * 0.21**2
+            )
+
+    def test_follows_references(self):
+        holder = nn.Linear(3, 3)
+        holder.one, holder.two = LocalRef(move_(plain())), LocalRef({"no": "module"})
+        holder.more = {"a": [1], "b": LocalRef(move_(plain()))}
+        assert list(constraints.feasibility(holder).layers) == [
+            "one.weight",
+            "more.b.weight",
+        ]
+        assert constraints.penalty(holder).item() == pytest.approx(0.1 * 8 * 0.21**2)
+
+    def test_refuses_what_is_not_constrained(self):
+        for model in nn.Linear(3, 3), LocalRef(nn.LSTM(3, 3)), LocalRef("no module"):
+            for function in (
+                constraints.penalty,
+                constraints.feasibility,
+                constraints.project_,
+            ):
+                with pytest.raises(ValueError, match="no weight of this model is cons"):
+                    function(model)
+
+    def test_is_followed_by_training(self):
+        """Constraints that are made once measure the weights of the moment."""
+        layer = plain()
+        held = constraints.Constraints(layer)
+        assert held.feasibility().weight < 1e-12
+        move_(layer)
+        assert held.penalty().item() == pytest.approx(0.1 * 4 * 0.21**2)
+        assert held.feasibility().weight == pytest.approx(0.42)
+
+
+class TestProjection:
+    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("shape", [(8, 4), (4, 8), (6, 6)])
+    def test_is_exact_and_stays(self, manifold, dtype, shape):
+        limit = {torch.float32: 2e-6, torch.float64: 1e-12}[dtype]
+        layer = constraints.dissolve(nn.Linear(*shape, dtype=dtype), manifold=manifold)
+        constraints.project_(move_(layer, 1.3))
+        assert constraints.feasibility(layer).weight < limit
+        assert constraints.feasibility(layer).mapped < limit
+        before = layer.weight.detach()
+        constraints.project_(layer)
+        torch.testing.assert_close(layer.weight, before, rtol=0, atol=limit)
+
+    @pytest.mark.parametrize("manifold", ["stiefel", "oblique"])
+    @pytest.mark.parametrize("size", [1e-2, 1e-3])
+    def test_hardly_changes_the_output(self, manifold, size):
+        """A(W) is off by the square of W's distance: so much moves, and no more."""
+        layer, x = plain(6, 6, manifold=manifold), torch.randn(9, 6, **F64)
+        with torch.no_grad():
+            for parameter in layer.parametrizations.parameters():
+                parameter.add_(size * torch.randn(6, 6, **F64))
+        before, far = layer(x), constraints.feasibility(layer).weight
+        constraints.project_(layer)
+        moved = (layer(x) - before).norm() / x.norm()
+        assert 0 < moved < far**2
+
+    def test_of_what_is_not_finite(self):
+        layer = plain()
+        nn.init.constant_(layer.parametrizations.weight.original, float("nan"))
+        with pytest.raises(ValueError, match="^weight: "):
+            constraints.project_(layer)

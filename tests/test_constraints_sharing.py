@@ -1,0 +1,284 @@
+"""The penalty takes its graph from the forward pass: never a stale or a freed one.
+
+Random sequences of what training loops do are held against the same sequences on
+plain tensors, where every map and penalty is computed anew, by the formulas.
+"""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from torch import nn
+from torch.func import functional_call
+
+from cdopt_tutorial import constraints
+
+F64 = {"dtype": torch.float64}
+NAMES = ("first", "again")
+small = st.integers(0, 3)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """One thread: on matrices this small, two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    """A wide Stiefel layer, and an oblique one that is used twice a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = constraints.dissolve(nn.Linear(4, 3, bias=False, **F64))
+        self.again = constraints.dissolve(
+            nn.Linear(3, 3, bias=False, **F64), manifold="oblique", penalty_param=0.3
+        )
+
+    def forward(self, x):
+        hidden = self.first(x).tanh()
+        return self.again(self.again(hidden).tanh())
+
+    def weights(self):
+        return [getattr(self, n).parametrizations.weight.original for n in NAMES]
+
+
+def plain_forward(weights, x):
+    w, v = weights
+    mapped = 1.5 * w - 0.5 * w @ w.mT @ w
+    rows = 2 * v / (1 + v.square().sum(1, keepdim=True))
+    return ((x @ mapped.mT).tanh() @ rows.mT).tanh() @ rows.mT
+
+
+def plain_distances(weights):
+    w, v = weights
+    return (
+        (w @ w.mT - torch.eye(3, **F64)).square().sum(),
+        (v.square().sum(1) - 1).square().sum(),
+    )
+
+
+def plain_penalty(weights):
+    stiefel, oblique = plain_distances(weights)
+    return 0.1 * stiefel + 0.3 * oblique
+
+
+def drawn(*shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, **F64)
+
+
+def in_thread(function, *args):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function(*args)))
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def near(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+class Sequences(RuleBasedStateMachine):
+    """Each term of a loss is held twice: from the model, and from plain tensors."""
+
+    @initialize(seed=small)
+    def begin(self, seed):
+        torch.manual_seed(seed)
+        self.model, self.terms = Net(), []
+        with torch.no_grad():
+            for weight in self.model.weights():
+                weight.mul_(1.1)
+        self.follow()
+
+    def follow(self):
+        """Take over the model's weights, after which older graphs are of no use."""
+        self.plain = [w.detach().clone().requires_grad_() for w in self.model.weights()]
+        for mine, yours in zip(self.plain, self.model.weights(), strict=True):
+            mine.grad = None if yours.grad is None else yours.grad.clone()
+        self.terms.clear()
+
+    def add(self, ours, plain):
+        near(ours, plain)
+        self.terms.append((ours, plain))
+
+    @rule(seed=small, aside=st.booleans())
+    def forward(self, seed, aside):
+        x = drawn(2, 4, seed=seed)
+        ours = in_thread(self.model, x) if aside else self.model(x)
+        self.add(ours.square().sum(), plain_forward(self.plain, x).square().sum())
+
+    @rule(aside=st.booleans())
+    def penalty(self, aside):
+        get = constraints.penalty
+        ours = in_thread(get, self.model) if aside else get(self.model)
+        self.add(ours, plain_penalty(self.plain))
+
+    @rule(seed=small)
+    def forward_with_other_weights(self, seed):
+        other = [drawn(3, 4, seed=seed), drawn(3, 3, seed=seed)]
+        other = [w.requires_grad_() for w in other]
+        names = [f"{name}.parametrizations.weight.original" for name in NAMES]
+        x = drawn(2, 4, seed=seed)
+        state = dict(zip(names, other, strict=True))
+        near(functional_call(self.model, state, x), plain_forward(other, x))
+
+    @precondition(lambda self: self.terms)
+    @rule(place=small, retain=st.booleans())
+    def backward(self, place, retain):
+        place %= len(self.terms)
+        for term in self.terms[place]:
+            term.backward(retain_graph=retain)
+        if not retain:
+            del self.terms[place]
+
+    @precondition(lambda self: self.terms)
+    @rule()
+    def backward_of_the_sum(self):
+        for terms in zip(*self.terms, strict=True):
+            sum(terms).backward()
+        self.terms.clear()
+
+    @precondition(lambda self: self.terms)
+    @rule(place=small)
+    def gradient(self, place):
+        ours, plain = self.terms.pop(place % len(self.terms))
+        one = torch.autograd.grad(ours, self.model.weights())
+        for mine, yours in zip(
+            one, torch.autograd.grad(plain, self.plain), strict=True
+        ):
+            near(mine, yours)
+
+    @rule()
+    def step(self):
+        torch.optim.SGD(self.model.parameters(), 0.02).step()
+        torch.optim.SGD(self.plain, 0.02).step()
+        self.terms.clear()
+
+    @rule()
+    def zero_grad(self):
+        self.model.zero_grad()
+        for weight in self.plain:
+            weight.grad = None
+
+    @rule()
+    def assign_data(self):
+        for weight in self.model.weights():
+            weight.data = weight.detach() * 0.98
+        self.follow()
+
+    @rule()
+    def write_into_data(self):
+        """Only what is measured notices this, until the next forward pass."""
+        for weight in self.model.weights():
+            weight.data.mul_(1.01)
+        self.follow()
+        self.look()
+        self.forward(seed=0, aside=False)
+
+    @rule()
+    def look(self):
+        x = drawn(2, 4, seed=0)
+        with torch.no_grad():
+            near(self.model.eval()(x), plain_forward(self.plain, x))
+            near(constraints.penalty(self.model), plain_penalty(self.plain))
+            self.model.train()
+        found = constraints.feasibility(self.model).layers
+        distances = plain_distances(self.plain)
+        for (_, mine), yours in zip(found.items(), distances, strict=True):
+            near(mine.weight, yours.sqrt().item())
+
+    @rule()
+    def continue_with_a_copy(self):
+        self.model = copy.deepcopy(self.model)
+        self.follow()
+
+    @rule()
+    def project(self):
+        constraints.project_(self.model)
+        assert constraints.feasibility(self.model).weight < 1e-12
+        self.follow()
+
+    @invariant()
+    def gradients_are_equal(self):
+        for mine, yours in zip(self.model.weights(), self.plain, strict=True):
+            assert (mine.grad is None) == (yours.grad is None)
+            if mine.grad is not None:
+                near(mine.grad, yours.grad)
+            near(mine, yours)
+
+
+TestSequences = Sequences.TestCase
+TestSequences.settings = settings(max_examples=120, stateful_step_count=25)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_penalty_of_a_pass_costs_no_gram_matrix(times, monkeypatch):
+    """But each after the first computes one of its own."""
+    model = constraints.dissolve(nn.Linear(4, 3, **F64))
+    model(drawn(2, 4, seed=0))
+    on = type(model.parametrizations.weight[0].surface)
+    calls, distance = [], on.distance
+    monkeypatch.setattr(on, "distance", lambda *a: calls.append(1) or distance(*a))
+    for _ in range(times):
+        constraints.penalty(model)
+    assert len(calls) == times - 1
+
+
+def test_passes_without_a_penalty_leave_nothing_behind():
+    """Without the help of the cycle collector, as it runs late."""
+    model = Net()
+    gc.disable()
+    try:
+        left = []
+        for seed in range(20):
+            mapped, output = model.first.weight, model(drawn(2, 4, seed=seed))
+            graph = model.first.parametrizations.weight[0]._seen
+            left += [weakref.ref(each) for each in (mapped, output, graph[-1])]
+            if seed % 2:
+                output.sum().backward()
+            del mapped, output, graph
+        assert sum(each() is not None for each in left) <= 1  # the last distance
+    finally:
+        gc.enable()
+
+
+def test_gradients_of_two_threads_do_not_mix():
+    """Two threads train on one model: each gets the gradients of its own input."""
+    model, wrong = Net(), []
+    weights = model.weights()
+
+    def work(seed):
+        x = drawn(2, 4, seed=seed)
+        plain = [w.detach().clone().requires_grad_() for w in weights]
+        expected = torch.autograd.grad(
+            plain_forward(plain, x).sum() + plain_penalty(plain), plain
+        )
+        for _ in range(50):
+            loss = model(x).sum() + constraints.penalty(model)
+            found = torch.autograd.grad(loss, weights)
+            pairs = zip(found, expected, strict=True)
+            wrong.append(max((a - b).abs().max().item() for a, b in pairs))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    work(3)  # and the main one, which keeps the graph of its pass
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 200 and max(wrong) < 1e-12

@@ -1,0 +1,97 @@
+"""Penalty, feasibility and projection of modules on other workers, and of replicas."""
+
+import constraint_roles
+import pytest
+import torch
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import measure
+from cdopt_tutorial.workers import Role, launch, serve
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """One thread: on matrices this small, two wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """What two trainers found, who share a server and are replicas of each other."""
+    meeting = f"file://{tmp_path_factory.mktemp('replicas')}/meet"
+    play = constraint_roles.play
+    roles = {f"trainer{i}": Role(play, ("ps", meeting, i)) for i in range(2)}
+    return launch({**roles, "ps": Role(serve)}, deadline=60)
+
+
+class TestRemote:
+    @pytest.mark.parametrize("what", ["rref", "twice", "remote module"])
+    def test_gradients_on_the_owner_are_those_of_one_process(self, played, what):
+        assert played["trainer0"][what] <= 1e-14
+
+    def test_trainers_at_once_do_not_disturb_each_other(self, played):
+        assert played["trainer0"]["concurrent"] <= 1e-14
+        assert played["trainer1"]["concurrent"] <= 1e-14
+
+    def test_a_step_of_another_may_come_before_the_backward_pass(self, played):
+        """It could not if the layer computed with the weight itself."""
+        assert "parametrizations.weight" in played["trainer0"]["interrupted"]
+        assert "modified by an inplace" in played["trainer0"]["unprotected"]
+
+    def test_everything_that_a_model_holds_is_counted_once(self, played):
+        names = set(played["trainer0"]["names"])
+        assert {"own.0.weight", "own.2.weight", "bag.weight"} < names
+        assert len(names) == 2 + 2 + 2 + 1
+        for what in "hybrid", "squares", "several":
+            found, expected = played["trainer0"][what]
+            assert found == pytest.approx(expected, rel=1e-12)
+
+    def test_nothing_constrained(self, played):
+        for what in "free", "data":
+            assert "no weight of this model is cons" in played["trainer0"][what]
+        assert "Error" not in played["trainer0"]["unknown"]
+
+    def test_what_is_behind_a_remote_module_has_to_be_named(self, played):
+        assert "refers to modules elsewhere" in played["trainer0"]["chain"]
+
+    def test_projection(self, played):
+        before, after = played["trainer0"]["projected"]
+        assert before > 0.1 and after < 1e-12
+
+
+class TestReplicas:
+    def test_are_equal(self, played):
+        pairs = zip(*(played[f"trainer{i}"]["replicas"] for i in (0, 1)), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+    def test_train_as_one_process_on_the_joint_batch(self, played):
+        model = constraint_roles.Recurrent()
+        start = [p.detach().clone() for p in model.parameters()]
+        alone = constraint_roles.fit(model, constraint_roles.joint_batch())
+        found = played["trainer0"]["replicas"]
+        for one, other, before in zip(alone, found, start, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+            assert not torch.equal(one, before)
+
+
+class Gone:
+    """An RRef to a module whose owner has died."""
+
+    def is_owner(self):
+        return False
+
+    def owner_name(self):
+        return "ps"
+
+
+def test_an_owner_that_is_gone_is_named(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("ECONNRESET: connection reset by peer")
+
+    monkeypatch.setattr(measure, "Reference", Gone)
+    monkeypatch.setattr(measure, "remote_method", fail)
+    with pytest.raises(RuntimeError, match="a module on ps: ECONNRESET"):
+        constraints.penalty(Gone())
