@@ -16,6 +16,7 @@ from cdopt_tutorial.parameter_server import (
     run,
     run_locally,
     sample,
+    start,
 )
 from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.workers.remote import LocalRef
@@ -156,6 +157,16 @@ def test_a_constrained_model_writes():
     begin = words.words[1]
     text = sample.write(history.weights, config, words, begin, length=5)
     assert text.split()[0] == begin
+
+
+@every_way
+def test_a_control_begins_alike_and_is_free(way):
+    config = replace(EXACT, max_steps=1, **way)
+    free, begun = start.left_free(config, CORPUS.vocabulary.words)
+    held = run_locally(Job(config, CORPUS))
+    control = run_locally(Job(free, CORPUS, resume=begun))
+    assert control.losses == pytest.approx(held.losses, rel=1e-12)
+    assert control.projected is None
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def add(commands) -> None:
     option("--manifold", default="none", help="stiefel, oblique or none")
     option("--where", default="trainer", help="whose weights: trainer or server")
     option("--per-gate", action="store_true", help="each gate of the LSTM on its own")
-    option("--penalty", type=float, default=0.1, metavar="P", help="default: 0.1")
+    option("--penalty", type=float, default=1.0, metavar="P", help="default: 1.0")
     option("--epochs", type=int, default=6, metavar="N", help="default: 6")
     option("--max-steps", type=int, metavar="N", help="stop after these")
     option("--checkpoint", type=Path, metavar="FILE", help="keep checkpoints here")
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     with named_failure():
         histories = rnn.run(job, deadline=float("inf"), on_report=_log)
         wire = rnn.traffic.measured_bytes(job)
-    if not math.isfinite(_perplexity(histories[0].progress[-1].valid_loss)):
+    if not math.isfinite(histories[0].perplexity):
         print("cdopt-tutorial: the training diverged; lower --lr", file=sys.stderr)
         return 1
     found = _found(job, histories, wire)
@@ -97,7 +97,7 @@ def _found(job, histories, wire: float) -> dict[str, Any]:
     first, vocab_size = histories[0], len(job.corpus.vocabulary)
     return _constrained(first) | {
         "train_loss": first.progress[-1].train_loss,
-        "valid_perplexity": _perplexity(first.progress[-1].valid_loss),
+        "valid_perplexity": first.perplexity,
         "baseline_perplexity": bigram_perplexity(job.corpus),
         "unigram_perplexity": unigram_perplexity(job.corpus),
         # Nothing is read where the checkpoint was of a complete run.
@@ -120,7 +120,7 @@ def _constrained(history) -> dict[str, Any]:
             "weight": [found.weight for found in history.feasibility],
             "mapped": [found.mapped for found in history.feasibility],
         },
-        "projected_perplexity": _perplexity(history.projected.valid_loss),
+        "projected_perplexity": history.projected.perplexity,
         "projected_feasibility": history.projected.feasibility.weight,
     }
 
@@ -183,14 +183,10 @@ def _job(args: argparse.Namespace):
     return Job(config, corpus, resume, args.checkpoint and args.checkpoint.absolute())
 
 
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
-
-
 def _log(_, note) -> None:
     if note.valid_loss is not None:
         print(
             f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
-            f"validation perplexity {_perplexity(note.valid_loss):.1f}",
+            f"validation perplexity {note.perplexity:.1f}",
             flush=True,
         )

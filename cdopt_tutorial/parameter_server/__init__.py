@@ -1,8 +1,13 @@
-"""Chapter 2: an RNN split over a trainer and a parameter server."""
+"""Chapters 2 and 4: an RNN split over a trainer and a parameter server."""
 
-from cdopt_tutorial.parameter_server import checkpoint, sample, traffic
+from cdopt_tutorial.parameter_server import checkpoint, compare, sample, start, traffic
 from cdopt_tutorial.parameter_server.config import RNNConfig
-from cdopt_tutorial.parameter_server.model import Decoder, EmbeddingTable, RNNModel
+from cdopt_tutorial.parameter_server.model import (
+    Decoder,
+    EmbeddingTable,
+    RNNModel,
+    constrain,
+)
 from cdopt_tutorial.parameter_server.server import ParameterServer
 from cdopt_tutorial.parameter_server.steps import DistributedStep
 from cdopt_tutorial.parameter_server.training import (
@@ -26,8 +31,11 @@ __all__ = [
     "RNNModel",
     "check",
     "checkpoint",
+    "compare",
+    "constrain",
     "run",
     "run_locally",
     "sample",
+    "start",
     "traffic",
 ]

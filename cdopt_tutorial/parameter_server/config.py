@@ -66,7 +66,7 @@ class RNNConfig:
     manifold: str = "none"
     where: str = "trainer"
     per_gate: bool = False
-    penalty_param: float = 0.1
+    penalty_param: float = 1.0
     clip: float | None = 1.0
     epochs: int = 6
     max_steps: int | None = None

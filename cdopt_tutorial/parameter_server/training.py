@@ -1,5 +1,6 @@
 """The training loop, and the roles that run it: on workers, or in one process."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,11 @@ class Progress:
     valid_loss: float | None
     staleness: float
 
+    @property
+    def perplexity(self) -> float | None:
+        """Of the validation part; None within an epoch."""
+        return None if self.valid_loss is None else perplexity(self.valid_loss)
+
 
 @dataclass(frozen=True)
 class Projected:
@@ -92,6 +98,11 @@ class Projected:
 
     valid_loss: float
     feasibility: Feasibility
+
+    @property
+    def perplexity(self) -> float:
+        """Of the validation part after the projection."""
+        return perplexity(self.valid_loss)
 
 
 @dataclass
@@ -120,6 +131,11 @@ class History:
     feasibility: list[Feasibility] = field(default_factory=list)
     projected: Projected | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def perplexity(self) -> float:
+        """Of the validation part at the end, before the projection."""
+        return self.progress[-1].perplexity
 
     @property
     def seconds(self) -> float:
@@ -392,6 +408,11 @@ class _Loop:
         )
         history.progress.append(note)
         self._tell(note)
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats; infinite where that is too large to write."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 @torch.no_grad()
