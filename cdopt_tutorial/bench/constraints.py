@@ -1,0 +1,244 @@
+"""What a step of a constrained layer costs, by constraint dissolving and its peers.
+
+A step is that of training a layer d -> d/2: clear the gradients, forward on a batch of
+32, a loss, the penalty where there is one, backward, SGD. The batch is small, so that
+the constraint shows: with more rows all variants come nearer to the plain layer. All
+in float32, on one thread.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import geoopt
+import torch
+from cdopt.manifold_torch import stiefel_torch
+from cdopt.nn import Linear_cdopt, get_quad_penalty
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.bench.rows import Row, interleave, rows
+
+WIDTHS = (64, 128, 256, 512, 1024)
+BATCH_SIZE = 32
+PENALTY_PARAM = 0.1
+LR = 1e-3
+TURNS = 7
+WARM_UP = 2  # steps that do not count: buffers are made, pages touched
+MIN_STEPS, MAX_STEPS = 3, 200
+BUDGET = 0.3  # seconds of a variant's turn, but never less than MIN_STEPS
+BASELINE = "plain"
+UNITS = {"step": "s"}
+COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
+
+Step = Callable[[], None]
+
+
+def measure(
+    progress: Callable[[str], None], smoke: bool = False
+) -> tuple[list[Row], dict]:
+    """Time the step of every variant at every width.
+
+    Args:
+        progress: called with a line before each measurement.
+        smoke: one turn at the smallest width.
+
+    Returns:
+        The rows, each over the plain layer of its width, and more: every single value,
+        and the median step of "fused" over that of the variants of its kind.
+    """
+    widths = WIDTHS[:1] if smoke else WIDTHS
+    values = step_times(widths, 1 if smoke else TURNS, progress=progress)
+    measured = [
+        row
+        for d in widths
+        for row in rows(
+            {f"{name}, d={d}": found for name, found in values[d].items()},
+            UNITS,
+            f"{BASELINE}, d={d}",
+        )
+    ]
+    return measured, {"fused over": _fused_over(values), "values": values}
+
+
+def step_costs(
+    widths: Sequence[int] = WIDTHS,
+    turns: int = 3,
+    budget: float = BUDGET,
+    variants: Sequence[str] | None = None,
+) -> dict[str, list[tuple[int, float]]]:
+    """Each variant's median step over the plain layer's, at each width.
+
+    Args:
+        widths: d, even.
+        turns: of each variant, at each width.
+        budget: seconds of a turn, but it has three steps at least.
+        variants: names of ``VARIANTS``; None is all of them.
+
+    Returns:
+        By variant: (width, ratio) for each width. The plain layer's is 1.
+    """
+    values = step_times(widths, turns, budget, variants)
+    medians = {
+        d: {name: statistics.median(found["step"]) for name, found in of.items()}
+        for d, of in values.items()
+    }
+    return {
+        name: [(d, medians[d][name] / medians[d][BASELINE]) for d in widths]
+        for name in next(iter(medians.values()))
+    }
+
+
+def step_times(
+    widths: Sequence[int],
+    turns: int,
+    budget: float = BUDGET,
+    variants: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[int, dict[str, dict[str, list[float]]]]:
+    """Seconds of a step, a median for each turn, by width and variant.
+
+    The variants take turns at each width, on one thread. See :func:`step_costs` for
+    the arguments.
+
+    Raises:
+        ValueError: a width is not even and at least 2, or there is no such variant.
+    """
+    names = list(VARIANTS) if variants is None else [BASELINE, *variants]
+    unknown = set(names) - set(VARIANTS)
+    if unknown:
+        raise ValueError(
+            f"variant is {unknown.pop()!r}, but must be {' or '.join(VARIANTS)}"
+        )
+    for d in widths:
+        if d < 2 or d % 2:
+            raise ValueError(f"width is {d}, but must be even and at least 2")
+    with _one_thread(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        return {
+            d: interleave(
+                {name: _timer(VARIANTS[name](d), budget) for name in names},
+                range(1, turns + 1),
+                lambda line, d=d: progress(f"d={d}: {line}"),
+            )
+            for d in widths
+        }
+
+
+def _timer(step: Step, budget: float) -> Callable[[int], dict[str, float]]:
+    """Times a turn: as many steps as fit the budget, within their bounds."""
+
+    def turn(_: int) -> dict[str, float]:
+        for _ in range(WARM_UP):
+            step()
+        seconds: list[float] = []
+        while len(seconds) < MIN_STEPS or (
+            len(seconds) < MAX_STEPS and sum(seconds) < budget
+        ):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+        return {"step": statistics.median(seconds)}
+
+    return turn
+
+
+def _fused_over(values: dict) -> dict[str, dict[int, float]]:
+    """The median step of "fused" over each compared variant's, by p = d/2."""
+    return {
+        name: {
+            d // 2: statistics.median(of["fused"]["step"])
+            / statistics.median(of[name]["step"])
+            for d, of in values.items()
+        }
+        for name in COMPARED
+    }
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, and then on as many as before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _plain(d: int) -> Step:
+    return _step(nn.Linear(d, d // 2), d)
+
+
+def _fused(d: int) -> Step:
+    layer = constraints.dissolve(nn.Linear(d, d // 2), penalty_param=PENALTY_PARAM)
+    return _step(layer, d, constraints.Constraints(layer).penalty)
+
+
+def _cdopt(d: int) -> Step:
+    layer = Linear_cdopt(
+        d,
+        d // 2,
+        dtype=torch.float32,
+        manifold_class=stiefel_torch,
+        penalty_param=PENALTY_PARAM,
+    )
+    return _step(layer, d, lambda: get_quad_penalty(layer))
+
+
+class _Transposed(nn.Module):
+    """A layer whose weight is geoopt's, which must be tall: (d, d/2)."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        manifold = geoopt.Stiefel()
+        start = manifold.projx(torch.randn(d, d // 2))
+        self.weight = geoopt.ManifoldParameter(start, manifold=manifold)
+        self.bias = nn.Parameter(torch.zeros(d // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.mT, self.bias)
+
+
+def _geoopt(d: int) -> Step:
+    return _step(_Transposed(d), d, optimizer=geoopt.optim.RiemannianSGD)
+
+
+def _orthogonal(kind: str) -> Callable[[int], Step]:
+    return lambda d: _step(
+        parametrizations.orthogonal(nn.Linear(d, d // 2), orthogonal_map=kind), d
+    )
+
+
+VARIANTS: dict[str, Callable[[int], Step]] = {
+    BASELINE: _plain,
+    "fused": _fused,
+    "cdopt.nn": _cdopt,
+    "geoopt": _geoopt,
+    "cayley": _orthogonal("cayley"),
+    "householder": _orthogonal("householder"),
+    "matrix_exp": _orthogonal("matrix_exp"),
+}
+
+
+def _step(
+    layer: nn.Module,
+    d: int,
+    penalty: Callable[[], Tensor] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> Step:
+    """One step of training; the target is random, for what it is takes no time."""
+    x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
+    moves = optimizer(layer.parameters(), lr=LR)
+
+    def step() -> None:
+        moves.zero_grad()
+        loss = nn.functional.mse_loss(layer(x), target)
+        if penalty is not None:
+            loss = loss + penalty()
+        loss.backward()
+        moves.step()
+
+    return step

@@ -1,0 +1,333 @@
+"""A constrained problem whose answer is known, by constraint dissolving and its peers.
+
+Minimise f(X) = -tr(XᵀΣX) / 2 over all X (n, p) with XᵀX = I. By Ky Fan's theorem the
+minimum is minus half the sum of the p largest eigenvalues of Σ, and X spans their
+eigenvectors; ``torch.linalg.eigh`` gives both. Here Σ is the digits' covariance.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import geoopt
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.utils import parametrizations
+
+from cdopt_tutorial.constraints import stiefel_map
+from cdopt_tutorial.data.digits import covariance, load_digits
+
+TARGET = 1e-6  # the relative gap that a learning rate is chosen to reach soonest
+NEAR = 1e-3  # ‖XᵀX - I‖ of which the square, by which A(X) is off, is below TARGET too
+GRID = tuple(2.0 ** (power / 2) for power in range(-8, 11))  # of rates, in their unit
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I.
+
+    Attributes:
+        matrix: Σ, (n, n), symmetric up to rounding, float64.
+        p: columns of X, from 1 to n - 1.
+
+    Raises:
+        ValueError: the matrix is not symmetric, or p is out of its range.
+    """
+
+    matrix: Tensor
+    p: int = 5
+
+    def __post_init__(self):
+        shape = tuple(self.matrix.shape)
+        square = len(shape) == 2 and shape[0] == shape[1]
+        if not (square and torch.allclose(self.matrix, self.matrix.T)):
+            raise ValueError(f"the matrix, of shape {shape}, must be symmetric")
+        if not 1 <= self.p < shape[0]:
+            raise ValueError(f"p is {self.p}, but must be from 1 to {shape[0] - 1}")
+
+    def value(self, x: Tensor) -> Tensor:
+        """f at any x (n, p), on the manifold or not: a scalar."""
+        return -0.5 * (x * (self.matrix @ x)).sum()
+
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (n,), the largest first, and eigenvectors (n, n) in columns."""
+        values, vectors = torch.linalg.eigh(self.matrix)
+        return values.flip(0), vectors.flip(1)
+
+    @property
+    def scale(self) -> float:
+        """Σ's largest eigenvalue in absolute value: how fast f's gradient changes."""
+        return self.eigen[0].abs().max().item()
+
+    @property
+    def minimum(self) -> float:
+        """The least value of f on the manifold."""
+        return -0.5 * self.eigen[0][: self.p].sum().item()
+
+    def gap(self, x: Tensor) -> float:
+        """How far f at a feasible x is above the minimum, relative to it."""
+        return (self.value(x).item() - self.minimum) / abs(self.minimum)
+
+    def angle(self, x: Tensor) -> float:
+        """Largest angle, in radians, between the span of a feasible x and the answer's.
+
+        Its sine is the norm of what of x lies outside of the answer's span. NaN if x
+        has a NaN.
+        """
+        best = self.eigen[1][:, : self.p]
+        outside = x - best @ (best.T @ x)
+        if outside.isnan().any():
+            return math.nan
+        return torch.linalg.matrix_norm(outside, 2).clamp(max=1).arcsin().item()
+
+    def start(self, seed: int = 0) -> Tensor:
+        """A point (n, p) of the manifold, drawn uniformly."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = len(self.matrix), self.p
+        return polar(torch.randn(shape, generator=generator, dtype=torch.float64))
+
+
+def digits_problem(p: int = 5) -> Problem:
+    """The principal subspace of the 64 pixels of the digits, of dimension p."""
+    return Problem(covariance(load_digits().images), p)
+
+
+def polar(x: Tensor) -> Tensor:
+    """The point of the manifold nearest to x (n, p): x without its singular values.
+
+    NaN if x is not finite.
+    """
+    if not x.isfinite().all():
+        return torch.full_like(x, math.nan)
+    left, _, right = torch.linalg.svd(x, full_matrices=False)
+    return left @ right
+
+
+def distance(x: Tensor) -> float:
+    """‖XᵀX - I‖, the Frobenius norm."""
+    return torch.linalg.norm(x.T @ x - torch.eye(x.shape[1], dtype=x.dtype)).item()
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A run of a method; the lists have an entry for the start and for each step.
+
+    Attributes:
+        method: its name in ``METHODS``.
+        seconds: since the start; to evaluate the entries does not count.
+        gap: relative to the minimum, of f at the feasible point nearest to what the
+            method holds; NaN, and the run's end, where that is not finite.
+        feasibility: ‖XᵀX - I‖ of what it holds.
+        x: (n, p), the feasible point nearest to what it holds at the end.
+        angle: of the span of ``x`` with the answer's, in radians.
+    """
+
+    method: str
+    seconds: list[float]
+    gap: list[float]
+    feasibility: list[float]
+    x: Tensor
+    angle: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an optimizer moves.
+
+    Attributes:
+        parameters: for the optimizer.
+        loss: what it minimises.
+        x: (n, p), which is to end up on the manifold.
+    """
+
+    parameters: Iterable[nn.Parameter]
+    loss: Callable[[], Tensor]
+    x: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to keep the constraint.
+
+    Attributes:
+        hold: makes what is optimized of the problem, the start and penalty_param.
+        lr: learning rate, in units: what :func:`best_lr` chose for the digits; L-BFGS
+            has 1, for its line search finds its own steps.
+        optimizer: made of the parameters and the learning rate.
+        unit: of the learning rate; None is one over the problem's ``scale``.
+        steps: of the optimizer.
+        penalty_param: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
+        decays: whether the learning rate falls to 0 along half a cosine.
+        projects: whether each step ends with the polar projection.
+    """
+
+    hold: Callable[[Problem, Tensor, float], Held]
+    lr: float
+    optimizer: Callable[..., optim.Optimizer] = optim.SGD
+    unit: float | None = None
+    steps: int = 600
+    penalty_param: float = 0.1
+    decays: bool = False
+    projects: bool = False
+
+
+def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
+    x = nn.Parameter(start)
+
+    def loss() -> Tensor:
+        mapped, squared_distance = stiefel_map(x)
+        return problem.value(mapped) + penalty_param * squared_distance
+
+    return Held([x], loss, lambda: x)
+
+
+def _free(problem: Problem, start: Tensor, _: float) -> Held:
+    x = nn.Parameter(start)
+    return Held([x], lambda: problem.value(x), lambda: x)
+
+
+def _riemannian(problem: Problem, start: Tensor, _: float) -> Held:
+    x = geoopt.ManifoldParameter(start, manifold=geoopt.Stiefel())
+    return Held([x], lambda: problem.value(x), lambda: x)
+
+
+def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
+    layer = nn.Linear(problem.p, len(start), bias=False)
+    layer.weight = nn.Parameter(start)
+    with torch.random.fork_rng():  # X is completed to a square matrix at random
+        torch.manual_seed(0)
+        parametrizations.orthogonal(layer, orthogonal_map=kind)
+    return Held(
+        layer.parameters(), lambda: problem.value(layer.weight), lambda: layer.weight
+    )
+
+
+# L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
+# falls without bound: it needs the larger penalty, which moves that edge away.
+_LBFGS = partial(
+    optim.LBFGS,
+    max_iter=10,
+    tolerance_grad=1e-12,
+    tolerance_change=1e-16,
+    line_search_fn="strong_wolfe",
+)
+METHODS = {
+    "dissolving, SGD": Method(_dissolved, 2**-1.5),
+    "dissolving, Adam": Method(_dissolved, 8, optim.Adam, unit=0.01, decays=True),
+    "dissolving, L-BFGS": Method(
+        _dissolved, 1, _LBFGS, unit=1, steps=25, penalty_param=1
+    ),
+    "projection": Method(_free, 32, projects=True),
+    "geoopt": Method(_riemannian, 2**0.5, geoopt.optim.RiemannianSGD),
+    "cayley": Method(partial(_parametrized, "cayley"), 2**1.5),
+    "householder": Method(partial(_parametrized, "householder"), 2**-0.5),
+    "matrix_exp": Method(partial(_parametrized, "matrix_exp"), 2),
+}
+
+
+def solve(
+    method: str,
+    problem: Problem,
+    seed: int = 0,
+    steps: int | None = None,
+    lr: float | None = None,
+    penalty_param: float | None = None,
+) -> Solution:
+    """Minimise by one method, with the gradient of the whole of f in each step.
+
+    Args:
+        method: a name of ``METHODS``.
+        problem: what to minimise.
+        seed: of the start, which is the same for all methods.
+        steps: of the optimizer; one of L-BFGS is of ten iterations.
+        lr: learning rate in the method's unit.
+        penalty_param: factor of ‖XᵀX - I‖² in the loss, for those that dissolve. What
+            is None is the method's own.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
+    given = {"steps": steps, "lr": lr, "penalty_param": penalty_param}
+    given = {name: value for name, value in given.items() if value is not None}
+    chosen = replace(METHODS[method], **given)
+    held = chosen.hold(problem, problem.start(seed), chosen.penalty_param)
+    step = _stepper(chosen, held, problem)
+    seconds, gap, feasibility = [0.0], [], []
+    for place in range(chosen.steps + 1):
+        if place > 0:
+            began = time.perf_counter()
+            step()
+            seconds.append(seconds[-1] + time.perf_counter() - began)
+        x = held.x().detach()
+        gap.append(problem.gap(polar(x)))
+        feasibility.append(distance(x))
+        if math.isnan(gap[-1]):
+            break
+    nearest = polar(x)
+    angle = problem.angle(nearest)
+    return Solution(method, seconds, gap, feasibility, nearest, angle)
+
+
+def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]:
+    """One step of the method's optimizer, and of what comes after it."""
+    unit = 1 / problem.scale if method.unit is None else method.unit
+    optimizer = method.optimizer(held.parameters, lr=method.lr * unit)
+    decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, method.steps)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = held.loss()
+        value.backward()
+        return value
+
+    def step() -> None:
+        optimizer.step(loss)
+        if method.decays:
+            decay.step()
+        if method.projects:
+            with torch.no_grad():
+                held.x().copy_(polar(held.x()))
+
+    return step
+
+
+def best_lr(
+    method: str,
+    problem: Problem,
+    seeds: Sequence[int] = range(10),
+    grid: Sequence[float] = GRID,
+) -> float:
+    """The learning rate that comes to the target in the fewest steps.
+
+    There a run is once its gap is at most ``TARGET`` and its feasibility at most
+    ``NEAR``, for good. The seed that takes longest counts: a rate must do for all. Of
+    rates that are equal, the smallest; where none comes there, the one with the
+    smallest gap at the end.
+
+    Args:
+        method: a name of ``METHODS``.
+        problem: what to minimise.
+        seeds: of the starts.
+        grid: rates to try, in the method's unit.
+    """
+
+    def cost(lr: float) -> tuple[float, float]:
+        return max(_cost(solve(method, problem, seed, lr=lr)) for seed in seeds)
+
+    return min(sorted(grid), key=cost)
+
+
+def _cost(run: Solution) -> tuple[float, float]:
+    """Steps to the target, and, only if it is not reached, the gap at the end."""
+    there = [
+        gap <= TARGET and off <= NEAR
+        for gap, off in zip(run.gap, run.feasibility, strict=True)
+    ]
+    if there[-1]:
+        return len(there) - [*there[::-1], False].index(False), 0.0
+    return math.inf, math.inf if math.isnan(run.gap[-1]) else run.gap[-1]

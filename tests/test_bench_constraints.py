@@ -1,0 +1,114 @@
+"""The bench of constrained layers: what it times is what it says."""
+
+import math
+
+import pytest
+import torch
+
+from cdopt_tutorial.bench import constraints as bench
+
+
+def weight_of(step) -> torch.Tensor:
+    """The weight (d/2, d) with which the layer of a step computes."""
+    layer = dict(zip(step.__code__.co_freevars, step.__closure__, strict=True))["layer"]
+    layer = layer.cell_contents
+    if isinstance(layer, bench._Transposed):
+        return layer.weight.mT.detach()
+    if hasattr(layer, "manifold"):  # cdopt's keeps the free weight there
+        return layer.A(layer.weight).detach()
+    return layer.weight.detach()
+
+
+@pytest.mark.parametrize("name", bench.VARIANTS)
+def test_a_step_trains_and_keeps_the_rows_orthonormal(name):
+    torch.manual_seed(0)
+    step = bench.VARIANTS[name](16)
+    before = weight_of(step).clone()
+    for _ in range(20):
+        step()
+    weight = weight_of(step)
+    assert weight.shape == (8, 16) and weight.dtype == torch.float32
+    assert not torch.equal(weight, before)
+    off = torch.linalg.norm(weight @ weight.T - torch.eye(8))
+    assert off > 0.1 if name == "plain" else off < 1e-5
+
+
+def test_fused_and_cdopt_take_the_same_steps():
+    weights = {}
+    for name in ("fused", "cdopt.nn"):
+        torch.manual_seed(3)
+        step = bench.VARIANTS[name](16)
+        for _ in range(20):
+            step()
+        weights[name] = weight_of(step)
+    torch.testing.assert_close(weights["fused"], weights["cdopt.nn"])
+
+
+def test_a_turn_ends_with_its_budget_but_not_before_its_least_steps(monkeypatch):
+    def steps(seconds: float, budget: float) -> int:
+        now, taken = [0.0], []
+
+        def step():
+            now[0] += seconds
+            taken.append(1)
+
+        monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+        assert bench._timer(step, budget)(1) == {"step": pytest.approx(seconds)}
+        return len(taken) - bench.WARM_UP
+
+    assert steps(10, budget=1) == bench.MIN_STEPS
+    assert steps(0.125, budget=1) == 8
+    assert steps(1e-6, budget=1) == bench.MAX_STEPS
+
+
+def test_costs_are_relative_to_the_plain_layer_of_each_width(monkeypatch):
+    threads = torch.get_num_threads()
+    seen = []
+
+    def timer(step, budget):
+        seen.append(torch.get_num_threads())
+        return lambda turn: {"step": [1.0, 3.0, 8.0][turn - 1] * step}
+
+    monkeypatch.setattr(bench, "_timer", timer)
+    monkeypatch.setattr(
+        bench, "VARIANTS", {"plain": lambda d: d, "fused": lambda d: d * d}
+    )
+    assert bench.step_costs([4, 10], turns=3) == {
+        "plain": [(4, 1), (10, 1)],
+        "fused": [(4, 4), (10, 10)],
+    }
+    assert set(seen) == {1} and torch.get_num_threads() == threads
+
+
+def test_some_variants_alone_come_with_the_plain_layer():
+    state = torch.get_rng_state()
+    costs = bench.step_costs([8], turns=1, budget=0, variants=["fused"])
+    assert list(costs) == ["plain", "fused"]
+    assert torch.equal(torch.get_rng_state(), state)
+    for line in costs.values():
+        ((d, ratio),) = line
+        assert d == 8 and math.isfinite(ratio) and ratio > 0
+
+
+def test_a_smoke_run_compares_each_width_with_its_own_plain_layer():
+    lines = []
+    rows, more = bench.measure(lines.append, smoke=True)
+    assert len(rows) == len(lines) == len(bench.VARIANTS)
+    assert {row.baseline for row in rows} == {"plain, d=64: step"}
+    values = {row.name: row.value for row in rows}
+    for name, by_p in more["fused over"].items():
+        expected = values["fused, d=64: step"] / values[f"{name}, d=64: step"]
+        assert by_p == {32: pytest.approx(expected)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([7], 1), "width is 7"),
+        (([0], 1), "width is 0"),
+        (([8], 1, 0.1, ["cdopt"]), "'cdopt'.*cdopt.nn"),
+    ],
+)
+def test_what_can_not_be_timed_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bench.step_costs(*arguments)
