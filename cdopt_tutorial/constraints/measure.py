@@ -177,14 +177,18 @@ def _term(name: str, constraint: Constraint) -> Tensor:
 
 
 def _distance(constraint: Constraint) -> Distance:
-    weight = constraint.weight.detach()
-    squares = constraint.distance(), constraint.distance_of(constraint.mapped(weight))
+    # A sum of squares in float32 would be off by more than a projection leaves.
+    weight = constraint.weight.detach().double()
+    squares = (
+        constraint.distance_of(value) for value in (weight, constraint.mapped(weight))
+    )
     return Distance(*(square.item() ** 0.5 for square in squares))
 
 
 def _nearest(name: str, constraint: Constraint) -> Tensor:
     try:
-        return constraint.nearest(constraint.mapped(constraint.weight.detach()))
+        weight = constraint.weight.detach().double()
+        return constraint.nearest(constraint.mapped(weight))
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"{name}: {error}") from error
 

@@ -92,11 +92,10 @@ class Surface:
         Raises:
             ValueError: there is none.
         """
-        exact = torch.promote_types(weight.dtype, torch.float32)
-        point = self._point(weight.to(exact))
-        found = self._of(point).Post_process(point)
-        found = self._weight(found, weight).contiguous().to(weight.dtype)
-        return feasible(found, self.distance)
+        exact = weight.double()  # a decomposition in float32 is off by many roundings
+        found = self._of(exact).Post_process(self._point(exact))
+        found = self._weight(found, weight).contiguous()
+        return feasible(found, self.distance).to(weight.dtype)
 
     def _blocks(self, weight: Tensor) -> Tensor:
         matrix = weight.flatten(1) if weight.ndim > 2 else weight

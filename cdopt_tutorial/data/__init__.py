@@ -6,6 +6,7 @@ from cdopt_tutorial.data.baselines import (
     bigram_perplexity,
     unigram_perplexity,
 )
+from cdopt_tutorial.data.copying import CopyingMemory
 from cdopt_tutorial.data.grammar import Grammar
 from cdopt_tutorial.data.text import (
     Corpus,
@@ -20,6 +21,7 @@ from cdopt_tutorial.data.text import (
 
 __all__ = [
     "Bigram",
+    "CopyingMemory",
     "Corpus",
     "Grammar",
     "Stream",

@@ -33,13 +33,13 @@ def with_controls(
 
 
 def train(
-    jobs: Mapping[str, list[Job]], on_done: Callable[[int], None] | None = None
+    jobs: Mapping[str, list[Job]], on_done: Callable[[int, History], None] | None = None
 ) -> dict[str, list[History]]:
     """Train every job in one process, shared out over two.
 
     Args:
         jobs: by name, for each seed.
-        on_done: called with the number of jobs that are done.
+        on_done: see :func:`~cdopt_tutorial.workers.share.share`.
 
     Returns:
         Their histories, by name and in the same order.

@@ -1,5 +1,6 @@
 """Share out jobs that need nothing of each other, as the seeds of a study."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ def share(
     function: Callable[..., Any],
     jobs: Iterable[tuple],
     num_workers: int = 2,
-    on_done: Callable[[int], None] | None = None,
+    on_done: Callable[[int, Any], None] | None = None,
     **options: Any,
 ) -> list[Any]:
     """Run a function once for each job, on workers with one thread each.
@@ -22,7 +23,8 @@ def share(
         function: what to run; a worker must be able to import it.
         jobs: the positional arguments of each run.
         num_workers: workers, at least 1; each takes every so many-th job.
-        on_done: called with the number of jobs that are done, after each.
+        on_done: called after each job as ``on_done(number, result)``, with the number
+            of jobs that are done, whichever they are.
         options: of :func:`~cdopt_tutorial.workers.launch.launch`.
 
     Returns:
@@ -40,15 +42,14 @@ def share(
         f"worker{rank}": Role(_run_each, (function, jobs[rank::num_workers]))
         for rank in range(num_workers)
     }
-    done: list[str] = []
+    numbers = itertools.count(1)
 
-    def count(worker: str, _: Any) -> None:
-        done.append(worker)
+    def tell(_: str, result: Any) -> None:
         if on_done is not None:
-            on_done(len(done))
+            on_done(next(numbers), result)
 
     # Nobody calls anybody, so nobody has to poll for calls.
-    found = launch(roles, polling=False, on_report=count, **options) if jobs else {}
+    found = launch(roles, polling=False, on_report=tell, **options) if jobs else {}
     results: list[Any] = [None] * len(jobs)
     for rank in range(num_workers):
         results[rank::num_workers] = found[f"worker{rank}"]
@@ -59,5 +60,5 @@ def _run_each(function: Callable[..., Any], jobs: list[tuple]) -> list[Any]:
     results = []
     for job in jobs:
         results.append(function(*job))
-        report(None)
+        report(results[-1])
     return results

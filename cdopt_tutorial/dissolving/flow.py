@@ -1,0 +1,136 @@
+"""How a gradient fares on its way back through time, before any training."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+
+from cdopt_tutorial import constraints
+
+NUM_INPUTS = 10
+
+
+def _orthogonal_rnn(num_inputs: int, hidden: int) -> nn.RNN:
+    rnn = nn.RNN(num_inputs, hidden)
+    nn.init.orthogonal_(rnn.weight_hh_l0)
+    return constraints.dissolve_recurrent(rnn)
+
+
+def _dissolved_lstm(per_gate: bool) -> Callable[[int, int], nn.LSTM]:
+    return lambda num_inputs, hidden: constraints.dissolve_recurrent(
+        nn.LSTM(num_inputs, hidden), per_gate=per_gate
+    )
+
+
+LAYERS = {
+    "RNN": nn.RNN,
+    "Stiefel RNN": _orthogonal_rnn,
+    "LSTM": nn.LSTM,
+    "LSTM, stacked": _dissolved_lstm(per_gate=False),
+    "LSTM, per gate": _dissolved_lstm(per_gate=True),
+}
+
+
+def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[float]:
+    """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T.
+
+    The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
+    too, in which it is meant to keep what it remembers. The state before the first
+    input is 0.
+
+    Args:
+        rnn: of one layer and one direction, with the time first.
+        inputs: (T, num_inputs), of the layer's dtype.
+        direction: v, (hidden,).
+
+    Returns:
+        T + 1 norms; the last is that of v itself.
+    """
+    states = [_start(rnn, direction)]
+    with parametrize.cached():  # the weight is the same at every step
+        for one in inputs:
+            _, state = rnn(one.view(1, 1, -1), _packed(states[-1]))
+            states.append(state if isinstance(state, tuple) else (state,))
+    parts = [part for state in states for part in state]
+    loss = states[-1][0].flatten() @ direction
+    # What nothing depends on has no gradient: the last cell does not enter h_T again.
+    found = torch.autograd.grad(loss, parts, allow_unused=True, materialize_grads=True)
+    each = len(states[0])
+    return [
+        torch.stack(found[place : place + each]).norm().item()
+        for place in range(0, len(found), each)
+    ]
+
+
+def _start(rnn: nn.RNNBase, direction: Tensor) -> tuple[Tensor, ...]:
+    """The state 0, of which gradients can be asked."""
+    count = 2 if isinstance(rnn, nn.LSTM) else 1
+    return tuple(
+        direction.new_zeros(1, 1, rnn.hidden_size).requires_grad_()
+        for _ in range(count)
+    )
+
+
+def _packed(state: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """The state as the layer takes it."""
+    return state if len(state) > 1 else state[0]
+
+
+def flows(
+    hidden: int = 128, steps: int = 50, seeds: Sequence[int] = (1, 2, 3)
+) -> dict[str, list[list[float]]]:
+    """Gradient norms of each kind of layer as torch starts it, in float64.
+
+    All layers of a seed see the same inputs, one of ten symbols a step, and the same
+    direction, a unit vector.
+
+    Args:
+        hidden: width of the layers.
+        steps: T.
+        seeds: of the starts, the inputs and the direction.
+
+    Returns:
+        For each kind of layer, a list per seed of what :func:`gradient_norms` gives.
+    """
+    return {
+        name: [_flow(make, hidden, steps, seed) for seed in seeds]
+        for name, make in LAYERS.items()
+    }
+
+
+def _flow(make: Callable, hidden: int, steps: int, seed: int) -> list[float]:
+    generator = torch.Generator().manual_seed(seed)
+    symbols = torch.randint(NUM_INPUTS, (steps,), generator=generator)
+    inputs = functional.one_hot(symbols, NUM_INPUTS).double()
+    direction = torch.randn(hidden, generator=generator, dtype=torch.float64)
+    direction = functional.normalize(direction, dim=0)
+    return gradient_norms(start(make, hidden, seed), inputs, direction)
+
+
+def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
+    """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched.
+
+    Args:
+        make: one of ``LAYERS``, or anything that takes num_inputs and hidden.
+        hidden: width of the layer.
+        seed: of its weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(NUM_INPUTS, hidden).double()
+
+
+def gate_singular_values(rnn: nn.RNNBase) -> Tensor:
+    """Singular values of each gate's part of the hidden-to-hidden weight.
+
+    Args:
+        rnn: of one layer; its weight may be free or dissolved.
+
+    Returns:
+        (gates, hidden), from the largest; the gates are those of ``torch.nn``: input,
+        forget, cell and output for an LSTM.
+    """
+    weight = rnn.weight_hh_l0.detach()
+    return torch.linalg.svdvals(weight.unflatten(0, (-1, rnn.hidden_size)))

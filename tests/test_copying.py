@@ -1,0 +1,104 @@
+"""The copying memory problem against its definition."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from cdopt_tutorial.data import CopyingMemory
+
+tasks = st.builds(
+    CopyingMemory,
+    num_symbols=st.integers(2, 9),
+    num_copies=st.integers(1, 6),
+    delay=st.integers(1, 12),
+)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(tasks, st.integers(1, 7), st.integers(0, 99))
+def test_a_sequence_is_symbols_blanks_a_marker_and_blanks(task, batch_size, seed):
+    inputs, targets = task.batch(batch_size, generator(seed))
+    shape = (task.delay + 2 * task.num_copies, batch_size)
+    assert inputs.shape == targets.shape == shape
+    for one, answer in zip(inputs.T.tolist(), targets.T.tolist(), strict=True):
+        symbols = one[: task.num_copies]
+        assert all(1 <= symbol <= task.num_symbols for symbol in symbols)
+        pause = [0] * (task.delay - 1) + [task.num_symbols + 1]
+        assert one == symbols + pause + [0] * task.num_copies
+        assert answer == [0] * (task.num_copies + task.delay) + symbols
+
+
+def test_a_batch_depends_on_the_generator_only():
+    task = CopyingMemory()
+    first, again, other = (task.batch(4, generator(seed))[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    one = generator(1)
+    assert not torch.equal(task.batch(4, one)[0], task.batch(4, one)[0])
+
+
+def test_every_symbol_is_drawn_as_often():
+    task = CopyingMemory(num_symbols=8, num_copies=10)
+    inputs, _ = task.batch(2_000, generator(0))
+    counts = inputs[:10].flatten().bincount(minlength=9)[1:].double()
+    # The standard deviation of a count is 47.
+    assert (counts - 2_500).abs().max() < 5 * 47
+
+
+@given(tasks, st.integers(0, 99))
+def test_a_perfect_answer_recalls_all_and_costs_nothing(task, seed):
+    _, targets = task.batch(3, generator(seed))
+    logits = 60.0 * functional.one_hot(targets, task.num_outputs).double()
+    assert task.recall(logits, targets) == 1
+    assert task.loss(logits, targets).item() == pytest.approx(task.floor, abs=1e-12)
+
+
+def test_a_constant_answer_recalls_as_chance():
+    task = CopyingMemory(num_symbols=8, num_copies=5)
+    _, targets = task.batch(4_000, generator(0))
+    for symbol in range(1, 9):
+        answer = functional.one_hot(torch.full_like(targets, symbol), 9)
+        # The standard deviation of the share is 0.0023.
+        assert task.recall(answer.float(), targets) == pytest.approx(1 / 8, abs=0.012)
+
+
+@given(tasks, st.integers(0, 99))
+def test_the_best_answer_without_memory_costs_the_chance_loss(task, seed):
+    _, targets = task.batch(5, generator(seed))
+    log_probabilities = torch.full((task.num_outputs,), -math.inf).double()
+    log_probabilities[1:] = -math.log(task.num_symbols)
+    logits = log_probabilities.expand(*targets.shape, -1).clone()
+    blank = functional.one_hot(torch.tensor(0), task.num_outputs).double()
+    logits[: -task.num_copies] = blank.log()
+    assert task.loss(logits, targets).item() == pytest.approx(task.chance_loss)
+
+
+def test_recall_counts_only_what_was_to_be_recalled():
+    task = CopyingMemory(num_symbols=2, num_copies=2, delay=1)
+    _, targets = task.batch(1, generator(0))
+    logits = functional.one_hot(targets, 3).float()
+    logits[:3] = logits[:3].roll(1, dims=-1)  # all blanks wrong
+    assert task.recall(logits, targets) == 1
+    logits[-1] = logits[-1].roll(1, dims=-1)
+    assert task.recall(logits, targets) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "least"),
+    [("num_symbols", 1, 2), ("num_copies", 0, 1), ("delay", 0, 1)],
+)
+def test_a_problem_that_makes_no_sense_is_refused(field, value, least):
+    with pytest.raises(ValueError, match=f"{field} is {value}, but .* least {least}"):
+        dataclasses.replace(CopyingMemory(), **{field: value})
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="batch_size is 0, but must be at least 1"):
+        CopyingMemory().batch(0, generator(0))

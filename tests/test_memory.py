@@ -1,0 +1,297 @@
+"""The gradient's way through time, and the comparison of recurrent models."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd.functional import jacobian
+from torch.nn import functional
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.bench.copying import best_lr
+from cdopt_tutorial.data import CopyingMemory, Grammar
+from cdopt_tutorial.dissolving import flow
+from cdopt_tutorial.dissolving.memory import (
+    Job,
+    MemoryConfig,
+    Run,
+    next_word_config,
+    run_jobs,
+    train,
+)
+from cdopt_tutorial.dissolving.next_word import NextWord
+from cdopt_tutorial.dissolving.recurrent import MODELS, Model
+
+TASK = CopyingMemory(num_symbols=3, num_copies=2, delay=4)
+TINY = MemoryConfig(task=TASK, hidden=8, batch_size=4, steps=20, interval=5)
+SHAPE = TASK.num_inputs, TASK.num_outputs, 8, 0.1
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the workers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# The gradient through time
+
+
+def by_jacobians(rnn: nn.RNNBase, inputs, direction) -> list[float]:
+    """The norms of vᵀ J_T ... J_(t+1), with the Jacobian of every step."""
+    is_lstm, hidden = isinstance(rnn, nn.LSTM), rnn.hidden_size
+
+    def step(state, one):
+        parts = tuple(state.view(-1, 1, 1, hidden))
+        _, after = rnn(one.view(1, 1, -1), parts if is_lstm else parts[0])
+        return torch.cat([part.flatten() for part in (after if is_lstm else [after])])
+
+    state = torch.zeros(hidden * (2 if is_lstm else 1), dtype=torch.float64)
+    steps = []
+    for one in inputs:
+        steps.append(jacobian(lambda state, one=one: step(state, one), state))
+        state = step(state, one).detach()
+    row = torch.cat([direction, direction.new_zeros(len(state) - hidden)])
+    rows = [row]
+    for one in reversed(steps):
+        rows.append(rows[-1] @ one)
+    return [row.norm().item() for row in reversed(rows)]
+
+
+@pytest.mark.parametrize("name", flow.LAYERS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_gradient_norms_are_those_of_the_product_of_jacobians(name, seed):
+    rnn = flow.start(flow.LAYERS[name], 4, seed)
+    draw = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    inputs = torch.randn(5, flow.NUM_INPUTS, **draw)
+    direction = torch.randn(4, **draw)
+    norms = flow.gradient_norms(rnn, inputs, direction)
+    assert len(norms) == 6
+    assert norms == pytest.approx(by_jacobians(rnn, inputs, direction), rel=1e-12)
+
+
+def test_without_inputs_an_orthogonal_rnn_keeps_the_norm():
+    rnn = flow.start(flow.LAYERS["Stiefel RNN"], 16, 0)
+    nn.init.zeros_(rnn.bias_ih_l0)
+    nn.init.zeros_(rnn.bias_hh_l0)
+    inputs = torch.zeros(20, flow.NUM_INPUTS, dtype=torch.float64)
+    direction = functional.normalize(torch.ones(16, dtype=torch.float64), dim=0)
+    norms = flow.gradient_norms(rnn, inputs, direction)
+    assert norms == pytest.approx([1] * 21, rel=1e-6)
+
+
+def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
+    found = flow.flows(hidden=32, steps=30, seeds=(1, 2))
+    assert found == flow.flows(hidden=32, steps=30, seeds=(1, 2))
+    first = {name: [norms[0] for norms in runs] for name, runs in found.items()}
+    assert min(first["Stiefel RNN"]) > 1e-2
+    for name in ("RNN", "LSTM", "LSTM, stacked"):
+        assert max(first[name]) < 1e-4
+    per_gate, stacked = first["LSTM, per gate"], first["LSTM, stacked"]
+    assert min(per_gate) > max(stacked)
+    assert max(per_gate) < min(first["Stiefel RNN"])
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 99))
+def test_only_gates_that_are_constrained_each_are_orthogonal(seed):
+    hidden = 16
+    values = {
+        name: flow.gate_singular_values(flow.start(flow.LAYERS[name], hidden, seed))
+        for name in ("LSTM", "LSTM, stacked", "LSTM, per gate")
+    }
+    # A float32 projection, before the layer became one of float64.
+    exact = torch.ones(4, hidden, dtype=torch.float64)
+    torch.testing.assert_close(values["LSTM, per gate"], exact, rtol=0, atol=1e-5)
+    # Stacked, the Gram matrices of the gates add up to I, so their traces to h.
+    stacked = values["LSTM, stacked"]
+    assert stacked.square().sum().item() == pytest.approx(hidden, rel=1e-5)
+    assert stacked.min() < 0.3 and stacked.max() < 1
+    assert values["LSTM"].min() < 0.3
+
+
+# The models
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_repeats_and_leaves_the_random_state_alone(name):
+    state = torch.get_rng_state()
+    first, again = (train(name, TINY, seed=1, lr=1e-2) for _ in range(2))
+    assert first == again
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.losses != train(name, TINY, seed=2, lr=1e-2).losses
+    assert first.steps == [5, 10, 15, 20]
+    assert first.losses[-1] < first.losses[0]
+
+
+def made(name: str, seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    return Model(name, *SHAPE)
+
+
+def test_all_models_start_with_the_same_readout_and_orthogonal_ones_alike():
+    models = {name: made(name) for name in MODELS}
+    inputs, _ = TASK.batch(3, torch.Generator().manual_seed(0))
+    for model in models.values():
+        assert torch.equal(model.readout.weight, models["free"].readout.weight)
+    start = models["orthogonal start"](inputs)
+    for name in ("Stiefel", "torch's orthogonal", "penalty alone"):
+        torch.testing.assert_close(models[name](inputs), start)
+    for name in ("free", "LSTM"):
+        assert not torch.allclose(models[name](inputs), start)
+
+
+@pytest.mark.parametrize("name", ["Stiefel", "torch's orthogonal"])
+def test_the_gradient_reaches_the_parameter_behind_the_map(name):
+    model = made(name).double()
+    inputs, targets = TASK.batch(3, torch.Generator().manual_seed(0))
+    original = next(p for n, p in model.named_parameters() if "original" in n)
+    TASK.loss(model(inputs), targets).backward()
+    step = 1e-5 * torch.randn_like(original)
+    with torch.no_grad():
+        slope = (original.grad * step).sum().item()
+        losses = []
+        for sign in (1, -2):
+            original += sign * step
+            losses.append(TASK.loss(model(inputs), targets).item())
+    assert (losses[0] - losses[1]) / 2 == pytest.approx(slope, rel=1e-4)
+
+
+def test_only_two_models_are_penalised_and_by_the_same_formula():
+    for name in MODELS:
+        model = made(name)
+        with torch.no_grad():
+            for parameter in model.rnn.parameters():
+                parameter += 0.05
+        if name in ("Stiefel", "penalty alone"):
+            weight, _ = model.distances()
+            assert model.penalty().item() == pytest.approx(0.1 * weight**2, rel=1e-4)
+            assert weight > 0.1
+        else:
+            assert model.penalty() == 0
+
+
+def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
+    config = replace(TINY, hidden=16, steps=200, interval=50)
+    runs = {name: train(name, config, seed=1, lr=3e-3) for name in MODELS}
+    dissolved, exact = runs["Stiefel"], runs["torch's orthogonal"]
+    assert dissolved.weight < 0.2
+    assert dissolved.mapped <= dissolved.weight**2
+    assert exact.mapped < 1e-5
+    assert runs["orthogonal start"].weight > 5 * dissolved.weight
+
+
+# The jobs
+
+
+def test_the_runs_do_not_depend_on_the_number_of_workers():
+    jobs = [Job(name, 1e-2, 1) for name in MODELS][:5]
+    alone = [train(job.model, TINY, job.seed, job.lr) for job in jobs]
+    for num_workers in (1, 2):
+        told = []
+        runs = run_jobs(
+            jobs,
+            replace(TINY, num_workers=num_workers),
+            on_done=lambda number, run, told=told: told.append(run.job),
+        )
+        assert runs == alone
+        assert sorted(told, key=jobs.index) == jobs
+
+
+def a_run(lr: float, seed: int, *losses: float) -> Run:
+    steps = list(range(1, len(losses) + 1))
+    recalls = [1 - loss for loss in losses]
+    return Run(Job("free", lr, seed), steps, list(losses), recalls, 0.0, 0.0, 1.0)
+
+
+def test_the_best_learning_rate_is_that_of_the_lowest_mean_final_loss():
+    runs = [
+        a_run(0.1, 1, 9, 0.0), a_run(0.1, 2, 0, 0.9),
+        a_run(0.2, 1, 9, 0.4), a_run(0.2, 2, 9, 0.4),
+        a_run(0.3, 1, 9, 0.0), a_run(0.3, 2, 9, math.nan),
+    ]  # fmt: skip
+    assert best_lr(runs, "free") == 0.2
+
+
+def test_steps_to_a_recall_are_the_first_or_never():
+    run = a_run(0.1, 1, 0.9, 0.5, 0.6, 0.2)
+    assert [run.steps_to(r) for r in (0.05, 0.4, 0.5, 0.81)] == [1, 2, 2, math.inf]
+
+
+# The task that needs no long memory
+
+
+def test_next_word_batches_are_pieces_of_the_language():
+    grammar = Grammar(num_words=5, branching=2, order=2)
+    task = NextWord(grammar, seq_len=6, text_len=200)
+    inputs, targets = task.batch(50, torch.Generator().manual_seed(1))
+    assert inputs.shape == targets.shape == (6, 50)
+    assert torch.equal(inputs[1:], targets[:-1])
+    for words in torch.cat([inputs, targets[-1:]]).T:
+        assert grammar.log_likelihood(words) > -math.inf
+
+
+def test_next_word_loss_of_the_language_itself_is_near_its_floor():
+    task = NextWord()
+    grammar, order = task.grammar, task.grammar.order
+    inputs, targets = task.batch(400, torch.Generator().manual_seed(1))
+    words = torch.cat([inputs[:1], targets])
+    exact = [-grammar.log_likelihood(text) for text in words.T]
+    counts = torch.bincount(words[order:].flatten(), minlength=8).double()
+    blind = (counts / counts.sum()).log().expand(*targets.shape, -1)
+    assert sum(exact) / 400 == pytest.approx(task.floor, abs=0.03)
+    assert task.loss(blind, targets) > task.floor + 0.5
+
+
+def test_next_word_loss_leaves_out_what_nobody_can_know():
+    task = NextWord(Grammar(num_words=4, branching=2, order=3), seq_len=5, text_len=99)
+    _, targets = task.batch(2, torch.Generator().manual_seed(1))
+    logits = 60.0 * functional.one_hot(targets, 4).double()
+    logits[:2] = logits[:2].roll(1, dims=-1)
+    assert task.loss(logits, targets).item() < 1e-9
+    logits[2] = logits[2].roll(1, dims=-1)
+    assert task.loss(logits, targets).item() > 1
+
+
+def test_next_word_is_learned_by_a_short_run():
+    config = replace(next_word_config(), hidden=16, steps=100)
+    run = train("LSTM", config, seed=1, lr=3e-2)
+    assert run.losses[-1] < run.losses[0] - 0.3
+    assert run.losses[-1] > config.task.floor - 0.02
+
+
+# Bad values
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"hidden": 0}, "hidden is 0, but must be at least 1"),
+        ({"num_workers": 0}, "num_workers is 0"),
+        ({"clip": 0.0}, "clip is 0.0, but must be above 0"),
+        ({"steps": 21}, "steps is 21, but must be a multiple of interval, 5"),
+        ({"lrs": {"GRU": 0.1}}, "model is 'GRU', but must be one of free, "),
+        ({"lrs": {"free": 0.0}}, "lr of 'free' is 0.0, but must be above 0"),
+        ({"seeds": (1, -1)}, "seed is -1, but must be at least 0"),
+    ],
+)
+def test_a_comparison_that_makes_no_sense_is_refused(change, why):
+    with pytest.raises(ValueError, match=why):
+        replace(TINY, **change)
+
+
+@pytest.mark.parametrize("change", [{"seq_len": 3}, {"text_len": 35}])
+def test_a_text_too_short_is_refused(change):
+    with pytest.raises(ValueError, match="must be above"):
+        replace(NextWord(), **change)
+
+
+def test_the_dissolved_weights_are_seen_by_the_books_own_measures():
+    model = made("Stiefel")
+    assert constraints.feasibility(model).weight == pytest.approx(model.distances()[0])
