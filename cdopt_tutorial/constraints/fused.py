@@ -12,7 +12,7 @@ def stiefel_map(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The map A(X) = X (3 I − XᵀX) / 2 and the squared distance ‖XᵀX − I‖².
 
     Both are differentiable, twice, too, together or one after the other. Source: Xiao,
-    Liu and Toh (2023), section 4.
+    Liu and Toh (2023).
 
     Args:
         weight: (..., n, p), X or, if n < p, its transpose, so that the rows are meant
