@@ -142,7 +142,9 @@ class TestDeath:
 
 
 class TestBench:
-    @pytest.mark.parametrize("name", ["launch", "reinforce", "rnn"])
+    @pytest.mark.parametrize(
+        "name", ["launch", "reinforce", "rnn", "constraints", "copying"]
+    )
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path):
         file = tmp_path / "bench.json"
         assert main(["bench", name, "--smoke", "--json", str(file)]) == 0

@@ -503,3 +503,13 @@ def test_landscape_refuses_what_it_cannot_draw():
     with pytest.raises(ValueError, match="7 names of paths.*6"):
         many = {str(k): [(0, 0)] for k in range(7)}
         plots.landscape(AXIS, AXIS, {"a": plots.Panel(BOWL, many)})
+
+
+def test_ticks_are_the_few_x_that_were_measured():
+    few = {"a": [([1, 2, 4], [3.0, 2.0, 1.0])], "b": [([2, 8], [3.0, 2.0])]}
+    figure = plots.learning_curves(few, xlabel="epoch", ylabel="loss", log_x=True)
+    labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert labels == ["1", "2", "4", "8"]
+    many = {"a": [(range(1, 50), [1.0] * 49)]}
+    figure = plots.learning_curves(many, xlabel="step", ylabel="loss")
+    assert len(figure.axes[0].get_xticks()) < 20

@@ -30,7 +30,8 @@ def dissolve(
     ``module.weight`` is then A(W); the free parameter W, which any optimizer moves, is
     ``module.parametrizations.weight.original``. To assign a weight is to project it.
     The penalty on W has to be added to the loss, see
-    :func:`~cdopt_tutorial.constraints.penalty`. Source: Xiao, Liu and Toh (2023).
+    :func:`~cdopt_tutorial.constraints.measure.penalty`. Source: Xiao, Liu and Toh
+    (2023).
 
     Args:
         module: any layer; it is changed. An RNN, LSTM or GRU keeps its fast path.

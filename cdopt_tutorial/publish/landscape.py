@@ -168,7 +168,7 @@ def _draw_fixed(ax: Axes, curve, target) -> None:
     if curve is not None:
         ax.plot(*np.asarray(curve).T, **_CURVE)
     if target is not None:
-        ax.plot(*target, **_TARGET, zorder=5)
+        ax.plot(*target, **_TARGET, zorder=7)
 
 
 def _draw_path(ax: Axes, path: np.ndarray, style: Look) -> None:

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _GRID_POINTS = 200
+_MOST_TICKS = 8
 _LEGEND_ROW = 0.3  # inches of a legend of one row, for which the sizes have room
 
 # The colours are too few for more curves: a second round is told by these.
@@ -89,8 +90,19 @@ def learning_curves(
         ax.set_xscale("log")
     if log_y:
         ax.set_yscale("log")
+    _tick_the_data(ax, curves)
     _add_legend(fig, ax)
     return fig
+
+
+def _tick_the_data(ax: Axes, curves: Mapping) -> None:
+    """Where few x were measured, as epochs or widths, put the ticks on these."""
+    measured = sorted(
+        {float(x) for seeds in curves.values() for xs, _ in seeds for x in xs}
+    )
+    if len(measured) <= _MOST_TICKS:
+        ax.set_xticks(measured, [f"{x:g}" for x in measured])
+        ax.set_xticks([], minor=True)
 
 
 def _mark(ax: Axes, threshold: float) -> None:
