@@ -54,11 +54,11 @@ def test_a_turn_ends_with_its_budget_but_not_before_its_least_steps(monkeypatch)
 
         monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
         assert bench._timer(step, budget)(1) == {"step": pytest.approx(seconds)}
-        return len(taken) - bench.WARM_UP
+        return len(taken)
 
-    assert steps(10, budget=1) == bench.MIN_STEPS
-    assert steps(0.125, budget=1) == 8
-    assert steps(1e-6, budget=1) == bench.MAX_STEPS
+    assert steps(10, budget=1) == 1 + bench.MIN_STEPS  # warm after one step
+    assert steps(0.125, budget=1) == bench.WARM_UP + 8
+    assert steps(1e-6, budget=1) == bench.WARM_UP + bench.MAX_STEPS
 
 
 def test_costs_are_relative_to_the_plain_layer_of_each_width(monkeypatch):

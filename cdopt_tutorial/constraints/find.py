@@ -27,7 +27,8 @@ class Constraint:
         weight: W, what an optimizer moves.
         penalty_param: factor of ‖C(W)‖² in the penalty.
         distance: gives ‖C(W)‖², a scalar with a graph.
-        mapped: gives A(W), with which the layer computes, for a W.
+        map_and_distance: gives A(V), with which the layer would compute, and ‖C(V)‖²
+            for a V.
         distance_of: gives ‖C(V)‖² for a V.
         nearest: gives the feasible weight near a V.
     """
@@ -35,7 +36,7 @@ class Constraint:
     weight: Tensor
     penalty_param: float
     distance: Callable[[], Tensor]
-    mapped: Callable[[Tensor], Tensor]
+    map_and_distance: Callable[[Tensor], tuple[Tensor, Tensor]]
     distance_of: Callable[[Tensor], Tensor]
     nearest: Callable[[Tensor], Tensor]
 
@@ -110,7 +111,7 @@ def _dissolved(rule: Dissolved, weight: Tensor) -> Constraint:
         weight,
         rule.penalty_param,
         lambda: rule.distance(weight),
-        on.map,
+        on.map_and_distance,
         on.distance,
         on.nearest,
     )
@@ -144,8 +145,9 @@ def _by_cdopt(module: nn.Module, weight: Tensor) -> Constraint:
     manifold, (to_point, to_weight) = module.manifold, _turns(module)
     uses_map = getattr(module, "forward_with_A", True)
 
-    def mapped(value: Tensor) -> Tensor:
-        return to_weight(manifold.A(to_point(value))) if uses_map else value
+    def map_and_distance(value: Tensor) -> tuple[Tensor, Tensor]:
+        mapped = to_weight(manifold.A(to_point(value))) if uses_map else value
+        return mapped, distance_of(value)
 
     def distance_of(value: Tensor) -> Tensor:
         return manifold.C(to_point(value)).square().sum()
@@ -154,7 +156,7 @@ def _by_cdopt(module: nn.Module, weight: Tensor) -> Constraint:
         weight,
         module.penalty_param,
         lambda: distance_of(weight),
-        mapped,
+        map_and_distance,
         distance_of,
         lambda value: feasible(
             to_weight(manifold.Post_process(to_point(value))), distance_of

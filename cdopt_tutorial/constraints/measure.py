@@ -179,16 +179,15 @@ def _term(name: str, constraint: Constraint) -> Tensor:
 def _distance(constraint: Constraint) -> Distance:
     # A sum of squares in float32 would be off by more than a projection leaves.
     weight = constraint.weight.detach().double()
-    squares = (
-        constraint.distance_of(value) for value in (weight, constraint.mapped(weight))
-    )
+    mapped, distance = constraint.map_and_distance(weight)
+    squares = distance, constraint.distance_of(mapped)
     return Distance(*(square.item() ** 0.5 for square in squares))
 
 
 def _nearest(name: str, constraint: Constraint) -> Tensor:
     try:
         weight = constraint.weight.detach().double()
-        return constraint.nearest(constraint.mapped(weight))
+        return constraint.nearest(constraint.map_and_distance(weight)[0])
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"{name}: {error}") from error
 
