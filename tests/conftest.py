@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project, this_project
@@ -14,6 +15,15 @@ from cdopt_tutorial.publish.render import render
 # Time is never asserted, and a property that fails must fail again on the next run.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("book")
+
+# On models this small two threads only wait for each other.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Every test draws the same on every run, whatever ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

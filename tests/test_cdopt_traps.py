@@ -43,12 +43,6 @@ SEEDS = range(3)
 recurrent = pytest.mark.parametrize(("theirs", "plain"), RECURRENT)
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """Every test draws the same layers on every run."""
-    torch.manual_seed(0)
-
-
 def dissolved(manifold="stiefel", **options):
     """A linear layer from 8 to 4, as the package constrains it."""
     return constraints.dissolve(nn.Linear(8, 4, **F64), manifold=manifold, **options)

@@ -28,15 +28,6 @@ CORPUS = Grammar(num_words=9, branching=3).corpus(561, 100)
 LIMITS = {"deadline": 30.0, "polling": False}  # more workers than cores
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Many threads only slow so small a model down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def distributed(config, **where):
     return run(Job(config, CORPUS, **where), **LIMITS)
 

@@ -13,16 +13,6 @@ from cdopt_tutorial import constraints
 F64 = {"dtype": torch.float64}
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """One thread: on matrices this small, two wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 def dissolved(inputs=8, outputs=4):
     return constraints.dissolve(nn.Linear(inputs, outputs, **F64))
 

@@ -34,16 +34,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """One thread: on matrices this small, two wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 def dissolved(kind="wide", **options):
     return constraints.dissolve(LAYERS[kind](**F64), **options)
 

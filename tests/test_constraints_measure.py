@@ -33,16 +33,6 @@ CDOPT = {
 quiet = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """One thread: on matrices this small, two wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 def plain(inputs=8, outputs=4, **options):
     return constraints.dissolve(nn.Linear(inputs, outputs, **F64), **options)
 

@@ -30,15 +30,6 @@ NAMES = ("first", "again")
 small = st.integers(0, 3)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread: on matrices this small, two wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Net(nn.Module):
     """A wide Stiefel layer, and an oblique one that is used twice a pass."""
 

@@ -9,15 +9,6 @@ from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.workers import Role, launch, serve
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """One thread: on matrices this small, two wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """What two trainers found, who share a server and are replicas of each other."""

@@ -25,14 +25,6 @@ from cdopt_tutorial.dissolving.eigenspace import (
 DISSOLVING = [name for name in METHODS if name.startswith("dissolving")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def problem():
     return digits_problem()

@@ -31,15 +31,6 @@ TINY = MemoryConfig(task=TASK, hidden=8, batch_size=4, steps=20, interval=5)
 SHAPE = TASK.num_inputs, TASK.num_outputs, 8, 0.1
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in the workers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # The gradient through time
 
 

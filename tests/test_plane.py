@@ -15,15 +15,6 @@ INSIDE, OUTSIDE = (0.1, -0.4), (-1.3, 1.2)
 OPTIMUM = torch.tensor([0.8, 0.6], dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Points of the plane are too small to share: threads would only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 seeds = st.integers(0, 2**32 - 1)
 betas = st.floats(0.0, 20.0)
 
