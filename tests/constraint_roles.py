@@ -250,8 +250,15 @@ def joint_batch():
 
 def replicas(meeting, rank):
     """The parameters of one of two replicas, each with its half of the batch."""
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
+    join_replicas(meeting, rank)
     model = DistributedDataParallel(Recurrent())
-    fitted = fit(model, joint_batch().chunk(2, dim=1)[rank])
-    dist.destroy_process_group()
-    return fitted
+    return fit(model, joint_batch().chunk(2, dim=1)[rank])
+
+
+def join_replicas(meeting, rank):
+    """The process group of two replicas, until their processes end.
+
+    To destroy it after the last all-reduce hangs at times: the destructor waits for
+    gloo's thread and holds the GIL, which that thread needs to let go of its work.
+    """
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)

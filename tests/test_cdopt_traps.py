@@ -9,9 +9,9 @@ import inspect
 import pickle
 import warnings
 
+import constraint_roles
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
 from cdopt.nn import (
@@ -536,14 +536,13 @@ def train(rank, meeting):
     torch.manual_seed(rank)
     remote = RemoteModule(f"trainer{rank}/cpu", nn.Linear, (8, 4))
     by_rref = by_rrefs(lstms())
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
+    constraint_roles.join_replicas(meeting, rank)
     layers = lstms()
     replicas = [nn.parallel.DistributedDataParallel(layer) for layer in layers]
     before = [snapshot(layer) for layer in layers]  # equal by now: DDP has sent them
     for replica in replicas:
         run(replica)
     by_ddp = changed(before, layers)
-    dist.destroy_process_group()
     return {
         "by_rref": by_rref,
         "by_ddp": by_ddp,
