@@ -1,5 +1,6 @@
 """What the models read: real text, a language of known entropy, and baselines."""
 
+from cdopt_tutorial.data.bags import Bags, BagSplit, Shard, digit_bags, shards
 from cdopt_tutorial.data.baselines import (
     Bigram,
     Unigram,
@@ -20,18 +21,23 @@ from cdopt_tutorial.data.text import (
 )
 
 __all__ = [
+    "BagSplit",
+    "Bags",
     "Bigram",
     "CopyingMemory",
     "Corpus",
     "Grammar",
+    "Shard",
     "Stream",
     "Unigram",
     "Vocabulary",
     "bigram_perplexity",
     "detokenize",
+    "digit_bags",
     "load_corpus",
     "read_text",
     "reference_text",
+    "shards",
     "tokenize",
     "unigram_perplexity",
 ]

@@ -2,8 +2,19 @@
 
 from cdopt_tutorial.workers.errors import WorkerError
 from cdopt_tutorial.workers.launch import Role, launch
-from cdopt_tutorial.workers.process import report, serve
+from cdopt_tutorial.workers.process import meeting, report, serve, within
 from cdopt_tutorial.workers.share import share
 from cdopt_tutorial.workers.trace import Trace, span
 
-__all__ = ["Role", "Trace", "WorkerError", "launch", "report", "serve", "share", "span"]
+__all__ = [
+    "Role",
+    "Trace",
+    "WorkerError",
+    "launch",
+    "meeting",
+    "report",
+    "serve",
+    "share",
+    "span",
+    "within",
+]

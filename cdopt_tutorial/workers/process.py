@@ -12,6 +12,8 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -102,6 +104,7 @@ class _Forwarded(io.TextIOBase):
 
 
 _channel: Channel | None = None
+_settings: Settings | None = None
 
 
 def serve() -> None:
@@ -122,6 +125,54 @@ def report(record: Any) -> None:
         _channel.send("report", record)
 
 
+def meeting(name: str) -> str:
+    """Where workers can meet for a process group of their own; called by roles.
+
+    Two groups that meet at once need two names. In a process that was not launched,
+    for instance one of torchrun's, the environment says where.
+
+    Args:
+        name: of the group, the same for all who are in it.
+
+    Returns:
+        The ``init_method``: a file in the directory of this run, so no port is opened
+        to the world, and nothing is left of it.
+    """
+    return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """Fail the run, naming this worker, unless the block ends in time; for roles.
+
+    It holds in the threads that answer calls, too, where the deadline of a role does
+    not. The block should not wait for other workers, or it is blamed for theirs. In a
+    process that was not launched nothing happens.
+
+    Args:
+        seconds: that the block may take.
+        what: the block is about, for the message: "missed its deadline of 5 s for ...".
+    """
+    if _channel is None:
+        yield
+        return
+    thread = threading.get_ident()
+    timer = threading.Timer(seconds, _miss, (thread, f"{seconds:g} s for {what}"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _miss(thread: int, deadline: str) -> None:
+    frame = sys._current_frames().get(thread)
+    stack = "".join(traceback.format_stack(frame)) if frame else ""
+    name = rpc.get_worker_info().name
+    _channel.send("failed", Failure(name, f"missed its deadline of {deadline}", stack))
+
+
 def log_path(settings: Settings, name: str) -> str:
     """Where a worker's C++ libraries write."""
     return os.path.join(settings.folder, f"{name}.log")
@@ -136,9 +187,10 @@ def main(
     connection: Connection,
 ) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    global _channel
+    global _channel, _settings
     _leave_with_parent(settings.folder)
-    _channel = channel = Channel(connection)
+    _channel, _settings = Channel(connection), settings
+    channel = _channel
     _redirect_output(log_path(settings, name), channel)
     try:
         torch.set_num_threads(num_threads)

@@ -1,0 +1,174 @@
+"""The digits as bags of (pixel, level) tokens, shared out to trainers.
+
+A token says that a pixel has a level of grey, white included: there are 64 · 17. To
+leave the white ones out would halve the bags, and a model with a bias could express as
+much. But it would learn less of it: levels of ink that it has seldom seen tell it
+little, and white, which it sees most, would tell it nothing. Measured with a table of
+width 16, two seeds: 0.90 of the test images right without white, 0.94 with it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from cdopt_tutorial.data.digits import LEVELS, Digits, load_digits
+
+NUM_LEVELS = LEVELS + 1  # with white
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels.
+
+    Attributes:
+        tokens: (n,) int64, all bags after each other.
+        offsets: (b,) int64, where each bag begins.
+        labels: (b,) int64.
+    """
+
+    tokens: Tensor
+    offsets: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Number of bags."""
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each bag, (b,) int64."""
+        end = self.offsets.new_tensor([len(self.tokens)])
+        return torch.cat((self.offsets, end)).diff()
+
+    def select(self, chosen: Tensor) -> "Bags":
+        """Some of the bags.
+
+        Args:
+            chosen: (c,) int64, their numbers; none is fine.
+        """
+        lengths = self.lengths[chosen]
+        offsets = lengths.cumsum(0) - lengths
+        # Token i of a chosen bag is token i of that bag here.
+        shift = (self.offsets[chosen] - offsets).repeat_interleave(lengths)
+        tokens = self.tokens[torch.arange(len(shift)) + shift]
+        return Bags(tokens, offsets, self.labels[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class BagSplit:
+    """What is learnt from, and what it is tested on.
+
+    Attributes:
+        train: bags to learn from.
+        test: bags that no model has seen.
+        num_tokens: different tokens, rows of an embedding table.
+        num_classes: different labels.
+    """
+
+    train: Bags
+    test: Bags
+    num_tokens: int
+    num_classes: int
+
+
+def bags_of(digits: Digits) -> Bags:
+    """Images as bags: pixel p with the level l, 0 to 16, is the token 17 p + l."""
+    levels = (digits.images * LEVELS).round().long()
+    num_images, num_pixels = levels.shape
+    tokens = levels + NUM_LEVELS * torch.arange(num_pixels)
+    offsets = num_pixels * torch.arange(num_images)
+    return Bags(tokens.flatten(), offsets, digits.labels)
+
+
+def digit_bags(test_share: float = 0.2, seed: int = 0) -> BagSplit:
+    """The digits, with a part held out at random; the same one for the same seed.
+
+    Args:
+        test_share: part of the images that is held out, 0.01 to 0.5.
+        seed: of the split, which has nothing to do with a model's.
+
+    Raises:
+        ValueError: ``test_share`` is out of its range.
+    """
+    if not 0.01 <= test_share <= 0.5:
+        raise ValueError(f"test_share is {test_share}, but must be 0.01 to 0.5")
+    bags = bags_of(load_digits())
+    order = torch.randperm(len(bags), generator=torch.Generator().manual_seed(seed))
+    held = round(test_share * len(bags))
+    test, train = (bags.select(part) for part in (order[:held], order[held:]))
+    return BagSplit(train, test, num_tokens=64 * NUM_LEVELS, num_classes=10)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One trainer's part of a joint batch.
+
+    Attributes:
+        bags: this trainer's; there may be none.
+        joint: bags of all trainers together.
+    """
+
+    bags: Bags
+    joint: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One trainer's own part of the training data, which never leaves it.
+
+    All trainers draw the same joint batches, by numbers; each takes from them what it
+    owns. So the joint batches do not depend on how many trainers there are, and every
+    trainer knows, without asking, how large they are. How many bags of a joint batch
+    are a trainer's is left to chance, as in the original.
+
+    Attributes:
+        bags: this trainer's.
+        begin: number of the first of them in the training data.
+        total: bags in the training data.
+    """
+
+    bags: Bags
+    begin: int
+    total: int
+
+    def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        """One pass over the training data, in an order that the seed fixes.
+
+        Args:
+            batch_size: of the joint batches; the last one has what is left.
+            seed: of this pass, the same for all trainers.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
+            own = drawn - self.begin
+            own = own[(own >= 0) & (own < len(self.bags))]
+            yield Batch(self.bags.select(own), len(drawn))
+
+
+def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
+    """Cut training data for several trainers.
+
+    Args:
+        bags: the training data.
+        shares: each trainer's, in any unit, above 0; (1, 1) are two halves.
+
+    Raises:
+        ValueError: a share is not above 0, or would be less than one bag.
+    """
+    if not shares or not all(share > 0 for share in shares):
+        raise ValueError(f"shares are {tuple(shares)}, but all must be above 0")
+    sums = [0, *accumulate(shares)]
+    ends = [round(len(bags) * part / sums[-1]) for part in sums]
+    sizes = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    if min(sizes) < 1:
+        raise ValueError(
+            f"shares {tuple(shares)} of {len(bags)} bags are {tuple(sizes)}, but each "
+            "trainer needs at least 1"
+        )
+    return [
+        Shard(bags.select(torch.arange(begin, begin + size)), begin, len(bags))
+        for begin, size in zip(ends, sizes, strict=False)
+    ]

@@ -1,0 +1,78 @@
+"""The trainers' process group, in which DDP replicates the dense layer."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cdopt_tutorial.workers import meeting
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where the trainers compute, and how they talk to each other.
+
+    Attributes:
+        backend: of the process group, "gloo" or "nccl".
+        device: of one trainer's dense layer.
+        why: the reason, to be told.
+    """
+
+    backend: str
+    device: str
+    why: str
+
+
+def devices(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
+    """Choose for one trainer; all of them choose the same backend.
+
+    NCCL refuses two trainers on one GPU; gloo takes anything.
+
+    Args:
+        trainer: its number.
+        num_trainers: of the run.
+        num_gpus: that each trainer sees.
+    """
+    if num_gpus == 0:
+        return Devices("gloo", "cpu", "gloo: there is no GPU")
+    device = f"cuda:{trainer % num_gpus}"
+    if num_trainers > num_gpus:
+        why = f"gloo: {num_trainers} trainers share {num_gpus} GPU(s)"
+        return Devices("gloo", device, why)
+    return Devices("nccl", device, "nccl: every trainer has a GPU of its own")
+
+
+def join(trainer: int, num_trainers: int) -> Devices:
+    """Enter the trainers' process group; called once on each trainer.
+
+    It stays until the process ends: to destroy it right after an all-reduce hangs at
+    times, since its destructor waits for gloo's thread while it holds the GIL.
+    """
+    chosen = devices(trainer, num_trainers, torch.cuda.device_count())
+    dist.init_process_group(
+        chosen.backend, meeting("trainers"), rank=trainer, world_size=num_trainers
+    )
+    return chosen
+
+
+def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
+    """The layer as one of its replicas; begins as the first trainer's."""
+    ids = [torch.device(device)] if device != "cpu" else None
+    return DistributedDataParallel(layer.to(device), device_ids=ids)
+
+
+@torch.no_grad()
+def difference(layer: nn.Module) -> float:
+    """Largest difference of any parameter between any two replicas; all must ask."""
+    flat = torch.cat([each.detach().flatten() for each in layer.parameters()])
+    both = torch.cat((flat, -flat))
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    highest, lowest = both.chunk(2)
+    return (highest + lowest).max().item()
+
+
+def wait_for_all() -> None:
+    """Wait until every trainer has come."""
+    dist.barrier()

@@ -1,0 +1,193 @@
+"""What a trainer does: look up, compute, carry back, step; again and again."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.nn.api.remote_module import RemoteModule
+
+from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.data.bags import Bags, Batch, Shard
+from cdopt_tutorial.hybrid import replicas
+from cdopt_tutorial.hybrid.config import HybridConfig
+from cdopt_tutorial.hybrid.history import History, Progress, Projected, Score
+from cdopt_tutorial.hybrid.model import HybridModel, dense_layer, weights_of
+from cdopt_tutorial.hybrid.steps import (
+    ExactStep,
+    LocalStep,
+    SeedStep,
+    loss_factor,
+    penalty_factor,
+)
+from cdopt_tutorial.workers import report, within
+from cdopt_tutorial.workers.remote import Handle
+
+Step = LocalStep | SeedStep | ExactStep
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What the master gives one trainer to do.
+
+    Attributes:
+        config: of the run.
+        trainer: number of the trainer.
+        shard: its training data.
+        test: bags to be tested on; for the first trainer only.
+        num_classes: different labels.
+    """
+
+    config: HybridConfig
+    trainer: int
+    shard: Shard
+    test: Bags | None
+    num_classes: int
+
+
+def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> History:
+    """The training loop of one trainer; runs there, called by the master.
+
+    Args:
+        table: on the server.
+        joint: the server's joint step; None with the original's semantics.
+        task: what to do.
+    """
+    config = task.config
+    chosen = replicas.join(task.trainer, config.num_trainers)
+    fc = replicas.replicate(dense_layer(task.num_classes, config), chosen.device)
+    model = HybridModel(table, fc, chosen.device)
+    if joint is None:
+        step: Step = SeedStep(table, model, config)
+    else:
+        step = ExactStep(joint, task.trainer, model, config)
+    history = fit(model, step, task, report)
+    history.transport = chosen.why
+    return history
+
+
+def fit(
+    model: HybridModel, step: Step, task: Task, tell: Callable[[Progress], None]
+) -> History:
+    """Train, test, project.
+
+    Args:
+        model: as this trainer sees it.
+        step: how its losses move the parameters.
+        task: what to do.
+        tell: called after each epoch.
+    """
+    loop = _Loop(model, step, task, tell)
+    for epoch in range(task.config.epochs):
+        loop.epoch(epoch)
+        if loop.finished:
+            break
+    if task.trainer == 0:
+        loop.history.weights = weights_of(model)
+    if loop.constraints is not None:
+        loop.project()
+    return loop.history
+
+
+class _Loop:
+    """What one trainer's loop carries from step to step."""
+
+    def __init__(self, model: HybridModel, step: Step, task: Task, tell):
+        self._model, self._step, self._task, self._tell = model, step, task, tell
+        self._config = task.config
+        held = self._config.constrained is not None
+        self.constraints = Constraints(model) if held else None
+        self._penalty_factor = penalty_factor(task.trainer, self._config)
+        # The table is one and the same for all trainers; the first one looks at it.
+        dense = self._config.constrained == "dense"
+        self._measures = held and (dense or task.trainer == 0)
+        self.history = History()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ends before its epochs do."""
+        return len(self.history.losses) == self._config.max_steps
+
+    def epoch(self, epoch: int) -> None:
+        """One pass over the training data, and what is told of it."""
+        config, first = self._config, len(self.history.losses)
+        seed = 1000 * config.seed + epoch
+        batches = self._task.shard.batches(config.batch_size, seed)
+        while not self.finished:
+            with self._own_work():
+                batch = next(batches, None)
+            if batch is None:
+                break
+            self._one(batch)
+        self._note(epoch, first)
+
+    def project(self) -> None:
+        """Make the model exactly feasible; each replica does so by itself."""
+        self._step.meet()
+        if self._measures:
+            self.constraints.project_()
+        self._step.meet()
+        self.history.projected = Projected(
+            self._test(),
+            self.constraints.feasibility(),
+            self._step.replica_difference(),
+        )
+
+    def _own_work(self):
+        """A time limit on what this trainer does without waiting for others."""
+        return within(self._config.step_deadline, "its part of a step")
+
+    def _one(self, batch: Batch) -> None:
+        """One step, and what is measured after it."""
+        begin = time.perf_counter()
+        self._step(lambda: self._loss(batch))
+        self.history.step_seconds.append(time.perf_counter() - begin)
+        self.history.images.append(len(batch.bags))
+        self.history.replica_differences.append(self._step.replica_difference())
+        if self._measures:
+            self.history.feasibility.append(self.constraints.feasibility())
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """This trainer's loss, with its weight and its part of the penalty."""
+        bags, device = batch.bags, self._model.device
+        vectors = self._model.lookup(bags.tokens, bags.offsets)
+        with self._own_work():
+            scores = self._model.scores(vectors)
+            total = F.cross_entropy(scores, bags.labels.to(device), reduction="sum")
+            self.history.losses.append(total.item())
+            loss = loss_factor(batch, self._config) * total
+        if self._penalty_factor:
+            loss = loss + self._penalty_factor * self.constraints.penalty().to(loss)
+        return loss
+
+    @torch.no_grad()
+    def _test(self) -> Score | None:
+        """Of the test images; the first trainer's only."""
+        test = self._task.test
+        if test is None:
+            return None
+        vectors = self._model.lookup(test.tokens, test.offsets)
+        scores = self._model.dense(vectors.to(self._model.device)).cpu()
+        right = (scores.argmax(1) == test.labels).double().mean().item()
+        return Score(right, F.cross_entropy(scores, test.labels).item())
+
+    def _note(self, epoch: int, first: int) -> None:
+        """Test, and tell of it; all trainers wait for the first one."""
+        self._step.meet()  # every trainer's last step has reached the table
+        test = self._test()
+        self._step.meet()
+        history = self.history
+        note = Progress(
+            trainer=self._task.trainer,
+            epoch=epoch + 1,
+            step=len(history.losses),
+            images=sum(history.images),
+            seconds=sum(history.step_seconds),
+            train_loss=sum(history.losses[first:])
+            / max(1, sum(history.images[first:])),
+            test=test,
+        )
+        history.progress.append(note)
+        self._tell(note)

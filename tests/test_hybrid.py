@@ -1,0 +1,308 @@
+"""Chapter 5: DDP and RPC together equal one process, free and constrained."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import hybrid_roles
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags
+from cdopt_tutorial.hybrid import (
+    HybridConfig,
+    Job,
+    replicas,
+    run,
+    run_locally,
+    training,
+)
+from cdopt_tutorial.workers import Role, Trace, WorkerError, launch
+
+# The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
+STEPS = 50
+EXACT = HybridConfig(
+    embedding=12, batch_size=32, epochs=99, max_steps=STEPS, dtype="float64"
+)
+SHARES = {1: None, 2: (3.0, 1.0), 3: (5.0, 1.0, 2.0)}
+KINDS = {
+    "free": {},
+    "stiefel": {"manifold": "stiefel"},
+    "stiefel by cdopt": {"manifold": "stiefel", "by": "cdopt"},
+    "oblique": {"manifold": "oblique"},
+    "oblique table": {"manifold": "oblique", "where": "server"},
+}
+
+
+@pytest.fixture(scope="module")
+def data() -> BagSplit:
+    """A part of the digits: 11 joint batches a pass, the last one uneven."""
+    whole = digit_bags()
+    return replace(
+        whole,
+        train=whole.train.select(torch.arange(10 * 32 + 11)),
+        test=whole.test.select(torch.arange(50)),
+    )
+
+
+def begin_of(job):
+    """The parameters before any step."""
+    return run_locally(replace(job, config=replace(job.config, max_steps=1, lr=1e-300)))
+
+
+def assert_equal_to_local(job):
+    local, distributed = run_locally(job), run(job)
+    assert len(distributed.losses) == len(local.losses) == STEPS
+    assert local.max_parameter_difference(begin_of(job)) > 0.01  # they moved
+    assert distributed.max_parameter_difference(local) <= 1e-10
+    assert distributed.losses == pytest.approx(local.losses, abs=1e-9)
+    return distributed, local
+
+
+class TestEquality:
+    @pytest.mark.parametrize("num_trainers", [1, 2, 3])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_with_one_process(self, data, num_trainers, kind):
+        config = replace(
+            EXACT, num_trainers=num_trainers, shares=SHARES[num_trainers], **KINDS[kind]
+        )
+        distributed, local = assert_equal_to_local(Job(config, data))
+        for history in distributed.trainers:
+            assert history.replica_differences == [0.0] * STEPS
+        if config.constrained is None:
+            return
+        # Every replica of the layer measures itself; the one table is measured once.
+        measured = [each.feasibility for each in distributed.trainers]
+        if config.constrained == "table":
+            assert all(not each for each in measured[1:])
+            measured = measured[:1]
+        for each in measured:
+            assert each == measured[0]
+            assert len(each) == STEPS
+        there, here = distributed.trainers[0], local.trainers[0]
+        assert there.feasibility[-1].weight == pytest.approx(
+            here.feasibility[-1].weight, abs=1e-9
+        )
+        for history in distributed.trainers:
+            assert history.projected.feasibility.mapped < 1e-6
+            assert history.projected.replica_difference == 0
+
+    def test_with_adam(self, data):
+        config = replace(EXACT, optimizer="adam", lr=0.01, manifold="stiefel")
+        assert_equal_to_local(Job(config, data))
+
+    def test_where_a_trainer_has_no_image_of_a_batch(self, data):
+        config = replace(EXACT, num_trainers=3, shares=(40.0, 1.0, 1.0))
+        distributed, _ = assert_equal_to_local(Job(config, data))
+        assert min(distributed.trainers[1].images) == 0
+
+    def test_is_not_that_of_the_original(self, data):
+        job = Job(replace(EXACT, shares=(3.0, 1.0), semantics="seed"), data)
+        seed, local = run(job), run_locally(job)
+        assert seed.max_parameter_difference(local) > 1e-3
+        assert seed.replica_difference == 0
+
+
+class TestOriginalSemantics:
+    """After one step of plain SGD, the moves themselves can be told."""
+
+    @pytest.fixture(scope="class")
+    def job(self, data):
+        config = replace(
+            EXACT, semantics="seed", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
+            max_steps=1,
+        )  # fmt: skip
+        return Job(config, data)
+
+    def moves(self, job):
+        begin, end = begin_of(job).weights, run(job).weights
+        return {name: end[name] - begin[name] for name in end}
+
+    def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job):
+        moves, alone = self.moves(job), []
+        for shard in training.cut(job):
+            batch = next(shard.batches(job.config.batch_size, 1000 * job.config.seed))
+            alone.append(gradients_of_mean(job, batch.bags))
+        for name, move in moves.items():
+            total = sum(each[name] for each in alone)
+            expected = total if name.startswith("table") else total / 2
+            torch.testing.assert_close(move, -0.5 * expected, rtol=0, atol=1e-13)
+
+    def test_the_table_moves_about_as_often_as_there_are_trainers(self, job):
+        exact = replace(job, config=replace(job.config, semantics="exact"))
+        seed, exact = (self.moves(each)["table.weight"] for each in (job, exact))
+        assert 1.5 < (seed * exact).sum() / exact.square().sum() < 2.5
+
+
+def gradients_of_mean(job, bags):
+    """By name, at the start of a run, of the mean loss of some bags."""
+    begin = {n: w.requires_grad_() for n, w in begin_of(job).weights.items()}
+    vectors = F.embedding_bag(
+        bags.tokens, begin["table.weight"], bags.offsets, mode="sum"
+    )
+    scores = F.linear(vectors, begin["dense.weight"], begin["dense.bias"])
+    F.cross_entropy(scores, bags.labels).backward()
+    return {name: weight.grad for name, weight in begin.items()}
+
+
+class TestPenalty:
+    @pytest.mark.parametrize("kind", ["stiefel", "oblique table"])
+    def test_enters_once_with_the_original_semantics_too(self, data, kind):
+        # So large a penalty that a second one would show: the table's or the layer's
+        # move is then that of the penalty alone.
+        config = replace(
+            EXACT, num_trainers=3, semantics="seed", momentum=0.0, lr=1e-9,
+            penalty_param=1e6, max_steps=3, **KINDS[kind],
+        )  # fmt: skip
+        seed, local = run(Job(config, data)), run_locally(Job(config, data))
+        assert seed.feasibility.weight == pytest.approx(
+            local.feasibility.weight, rel=1e-4
+        )
+
+
+class TestTrouble:
+    def failure(self, data, how, trainer=1, **options):
+        config = replace(EXACT, num_trainers=3, max_steps=None, step_deadline=2.0)
+        job = Job(config, data)
+        master = Role(hybrid_roles.disturbed_master, (job, trainer, how))
+        begin = time.monotonic()
+        with pytest.raises(WorkerError) as caught:
+            launch(training.roles(job, master), polling=False, rpc_timeout=0, **options)
+        assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
+        return caught.value
+
+    def test_a_trainer_that_stalls_is_named_by_its_deadline(self, data):
+        error = self.failure(data, "sleep")
+        assert error.headline == (
+            "trainer1 missed its deadline of 2 s for its part of a step"
+        )
+        assert "_disturb" in error.details
+
+    def test_a_trainer_that_raises_is_named(self, data):
+        error = self.failure(data, "raise")
+        assert error.worker == "trainer1"
+        assert "no more data" in error.details
+
+    @pytest.mark.parametrize(
+        ("how", "told"),
+        [("SIGKILL", "was killed by SIGKILL"), ("SIGSTOP", "was stopped (SIGSTOP)")],
+    )
+    def test_a_trainer_that_is_gone_is_named(self, data, how, told):
+        assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
+
+
+def test_the_calls_have_no_time_out(data):
+    # The loops take longer than that, the messages within them do not.
+    config = replace(EXACT, num_trainers=2, max_steps=600)
+    histories = run(Job(config, data), rpc_timeout=1.0)
+    assert sum(histories.trainers[0].step_seconds) > 1.0
+
+
+def test_who_calls_whom(data):
+    trace = Trace()
+    run(Job(replace(EXACT, max_steps=2, epochs=1), data), trace=trace)
+    assert trace.workers == ["trainer0", "trainer1", "master", "ps"]
+    called = {(call.caller, call.callee) for call in trace.calls}
+    assert ("master", "ps") in called
+    assert ("master", "trainer0") in called and ("master", "trainer1") in called
+    assert ("trainer0", "ps") in called and ("trainer1", "ps") in called
+    assert {span.name for span in trace.spans} == {
+        "lookup", "dense forward", "backward", "optimizer"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_trainers", "num_gpus", "backend", "placed"),
+    [
+        (2, 0, "gloo", ["cpu", "cpu"]),
+        (2, 1, "gloo", ["cuda:0", "cuda:0"]),
+        (2, 2, "nccl", ["cuda:0", "cuda:1"]),
+        (3, 2, "gloo", ["cuda:0", "cuda:1", "cuda:0"]),
+    ],
+)
+def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus, backend, placed):
+    found = [replicas.devices(i, num_trainers, num_gpus) for i in range(num_trainers)]
+    assert [each.device for each in found] == placed
+    assert {each.backend for each in found} == {backend}
+    assert all(each.why.startswith(backend) for each in found)
+
+
+def test_the_digits_are_told_apart():
+    accuracy = {}
+    for kind in ("free", "stiefel", "oblique", "oblique table"):
+        results = [
+            run_locally(Job(HybridConfig(seed=seed, **KINDS[kind])))
+            for seed in range(1, 6)
+        ]
+        accuracy[kind] = sum(each.test.accuracy for each in results) / 5
+        if kind != "free":
+            assert max(each.feasibility.mapped for each in results) < 1e-2
+    assert accuracy["free"] >= 0.93
+    assert all(each >= accuracy["free"] - 0.02 for each in accuracy.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"semantics": "hope"}, "semantics is 'hope', but must be exact or seed"),
+        ({"num_trainers": 0}, "num_trainers is 0, but must be at least 1"),
+        ({"shares": (1.0,)}, "one above 0 for each of 2 trainers"),
+        ({"shares": (1.0, 0.0)}, "one above 0 for each of 2 trainers"),
+        ({"manifold": "stiefel", "where": "server"}, "oblique on the server"),
+        (
+            {"manifold": "oblique", "where": "server", "by": "cdopt"},
+            "by is 'cdopt', but must be dissolve on the server",
+        ),
+        ({"max_steps": 0}, "max_steps is 0"),
+        ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
+        ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
+    ],
+)
+def test_a_config_out_of_range_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        HybridConfig(**change)
+
+
+class TestBags:
+    def test_a_bag_has_a_token_for_each_pixel(self):
+        data = digit_bags()
+        assert data.num_tokens == 64 * 17
+        assert len(data.train) + len(data.test) == 1797
+        assert set(data.train.lengths.tolist()) == {64}
+        pixels = data.train.tokens.view(-1, 64) // 17
+        assert (pixels == torch.arange(64)).all()
+
+    def test_the_split_depends_on_its_seed_alone(self):
+        one, again, other = digit_bags(), digit_bags(), digit_bags(seed=1)
+        assert torch.equal(one.test.tokens, again.test.tokens)
+        assert not torch.equal(one.test.labels, other.test.labels)
+
+    def test_select_keeps_ragged_bags_whole(self):
+        ragged = Bags(
+            torch.arange(7), torch.tensor([0, 2, 2, 5]), torch.tensor([7, 8, 9, 6])
+        )
+        chosen = ragged.select(torch.tensor([3, 1, 0]))
+        assert chosen.tokens.tolist() == [5, 6, 0, 1]
+        assert chosen.offsets.tolist() == [0, 2, 2]
+        assert chosen.labels.tolist() == [6, 8, 7]
+        assert len(ragged.select(torch.tensor([], dtype=torch.long)).tokens) == 0
+
+    @pytest.mark.parametrize("shares", list(SHARES.values())[1:])
+    def test_the_shards_batches_are_the_joint_ones(self, data, shares):
+        parts = training.shards(data.train, shares)
+        assert sum(len(part.bags) for part in parts) == len(data.train)
+        (whole,) = training.shards(data.train, (1.0,))
+        joint = whole.batches(32, seed=3)
+        each = [part.batches(32, seed=3) for part in parts]
+        sizes = []
+        for batch, *own in itertools.zip_longest(joint, *each):
+            assert {one.joint for one in own} == {len(batch.bags)}
+            together = [t for one in own for t in as_set(one.bags)]
+            assert sorted(together) == sorted(as_set(batch.bags))
+            sizes.append(batch.joint)
+        assert sizes == [32] * 10 + [11]
+
+
+def as_set(bags):
+    return [tuple(tokens) for tokens in bags.tokens.view(-1, 64).tolist()]
