@@ -107,7 +107,7 @@ class TestEquality:
 class TestOriginalSemantics:
     """After one step of plain SGD, the moves themselves can be told."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def job(self, data):
         config = replace(
             EXACT, semantics="seed", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
@@ -207,6 +207,9 @@ def test_who_calls_whom(data):
     assert ("master", "ps") in called
     assert ("master", "trainer0") in called and ("master", "trainer1") in called
     assert ("trainer0", "ps") in called and ("trainer1", "ps") in called
+    handed = [call for call in trace.calls if call.method == "run_trainer"]
+    shard = data.train.tokens.nbytes / 2
+    assert all(shard < call.request_bytes < 2 * shard for call in handed)
     assert {span.name for span in trace.spans} == {
         "lookup", "dense forward", "backward", "optimizer"
     }  # fmt: skip

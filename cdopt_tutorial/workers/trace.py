@@ -22,7 +22,11 @@ from typing import Any
 
 import torch
 from torch.distributed.rpc import api, rref_proxy
-from torch.distributed.rpc.internal import PythonUDF, _InternalRPCPickler
+from torch.distributed.rpc.internal import (
+    PythonUDF,
+    _internal_rpc_pickler,
+    _InternalRPCPickler,
+)
 
 from cdopt_tutorial.workers.remote import call_method, call_shared
 
@@ -287,9 +291,26 @@ def _method(call: PythonUDF) -> str:
 class _Sizer(_InternalRPCPickler):
     """torch's pickler for calls, except that it does not touch the RRefs in them."""
 
+    def serialize(self, content: Any):
+        """Pickle; a class that has a way of its own on the wire takes it here, too."""
+        for kind, reduce in _internal_rpc_pickler._class_reducer_dict.items():
+            remote = kind.__name__ == "RemoteModule"
+            self._register_reducer(kind, _reduce_remote_module if remote else reduce)
+        return super().serialize(content)
+
     def _py_rref_reducer(self, _):
         # To pickle an RRef for real registers one more user of it with its owner.
         return _InternalRPCPickler._py_rref_receiver, (_RREF_FORK,)
+
+
+def _reduce_remote_module(module: Any) -> tuple:
+    """As torch's own, without its RRef."""
+    from torch.distributed.nn.api import remote_module as theirs  # imported by now
+
+    kept = theirs._REMOTE_MODULE_PICKLED_ATTRIBUTES
+    attributes = {k: value for k, value in vars(module).items() if k in kept}
+    attributes["module_rref"] = _RREF_FORK
+    return theirs._remote_module_receiver, tuple(attributes.values())
 
 
 _sizer = _Sizer()
