@@ -2,8 +2,11 @@
 
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass, replace
+
+import torch.distributed.rpc as rpc
 
 from cdopt_tutorial.data.bags import Shard
 from cdopt_tutorial.hybrid import training
@@ -36,3 +39,13 @@ def disturbed_master(job, trainer, how):
     slow = Slow(shard.bags, shard.begin, shard.total, how)
     tasks[trainer] = replace(tasks[trainer], shard=slow)
     return training.drive(job, tasks)
+
+
+def killing_master(job, victim):
+    """A master that kills a worker while all of them train."""
+    threading.Timer(1.0, rpc.rpc_async, (victim, die)).start()
+    return training.run_master(job)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -16,6 +16,7 @@ from cdopt_tutorial.hybrid import (
     replicas,
     run,
     run_locally,
+    steps,
     training,
 )
 from cdopt_tutorial.workers import Role, Trace, WorkerError, launch
@@ -146,19 +147,14 @@ def gradients_of_mean(job, bags):
     return {name: weight.grad for name, weight in begin.items()}
 
 
-class TestPenalty:
-    @pytest.mark.parametrize("kind", ["stiefel", "oblique table"])
-    def test_enters_once_with_the_original_semantics_too(self, data, kind):
-        # So large a penalty that a second one would show: the table's or the layer's
-        # move is then that of the penalty alone.
-        config = replace(
-            EXACT, num_trainers=3, semantics="seed", momentum=0.0, lr=1e-9,
-            penalty_param=1e6, max_steps=3, **KINDS[kind],
-        )  # fmt: skip
-        seed, local = run(Job(config, data)), run_locally(Job(config, data))
-        assert seed.feasibility.weight == pytest.approx(
-            local.feasibility.weight, rel=1e-4
-        )
+@pytest.mark.parametrize("kind", list(KINDS)[1:])
+@pytest.mark.parametrize("semantics", ["seed", "exact"])
+def test_the_penalty_enters_a_step_once(kind, semantics):
+    config = HybridConfig(num_trainers=3, semantics=semantics, **KINDS[kind])
+    factors = [steps.penalty_factor(trainer, config) for trainer in range(3)]
+    # DDP and the exact step take means; of the original's table steps each counts.
+    summed = semantics == "seed" and config.constrained == "table"
+    assert sum(factors) / (1 if summed else 3) == 1
 
 
 class TestTrouble:
@@ -190,6 +186,14 @@ class TestTrouble:
     )
     def test_a_trainer_that_is_gone_is_named(self, data, how, told):
         assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
+
+    @pytest.mark.parametrize("victim", ["trainer0", "master", "ps"])
+    def test_whoever_is_killed_is_named(self, data, victim):
+        job = Job(replace(EXACT, max_steps=None), data)
+        master = Role(hybrid_roles.killing_master, (job, victim))
+        with pytest.raises(WorkerError) as caught:
+            launch(training.roles(job, master), polling=False, rpc_timeout=0)
+        assert caught.value.headline == f"{victim} was killed by SIGKILL"
 
 
 def test_the_calls_have_no_time_out(data):

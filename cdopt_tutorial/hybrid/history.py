@@ -73,7 +73,8 @@ class History:
         step_seconds: of each step.
         feasibility: of the constrained weights after each step: of its own replica,
             or, by the first trainer only, of the table.
-        replica_differences: largest one between any two replicas, after each step.
+        replica_differences: largest one between any two replicas, after each step;
+            none in one process.
         projected: what the projection at the end came to; None without constraints.
         weights: all parameters by name, before the projection; the first trainer's
             only.
@@ -131,7 +132,8 @@ class Result:
     @property
     def replica_difference(self) -> float:
         """Largest difference of any two replicas after any step."""
-        return max(max(each.replica_differences) for each in self.trainers)
+        found = [each.replica_differences for each in self.trainers]
+        return max((max(each, default=0.0) for each in found), default=0.0)
 
     @property
     def samples_per_second(self) -> float:

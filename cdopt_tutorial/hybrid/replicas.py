@@ -63,14 +63,38 @@ def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
     return DistributedDataParallel(layer.to(device), device_ids=ids)
 
 
-@torch.no_grad()
-def difference(layer: nn.Module) -> float:
-    """Largest difference of any parameter between any two replicas; all must ask."""
-    flat = torch.cat([each.detach().flatten() for each in layer.parameters()])
-    both = torch.cat((flat, -flat))
-    dist.all_reduce(both, dist.ReduceOp.MAX)
-    highest, lowest = both.chunk(2)
-    return (highest + lowest).max().item()
+class Differences:
+    """Largest difference of any parameter between any two replicas, step by step.
+
+    Lives on each trainer. Nobody waits for the answers as they are asked for: that
+    would keep the trainers in step, which the original's semantics do not.
+
+    Args:
+        layer: this trainer's replica.
+    """
+
+    def __init__(self, layer: nn.Module):
+        self._layer = layer
+        self._asked: list[tuple[dist.Work, torch.Tensor]] = []
+
+    @torch.no_grad()
+    def ask(self) -> None:
+        """Ask for the difference of what the parameters are now; all trainers must."""
+        flat = torch.cat([each.flatten() for each in self._layer.parameters()])
+        both = torch.cat((flat, -flat))
+        work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
+        self._asked.append((work, both))
+
+    def answers(self) -> list[float]:
+        """Wait for the answers to all that was asked since the last time."""
+        asked, self._asked = self._asked, []
+        return [_span(work, both) for work, both in asked]
+
+
+def _span(work: dist.Work, both: torch.Tensor) -> float:
+    work.wait()
+    highest, minus_lowest = both.chunk(2)
+    return (highest + minus_lowest).max().item()
 
 
 def wait_for_all() -> None:

@@ -63,12 +63,8 @@ class LocalStep:
         loss_of().backward()
         self._optimizer.step()
 
-    def replica_difference(self) -> float:
-        """Largest difference of any two replicas: there is one."""
-        return 0.0
-
     def meet(self) -> None:
-        """Wait for all trainers."""
+        """Wait for all trainers: there is one."""
 
 
 class SeedStep:
@@ -84,7 +80,6 @@ class SeedStep:
     """
 
     def __init__(self, table: RemoteModule, model: HybridModel, config: HybridConfig):
-        self._model = model
         rrefs = [*table.remote_parameters(), *_rrefs(model)]
         kind, arguments = choice(config)
         self._optimizer = DistributedOptimizer(kind, rrefs, **arguments)
@@ -97,10 +92,6 @@ class SeedStep:
                 dist_autograd.backward(context_id, [loss])
             with span("optimizer"):
                 self._optimizer.step(context_id)
-
-    def replica_difference(self) -> float:
-        """Largest difference of any two replicas; all trainers must ask."""
-        return replicas.difference(self._model.dense)
 
     def meet(self) -> None:
         """Wait for all trainers."""
@@ -123,7 +114,7 @@ class ExactStep:
     def __init__(
         self, joint: Handle, trainer: int, model: HybridModel, config: HybridConfig
     ):
-        self._joint, self._trainer, self._model = joint, trainer, model
+        self._joint, self._trainer = joint, trainer
         kind, arguments = choice(config)
         self._optimizer = DistributedOptimizer(kind, _rrefs(model), **arguments)
 
@@ -136,10 +127,6 @@ class ExactStep:
             with span("optimizer"):
                 self._optimizer.step(context_id)
                 self._joint.call("step", self._trainer, context_id)
-
-    def replica_difference(self) -> float:
-        """Largest difference of any two replicas; all trainers must ask."""
-        return replicas.difference(self._model.dense)
 
     def meet(self) -> None:
         """Wait for all trainers."""

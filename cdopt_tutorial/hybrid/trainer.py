@@ -103,6 +103,8 @@ class _Loop:
         # The table is one and the same for all trainers; the first one looks at it.
         dense = self._config.constrained == "dense"
         self._measures = held and (dense or task.trainer == 0)
+        replicated = not isinstance(step, LocalStep)
+        self._differences = replicas.Differences(model.dense) if replicated else None
         self.history = History()
 
     @property
@@ -132,8 +134,14 @@ class _Loop:
         self.history.projected = Projected(
             self._test(),
             self.constraints.feasibility(),
-            self._step.replica_difference(),
+            max(self._ask_difference(), default=0.0),
         )
+
+    def _ask_difference(self) -> list[float]:
+        if self._differences is None:
+            return []
+        self._differences.ask()
+        return self._differences.answers()
 
     def _own_work(self):
         """A time limit on what this trainer does without waiting for others."""
@@ -145,7 +153,8 @@ class _Loop:
         self._step(lambda: self._loss(batch))
         self.history.step_seconds.append(time.perf_counter() - begin)
         self.history.images.append(len(batch.bags))
-        self.history.replica_differences.append(self._step.replica_difference())
+        if self._differences is not None:
+            self._differences.ask()
         if self._measures:
             self.history.feasibility.append(self.constraints.feasibility())
 
@@ -179,6 +188,8 @@ class _Loop:
         test = self._test()
         self._step.meet()
         history = self.history
+        if self._differences is not None:
+            history.replica_differences += self._differences.answers()
         note = Progress(
             trainer=self._task.trainer,
             epoch=epoch + 1,
