@@ -43,6 +43,7 @@ def data() -> BagSplit:
     return replace(
         whole,
         train=whole.train.select(torch.arange(10 * 32 + 11)),
+        valid=whole.valid.select(torch.arange(50)),
         test=whole.test.select(torch.arange(50)),
     )
 
@@ -275,7 +276,7 @@ class TestBags:
     def test_a_bag_has_a_token_for_each_pixel(self):
         data = digit_bags()
         assert data.num_tokens == 64 * 17
-        assert len(data.train) + len(data.test) == 1797
+        assert len(data.train) + len(data.valid) + len(data.test) == 1797
         assert set(data.train.lengths.tolist()) == {64}
         pixels = data.train.tokens.view(-1, 64) // 17
         assert (pixels == torch.arange(64)).all()

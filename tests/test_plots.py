@@ -181,12 +181,34 @@ def test_diagram_numbers_messages_by_label():
     assert (found.count("1"), found.count("2"), found.count("3")) == (3, 3, 0)
 
 
+@pytest.mark.parametrize("size", style.SIZES)
+@pytest.mark.parametrize("both", [True, False])
+def test_diagram_joins_neighbours_in_a_column(both, size):
+    workers = {"trainer0": ["a layer"], "trainer1": ["a layer"], "ps": ["a table"]}
+    there = [("trainer0", "trainer1", "all-reduce")]
+    back = [("trainer1", "trainer0", "all-reduce")] if both else []
+    fig = plots.process_diagram(
+        workers, [*there, *back, ("trainer1", "ps", "look up")], size=size
+    )
+    assert texts(fig).count("all-reduce") == texts(fig).count("1") == 1
+    (ax,) = fig.axes
+    upright, level = (p for p in ax.patches if isinstance(p, FancyArrowPatch))
+    (x, start), (x_end, end) = upright.get_path().vertices[[0, -1]]
+    assert x == x_end and start > end
+    boxes = [p for p in ax.patches if isinstance(p, FancyBboxPatch)]
+    below, above = sorted({b.get_y() for b in boxes if b.get_x() < x})
+    height = boxes[0].get_height()
+    assert below + height < end < start < above
+    assert upright.get_arrowstyle().arrow == ("<|-|>" if both else "-|>")
+
+
 def test_diagram_refuses_what_it_cannot_draw():
     workers = {"agent": [], "observer0": [], "observer1": []}
     with pytest.raises(ValueError, match="'ps', not one of agent"):
         plots.process_diagram(workers, [("agent", "ps", "hello")])
-    with pytest.raises(ValueError, match="one column"):
-        plots.process_diagram(workers, [("observer0", "observer1", "hello")])
+    three = {**workers, "observer2": []}
+    with pytest.raises(ValueError, match="not next to each other"):
+        plots.process_diagram(three, [("observer0", "observer2", "hello")])
     with pytest.raises(ValueError, match="shorten"):
         plots.process_diagram(workers, [("agent", "observer0", "long " * 30)])
 

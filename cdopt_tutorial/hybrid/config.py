@@ -9,6 +9,7 @@ MANIFOLDS = ("none", "stiefel", "oblique")
 PLACES = ("trainer", "server")
 LAYERS = ("dissolve", "cdopt")
 OPTIMIZERS = ("sgd", "adam")
+DEVICES = ("auto", "cpu")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -41,6 +42,8 @@ class HybridConfig:
             without what it waits for, until the run fails and names it.
         seed: of the parameters' start and the order of the images.
         dtype: "float32" or "float64".
+        device: of the dense layers: "auto" shares out the GPUs that a trainer sees, if
+            it sees any; "cpu" does not. The table is on the CPU.
 
     Raises:
         ValueError: a value is out of its range.
@@ -58,11 +61,12 @@ class HybridConfig:
     lr: float = 0.05
     momentum: float = 0.9
     batch_size: int = 64
-    epochs: int = 15
+    epochs: int = 30
     max_steps: int | None = None
     step_deadline: float = 30.0
     seed: int = 1
     dtype: str = "float32"
+    device: str = "auto"
 
     def __post_init__(self):
         for name, known in (
@@ -72,6 +76,7 @@ class HybridConfig:
             ("by", LAYERS),
             ("optimizer", OPTIMIZERS),
             ("dtype", tuple(DTYPES)),
+            ("device", DEVICES),
         ):
             self._check(name, getattr(self, name) in known, " or ".join(known))
         for name in ("num_trainers", "embedding", "batch_size", "epochs"):

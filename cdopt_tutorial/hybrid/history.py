@@ -12,7 +12,7 @@ from cdopt_tutorial.hybrid.config import HybridConfig
 
 @dataclass(frozen=True)
 class Score:
-    """How well the test images are told apart.
+    """How well some images are told apart.
 
     Attributes:
         accuracy: part of them with the highest score for their label.
@@ -34,7 +34,7 @@ class Progress:
         images: that it has seen.
         seconds: that its steps took.
         train_loss: mean of its own images in this epoch, nats.
-        test: of the test images; the first trainer's only, else None.
+        valid: of the validation images; the first trainer's only, else None.
     """
 
     trainer: int
@@ -43,7 +43,7 @@ class Progress:
     images: int
     seconds: float
     train_loss: float
-    test: Score | None
+    valid: Score | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class History:
             or, by the first trainer only, of the table.
         replica_differences: largest one between any two replicas, after each step;
             none in one process.
+        test: of the test images at the end; the first trainer's only, else None.
         projected: what the projection at the end came to; None without constraints.
         weights: all parameters by name, before the projection; the first trainer's
             only.
@@ -87,6 +88,7 @@ class History:
     step_seconds: list[float] = field(default_factory=list)
     feasibility: list[Feasibility] = field(default_factory=list)
     replica_differences: list[float] = field(default_factory=list)
+    test: Score | None = None
     projected: Projected | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -111,7 +113,7 @@ class Result:
     @property
     def test(self) -> Score:
         """Of the test images at the end, before the projection."""
-        return self.trainers[0].progress[-1].test
+        return self.trainers[0].test
 
     @property
     def losses(self) -> list[float]:
@@ -156,6 +158,7 @@ class Result:
             "by": self.config.by,
             "transport": self.trainers[0].transport,
             "steps": len(self.losses),
+            "valid_accuracy": self.trainers[0].progress[-1].valid.accuracy,
             "test_accuracy": self.test.accuracy,
             "test_loss": self.test.loss,
             "loss": self.losses[-1],

@@ -33,10 +33,10 @@ def devices(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
     Args:
         trainer: its number.
         num_trainers: of the run.
-        num_gpus: that each trainer sees.
+        num_gpus: that each trainer sees and may use.
     """
     if num_gpus == 0:
-        return Devices("gloo", "cpu", "gloo: there is no GPU")
+        return Devices("gloo", "cpu", "gloo: no GPU is used")
     device = f"cuda:{trainer % num_gpus}"
     if num_trainers > num_gpus:
         why = f"gloo: {num_trainers} trainers share {num_gpus} GPU(s)"
@@ -44,13 +44,13 @@ def devices(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
     return Devices("nccl", device, "nccl: every trainer has a GPU of its own")
 
 
-def join(trainer: int, num_trainers: int) -> Devices:
+def join(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
     """Enter the trainers' process group; called once on each trainer.
 
-    It stays until the process ends: to destroy it right after an all-reduce hangs at
-    times, since its destructor waits for gloo's thread while it holds the GIL.
+    The group stays until the process ends: to destroy it right after an all-reduce
+    hangs at times, since its destructor waits for gloo's thread while it holds the GIL.
     """
-    chosen = devices(trainer, num_trainers, torch.cuda.device_count())
+    chosen = devices(trainer, num_trainers, num_gpus)
     dist.init_process_group(
         chosen.backend, meeting("trainers"), rank=trainer, world_size=num_trainers
     )

@@ -29,6 +29,19 @@ Step = LocalStep | SeedStep | ExactStep
 
 
 @dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Bags that nobody learns from.
+
+    Attributes:
+        valid: looked at after each epoch.
+        test: looked at when the training is over.
+    """
+
+    valid: Bags
+    test: Bags
+
+
+@dataclass(frozen=True, eq=False)
 class Task:
     """What the master gives one trainer to do.
 
@@ -36,14 +49,14 @@ class Task:
         config: of the run.
         trainer: number of the trainer.
         shard: its training data.
-        test: bags to be tested on; for the first trainer only.
+        held_out: bags to be watched by and to be tested on; for the first trainer only.
         num_classes: different labels.
     """
 
     config: HybridConfig
     trainer: int
     shard: Shard
-    test: Bags | None
+    held_out: HeldOut | None
     num_classes: int
 
 
@@ -56,7 +69,8 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
         task: what to do.
     """
     config = task.config
-    chosen = replicas.join(task.trainer, config.num_trainers)
+    num_gpus = torch.cuda.device_count() if config.device == "auto" else 0
+    chosen = replicas.join(task.trainer, config.num_trainers, num_gpus)
     fc = replicas.replicate(dense_layer(task.num_classes, config), chosen.device)
     model = HybridModel(table, fc, chosen.device)
     if joint is None:
@@ -84,8 +98,7 @@ def fit(
         loop.epoch(epoch)
         if loop.finished:
             break
-    if task.trainer == 0:
-        loop.history.weights = weights_of(model)
+    loop.conclude()
     if loop.constraints is not None:
         loop.project()
     return loop.history
@@ -125,14 +138,21 @@ class _Loop:
             self._one(batch)
         self._note(epoch, first)
 
+    def conclude(self) -> None:
+        """Test the model that has been trained, and fetch its parameters."""
+        if self._task.held_out is not None:
+            self.history.test = self._score(self._task.held_out.test)
+            self.history.weights = weights_of(self._model)
+
     def project(self) -> None:
         """Make the model exactly feasible; each replica does so by itself."""
         self._step.meet()
         if self._measures:
             self.constraints.project_()
         self._step.meet()
+        held_out = self._task.held_out
         self.history.projected = Projected(
-            self._test(),
+            held_out and self._score(held_out.test),
             self.constraints.feasibility(),
             max(self._ask_difference(), default=0.0),
         )
@@ -172,20 +192,18 @@ class _Loop:
         return loss
 
     @torch.no_grad()
-    def _test(self) -> Score | None:
-        """Of the test images; the first trainer's only."""
-        test = self._task.test
-        if test is None:
-            return None
-        vectors = self._model.lookup(test.tokens, test.offsets)
+    def _score(self, bags: Bags) -> Score:
+        """How well the model does now; no other trainer takes part."""
+        vectors = self._model.lookup(bags.tokens, bags.offsets)
         scores = self._model.dense(vectors.to(self._model.device)).cpu()
-        right = (scores.argmax(1) == test.labels).double().mean().item()
-        return Score(right, F.cross_entropy(scores, test.labels).item())
+        right = (scores.argmax(1) == bags.labels).double().mean().item()
+        return Score(right, F.cross_entropy(scores, bags.labels).item())
 
     def _note(self, epoch: int, first: int) -> None:
-        """Test, and tell of it; all trainers wait for the first one."""
+        """Look at the validation bags, and tell; all trainers wait for the first."""
         self._step.meet()  # every trainer's last step has reached the table
-        test = self._test()
+        held_out = self._task.held_out
+        valid = held_out and self._score(held_out.valid)
         self._step.meet()
         history = self.history
         if self._differences is not None:
@@ -198,7 +216,7 @@ class _Loop:
             seconds=sum(history.step_seconds),
             train_loss=sum(history.losses[first:])
             / max(1, sum(history.images[first:])),
-            test=test,
+            valid=valid,
         )
         history.progress.append(note)
         self._tell(note)

@@ -16,7 +16,7 @@ from cdopt_tutorial.hybrid.history import History, Progress, Result
 from cdopt_tutorial.hybrid.model import HybridModel, Table, dense_layer
 from cdopt_tutorial.hybrid.server import make_joint_step
 from cdopt_tutorial.hybrid.steps import LocalStep
-from cdopt_tutorial.hybrid.trainer import Task, fit, run_trainer
+from cdopt_tutorial.hybrid.trainer import HeldOut, Task, fit, run_trainer
 from cdopt_tutorial.workers import Role, launch, serve
 
 SERVER, MASTER = "ps", "master"
@@ -28,7 +28,7 @@ class Job:
 
     Attributes:
         config: of the run.
-        data: bags to learn from and to be tested on; the digits by default.
+        data: bags to learn from and bags held out; the digits by default.
     """
 
     config: HybridConfig
@@ -95,8 +95,9 @@ def run_master(job: Job) -> list[History]:
 def tasks(job: Job, parts: Sequence[Shard]) -> list[Task]:
     """What each trainer is to do with its part of the data."""
     data = job.data
+    held_out = HeldOut(data.valid, data.test)
     return [
-        Task(job.config, rank, part, None if rank else data.test, data.num_classes)
+        Task(job.config, rank, part, None if rank else held_out, data.num_classes)
         for rank, part in enumerate(parts)
     ]
 

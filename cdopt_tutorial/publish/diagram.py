@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ _LINE = 13.0
 _PAD = 10.0
 _ROW = 30.0
 _GAP = 22.0
+_LINK = 40.0  # a gap with an arrow in it
 _MARGIN = 6.0
 _COLUMN = {"agent": 0, "master": 0, "observer": 1, "trainer": 1, "ps": 2}
 
@@ -54,7 +56,8 @@ def process_diagram(
 
     Called by the chapters. Messages are numbered in their order; those with the
     same label have the same number. Who leads stands on the left, who works in
-    the middle, a parameter server on the right.
+    the middle, a parameter server on the right. Between neighbours in a column the
+    arrow is upright, with two heads where both send each other the same.
 
     Args:
         workers: for each name, the lines to write into its box.
@@ -62,7 +65,8 @@ def process_diagram(
         size: `wide` or `small`; the height follows from the content.
 
     Raises:
-        ValueError: a message between workers that are not there, or no room.
+        ValueError: a message between workers that are not there, or that have
+            another one between them; or no room.
     """
     messages = [Message(*message) for message in messages]
     for name in [n for m in messages for n in (m.sender, m.receiver)]:
@@ -80,7 +84,9 @@ def process_diagram(
     for box in boxes.values():
         _draw_box(ax, box)
     for pair, group in rows.items():
-        _draw_messages(ax, boxes, pair, group)
+        upright = boxes[pair[0]].column == boxes[pair[1]].column
+        draw = _draw_upright if upright else _draw_messages
+        draw(ax, boxes, pair, group)
     return fig
 
 
@@ -95,16 +101,25 @@ def _place_columns(workers: Mapping[str, Sequence[str]]) -> dict[str, _Box]:
 def _rows_by_pair(
     messages: Sequence[Message], boxes: dict[str, _Box]
 ) -> dict[tuple[str, str], list[tuple[int, Message]]]:
-    """Group the numbered messages by the pair of workers, left one first."""
+    """Group the numbered messages by the pair of workers, left or upper one first."""
+    place = list(boxes)
     numbers: dict[str, int] = {}
     rows: dict[tuple[str, str], list[tuple[int, Message]]] = {}
     for message in messages:
         number = numbers.setdefault(message.label, len(numbers) + 1)
         ends = (message.sender, message.receiver)
-        left, right = sorted(ends, key=lambda name: boxes[name].column)
-        if boxes[left].column == boxes[right].column:
-            raise ValueError(f"{left!r} and {right!r} stand in one column")
-        rows.setdefault((left, right), []).append((number, message))
+        ends = sorted(ends, key=lambda name: (boxes[name].column, place.index(name)))
+        rows.setdefault(tuple(ends), []).append((number, message))
+    neighbours = {
+        (above.name, below.name)
+        for column in _columns(boxes)
+        for above, below in pairwise(column)
+    }
+    for left, right in rows:
+        if boxes[left].column == boxes[right].column and (
+            (left, right) not in neighbours
+        ):
+            raise ValueError(f"{left!r} and {right!r} are not next to each other")
     return rows
 
 
@@ -119,25 +134,35 @@ def _place_boxes(boxes: dict[str, _Box], rows: dict) -> float:
     band = sum(len(rows[pair]) for pair in far) * _ROW
     needs = {}
     for name, box in boxes.items():
-        sides = [len(rows[pair]) for pair in rows if name in pair and pair not in far]
+        sides = [
+            len(group)
+            for pair, group in rows.items()
+            if name in pair and boxes[pair[1]].column - boxes[pair[0]].column == 1
+        ]
         text = _LINE * (len(box.owns) + 1) + 2 * _PAD
         needs[name] = max(text, max(sides, default=0) * _ROW)
     many = [column for column in columns if len(column) > 1]
-    stacked = [sum(needs[b.name] for b in c) + _GAP * (len(c) - 1) for c in many]
+    stacked = [sum(needs[b.name] for b in c) + sum(_gaps(c, rows)) for c in many]
     alone = [needs[c[0].name] - band for c in columns if len(c) == 1]
     inner = max(stacked + alone)
     for column in columns:
         if len(column) == 1 and (band == 0 or column[0].column != 1):
             column[0].height = inner + band
             continue
-        extra = (inner - sum(needs[b.name] for b in column)) / len(column)
-        extra -= _GAP * (len(column) - 1) / len(column)
+        gaps = _gaps(column, rows)
+        extra = (inner - sum(needs[b.name] for b in column) - sum(gaps)) / len(column)
         top = inner
-        for box in column:
+        for box, gap in zip(column, [*gaps, 0.0], strict=True):
             box.height = needs[box.name] + extra
             box.y = top - box.height
-            top = box.y - _GAP
+            top = box.y - gap
     return inner + band
+
+
+def _gaps(column: list[_Box], rows: dict) -> list[float]:
+    """Return the gaps between the boxes of a column, wide where an arrow is."""
+    pairs = [(above.name, below.name) for above, below in pairwise(column)]
+    return [_LINK if pair in rows else _GAP for pair in pairs]
 
 
 def _columns(boxes: dict[str, _Box]) -> list[list[_Box]]:
@@ -166,7 +191,8 @@ def _spread_columns(
     for message in messages:
         ends = (boxes[message.sender], boxes[message.receiver])
         left, right = sorted(ends, key=lambda box: box.column)
-        room = right.x - left.x - left.width
+        upright = left.column == right.column
+        room = left.width if upright else right.x - left.x - left.width
         need = _text_width(message.label, 8.5) + 34
         if need > room:
             raise ValueError(
@@ -222,9 +248,35 @@ def _draw_messages(ax: Axes, boxes: dict[str, _Box], pair, group) -> None:
                 shrinkA=0, shrinkB=0, color=color, linewidth=1.6,
             )
         )  # fmt: skip
-        middle = sum(ends) / 2
         half = (_text_width(message.label, 8.5) + 18) / 2
-        ax.plot(middle - half + 6, y + 10, "o", ms=12, mfc="none", mec=color, mew=1.2)
-        number_at = (middle - half + 6, y + 9.6)
-        ax.text(*number_at, str(number), size=8, ha="center", va="center")
-        ax.text(middle - half + 17, y + 10, message.label, size=8.5, va="center")
+        _draw_label(ax, sum(ends) / 2 - half, y + 10, number, message.label, color)
+
+
+def _draw_upright(ax: Axes, boxes: dict[str, _Box], pair, group) -> None:
+    """Draw the messages of two workers in one column, side by side between them."""
+    above, below = (boxes[name] for name in pair)
+    labels = {message.label: number for number, message in group}
+    low, high = below.y + below.height + 3, above.y - 3
+    for k, (label, number) in enumerate(labels.items()):
+        x = above.x + above.width * (k + 0.5) / len(labels)
+        x -= (_text_width(label, 8.5) + 26) / 2
+        senders = {m.sender for _, m in group if m.label == label}
+        color = look(min(senders)).color
+        style = {1: "-|>", 2: "<|-|>"}[len(senders)]
+        start, end = (high, low) if above.name in senders else (low, high)
+        ax.add_patch(
+            FancyArrowPatch(
+                (x, start), (x, end), arrowstyle=style, mutation_scale=11,
+                shrinkA=0, shrinkB=0, color=color, linewidth=1.6,
+            )
+        )  # fmt: skip
+        _draw_label(ax, x + 8, (low + high) / 2, number, label, color)
+
+
+def _draw_label(
+    ax: Axes, x: float, y: float, number: int, label: str, color: str
+) -> None:
+    """Write a message's number in a ring, and its label to the right of it."""
+    ax.plot(x + 6, y, "o", ms=12, mfc="none", mec=color, mew=1.2)
+    ax.text(x + 6, y - 0.4, str(number), size=8, ha="center", va="center")
+    ax.text(x + 17, y, label, size=8.5, va="center")
