@@ -184,7 +184,7 @@ def test_diagram_numbers_messages_by_label():
 @pytest.mark.parametrize("size", style.SIZES)
 @pytest.mark.parametrize("both", [True, False])
 def test_diagram_joins_neighbours_in_a_column(both, size):
-    workers = {"trainer0": ["a layer"], "trainer1": ["a layer"], "ps": ["a table"]}
+    workers = {"trainer0": ["a dense layer"], "trainer1": [], "ps": ["a table"]}
     there = [("trainer0", "trainer1", "all-reduce")]
     back = [("trainer1", "trainer0", "all-reduce")] if both else []
     fig = plots.process_diagram(

@@ -191,8 +191,10 @@ def _spread_columns(
     for message in messages:
         ends = (boxes[message.sender], boxes[message.receiver])
         left, right = sorted(ends, key=lambda box: box.column)
-        upright = left.column == right.column
-        room = left.width if upright else right.x - left.x - left.width
+        room = right.x - left.x - left.width
+        if left.column == right.column:  # those of a pair stand side by side
+            pair = {message.sender, message.receiver}
+            room = left.width / len({m.label for m in messages if {*m[:2]} == pair})
         need = _text_width(message.label, 8.5) + 34
         if need > room:
             raise ValueError(
