@@ -193,12 +193,13 @@ def test_diagram_joins_neighbours_in_a_column(both, size):
     assert texts(fig).count("all-reduce") == texts(fig).count("1") == 1
     (ax,) = fig.axes
     upright, level = (p for p in ax.patches if isinstance(p, FancyArrowPatch))
-    (x, start), (x_end, end) = upright.get_path().vertices[[0, -1]]
-    assert x == x_end and start > end
+    arrow = upright.get_path().get_extents()
+    assert arrow.height > 2 * arrow.width  # a head is as wide as that
+    assert level.get_path().get_extents().width > arrow.width
     boxes = [p for p in ax.patches if isinstance(p, FancyBboxPatch)]
-    below, above = sorted({b.get_y() for b in boxes if b.get_x() < x})
-    height = boxes[0].get_height()
-    assert below + height < end < start < above
+    trainers = {(b.get_y(), b.get_height()) for b in boxes if b.get_x() < arrow.x0}
+    (low, height), (above, _) = sorted(trainers)
+    assert low + height < arrow.y0 < arrow.y1 < above
     assert upright.get_arrowstyle().arrow == ("<|-|>" if both else "-|>")
 
 
