@@ -19,6 +19,8 @@ from cdopt_tutorial.hybrid import (
     steps,
     training,
 )
+from cdopt_tutorial.hybrid.history import difference
+from cdopt_tutorial.hybrid.model import weights_of
 from cdopt_tutorial.workers import Role, Trace, WorkerError, launch
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
@@ -50,13 +52,13 @@ def data() -> BagSplit:
 
 def begin_of(job):
     """The parameters before any step."""
-    return run_locally(replace(job, config=replace(job.config, max_steps=1, lr=1e-300)))
+    return weights_of(training.make(job))
 
 
 def assert_equal_to_local(job):
     local, distributed = run_locally(job), run(job)
     assert len(distributed.losses) == len(local.losses) == STEPS
-    assert local.max_parameter_difference(begin_of(job)) > 0.01  # they moved
+    assert difference(local.weights, begin_of(job)) > 0.01  # they moved
     assert distributed.max_parameter_difference(local) <= 1e-10
     assert distributed.losses == pytest.approx(local.losses, abs=1e-9)
     return distributed, local
@@ -118,7 +120,7 @@ class TestOriginalSemantics:
         return Job(config, data)
 
     def moves(self, job):
-        begin, end = begin_of(job).weights, run(job).weights
+        begin, end = begin_of(job), run(job).weights
         return {name: end[name] - begin[name] for name in end}
 
     def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job):
@@ -139,7 +141,7 @@ class TestOriginalSemantics:
 
 def gradients_of_mean(job, bags):
     """By name, at the start of a run, of the mean loss of some bags."""
-    begin = {n: w.requires_grad_() for n, w in begin_of(job).weights.items()}
+    begin = {n: w.requires_grad_() for n, w in begin_of(job).items()}
     vectors = F.embedding_bag(
         bags.tokens, begin["table.weight"], bags.offsets, mode="sum"
     )
@@ -204,6 +206,28 @@ def test_the_calls_have_no_time_out(data):
     assert sum(histories.trainers[0].step_seconds) > 1.0
 
 
+class TestBegin:
+    def test_a_run_begins_with_the_parameters_that_are_given(self, data):
+        config = replace(EXACT, max_steps=1, momentum=0.0, manifold="stiefel")
+        given = {n: w + 0.25 for n, w in begin_of(Job(config, data)).items()}
+        job = Job(config, data, begin=given)
+        distributed, local = run(job), run_locally(job)
+        assert distributed.max_parameter_difference(local) <= 1e-12
+        still = run(replace(job, config=replace(config, lr=1e-300)))
+        assert difference(still.weights, given) == 0
+
+    @pytest.mark.parametrize(
+        ("begin", "message"),
+        [
+            ({"table.wait": torch.zeros(1)}, "no parameter 'table.wait', but table.w"),
+            ({"dense.bias": torch.zeros(3)}, r"is \(3,\), but must be \(10,\)"),
+        ],
+    )
+    def test_that_does_not_fit_is_refused(self, data, begin, message):
+        with pytest.raises(ValueError, match=message):
+            run(Job(EXACT, data, begin=begin))
+
+
 def test_who_calls_whom(data):
     trace = Trace()
     run(Job(replace(EXACT, max_steps=2, epochs=1), data), trace=trace)
@@ -215,9 +239,10 @@ def test_who_calls_whom(data):
     handed = [call for call in trace.calls if call.method == "run_trainer"]
     shard = data.train.tokens.nbytes / 2
     assert all(shard < call.request_bytes < 2 * shard for call in handed)
-    assert {span.name for span in trace.spans} == {
-        "lookup", "dense forward", "backward", "optimizer"
-    }  # fmt: skip
+    own = {"lookup", "dense forward", "backward", "all-reduce", "optimizer"}
+    expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
+    for worker, names in expected.items():
+        assert {s.name for s in trace.spans if s.worker == worker} == names
 
 
 @pytest.mark.parametrize(

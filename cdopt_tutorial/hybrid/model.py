@@ -1,6 +1,7 @@
 """The original's model: a sparse part on the server, a dense part on every trainer."""
 
 import threading
+from collections.abc import Mapping
 
 import torch
 import torch.distributed.rpc as rpc
@@ -12,6 +13,7 @@ from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.workers import span
 from cdopt_tutorial.workers.remote import LocalRef, remote_method
+from cdopt_tutorial.workers.trace import span_backward
 
 _seeding = threading.Lock()
 
@@ -36,6 +38,10 @@ class Table(nn.EmbeddingBag):
             # loud as any other, and what it says is how it began.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
+
+    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
+        """The bags' vectors, (b, embedding)."""
+        return span_backward(super().forward(tokens, offsets), "table backward")
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
@@ -105,15 +111,13 @@ def reference(table: RemoteModule | Table) -> rpc.RRef | LocalRef:
 
 def weights_of(model: HybridModel) -> dict[str, Tensor]:
     """All parameters that are learnt, by name, on the CPU; asks ``ps`` for its own."""
-    parts = {
-        "table": remote_method(learnt, reference(model.table)),
-        "dense": learnt(model.dense),
-    }
-    return {
-        f"{part}.{name}": value
-        for part, values in parts.items()
-        for name, value in values.items()
-    }
+    table = remote_method(learnt, reference(model.table))
+    return named("table", table) | named("dense", learnt(model.dense))
+
+
+def named(part: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A part's parameters, by their names in the model."""
+    return {f"{part}.{name}": value for name, value in values.items()}
 
 
 def learnt(module: nn.Module) -> dict[str, Tensor]:
@@ -123,3 +127,17 @@ def learnt(module: nn.Module) -> dict[str, Tensor]:
         for name, value in module.named_parameters()
         if value.requires_grad  # Linear_cdopt registers a constant
     }
+
+
+@torch.no_grad()
+def begin_at(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> None:
+    """Give a module its own of a model's parameters; runs on its owner.
+
+    Args:
+        module: the table or the dense layer.
+        part: which: "table" or "dense".
+        weights: by their names in the model; what is not named stays as it is.
+    """
+    for name, value in named(part, dict(module.named_parameters())).items():
+        if name in weights:
+            value.copy_(weights[name])

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial.workers import meeting
+from cdopt_tutorial.workers.trace import recording, span_until
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,15 @@ def join(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
 def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
     """The layer as one of its replicas; begins as the first trainer's."""
     ids = [torch.device(device)] if device != "cpu" else None
-    return DistributedDataParallel(layer.to(device), device_ids=ids)
+    replica = DistributedDataParallel(layer.to(device), device_ids=ids)
+    if recording():
+        replica.register_comm_hook(None, _marked_all_reduce)
+    return replica
+
+
+def _marked_all_reduce(group, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """What DDP does by itself, and a span in the trace."""
+    return span_until(default_hooks.allreduce_hook(group, bucket), "all-reduce")
 
 
 class Differences:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.futures import Future
 
 from cdopt_tutorial.hybrid.config import HybridConfig
-from cdopt_tutorial.parameter_server.optimizer import choice
+from cdopt_tutorial.workers.optimizer import choice
 from cdopt_tutorial.workers.remote import Handle
 
 

@@ -15,8 +15,8 @@ from cdopt_tutorial.data import bags
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.model import HybridModel
-from cdopt_tutorial.parameter_server.optimizer import choice
 from cdopt_tutorial.workers import span
+from cdopt_tutorial.workers.optimizer import choice
 from cdopt_tutorial.workers.remote import Handle
 
 

@@ -1,7 +1,7 @@
 """What a trainer does: look up, compute, carry back, step; again and again."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from cdopt_tutorial.data.bags import Bags, Batch, Shard
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.history import History, Progress, Projected, Score
-from cdopt_tutorial.hybrid.model import HybridModel, dense_layer, weights_of
+from cdopt_tutorial.hybrid.model import HybridModel, begin_at, dense_layer, weights_of
 from cdopt_tutorial.hybrid.steps import (
     ExactStep,
     LocalStep,
@@ -51,6 +51,7 @@ class Task:
         shard: its training data.
         held_out: bags to be watched by and to be tested on; for the first trainer only.
         num_classes: different labels.
+        begin: parameters to begin with, by name; none are drawn from the seed.
     """
 
     config: HybridConfig
@@ -58,6 +59,7 @@ class Task:
     shard: Shard
     held_out: HeldOut | None
     num_classes: int
+    begin: Mapping[str, Tensor]
 
 
 def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> History:
@@ -71,7 +73,9 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
     config = task.config
     num_gpus = torch.cuda.device_count() if config.device == "auto" else 0
     chosen = replicas.join(task.trainer, config.num_trainers, num_gpus)
-    fc = replicas.replicate(dense_layer(task.num_classes, config), chosen.device)
+    layer = dense_layer(task.num_classes, config)
+    begin_at(layer, "dense", task.begin)
+    fc = replicas.replicate(layer, chosen.device)
     model = HybridModel(table, fc, chosen.device)
     if joint is None:
         step: Step = SeedStep(table, model, config)

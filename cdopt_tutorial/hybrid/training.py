@@ -1,23 +1,31 @@
 """The master, and how a run is started: on workers, or in one process."""
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
 import torch.distributed.rpc as rpc
+from torch import Tensor
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.futures import Future
 
 from cdopt_tutorial.data.bags import BagSplit, Shard, digit_bags, shards
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.history import History, Progress, Result
-from cdopt_tutorial.hybrid.model import HybridModel, Table, dense_layer
+from cdopt_tutorial.hybrid.model import (
+    HybridModel,
+    Table,
+    begin_at,
+    dense_layer,
+    weights_of,
+)
 from cdopt_tutorial.hybrid.server import make_joint_step
 from cdopt_tutorial.hybrid.steps import LocalStep
 from cdopt_tutorial.hybrid.trainer import HeldOut, Task, fit, run_trainer
 from cdopt_tutorial.workers import Role, launch, serve
+from cdopt_tutorial.workers.remote import remote_method
 
 SERVER, MASTER = "ps", "master"
 
@@ -29,10 +37,13 @@ class Job:
     Attributes:
         config: of the run.
         data: bags to learn from and bags held out; the digits by default.
+        begin: parameters to begin with, by name, some or all; those of the seed by
+            default.
     """
 
     config: HybridConfig
     data: BagSplit = field(default_factory=digit_bags)
+    begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def run(job: Job, **options: Any) -> Result:
@@ -44,10 +55,13 @@ def run(job: Job, **options: Any) -> Result:
             ``on_report``, which gets each :class:`Progress`.
 
     Raises:
-        ValueError: a trainer's share is less than one image.
+        ValueError: a trainer's share is less than one image, or a parameter to begin
+            with does not fit.
         WorkerError: a worker failed.
     """
     cut(job)
+    if job.begin:
+        make(job)
     options.setdefault("polling", False)  # there may be more workers than cores
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     results = launch(roles(job, Role(run_master, (job,))), **options)
@@ -79,12 +93,34 @@ def run_locally(job: Job, tell: Callable[[Progress], None] | None = None) -> Res
     """The same training in this process: one trainer with the joint batches."""
     config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
     job = replace(job, config=config)
-    table = Table(job.data.num_tokens, config)
-    model = HybridModel(table, dense_layer(job.data.num_classes, config), "cpu")
+    model = make(job)
     (task,) = tasks(job, cut(job))
     history = fit(model, LocalStep(model, config), task, tell or (lambda _: None))
     history.transport = "none: one process"
     return Result(config, [history])
+
+
+def make(job: Job) -> HybridModel:
+    """The model as it begins, all in this process.
+
+    Raises:
+        ValueError: a parameter to begin with is not one of the model's, or not of its
+            shape.
+    """
+    table = Table(job.data.num_tokens, job.config)
+    model = HybridModel(table, dense_layer(job.data.num_classes, job.config), "cpu")
+    own = weights_of(model)
+    for name, value in job.begin.items():
+        if name not in own:
+            raise ValueError(f"there is no parameter {name!r}, but {', '.join(own)}")
+        if value.shape != own[name].shape:
+            raise ValueError(
+                f"{name} to begin with is {tuple(value.shape)}, but must be "
+                f"{tuple(own[name].shape)}"
+            )
+    begin_at(model.table, "table", job.begin)
+    begin_at(model.dense, "dense", job.begin)
+    return model
 
 
 def run_master(job: Job) -> list[History]:
@@ -97,7 +133,14 @@ def tasks(job: Job, parts: Sequence[Shard]) -> list[Task]:
     data = job.data
     held_out = HeldOut(data.valid, data.test)
     return [
-        Task(job.config, rank, part, None if rank else held_out, data.num_classes)
+        Task(
+            job.config,
+            rank,
+            part,
+            None if rank else held_out,
+            data.num_classes,
+            job.begin,
+        )
         for rank, part in enumerate(parts)
     ]
 
@@ -109,6 +152,8 @@ def drive(job: Job, work: Sequence[Task]) -> list[History]:
     time-out; the launcher notices who is gone, and each trainer its own delay.
     """
     table = RemoteModule(f"{SERVER}/cpu", Table, (job.data.num_tokens, job.config))
+    if job.begin:
+        remote_method(begin_at, table.get_module_rref(), "table", job.begin)
     joint = None
     if job.config.semantics == "exact":
         args = table.get_module_rref(), job.config

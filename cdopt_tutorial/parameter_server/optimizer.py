@@ -1,4 +1,4 @@
-"""Optimizers for gradients that distributed autograd keeps in its contexts."""
+"""One optimizer over all owners of parameters, with clipping and a schedule."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,41 +6,12 @@ from typing import Any
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from torch import Tensor, optim
+from torch import Tensor
 from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.config import RNNConfig
-
-
-class _Clearing:
-    """Forgets the gradients once they were used.
-
-    ``DistributedOptimizer`` copies gradients from a context to ``.grad`` and leaves
-    them there, so a parameter that the next context does not touch would be moved
-    again by the old one. And since these classes are not torch's own, it does not
-    compile them with TorchScript, whose removal is announced.
-    """
-
-    def step(self, closure=None):
-        result = super().step(closure)
-        self.zero_grad(set_to_none=True)
-        return result
-
-
-class ClearingSGD(_Clearing, optim.SGD):
-    """SGD for the parameters that one worker owns."""
-
-
-class ClearingAdam(_Clearing, optim.Adam):
-    """Adam for the parameters that one worker owns."""
-
-
-def choice(config: RNNConfig) -> tuple[type[optim.Optimizer], dict[str, Any]]:
-    """The optimizer's class and its arguments."""
-    if config.optimizer == "adam":
-        return ClearingAdam, {"lr": config.lr}
-    return ClearingSGD, {"lr": config.lr, "momentum": config.momentum}
+from cdopt_tutorial.workers.optimizer import choice
 
 
 class Distributed:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel
-from cdopt_tutorial.parameter_server.optimizer import Distributed, choice
+from cdopt_tutorial.parameter_server.optimizer import Distributed
 from cdopt_tutorial.workers import span
+from cdopt_tutorial.workers.optimizer import choice
 from cdopt_tutorial.workers.remote import Handle, remote_method
 
 PARTS = ("embedding", "rnn", "decoder")

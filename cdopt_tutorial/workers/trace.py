@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.rpc import api, rref_proxy
 from torch.distributed.rpc.internal import (
     PythonUDF,
@@ -147,6 +148,41 @@ def span(name: str) -> Iterator[None]:
         yield
     finally:
         _record.spans.append((name, started, time.monotonic_ns()))
+
+
+def recording() -> bool:
+    """Whether this process records a trace."""
+    return _record is not None
+
+
+def span_backward(result: Tensor, name: str) -> Tensor:
+    """Mark, in the trace, when a gradient passes back through what made a tensor.
+
+    Args:
+        result: of the last operation, which is the one that is timed.
+        name: of the span.
+
+    Returns:
+        The tensor.
+    """
+    node = result.grad_fn
+    if _record is not None and node is not None:
+        begun: list[int] = []
+        node.register_prehook(lambda _: begun.append(time.monotonic_ns()))
+        node.register_hook(
+            lambda *_: _record.spans.append((name, begun.pop(), time.monotonic_ns()))
+        )
+    return result
+
+
+def span_until(future: torch.futures.Future, name: str) -> torch.futures.Future:
+    """Mark, in the trace, the time from now until a future is done; returns it."""
+    if _record is not None:
+        started = time.monotonic_ns()
+        future.add_done_callback(
+            lambda _: _record.spans.append((name, started, time.monotonic_ns()))
+        )
+    return future
 
 
 @dataclass
