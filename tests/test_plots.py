@@ -536,3 +536,26 @@ def test_ticks_are_the_few_x_that_were_measured():
     many = {"a": [(range(1, 50), [1.0] * 49)]}
     figure = plots.learning_curves(many, xlabel="step", ylabel="loss")
     assert len(figure.axes[0].get_xticks()) < 20
+
+
+def test_pictures_are_on_one_scale_with_the_page_in_its_middle():
+    images = {"a": [[0.0, 2.0]], "b": [[-4.0, 1.0]], "c": [[3.0, 0.0]]}
+    fig = plots.pictures(images, label="score", columns=2)
+    *panels, _ = fig.axes
+    assert [ax.get_title() for ax in panels if ax.get_visible()] == ["a", "b", "c"]
+    drawn = [ax.images[0] for ax in panels if ax.images]
+    assert {image.get_clim() for image in drawn} == {(-4.0, 4.0)}
+    nothing, little, much = drawn[0].cmap(drawn[0].norm([0.0, 1.0, 4.0]))
+    assert nothing[3] < 0.01 < little[3] < much[3] == 1.0
+    below, above = drawn[0].cmap(drawn[0].norm([-4.0, 4.0]))
+    assert to_rgb(below) == pytest.approx(to_rgb(style.SERIES[1].color), abs=0.01)
+    assert to_rgb(above) == pytest.approx(to_rgb(style.SERIES[0].color), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [({}, "no pictures"), ({"a": [1.0, 2.0]}, "'a' has 1 dimensions")],
+)
+def test_pictures_refuses_what_is_none(images, message):
+    with pytest.raises(ValueError, match=message):
+        plots.pictures(images, label="score")

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from cdopt_tutorial.publish.diagram import Message, process_diagram
 from cdopt_tutorial.publish.landscape import Panel, landscape
 from cdopt_tutorial.publish.legend import legend_in, wrapped
+from cdopt_tutorial.publish.pictures import pictures
 from cdopt_tutorial.publish.style import (
     INK,
     SERIES,
@@ -28,6 +29,7 @@ __all__ = [
     "bars",
     "landscape",
     "learning_curves",
+    "pictures",
     "process_diagram",
     "timeline",
 ]

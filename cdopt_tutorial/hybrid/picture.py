@@ -1,0 +1,36 @@
+"""What a trained model has learnt of each pixel of the digits."""
+
+import torch
+from torch import Tensor
+
+from cdopt_tutorial.data.bags import NUM_LEVELS, Bags
+from cdopt_tutorial.hybrid.model import HybridModel
+
+
+@torch.no_grad()
+def ink_scores(model: HybridModel, bags: Bags) -> Tensor:
+    """What ink on a pixel does to the score of each digit.
+
+    The score is a sum over the pixels, so each pixel's part can be told: its token's
+    vector, through the dense layer. Over the images it is set against the level of
+    grey, by linear regression.
+
+    Args:
+        model: all in this process, see :func:`~cdopt_tutorial.hybrid.training.make`.
+        bags: of the digits, each with one token for each of p pixels.
+
+    Returns:
+        (num_classes, p): by how much the score of a digit grows, less the mean over
+        the digits, with one standard deviation more of ink on the pixel. A pixel
+        that is the same in all images has 0.
+    """
+    tokens = bags.tokens.view(len(bags), -1)
+    levels = (tokens % NUM_LEVELS).double()
+    levels = levels - levels.mean(0)
+    scores = model.dense(model.table.weight).double()
+    scores = scores[tokens]  # (b, p, num_classes), each pixel's part
+    scores = scores - scores.mean(2, keepdim=True)
+    together = torch.einsum("bp,bpc->cp", levels, scores - scores.mean(0))
+    spread = levels.square().sum(0).sqrt()
+    grown = together / (len(bags) ** 0.5 * spread)
+    return grown.where(spread > 0, 0.0)
