@@ -5,11 +5,14 @@ from cdopt_tutorial.workers.launch import Role, launch
 from cdopt_tutorial.workers.process import meeting, report, serve, within
 from cdopt_tutorial.workers.share import share
 from cdopt_tutorial.workers.trace import Trace, span
+from cdopt_tutorial.workers.wire import Wire, bytes_per_step
 
 __all__ = [
     "Role",
     "Trace",
+    "Wire",
     "WorkerError",
+    "bytes_per_step",
     "launch",
     "meeting",
     "report",

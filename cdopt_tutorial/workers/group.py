@@ -54,6 +54,7 @@ class _Worker:
     phase: str = "starting"  # then joining, running, serving, done
     result: Any = None
     calls: Any = None
+    received: int | None = None
     stopped_since: float | None = None
 
     @property
@@ -106,7 +107,7 @@ class Group:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def wait(self, deadline: float, join_deadline: float) -> tuple[dict, list]:
+    def wait(self, deadline: float, join_deadline: float) -> tuple[dict, list, dict]:
         """Wait until every role is done, or raise for the worker that failed first.
 
         Args:
@@ -114,7 +115,8 @@ class Group:
             join_deadline: seconds until all must have joined.
 
         Returns:
-            The roles' results by name, and what each worker recorded of its calls.
+            The roles' results by name, what each worker recorded of its calls, and
+            the bytes that it received by name.
 
         Raises:
             WorkerError: names the worker whose failure explains the others'.
@@ -126,7 +128,8 @@ class Group:
             if self._failures:
                 raise self._cause()
         results = {worker.name: worker.result for worker in self._workers}
-        return results, [worker.calls for worker in self._workers]
+        calls = [worker.calls for worker in self._workers]
+        return results, calls, {w.name: w.received for w in self._workers}
 
     def _start(self, context, rank: int, name: str, role: bytes) -> None:
         ours, theirs = context.Pipe(duplex=False)
@@ -166,8 +169,9 @@ class Group:
                     self._on_report(worker.name, record)
             case "output", (stream, line):
                 print(f"[{worker.name}] {line}", file=getattr(sys, stream))
-            case "result", (result, calls):
+            case "result", (result, calls, received):
                 worker.result, worker.calls = pickle.loads(result), calls
+                worker.received = received
                 worker.phase = "done"
             case "failed", (failure,):
                 worker.phase = "failed"

@@ -11,6 +11,7 @@ from typing import Any
 from cdopt_tutorial.workers import pack, process
 from cdopt_tutorial.workers.group import Group
 from cdopt_tutorial.workers.trace import Trace
+from cdopt_tutorial.workers.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def launch(
     polling: bool = True,
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
+    wire: Wire | None = None,
 ) -> dict[str, Any]:
     """Run a system of roles and return what each of them returned.
 
@@ -65,6 +67,8 @@ def launch(
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.workers.process.report`.
         trace: filled with every call of the run; None records nothing.
+        wire: filled with the bytes of the run, for which the workers must not poll:
+            shared memory passes no socket. None counts nothing.
 
     Returns:
         What each role's function returned, by name.
@@ -83,11 +87,9 @@ def launch(
     )
     if rpc_timeout < 0:
         raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
-    packed, modules = {}, set()
-    for name, role in roles.items():
-        content = role.function, role.args, dict(role.kwargs)
-        packed[name], needed = pack.pack(name, content)
-        modules |= needed
+    if polling and wire is not None:
+        raise ValueError("polling is True, but must be False where bytes are counted")
+    packed, modules = _packed(roles)
     with _private_folder() as folder:
         settings = process.Settings(
             world_size=len(roles),
@@ -95,14 +97,27 @@ def launch(
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
             polling=polling,
-            modules=tuple(sorted(modules)),
+            modules=modules,
             traced=trace is not None,
+            counted=wire is not None,
         )
         with Group(settings, packed, roles, on_report) as group:
-            results, halves = group.wait(deadline, join_deadline)
+            results, halves, received = group.wait(deadline, join_deadline)
     if trace is not None:
         trace.fill(halves)
+    if wire is not None:
+        wire.fill(received)
     return results
+
+
+def _packed(roles: Mapping[str, Role]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """The roles as they travel, and the modules that any of them needs."""
+    packed, modules = {}, set()
+    for name, role in roles.items():
+        content = role.function, role.args, dict(role.kwargs)
+        packed[name], needed = pack.pack(name, content)
+        modules |= needed
+    return packed, tuple(sorted(modules))
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from cdopt_tutorial.workers import trace
+from cdopt_tutorial.workers import trace, wire
 from cdopt_tutorial.workers.errors import origin
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -44,6 +44,7 @@ class Settings:
         polling: whether idle workers poll shared memory for messages.
         modules: what any of the roles needs; every worker imports it first.
         traced: whether to record every call.
+        counted: whether to count what the sockets receive.
     """
 
     world_size: int
@@ -53,6 +54,7 @@ class Settings:
     polling: bool
     modules: tuple[str, ...]
     traced: bool
+    counted: bool
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,9 @@ def main(
         channel.send("phase", "running")
         result = pickle.dumps(function(*args, **kwargs))
         channel.send("phase", "serving")
+        received = wire.count() if settings.counted else None
         rpc.shutdown()
-        channel.send("result", result, trace.collect())
+        channel.send("result", result, trace.collect(), received)
     except BaseException as error:  # the parent decides what becomes of it
         channel.send("failed", _describe(name, error))
 
@@ -261,8 +264,7 @@ def _join(settings: Settings, name: str, rank: int) -> None:
             rpc_timeout=settings.rpc_timeout,
             num_worker_threads=settings.rpc_threads,
             # None takes the fastest: shared memory for messages, and for tensors a
-            # look into the other's. Sockets do not poll, and everything passes the
-            # loopback device, where it can be counted.
+            # look into the other's. Sockets do not poll, and count what they carry.
             _transports=None if settings.polling else ["uv"],
             _channels=None if settings.polling else ["basic"],
         ),
