@@ -64,11 +64,8 @@ class TestRun:
     @pytest.mark.parametrize("cut", ["loss", "logits"])
     def test_bytes_are_those_of_the_arithmetic(self, rnn, cut):
         wide = ["--embedding", "200", "--hidden", "200", "--seq-len", "20"]
-        for _ in range(3):  # the device counts what other programs send, too
-            results = rnn("--max-steps", "1", "--cut", cut, *wide)
-            ratio = results["bytes_per_step"] / results["expected_bytes_per_step"]
-            if 1 <= ratio <= 1.15:
-                break
+        results = rnn("--max-steps", "1", "--cut", cut, *wide)
+        ratio = results["bytes_per_step"] / results["expected_bytes_per_step"]
         assert 1 <= ratio <= 1.15
 
     def test_that_is_resumed_goes_on_as_if_it_had_not_ended(self, rnn, tmp_path):

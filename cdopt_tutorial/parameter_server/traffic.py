@@ -1,15 +1,13 @@
-"""How many bytes a step sends: by arithmetic, and as the network device counts them."""
+"""How many bytes a step sends: by arithmetic, and as the sockets count them."""
 
 import math
 from dataclasses import replace
-
-import psutil
 
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.training import Job, run
-from cdopt_tutorial.workers.process import LOOPBACK
+from cdopt_tutorial.workers import Wire, bytes_per_step
 
 STEPS = 8
 
@@ -37,19 +35,21 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
 
 def measured_bytes(job: Job) -> float:
-    """Bytes a step, counted by the loopback device during two short runs.
+    """Bytes a step, counted by the workers' own sockets during two short runs.
 
-    The workers talk by sockets for this, and what both runs send, at their start and
-    their end, cancels. Everything is in it, the backward pass too, which no trace
-    sees; and so is what other programs send meanwhile. NaN for a text of one window.
+    Called by the parent. Everything is in it, the backward pass too, which no trace
+    sees, and nothing of what other programs send meanwhile. NaN for a text of one
+    window.
+
+    Raises:
+        WorkerError: a worker failed.
     """
     windows = len(Stream(job.corpus.train, job.config.seq_len, job.config.batch_size))
     more = min(STEPS, windows - 1)
-    return (_sent(job, 1 + more) - _sent(job, 1)) / more if more else math.nan
 
+    def run_steps(steps: int, wire: Wire) -> None:
+        config = replace(job.config, max_steps=steps, epochs=1)
+        short = replace(job, config=config, resume=None, keep=None)
+        run(short, polling=False, wire=wire)
 
-def _sent(job: Job, steps: int) -> int:
-    config = replace(job.config, max_steps=steps, epochs=1)
-    before = psutil.net_io_counters(pernic=True)[LOOPBACK].bytes_sent
-    run(replace(job, config=config, resume=None, keep=None), polling=False)
-    return psutil.net_io_counters(pernic=True)[LOOPBACK].bytes_sent - before
+    return bytes_per_step(run_steps, more) if more else math.nan
