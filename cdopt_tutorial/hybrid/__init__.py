@@ -3,7 +3,7 @@
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.history import History, Progress, Result
 from cdopt_tutorial.hybrid.model import HybridModel, Table, dense_layer
-from cdopt_tutorial.hybrid.training import Job, run, run_locally
+from cdopt_tutorial.hybrid.training import Job, make, run, run_locally
 
 __all__ = [
     "History",
@@ -14,6 +14,7 @@ __all__ = [
     "Result",
     "Table",
     "dense_layer",
+    "make",
     "run",
     "run_locally",
 ]

@@ -116,6 +116,11 @@ class Result:
         return self.trainers[0].test
 
     @property
+    def projected(self) -> Projected | None:
+        """What the projection at the end came to; None without constraints."""
+        return self.trainers[0].projected
+
+    @property
     def losses(self) -> list[float]:
         """Mean loss of each joint batch, nats."""
         per_step = zip(
@@ -149,7 +154,7 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes."""
-        held, projected = self.feasibility, self.trainers[0].projected
+        held, projected = self.feasibility, self.projected
         return {
             "num_trainers": self.config.num_trainers,
             "semantics": self.config.semantics,
