@@ -4,10 +4,10 @@ import argparse
 import signal
 import sys
 
-from cdopt_tutorial.commands import bench, publish, reinforce, rnn
+from cdopt_tutorial.commands import bench, hybrid, publish, reinforce, rnn
 from cdopt_tutorial.commands.common import UsageError
 
-COMMANDS = (reinforce, rnn, bench, publish)
+COMMANDS = (reinforce, rnn, hybrid, bench, publish)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,15 +24,22 @@ def bad_input() -> Iterator[None]:
         raise UsageError(error) from error
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add `--device`, which means the same in every command."""
+def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
+    """Add `--device`, which means the same in every command but for its default."""
     parser.add_argument(
-        "--device", default="cpu", help="torch device to compute on (default: cpu)"
+        "--device",
+        default=default,
+        help=f"torch device to compute on (default: {default})",
     )
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--seed`, `--smoke`, `--json` and `--device` of every command that trains."""
+def add_run_options(parser: argparse.ArgumentParser, device: str = "cpu") -> None:
+    """Add `--seed`, `--smoke`, `--json` and `--device` of every command that trains.
+
+    Args:
+        parser: of the command.
+        device: the default one.
+    """
     parser.add_argument(
         "--seed", type=int, default=1, help="of all chance (default: 1)"
     )
@@ -40,7 +47,21 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--smoke", action="store_true", help="a run of seconds, to see that it works"
     )
     add_json(parser)
-    add_device(parser)
+    add_device(parser, device)
+
+
+def add_against_local(parser: argparse.ArgumentParser, without: str = "") -> None:
+    """Add `--against-local`, which compares a run with the same one in one process.
+
+    Args:
+        parser: of the command.
+        without: what the compared run goes without, if anything, for the help.
+    """
+    parser.add_argument(
+        "--against-local",
+        action="store_true",
+        help=f"run the same in one process, too, in float64{without}",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -124,3 +145,15 @@ def named_failure() -> Iterator[None]:
     except WorkerError as error:
         print(f"\ncdopt-tutorial: {error}", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+def told(difference: float) -> float:
+    """A run's difference from the same one in one process, printed and returned."""
+    print(f"largest difference from one process: {difference:.1e}")
+    return difference
+
+
+def diverged() -> int:
+    """Say in one line that a loss is no longer finite; the exit code of such a run."""
+    print("cdopt-tutorial: the training diverged; lower --lr", file=sys.stderr)
+    return 1

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 
 from cdopt_tutorial.commands.common import (
     JsonFile,
+    add_against_local,
     add_run_options,
     bad_input,
     check_device,
     check_writable,
+    diverged,
     named_failure,
+    told,
 )
 
 SMOKE_STEPS = 30
@@ -54,11 +56,7 @@ def add(commands) -> None:
         "--save-every", type=int, default=50, metavar="N", help="steps (default: 50)"
     )
     option("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
-    option(
-        "--against-local",
-        action="store_true",
-        help="run the same in one process, too, in float64 and without dropout",
-    )
+    add_against_local(parser, without=" and without dropout")
     add_run_options(parser)
     parser.set_defaults(run=run)
 
@@ -75,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
         histories = rnn.run(job, deadline=float("inf"), on_report=_log)
         wire = rnn.traffic.measured_bytes(job)
     if not math.isfinite(histories[0].perplexity):
-        print("cdopt-tutorial: the training diverged; lower --lr", file=sys.stderr)
-        return 1
+        return diverged()
     found = _found(job, histories, wire)
     if args.against_local:
         found["max_parameter_difference"] = _difference(job, histories[0].weights)
@@ -130,9 +127,7 @@ def _difference(job, weights: Mapping[str, Any]) -> float:
     from cdopt_tutorial import parameter_server as rnn
 
     local = rnn.run_locally(replace(job, keep=None)).weights
-    difference = max((weights[n] - w).abs().max().item() for n, w in local.items())
-    print(f"largest difference from one process: {difference:.1e}")
-    return difference
+    return told(max((weights[n] - w).abs().max().item() for n, w in local.items()))
 
 
 def _job(args: argparse.Namespace):

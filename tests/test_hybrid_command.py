@@ -1,0 +1,162 @@
+"""The command `cdopt-tutorial hybrid`: good runs, bad input, and workers that die."""
+
+import argparse
+import json
+import math
+import signal
+
+import pytest
+from running import Running
+
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.commands import hybrid as command
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.workers import group
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    """Run the command; returns what it wrote."""
+
+    def run(*args, code=0):
+        file = tmp_path / "out.json"
+        file.unlink(missing_ok=True)
+        assert main(["hybrid", *args, "--json", str(file)]) == code
+        return json.loads(file.read_text()) if code == 0 else file.exists()
+
+    return run
+
+
+class TestRun:
+    def test_a_smoke_run_writes_what_it_found(self, hybrid, capsys):
+        results = hybrid("--smoke")
+        assert results["num_trainers"] == 2 and results["semantics"] == "exact"
+        assert results["steps"] == len(results["losses"]) == command.SMOKE_STEPS
+        assert results["loss"] == results["losses"][-1] < results["losses"][0]
+        assert results["losses"][0] == pytest.approx(math.log(10), rel=0.1)
+        assert 0.5 < results["test_accuracy"] < 1  # of ten classes
+        assert results["feasibility"] is None
+        assert results["replica_difference"] == 0
+        assert results["samples_per_second"] > 0
+        assert results["max_parameter_difference"] is None
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        *epochs, last = printed.out.splitlines()
+        assert [line.split("\t")[0] for line in epochs] == [
+            "Training epoch 1",
+            "Training epoch 2",
+        ]
+        assert f"test accuracy {results['test_accuracy']:.3f}" in last
+        assert f"loss {results['loss']:.3f}" in last
+        assert "feasibility" not in last
+        assert f"{results['samples_per_second']:.0f} samples/s" in last
+        assert last.endswith(results["transport"])
+
+    @pytest.mark.parametrize(
+        "args",
+        [
+            [],
+            ["--manifold", "stiefel"],
+            ["--manifold", "oblique", "--where", "server"],
+        ],
+        ids=["free", "stiefel", "oblique table"],
+    )
+    def test_against_local(self, hybrid, args, capsys):
+        uneven = ["--shares", "3", "1", "--max-steps", "12"]
+        results = hybrid("--against-local", *uneven, *args)
+        difference = results["max_parameter_difference"]
+        assert 0 <= difference <= 1e-10
+        printed = capsys.readouterr().out
+        assert f"from one process: {difference:.1e}" in printed
+        if args:
+            assert 0 < results["feasibility"] < 0.1
+            assert f"feasibility {results['feasibility']:.1e}" in printed
+
+    def test_the_original_semantics_is_another_run(self, hybrid):
+        losses = {
+            semantics: hybrid("--max-steps", "4", "--semantics", semantics)["losses"]
+            for semantics in ("exact", "seed")
+        }
+        assert losses["exact"][0] == pytest.approx(losses["seed"][0])
+        assert losses["exact"][-1] != pytest.approx(losses["seed"][-1], rel=1e-3)
+
+    @pytest.mark.parametrize("args", [[], ["--manifold", "stiefel"]])
+    def test_that_diverges_is_a_failure_in_one_line(self, hybrid, args, capsys):
+        written = hybrid("--smoke", "--lr", "1e6", *args, code=1)
+        assert not written
+        error = capsys.readouterr().err
+        assert "diverged" in error
+        assert error.count("\n") == 1
+
+
+def test_the_defaults_are_those_of_the_config():
+    parser = argparse.ArgumentParser()
+    command.add(parser.add_subparsers())
+    args = parser.parse_args(["hybrid"])
+    assert command._job(args).config == HybridConfig()
+
+
+class TestBadInput:
+    @pytest.fixture(autouse=True)
+    def no_process_starts(self, monkeypatch):
+        def start(*_):
+            raise AssertionError("a process was about to start")
+
+        monkeypatch.setattr(group.Group, "_start", start)
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--num-trainers", "0"], "num_trainers is 0, but must be at least 1"),
+            (["--num-trainers", "two"], "invalid int value"),
+            (["--num-trainers", "9999"], "each trainer needs at least 1"),
+            (["--semantics", "hope"], "semantics is 'hope', but must be exact or seed"),
+            (["--shares", "1"], "one above 0 for each of 2 trainers"),
+            (["--shares", "1", "nan"], "all must be above 0"),
+            (["--shares", "9999", "1"], "each trainer needs at least 1"),
+            (["--embedding", "0"], "embedding is 0"),
+            (["--manifold", "sphere"], "manifold is 'sphere'"),
+            (["--manifold", "stiefel", "--where", "server"], "oblique on the server"),
+            (["--where", "here"], "where is 'here'"),
+            (["--by", "hand"], "by is 'hand'"),
+            (["--penalty", "0"], "penalty_param is 0.0"),
+            (["--optimizer", "hope"], "optimizer is 'hope'"),
+            (["--lr", "nan"], "lr is nan"),
+            (["--momentum", "1"], "momentum is 1.0"),
+            (["--batch-size", "0"], "batch_size is 0"),
+            (["--epochs", "0"], "epochs is 0"),
+            (["--max-steps", "0"], "max_steps is 0"),
+            (["--step-deadline", "0"], "step_deadline is 0.0"),
+            (["--seed", "-3"], "seed is -3"),
+            (["--semantics", "seed", "--against-local"], "no equal in one process"),
+            (["--device", "abacus"], "device 'abacus' can't be used"),
+            (["--device", "meta"], "device is 'meta', but the trainers choose"),
+            (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
+            (["--loud"], "unrecognized arguments: --loud"),
+        ],
+    )
+    def test_is_one_line_and_exit_code_2(self, args, message, capsys):
+        assert main(["hybrid", *args]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        assert message in printed.err
+
+
+class TestDeath:
+    @pytest.fixture
+    def running(self):
+        """A run with two trainers under way."""
+        running = Running(["hybrid", "--epochs", "100000"], sign="Training")
+        yield running
+        running.process.kill()
+
+    # Ranks as in the original: trainers, master, server.
+    @pytest.mark.parametrize(
+        ("rank", "name"), [(0, "trainer0"), (2, "master"), (3, "ps")]
+    )
+    def test_of_any_worker_is_named_and_ends_the_run(self, running, rank, name):
+        assert f"{name} was killed by SIGKILL" in running.kill_worker(rank)
+
+    def test_of_the_command_takes_the_workers_with_it(self, running):
+        assert "Traceback" not in running.send_signal(signal.SIGINT, 130)
