@@ -8,8 +8,7 @@ in float32, on one thread.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import geoopt
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench.rows import Row, interleave, rows
+from cdopt_tutorial.bench.rows import Row, interleave, one_thread, rows
 
 WIDTHS = (64, 128, 256, 512, 1024)
 BATCH_SIZE = 32
@@ -115,7 +114,7 @@ def step_times(
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
-    with _one_thread(), torch.random.fork_rng():
+    with one_thread(), torch.random.fork_rng():
         torch.manual_seed(0)
         return {
             d: interleave(
@@ -158,17 +157,6 @@ def _fused_over(values: dict) -> dict[str, dict[int, float]]:
         }
         for name in COMPARED
     }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, and then on as many as before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _plain(d: int) -> Step:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from cdopt_tutorial.bench.rows import Row, interleave, rows
+from cdopt_tutorial.bench.rows import Row, interleave, phases, rows
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run, run_locally
 from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
@@ -70,29 +70,14 @@ def _time(name: str, config: RNNConfig, smoke: bool) -> dict[str, float]:
     step = statistics.median(histories[0].step_seconds[WARM_UP:])
     found = {"step": step, "tokens": config.seq_len * config.batch_size / step}
     if not alone:
-        found |= _phases(job)
+        trace = Trace()
+        run(job, trace=trace)
+        found |= phases(trace, "trainer0")
         found["bytes"] = measured_bytes(job)
         found["bytes by arithmetic"] = expected_bytes(
             config, len(job.corpus.vocabulary)
         )
     return found
-
-
-def _phases(job: Job) -> dict[str, float]:
-    """Seconds of a step that the first trainer spends in each of its phases.
-
-    They show what holds several trainers back: the last phase is where they wait for
-    each other, and the others grow where all workers compute on the same cores.
-    """
-    trace = Trace()
-    run(job, trace=trace)
-    own = [span for span in trace.spans if span.worker == "trainer0"]
-    return {
-        name: statistics.median(
-            (span.ended - span.started) / 1e9 for span in own if span.name == name
-        )
-        for name in ("forward", "backward", "optimizer")
-    }
 
 
 def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:

@@ -2,12 +2,15 @@
 
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 import torch
+
+from cdopt_tutorial.workers import Trace
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,37 @@ def interleave(
             for figure, value in measure(turn).items():
                 values[name].setdefault(figure, []).append(value)
     return values
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, and then on as many as before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def phases(trace: Trace, worker: str) -> dict[str, float]:
+    """Seconds that a worker spends in each phase of a step, by the phase's name.
+
+    They show what holds several workers back: the last phase is where they wait for
+    each other, and the others grow where all workers compute on the same cores.
+
+    Args:
+        trace: of a run.
+        worker: its name.
+
+    Returns:
+        Medians over the steps.
+    """
+    seconds: dict[str, list[float]] = {}
+    for span in trace.spans:
+        if span.worker == worker:
+            seconds.setdefault(span.name, []).append((span.ended - span.started) / 1e9)
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def rows(
