@@ -8,6 +8,7 @@ from cdopt_tutorial.commands.common import JsonFile, add_json, bad_input, named_
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
     "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
+    "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers, both semantics",
     "launch": "starting four workers, against torch.multiprocessing.spawn",
     "reinforce": "chapter 1's four conversations, trained until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",

@@ -1,0 +1,90 @@
+"""A step of the hybrid in one process, and with 1, 2 and 4 trainers of both kinds."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from cdopt_tutorial.bench.rows import Row, interleave, one_thread, phases, rows
+from cdopt_tutorial.data.bags import digit_bags
+from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
+from cdopt_tutorial.hybrid.config import SEMANTICS
+from cdopt_tutorial.hybrid.traffic import expected_bytes, measured_bytes
+from cdopt_tutorial.workers import Trace
+
+STEPS = 60
+SMOKE_STEPS = 12
+WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
+TURNS = 5
+TRAINERS = (1, 2, 4)
+BASELINE = "local"
+UNITS = {
+    "step": "s",
+    "samples": "1/s",
+    "bytes": "B/step",
+    "bytes by arithmetic": "B/step",
+    "lookup": "s/step",
+    "dense forward": "s/step",
+    "backward": "s/step",
+    "optimizer": "s/step",
+}
+
+
+def measure(
+    progress: Callable[[str], None], smoke: bool = False
+) -> tuple[list[Row], dict]:
+    """Time all variants in turns.
+
+    Args:
+        progress: called with a line before each measurement.
+        smoke: one turn of a few steps, with two trainers only.
+
+    Returns:
+        The rows, and every single value.
+    """
+    timed = {
+        name: partial(_local_figures if name == BASELINE else _figures, job)
+        for name, job in variants(smoke).items()
+    }
+    values = interleave(timed, range(1, 2 if smoke else TURNS + 1), progress)
+    return rows(values, UNITS, BASELINE), {"values": values}
+
+
+def variants(smoke: bool = False) -> dict[str, Job]:
+    """What is timed, by name, with enough data for the steps to be of one pass."""
+    steps = SMOKE_STEPS if smoke else STEPS
+    config = HybridConfig(max_steps=steps)
+    data = digit_bags()
+    again = torch.arange(steps * config.batch_size) % len(data.train)
+    local = Job(config, replace(data, train=data.train.select(again)))
+    jobs = {BASELINE: local}
+    for semantics in SEMANTICS:
+        for number in (2,) if smoke else TRAINERS:
+            own = replace(config, semantics=semantics, num_trainers=number)
+            name = f"{semantics}, {number} trainer{'s' if number > 1 else ''}"
+            jobs[name] = replace(local, config=own)
+    return jobs
+
+
+def _figures(job: Job, turn: int) -> dict[str, float]:
+    trace = Trace()  # in a run of its own, which it may slow down
+    run(job, trace=trace)
+    found = _speed(run(job)) | phases(trace, "trainer0")
+    if turn == 1:  # no turn sends more than another
+        found["bytes"] = measured_bytes(job)
+        found["bytes by arithmetic"] = expected_bytes(job.config, job.data)
+    return found
+
+
+def _local_figures(job: Job, _: int) -> dict[str, float]:
+    with one_thread():  # two would only wait for each other: the model is small
+        return _speed(run_locally(job))
+
+
+def _speed(result: Result) -> dict[str, float]:
+    step = max(  # of the slowest trainer
+        statistics.median(each.step_seconds[WARM_UP:]) for each in result.trainers
+    )
+    return {"step": step, "samples": result.config.batch_size / step}

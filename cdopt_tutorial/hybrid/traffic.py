@@ -1,0 +1,69 @@
+"""How many bytes a step sends: by arithmetic, and as the sockets count them."""
+
+import math
+from dataclasses import replace
+
+from cdopt_tutorial.data.bags import BagSplit
+from cdopt_tutorial.hybrid.config import HybridConfig
+from cdopt_tutorial.hybrid.model import dense_layer
+from cdopt_tutorial.hybrid.training import Job, run
+from cdopt_tutorial.workers import Wire, bytes_per_step
+
+STEPS = 8
+INDEX = 8  # bytes of a token or an offset
+
+
+def expected_parts(config: HybridConfig, data: BagSplit) -> dict[str, float]:
+    """Bytes of each kind of tensor in a step of one full joint batch, by name.
+
+    Of all trainers together. The table's own gradient is not among them: it never
+    leaves the server, which makes it of the vectors' gradients. The replicas' mean
+    gradient, and how far they are apart, are found by gloo around a ring: each of N
+    trainers sends 2 (N - 1) / N times what is reduced.
+
+    Args:
+        config: of the run.
+        data: whose mean bag of the training data is that of the batch.
+    """
+    numbers = config.torch_dtype.itemsize
+    vectors = config.batch_size * config.embedding * numbers
+    bag = len(data.train.tokens) / len(data.train)
+    parameters = list(dense_layer(data.num_classes, config).parameters())
+    learnt = sum(each.numel() for each in parameters if each.requires_grad)
+    ring = 2 * (config.num_trainers - 1)
+    return {
+        "tokens": config.batch_size * bag * INDEX,
+        "offsets": config.batch_size * INDEX,
+        "vectors": vectors,
+        "gradients of vectors": vectors,
+        "gradients of the dense layer": ring * learnt * numbers,
+        # What is measured, not learnt: the highest and the lowest of each parameter.
+        "replica difference": ring * 2 * numbers * sum(p.numel() for p in parameters),
+    }
+
+
+def expected_bytes(config: HybridConfig, data: BagSplit) -> float:
+    """Bytes of all tensors of a step, without the messages around them.
+
+    Args:
+        config: of the run.
+        data: whose mean bag of the training data is that of the batch.
+    """
+    return sum(expected_parts(config, data).values())
+
+
+def measured_bytes(job: Job) -> float:
+    """Bytes of a step, counted by the workers' own sockets during two short runs.
+
+    Called by the parent. Both runs are of full joint batches; the last one of a pass
+    has fewer images. NaN where the training data has not two full ones.
+
+    Raises:
+        WorkerError: a worker failed.
+    """
+    more = min(STEPS, len(job.data.train) // job.config.batch_size - 1)
+
+    def run_steps(steps: int, wire: Wire) -> None:
+        run(replace(job, config=replace(job.config, max_steps=steps)), wire=wire)
+
+    return bytes_per_step(run_steps, more) if more > 0 else math.nan
