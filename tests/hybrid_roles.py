@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass, replace
 
 import torch.distributed.rpc as rpc
+from cdopt.nn import get_quad_penalty
+from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.hybrid import training
+from cdopt_tutorial.hybrid import HybridModel, Table, dense_layer, training
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,16 @@ def killing_master(job, victim):
     """A master that kills a worker while all of them train."""
     threading.Timer(1.0, rpc.rpc_async, (victim, die)).start()
     return training.run_master(job)
+
+
+def ask_cdopt(job):
+    """What CDOpt's penalty says of the original's model."""
+    table = RemoteModule("ps/cpu", Table, (job.data.num_tokens, job.config))
+    model = HybridModel(table, dense_layer(job.data.num_classes, job.config), "cpu")
+    try:
+        return f"the penalty is {get_quad_penalty(model)}"
+    except ValueError as error:
+        return str(error)
 
 
 def die():

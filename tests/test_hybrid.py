@@ -228,6 +228,12 @@ class TestBegin:
             run(Job(EXACT, data, begin=begin))
 
 
+def test_the_originals_penalty_dies_at_the_remote_module(data):
+    job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
+    roles = training.roles(job, Role(hybrid_roles.ask_cdopt, (job,)))
+    assert "not supported for RemoteModule" in launch(roles)["master"]
+
+
 def test_who_calls_whom(data):
     trace = Trace()
     run(Job(replace(EXACT, max_steps=2, epochs=1), data), trace=trace)
@@ -261,6 +267,12 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus, backend, pla
     assert all(each.why.startswith(backend) for each in found)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(data):
+    with pytest.raises(ValueError, match="there is no GPU"):
+        run(Job(replace(EXACT, device="cuda"), data))
+
+
 def test_the_digits_are_told_apart():
     accuracy = {}
     for kind in ("free", "stiefel", "oblique", "oblique table"):
@@ -290,6 +302,7 @@ def test_the_digits_are_told_apart():
         ({"max_steps": 0}, "max_steps is 0"),
         ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
         ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
+        ({"device": "abacus"}, "device is 'abacus', but must be auto or cpu or cuda"),
     ],
 )
 def test_a_config_out_of_range_is_refused(change, message):

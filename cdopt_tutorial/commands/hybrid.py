@@ -9,14 +9,12 @@ from cdopt_tutorial.commands.common import (
     add_against_local,
     add_run_options,
     bad_input,
-    check_device,
     diverged,
     named_failure,
     told,
 )
 
 SMOKE_STEPS = 30
-AUTO = "auto"
 
 
 def add(commands) -> None:
@@ -43,7 +41,7 @@ def add(commands) -> None:
     option("--lr", type=float, default=0.05, help="default: 0.05")
     option("--momentum", type=float, default=0.9, help="of sgd (default: 0.9)")
     option("--batch-size", type=int, default=64, metavar="N", help="default: 64")
-    option("--epochs", type=int, default=15, metavar="N", help="default: 15")
+    option("--epochs", type=int, default=30, metavar="N", help="default: 30")
     option("--max-steps", type=int, metavar="N", help="stop after these")
     option(
         "--step-deadline",
@@ -53,7 +51,7 @@ def add(commands) -> None:
         help="seconds for a trainer's own part of a step (default: 30)",
     )
     add_against_local(parser)
-    add_run_options(parser, device=AUTO)
+    add_run_options(parser, device="auto")
     parser.set_defaults(run=run)
 
 
@@ -123,32 +121,13 @@ def _job(args: argparse.Namespace):
         step_deadline=args.step_deadline,
         seed=args.seed,
         dtype="float64" if args.against_local else "float32",
+        device=args.device,
     )
     if args.against_local and config.semantics == "seed":
         raise ValueError("semantics seed has no equal in one process")
-    if args.device != AUTO:
-        _check_is_chosen(args.device, config.num_trainers)
     job = Job(config)
-    training.cut(job)
+    training.check(job)
     return job
-
-
-def _check_is_chosen(device: str, num_trainers: int) -> None:
-    """Check that the trainers compute there, since they choose by themselves.
-
-    Raises:
-        ValueError: there is no such device, or they choose another.
-    """
-    import torch
-
-    from cdopt_tutorial.hybrid import replicas
-
-    kind = torch.device(check_device(device)).type
-    chosen = replicas.devices(0, num_trainers, torch.cuda.device_count()).device
-    if kind != torch.device(chosen).type:
-        raise ValueError(
-            f"device is {device!r}, but the trainers choose {chosen}: leave it {AUTO}"
-        )
 
 
 class _Diverged(Exception):
@@ -161,12 +140,12 @@ def _log(_, note) -> None:
     Raises:
         _Diverged: at once, since weights that are not finite can't be projected.
     """
-    score = note.test
+    score = note.valid
     if not math.isfinite(note.train_loss + (score.loss if score else 0)):
         raise _Diverged
     if score is not None:
         print(
             f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
-            f"accuracy {score.accuracy:.3f}",
+            f"validation accuracy {score.accuracy:.3f}",
             flush=True,
         )

@@ -171,8 +171,8 @@ def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
     sizes = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
     if min(sizes) < 1:
         raise ValueError(
-            f"shares {tuple(shares)} of {len(bags)} bags are {tuple(sizes)}, but each "
-            "trainer needs at least 1"
+            f"the smallest of {len(shares)} shares comes to none of {len(bags)} bags, "
+            "but each trainer needs at least 1"
         )
     return [
         Shard(bags.select(torch.arange(begin, begin + size)), begin, len(bags))

@@ -1,5 +1,6 @@
 """Everything that one can choose about the hybrid of DDP and RPC."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,8 @@ MANIFOLDS = ("none", "stiefel", "oblique")
 PLACES = ("trainer", "server")
 LAYERS = ("dissolve", "cdopt")
 OPTIMIZERS = ("sgd", "adam")
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda")
+DAY = 24 * 60 * 60
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -39,11 +41,12 @@ class HybridConfig:
         epochs: passes over the training data.
         max_steps: steps after which the run ends anyway; None for no limit.
         step_deadline: seconds that a trainer may spend on its own part of a step,
-            without what it waits for, until the run fails and names it.
+            without what it waits for, until the run fails and names it; a day at
+            most.
         seed: of the parameters' start and the order of the images.
         dtype: "float32" or "float64".
-        device: of the dense layers: "auto" shares out the GPUs that a trainer sees, if
-            it sees any; "cpu" does not. The table is on the CPU.
+        device: of the dense layers: "cuda" shares out the GPUs that a trainer sees,
+            "auto" does so if there are any, "cpu" does not. The table is on the CPU.
 
     Raises:
         ValueError: a value is out of its range.
@@ -83,10 +86,13 @@ class HybridConfig:
             self._check(name, getattr(self, name) >= 1, "at least 1")
         limit = self.max_steps
         self._check("max_steps", limit is None or limit >= 1, "at least 1")
-        for name in ("penalty_param", "lr", "step_deadline"):
-            self._check(name, getattr(self, name) > 0, "above 0")
+        for name in ("penalty_param", "lr"):
+            fits = 0 < getattr(self, name) < math.inf
+            self._check(name, fits, "above 0 and finite")
+        fits = 0 < self.step_deadline <= DAY
+        self._check("step_deadline", fits, f"above 0, and at most {DAY} (a day)")
         self._check("momentum", 0 <= self.momentum < 1, "0 to below 1")
-        self._check("seed", self.seed >= 0, "at least 0")
+        self._check("seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         self._check_shares()
         if self.where == "server" and self.manifold != "none":
             self._check("manifold", self.manifold == "oblique", "oblique on the server")
@@ -100,7 +106,8 @@ class HybridConfig:
     def _check_shares(self) -> None:
         if self.shares is None:
             return
-        if len(self.shares) != self.num_trainers or not min(self.shares) > 0:
+        fit = all(0 < share < math.inf for share in self.shares)
+        if len(self.shares) != self.num_trainers or not fit:
             raise ValueError(
                 f"shares are {self.shares}, but must be one above 0 for each of "
                 f"{self.num_trainers} trainers"

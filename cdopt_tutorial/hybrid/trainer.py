@@ -71,7 +71,7 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
         task: what to do.
     """
     config = task.config
-    num_gpus = torch.cuda.device_count() if config.device == "auto" else 0
+    num_gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
     chosen = replicas.join(task.trainer, config.num_trainers, num_gpus)
     layer = dense_layer(task.num_classes, config)
     begin_at(layer, "dense", task.begin)

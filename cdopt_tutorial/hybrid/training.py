@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.nn.api.remote_module import RemoteModule
@@ -55,23 +56,34 @@ def run(job: Job, **options: Any) -> Result:
             ``on_report``, which gets each :class:`Progress`.
 
     Raises:
-        ValueError: a trainer's share is less than one image, or a parameter to begin
-            with does not fit.
+        ValueError: see :func:`check`.
         WorkerError: a worker failed.
     """
-    cut(job)
-    if job.begin:
-        make(job)
+    check(job)
     options.setdefault("polling", False)  # there may be more workers than cores
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     results = launch(roles(job, Role(run_master, (job,))), **options)
     return Result(job.config, results[MASTER])
 
 
+def check(job: Job) -> None:
+    """See whether a run could begin; called before any process starts.
+
+    Raises:
+        ValueError: a trainer's share is less than one image, a parameter to begin with
+            does not fit, or there is no GPU where one is asked for.
+    """
+    cut(job)
+    if job.begin:
+        make(job)
+    if job.config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but there is no GPU")
+
+
 def roles(job: Job, master: Role) -> dict[str, Role]:
     """The system's roles, ranks as in the original: trainers, master, server."""
     num_trainers = job.config.num_trainers
-    threads = max(1, psutil.cpu_count() // num_trainers)
+    threads = max(1, psutil.cpu_count() // (num_trainers + 1))  # one for the server
     trainers = {
         f"trainer{rank}": Role(serve, num_threads=threads)
         for rank in range(num_trainers)
