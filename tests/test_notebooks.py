@@ -1,5 +1,7 @@
 """The chapters: they run through, and keep the rules of CONTRIBUTING.md."""
 
+import ast
+
 import nbformat
 import pytest
 
@@ -42,6 +44,25 @@ def test_code_cells_are_short_and_narrow(path):
         lines = cell.source.splitlines()
         assert 1 <= len(lines) <= LINES, cell.source
         assert max(map(len, lines)) <= COLUMNS, cell.source
+
+
+@every_chapter
+def test_what_is_shown_is_the_last_in_its_cell(path):
+    # Jupyter displays the last expression only; another one is lost without a word.
+    for cell in code_cells(path):
+        if cell.source.startswith("%%"):
+            continue
+        *others, _ = ast.parse(cell.source).body
+        lost = [ast.unparse(each) for each in others if shows(each)]
+        assert not lost, cell.source
+
+
+def shows(statement):
+    """Whether it makes something to be displayed."""
+    match statement:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name("show"), name))):
+            return name != "glue"
+    return False
 
 
 @every_chapter
