@@ -7,6 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project, this_project
@@ -18,6 +19,22 @@ hypothesis.settings.load_profile("book")
 
 # On models this small two threads only wait for each other.
 torch.set_num_threads(1)
+
+
+class OneBook(LoadScopeScheduling):
+    """Deals the tests one by one, but those of the book to one process, and first.
+
+    A chapter wants all cores, so no two may run at a time; the largest scope begins.
+    """
+
+    def _split_scope(self, nodeid):
+        of_book = ("tests/test_notebooks.py", "tests/test_pages.py")
+        return "book" if nodeid.startswith(of_book) else nodeid
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """With ``-n`` only, as in the Makefile."""
+    return OneBook(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -103,7 +103,7 @@ def test_make_j_takes_one_target_after_another(clone):
         "-m cdopt_tutorial.cli build",
         "-m ruff check",
         "-m ruff format --check",
-        "-m pytest",
+        "-m pytest -n 2",
     ]
 
 
