@@ -89,7 +89,12 @@ def test_digest_follows_names_device_python_and_torch(book, monkeypatch):
 
 def test_a_copy_of_this_project_has_its_digest(tmp_path):
     project = this_project()
-    shutil.copytree(project.package, tmp_path / "cdopt_tutorial")
+    shutil.copytree(
+        project.package,
+        tmp_path / "cdopt_tutorial",
+        # Tests beside this one write there.
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     shutil.copy(project.root / "constraints.txt", tmp_path)
     assert digest(Project(tmp_path), "cpu") == digest(project, "cpu")
 
