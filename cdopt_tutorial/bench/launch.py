@@ -26,24 +26,30 @@ def measure(
 
     Args:
         progress: called with a line before each measurement.
-        smoke: one turn instead of five.
+        smoke: one turn of two workers instead of five of four.
 
     Returns:
         The rows, and every single value.
     """
+    functions = {
+        BASELINE: "time_spawn",
+        "launch, first in a parent": "time_first_launch",
+        "launch, later": "time_later_launch",
+    }
+    num_workers = 2 if smoke else NUM_WORKERS
     variants = {
-        BASELINE: lambda _: _in_fresh_parent("time_spawn"),
-        "launch, first in a parent": lambda _: _in_fresh_parent("time_first_launch"),
-        "launch, later": lambda _: _in_fresh_parent("time_later_launch"),
+        name: lambda _, function=function: _in_fresh_parent(function, num_workers)
+        for name, function in functions.items()
     }
     values = interleave(variants, range(1, 2 if smoke else 6), progress)
     return rows(values, UNITS, BASELINE), {"values": values}
 
 
-def _in_fresh_parent(function: str) -> dict[str, float]:
+def _in_fresh_parent(function: str, num_workers: int) -> dict[str, float]:
     """Call a function of this module in a new interpreter; its stdout is the value."""
     code = (
-        f"from {__name__} import {function} as f; import json; print(json.dumps(f()))"
+        f"from {__name__} import {function} as f; import json; "
+        f"print(json.dumps(f({num_workers})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
@@ -51,38 +57,38 @@ def _in_fresh_parent(function: str) -> dict[str, float]:
     return {"start to end": json.loads(done.stdout.splitlines()[-1])}
 
 
-def time_spawn() -> float:
+def time_spawn(num_workers: int) -> float:
     """Seconds with torch's own ``spawn``, each worker joining as ours do."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         torch.multiprocessing.spawn(
-            _join, args=(f"file://{folder}/meet",), nprocs=NUM_WORKERS
+            _join, args=(f"file://{folder}/meet", num_workers), nprocs=num_workers
         )
         return time.perf_counter() - begin
 
 
-def time_first_launch() -> float:
+def time_first_launch(num_workers: int) -> float:
     """Seconds of a parent's first launch, which starts the fork server too."""
-    return _time_launch()
+    return _time_launch(num_workers)
 
 
-def time_later_launch() -> float:
+def time_later_launch(num_workers: int) -> float:
     """Seconds of a later launch, when the fork server has imported torch."""
-    _time_launch()
-    return _time_launch()
+    _time_launch(num_workers)
+    return _time_launch(num_workers)
 
 
-def _time_launch() -> float:
+def _time_launch(num_workers: int) -> float:
     begin = time.perf_counter()
-    launch({f"worker{rank}": Role(serve) for rank in range(NUM_WORKERS)})
+    launch({f"worker{rank}": Role(serve) for rank in range(num_workers)})
     return time.perf_counter() - begin
 
 
-def _join(rank: int, init_method: str) -> None:
+def _join(rank: int, init_method: str, num_workers: int) -> None:
     os.environ["TP_SOCKET_IFNAME"] = process.LOOPBACK
     process.ignore_own_warning()
     options = rpc.TensorPipeRpcBackendOptions(init_method=init_method)
     rpc.init_rpc(
-        f"worker{rank}", rank=rank, world_size=NUM_WORKERS, rpc_backend_options=options
+        f"worker{rank}", rank=rank, world_size=num_workers, rpc_backend_options=options
     )
     rpc.shutdown()
