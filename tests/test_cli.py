@@ -48,7 +48,7 @@ class TestReinforce:
             "reinforce",
             "--smoke",
             "--conversation",
-            "per-step",
+            "local-policy",
             "--json",
             str(file),
         ]

@@ -8,7 +8,7 @@ from cdopt_tutorial.workers import Trace
 
 NUM_OBSERVERS = 2
 SEEDS = range(1, 6)
-SMOKE_EPISODES = 32
+SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
 BASELINE = "per-step"
 UNITS = {
@@ -56,17 +56,19 @@ def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]
         "time to solve": score.seconds,
         "episodes": len(score.rewards),
         "solved": float(score.solved),
-        **traffic(conversation, seed),
+        **traffic(conversation, seed, min(max_episodes, TRACED_EPISODES)),
     }
 
 
-def traffic(conversation: str, seed: int) -> dict[str, float]:
+def traffic(
+    conversation: str, seed: int, max_episodes: int = TRACED_EPISODES
+) -> dict[str, float]:
     """Calls and bytes an environment step, both ways, from a short traced run.
 
     A run of its own, so that recording does not slow down what is timed.
     """
     config = ReinforceConfig(
-        conversation, NUM_OBSERVERS, seed=seed, max_episodes=TRACED_EPISODES
+        conversation, NUM_OBSERVERS, seed=seed, max_episodes=max_episodes
     )
     trace = Trace()
     steps = run(config, trace=trace).score.env_steps
