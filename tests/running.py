@@ -18,6 +18,14 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
+def wait_for_end(processes: list[psutil.Process]) -> None:
+    """They must end within 10 s."""
+    limit = time.monotonic() + 10
+    while left := [process for process in processes if runs(process)]:
+        assert time.monotonic() < limit, left
+        time.sleep(0.1)
+
+
 class Running:
     """A run of ``cdopt-tutorial`` that has begun to train.
 
@@ -52,8 +60,5 @@ class Running:
     def _end(self, code: int) -> str:
         _, error = self.process.communicate(timeout=10)
         assert self.process.returncode == code
-        limit = time.monotonic() + 10
-        while left := [c for c in self.below if runs(c)]:
-            assert time.monotonic() < limit, left
-            time.sleep(0.1)
+        wait_for_end(self.below)
         return error

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ import pytest
 import rnn_roles
 import roles
 import torch
-from running import runs
+from running import wait_for_end
 
 from cdopt_tutorial.workers import Role, WorkerError, group, launch, pack, serve
 from cdopt_tutorial.workers.errors import origin
@@ -305,11 +306,12 @@ launch(
         assert len(children) >= 3  # two workers and their server
         process.kill()
         process.wait()
-        _, late = psutil.wait_procs(children, timeout=2)
-        alive = [child for child in late if runs(child)]
-        for child in alive:
-            child.kill()
-        assert not alive
+        try:
+            wait_for_end(children)
+        finally:
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
 
     def test_workers_listen_on_loopback_only(self):
         process, first, children = self.start("sleep", (300,))
