@@ -109,6 +109,13 @@ def send_self(number):
     time.sleep(60)
 
 
+def stop_in_a_message(size):
+    """Be stopped while the pipe to the parent is full."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    while True:
+        report(bytes(size))
+
+
 def report_and_sleep(seconds):
     report(os.getpid())
     time.sleep(seconds)

@@ -1,8 +1,10 @@
 """The launcher: what comes back, what is refused, and what a failure looks like."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,24 @@ def nothing_left_behind():
     before = {p.pid for p in workers_alive()}
     yield
     assert {p.pid for p in workers_alive()} == before
+
+
+class Guard:
+    """Fails a test that would hang in the launcher itself."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __enter__(self):
+        signal.signal(signal.SIGALRM, self.ring)
+        signal.alarm(self.seconds)
+
+    def __exit__(self, *_):
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def ring(self, *_):
+        raise AssertionError(f"hung for {self.seconds} s")
 
 
 def failure(roles_, **options):
@@ -202,6 +222,28 @@ class TestFailure:
             {"a": Role(roles.leave, (code,)), "b": Role(roles.sleep, (LONG,))}
         )
         assert error.headline == f"a exited with code {code} before it finished"
+
+    @pytest.mark.parametrize(
+        ("number", "told"), [("SIGKILL", "killed"), ("SIGSTOP", "stopped")]
+    )
+    def test_a_worker_that_ends_as_it_starts(self, number, told):
+        # Its role takes long to read, so it is caught before it has done so.
+        before = set(workers_alive())
+
+        def catch():
+            while not (born := set(workers_alive()) - before):
+                time.sleep(0.001)
+            born.pop().send_signal(getattr(signal, number))
+
+        role = Role(roles.identify, (bytes(30_000_000),))
+        with Guard(30):
+            threading.Thread(target=catch).start()
+            assert failure({"late": role}).headline.startswith(f"late was {told}")
+
+    def test_a_worker_that_is_stopped_in_the_middle_of_a_message(self):
+        with Guard(30):
+            error = failure({"worker": Role(roles.stop_in_a_message, (1_000_000,))})
+        assert error.headline.startswith("worker was stopped")
 
     def test_a_polite_exit(self):
         error = failure({"a": Role(roles.exit_politely), "b": Role(serve)})

@@ -32,6 +32,7 @@ PRELOAD = (
     "cdopt_tutorial.workers.process",
 )
 
+CHUNK = 2**20  # bytes to read at once
 TICK = 0.2  # seconds between two looks at the deadlines
 STOPPED = 1.5  # seconds that a worker may be stopped before it counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
@@ -42,6 +43,39 @@ EXIT = 5.0  # seconds that a finished worker may take to leave
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
 
 
+class _Inbox:
+    """A worker's messages, at the parent.
+
+    Unlike a ``Connection`` it does not wait for the rest of a message, which would
+    never come from a worker that was stopped as it sent it.
+
+    Args:
+        connection: the parent's end of the pipe.
+    """
+
+    def __init__(self, connection: Connection):
+        self._connection, self._bytes = connection, bytearray()
+
+    def take(self) -> list[bytes]:
+        """What has come in whole since the last time; never waits.
+
+        Raises:
+            EOFError: nothing has come, and nothing will, since the worker has gone.
+        """
+        part = os.read(self._connection.fileno(), CHUNK)
+        if not part:
+            raise EOFError
+        self._bytes += part
+        messages = []
+        while len(self._bytes) >= process.HEADER:
+            end = process.HEADER + int.from_bytes(self._bytes[: process.HEADER], "big")
+            if len(self._bytes) < end:
+                break
+            messages.append(bytes(self._bytes[process.HEADER : end]))
+            del self._bytes[:end]
+        return messages
+
+
 @dataclass
 class _Worker:
     """The parent's view of one worker."""
@@ -49,6 +83,7 @@ class _Worker:
     name: str
     process: BaseProcess
     connection: Connection
+    inbox: _Inbox
     log: str
     deadline: float | None
     phase: str = "starting"  # then joining, running, serving, done
@@ -132,17 +167,26 @@ class Group:
         return results, calls, {w.name: w.received for w in self._workers}
 
     def _start(self, context, rank: int, name: str, role: bytes) -> None:
+        # By a file: Process would write a large role into a pipe, and wait for ever
+        # if the worker is stopped before it has read it.
+        with open(process.role_path(self._settings, name), "wb") as file:
+            file.write(role)
         ours, theirs = context.Pipe(duplex=False)
         wanted = self._roles[name]
-        args = (self._settings, name, rank, wanted.num_threads, role, theirs)
+        args = (self._settings, name, rank, wanted.num_threads, theirs)
         child = context.Process(target=process.main, args=args, name=name)
         log = process.log_path(self._settings, name)
-        self._workers.append(_Worker(name, child, ours, log, wanted.deadline))
-        child.start()
-        theirs.close()  # otherwise our end would not see the worker go
+        self._workers.append(
+            _Worker(name, child, ours, _Inbox(ours), log, wanted.deadline)
+        )
+        with theirs:  # closed here, or our end would not see the worker go
+            try:
+                child.start()
+            except (EOFError, BrokenPipeError) as error:
+                raise WorkerError(name, "was killed as it started") from error
 
     def _take_messages(self, timeout: float) -> None:
-        """Handle one message of each worker that sent any, and note who has gone."""
+        """Handle what workers have sent by now, and note who has gone."""
         waited = {}
         for worker in self._workers:
             if not worker.settled:
@@ -151,14 +195,14 @@ class Group:
             id(w): w for w in map(waited.get, wait(list(waited), timeout))
         }.values():
             try:
-                gone = not worker.connection.poll()
-                message = None if gone else worker.connection.recv_bytes()
+                messages = worker.inbox.take() if worker.connection.poll() else None
             except (EOFError, OSError):
-                message = None
-            if message is None:
+                messages = None
+            if messages is None:
                 self._note_death(worker)
-            else:
-                self._handle(worker, *pickle.loads(message))
+            for message in messages or ():
+                if not worker.settled:
+                    self._handle(worker, *pickle.loads(message))
 
     def _handle(self, worker: _Worker, kind: str, *content: Any) -> None:
         match kind, content:

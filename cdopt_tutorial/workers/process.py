@@ -26,6 +26,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig
 from cdopt_tutorial.workers import trace, wire
 from cdopt_tutorial.workers.errors import origin
 
+HEADER = 8  # bytes that tell how long the message behind them is
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 # Texts by which torch says that the other end of a call has gone.
@@ -85,8 +86,10 @@ class Channel:
         # torch teaches multiprocessing's own pickler to pass tensors as file
         # descriptors, which die with the sender; plain pickle passes their values.
         message = pickle.dumps((kind, *content))
+        rest = memoryview(len(message).to_bytes(HEADER, "big") + message)
         with self._lock:
-            self._connection.send_bytes(message)
+            while rest:
+                rest = rest[os.write(self._connection.fileno(), rest) :]
 
 
 class _Forwarded(io.TextIOBase):
@@ -180,12 +183,16 @@ def log_path(settings: Settings, name: str) -> str:
     return os.path.join(settings.folder, f"{name}.log")
 
 
+def role_path(settings: Settings, name: str) -> str:
+    """Where the launcher leaves a worker's packed role."""
+    return os.path.join(settings.folder, f"{name}.role")
+
+
 def main(
     settings: Settings,
     name: str,
     rank: int,
     num_threads: int,
-    role: bytes,
     connection: Connection,
 ) -> None:
     """Entry point of a worker process; called by the launcher only."""
@@ -201,7 +208,8 @@ def main(
         # other's way ("cannot import name ... from partially initialized module").
         for module in settings.modules:
             importlib.import_module(module)
-        function, args, kwargs = pickle.loads(role)
+        with open(role_path(settings, name), "rb") as role:
+            function, args, kwargs = pickle.load(role)
         channel.send("phase", "joining")
         _join(settings, name, rank)
         channel.send("phase", "running")
