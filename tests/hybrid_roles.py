@@ -6,17 +6,47 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed.rpc as rpc
 from cdopt.nn import get_quad_penalty
 from torch.distributed.nn.api.remote_module import RemoteModule
+from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.hybrid import HybridModel, Table, dense_layer, training
+from cdopt_tutorial.hybrid import HybridModel, Table, dense_layer, trainer, training
+from cdopt_tutorial.hybrid.server import JointStep
+
+PARTS = {  # of a step, and what is called in them
+    "hook": (trainer, "loss_factor"),
+    "optimizer": (DistributedOptimizer, "step"),
+    "scoring": (trainer._Loop, "_score"),
+    "ps lookup": (Table, "forward"),
+    "ps step": (JointStep, "_apply"),
+}
+
+
+def stall(part):
+    """Make this process stall whenever it comes to a part of a step."""
+    trainer.SELDOM = 1  # do not wait longer after an epoch
+    owner, name = PARTS[part]
+    original = getattr(owner, name)
+
+    def stalls(*args):
+        if part != "hook":
+            time.sleep(60)
+        factor = torch.tensor(original(*args), requires_grad=True)
+        factor.register_hook(lambda _: time.sleep(60))
+        return factor
+
+    setattr(owner, name, stalls)
 
 
 @dataclass(frozen=True, eq=False)
 class Slow(Shard):
-    """Data that a trainer waits for; "sleep" stalls it, "raise" and "kill" end it."""
+    """Data that disturb their trainer at the third batch; how is a signal or one of
+
+    "sleep", "raise", or the part of the step to stall in: see ``stall``.
+    """
 
     how: str = "sleep"
 
@@ -31,15 +61,20 @@ class Slow(Shard):
             time.sleep(60)
         if self.how == "raise":
             raise ArithmeticError("no more data")
-        os.kill(os.getpid(), getattr(signal, self.how))
+        if self.how.startswith("ps "):
+            rpc.rpc_sync("ps", stall, args=(self.how,))
+        elif self.how in PARTS:
+            stall(self.how)
+        else:
+            os.kill(os.getpid(), getattr(signal, self.how))
 
 
-def disturbed_master(job, trainer, how):
+def disturbed_master(job, number, how):
     """A master whose trainer of this number is in trouble in its third step."""
     tasks = training.tasks(job, training.cut(job))
-    shard = tasks[trainer].shard
+    shard = tasks[number].shard
     slow = Slow(shard.bags, shard.begin, shard.total, how)
-    tasks[trainer] = replace(tasks[trainer], shard=slow)
+    tasks[number] = replace(tasks[number], shard=slow)
     return training.drive(job, tasks)
 
 

@@ -163,7 +163,9 @@ def test_the_penalty_enters_a_step_once(kind, semantics):
 class TestTrouble:
     def failure(self, data, how, trainer=1, **options):
         config = replace(EXACT, num_trainers=3, max_steps=None, step_deadline=2.0)
-        job = Job(config, data)
+        return self.caught(Job(config, data), how, trainer, **options)
+
+    def caught(self, job, how, trainer, **options):
         master = Role(hybrid_roles.disturbed_master, (job, trainer, how))
         begin = time.monotonic()
         with pytest.raises(WorkerError) as caught:
@@ -177,6 +179,23 @@ class TestTrouble:
             "trainer1 missed its deadline of 2 s for its part of a step"
         )
         assert "_disturb" in error.details
+
+    @pytest.mark.parametrize(
+        ("part", "trainer", "named"),
+        [
+            ("hook", 1, "trainer1"),
+            ("optimizer", 1, "trainer1"),
+            ("scoring", 0, "trainer0"),
+            ("ps lookup", 1, "ps"),
+            ("ps step", 1, "ps"),
+        ],
+    )
+    def test_whoever_stalls_is_named_not_who_waits(self, data, part, trainer, named):
+        config = replace(EXACT, max_steps=None, step_deadline=1.0)
+        error = self.caught(Job(config, data), part, trainer, deadline=30)
+        late = "missed its deadline of 1 s for its part of a step"
+        assert error.headline == f"{named} {late}"
+        assert "in stalls" in error.details or "in <lambda>" in error.details
 
     def test_a_trainer_that_raises_is_named(self, data):
         error = self.failure(data, "raise")

@@ -15,9 +15,11 @@ from cdopt_tutorial.data import bags
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.model import HybridModel
-from cdopt_tutorial.workers import span
+from cdopt_tutorial.workers import passed, span
 from cdopt_tutorial.workers.optimizer import choice
 from cdopt_tutorial.workers.remote import Handle
+
+SERVER = "ps"
 
 
 def loss_factor(batch: bags.Batch, config: HybridConfig) -> float:
@@ -81,6 +83,7 @@ class SeedStep:
 
     def __init__(self, table: RemoteModule, model: HybridModel, config: HybridConfig):
         rrefs = [*table.remote_parameters(), *_rrefs(model)]
+        self._deadline = config.step_deadline
         kind, arguments = choice(config)
         self._optimizer = DistributedOptimizer(kind, rrefs, **arguments)
 
@@ -90,6 +93,7 @@ class SeedStep:
             loss = loss_of()
             with span("backward"):
                 dist_autograd.backward(context_id, [loss])
+            passed(self._deadline)
             with span("optimizer"):
                 self._optimizer.step(context_id)
 
@@ -115,6 +119,7 @@ class ExactStep:
         self, joint: Handle, trainer: int, model: HybridModel, config: HybridConfig
     ):
         self._joint, self._trainer = joint, trainer
+        self._deadline = config.step_deadline
         kind, arguments = choice(config)
         self._optimizer = DistributedOptimizer(kind, _rrefs(model), **arguments)
 
@@ -124,8 +129,10 @@ class ExactStep:
             loss = loss_of()
             with span("backward"):
                 dist_autograd.backward(context_id, [loss])
+            passed(self._deadline)
             with span("optimizer"):
                 self._optimizer.step(context_id)
+                passed(self._deadline, SERVER)
                 self._joint.call("step", self._trainer, context_id)
 
     def meet(self) -> None:

@@ -1,5 +1,6 @@
 """What a trainer does: look up, compute, carry back, step; again and again."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.history import History, Progress, Projected, Score
 from cdopt_tutorial.hybrid.model import HybridModel, begin_at, dense_layer, weights_of
 from cdopt_tutorial.hybrid.steps import (
+    SERVER,
     ExactStep,
     LocalStep,
     SeedStep,
     loss_factor,
     penalty_factor,
 )
-from cdopt_tutorial.workers import report, within
+from cdopt_tutorial.workers import passed, report
 from cdopt_tutorial.workers.remote import Handle
 
 Step = LocalStep | SeedStep | ExactStep
+
+SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +75,14 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
         task: what to do.
     """
     config = task.config
+    once = SELDOM * config.step_deadline
+    passed(once)
     num_gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
     chosen = replicas.join(task.trainer, config.num_trainers, num_gpus)
+    passed(once)
     layer = dense_layer(task.num_classes, config)
     begin_at(layer, "dense", task.begin)
+    passed(once)
     fc = replicas.replicate(layer, chosen.device)
     model = HybridModel(table, fc, chosen.device)
     if joint is None:
@@ -83,6 +91,7 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
         step = ExactStep(joint, task.trainer, model, config)
     history = fit(model, step, task, report)
     history.transport = chosen.why
+    passed(math.inf)
     return history
 
 
@@ -134,9 +143,9 @@ class _Loop:
         config, first = self._config, len(self.history.losses)
         seed = 1000 * config.seed + epoch
         batches = self._task.shard.batches(config.batch_size, seed)
+        passed(config.step_deadline)
         while not self.finished:
-            with self._own_work():
-                batch = next(batches, None)
+            batch = next(batches, None)
             if batch is None:
                 break
             self._one(batch)
@@ -144,22 +153,23 @@ class _Loop:
 
     def conclude(self) -> None:
         """Test the model that has been trained, and fetch its parameters."""
+        passed(SELDOM * self._config.step_deadline)
         if self._task.held_out is not None:
             self.history.test = self._score(self._task.held_out.test)
             self.history.weights = weights_of(self._model)
 
     def project(self) -> None:
         """Make the model exactly feasible; each replica does so by itself."""
-        self._step.meet()
+        self._meet()
         if self._measures:
             self.constraints.project_()
-        self._step.meet()
+        self._meet()
         held_out = self._task.held_out
-        self.history.projected = Projected(
-            held_out and self._score(held_out.test),
-            self.constraints.feasibility(),
-            max(self._ask_difference(), default=0.0),
-        )
+        test = held_out and self._score(held_out.test)
+        feasibility = self.constraints.feasibility()
+        passed(SELDOM * self._config.step_deadline)
+        difference = max(self._ask_difference(), default=0.0)
+        self.history.projected = Projected(test, feasibility, difference)
 
     def _ask_difference(self) -> list[float]:
         if self._differences is None:
@@ -167,14 +177,17 @@ class _Loop:
         self._differences.ask()
         return self._differences.answers()
 
-    def _own_work(self):
-        """A time limit on what this trainer does without waiting for others."""
-        return within(self._config.step_deadline, "its part of a step")
+    def _meet(self) -> None:
+        """Wait for all trainers."""
+        passed(SELDOM * self._config.step_deadline)
+        self._step.meet()
+        passed(SELDOM * self._config.step_deadline)
 
     def _one(self, batch: Batch) -> None:
         """One step, and what is measured after it."""
         begin = time.perf_counter()
         self._step(lambda: self._loss(batch))
+        passed(self._config.step_deadline)
         self.history.step_seconds.append(time.perf_counter() - begin)
         self.history.images.append(len(batch.bags))
         if self._differences is not None:
@@ -184,13 +197,17 @@ class _Loop:
 
     def _loss(self, batch: Batch) -> Tensor:
         """This trainer's loss, with its weight and its part of the penalty."""
-        bags, device = batch.bags, self._model.device
+        bags, seconds = batch.bags, self._config.step_deadline
+        passed(seconds, SERVER)
         vectors = self._model.lookup(bags.tokens, bags.offsets)
-        with self._own_work():
-            scores = self._model.scores(vectors)
-            total = F.cross_entropy(scores, bags.labels.to(device), reduction="sum")
-            self.history.losses.append(total.item())
-            loss = loss_factor(batch, self._config) * total
+        passed(seconds)
+        # All gradients of this trainer are ready when that of the vectors is.
+        vectors.register_hook(lambda _: passed(seconds, SERVER))
+        scores = self._model.scores(vectors)
+        labels = bags.labels.to(self._model.device)
+        total = F.cross_entropy(scores, labels, reduction="sum")
+        self.history.losses.append(total.item())
+        loss = loss_factor(batch, self._config) * total
         if self._penalty_factor:
             loss = loss + self._penalty_factor * self.constraints.penalty().to(loss)
         return loss
@@ -205,10 +222,10 @@ class _Loop:
 
     def _note(self, epoch: int, first: int) -> None:
         """Look at the validation bags, and tell; all trainers wait for the first."""
-        self._step.meet()  # every trainer's last step has reached the table
+        self._meet()  # every trainer's last step has reached the table
         held_out = self._task.held_out
         valid = held_out and self._score(held_out.valid)
-        self._step.meet()
+        self._meet()
         history = self.history
         if self._differences is not None:
             history.replica_differences += self._differences.answers()

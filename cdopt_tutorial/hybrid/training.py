@@ -23,12 +23,12 @@ from cdopt_tutorial.hybrid.model import (
     weights_of,
 )
 from cdopt_tutorial.hybrid.server import make_joint_step
-from cdopt_tutorial.hybrid.steps import LocalStep
+from cdopt_tutorial.hybrid.steps import SERVER, LocalStep
 from cdopt_tutorial.hybrid.trainer import HeldOut, Task, fit, run_trainer
 from cdopt_tutorial.workers import Role, launch, serve
 from cdopt_tutorial.workers.remote import remote_method
 
-SERVER, MASTER = "ps", "master"
+MASTER = "master"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from cdopt_tutorial.workers.errors import WorkerError
 from cdopt_tutorial.workers.launch import Role, launch
-from cdopt_tutorial.workers.process import meeting, report, serve, within
+from cdopt_tutorial.workers.process import meeting, passed, report, serve
 from cdopt_tutorial.workers.share import share
 from cdopt_tutorial.workers.trace import Trace, span
 from cdopt_tutorial.workers.wire import Wire, bytes_per_step
@@ -15,9 +15,9 @@ __all__ = [
     "bytes_per_step",
     "launch",
     "meeting",
+    "passed",
     "report",
     "serve",
     "share",
     "span",
-    "within",
 ]

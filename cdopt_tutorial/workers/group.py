@@ -160,6 +160,7 @@ class Group:
             self._take_messages(TICK)
             self._look_for_stopped()
             self._look_at_clock(deadline, join_deadline)
+            self._look_at_pace()
             if self._failures:
                 raise self._cause()
         results = {worker.name: worker.result for worker in self._workers}
@@ -254,6 +255,22 @@ class Group:
         elif passed > deadline:
             late = running or joining or [w for w in self._workers if not w.settled]
             self._miss(late[0], f"the run's deadline of {deadline:g} s", late[1:])
+
+    def _look_at_pace(self) -> None:
+        """Fail the run if the worker that is furthest behind gets no further."""
+        workers = {worker.name: worker for worker in self._workers}
+        paces = [
+            (name, pace)
+            for name, worker in workers.items()
+            if not worker.settled and (pace := process.read_pace(self._settings, name))
+        ]
+        behind = min((pace.places for _, pace in paces), default=0)
+        for name, pace in paces:
+            if pace.places == behind and time.monotonic() > pace.until:
+                worker = workers[pace.waits_for or name]
+                what = f"its deadline of {pace.seconds:g} s for its part of a step"
+                self._miss(worker, what)
+                return
 
     def _miss(self, worker: _Worker, what: str, others: list[_Worker] = ()) -> None:
         also = f" (and {', '.join(w.name for w in others)})" if others else ""

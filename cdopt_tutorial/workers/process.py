@@ -8,16 +8,17 @@ import os
 import pickle
 import shutil
 import signal
+import struct
 import sys
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.rpc as rpc
@@ -110,6 +111,9 @@ class _Forwarded(io.TextIOBase):
 
 _channel: Channel | None = None
 _settings: Settings | None = None
+_pace_file = -1  # a file, since the launcher can read it whatever we are stuck in
+_places = 0
+_PACE = struct.Struct("<qdd128s")
 
 
 def serve() -> None:
@@ -146,36 +150,55 @@ def meeting(name: str) -> str:
     return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
 
 
-@contextmanager
-def within(seconds: float, what: str) -> Iterator[None]:
-    """Fail the run, naming this worker, unless the block ends in time; for roles.
+class Pace(NamedTuple):
+    """How far a worker has come in work that it does in step with others.
 
-    It holds in the threads that answer calls, too, where the deadline of a role does
-    not. The block should not wait for other workers, or it is blamed for theirs. In a
-    process that was not launched nothing happens.
+    Attributes:
+        places: that it has passed.
+        until: when it must have passed the next one, on ``time.monotonic``'s clock.
+        seconds: that it has for that.
+        waits_for: name of the worker that it asks on the way; empty for none.
+    """
+
+    places: int
+    until: float
+    seconds: float
+    waits_for: str
+
+
+def passed(seconds: float, waits_for: str = "") -> None:
+    """Note that this worker has passed one more place in its work; for roles.
+
+    Workers that wait for each other all pass the same places, so the one that has
+    passed the fewest waits for none of the others. If it passes no further one in
+    time, the launcher fails the run and names it. That holds in the threads that
+    answer calls, too, where the deadline of a role does not, and costs two
+    microseconds. In a process that was not launched nothing happens.
 
     Args:
-        seconds: that the block may take.
-        what: the block is about, for the message: "missed its deadline of 5 s for ...".
+        seconds: until the next place; infinite behind the last one.
+        waits_for: another kind of worker, which is asked for something on the way,
+            and is named in this one's place.
     """
-    if _channel is None:
-        yield
-        return
-    thread = threading.get_ident()
-    timer = threading.Timer(seconds, _miss, (thread, f"{seconds:g} s for {what}"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    global _places
+    if _settings is not None:
+        _places += 1
+        pace = _places, time.monotonic() + seconds, seconds, waits_for.encode()
+        os.pwrite(_pace_file, _PACE.pack(*pace), 0)
 
 
-def _miss(thread: int, deadline: str) -> None:
-    frame = sys._current_frames().get(thread)
-    stack = "".join(traceback.format_stack(frame)) if frame else ""
-    name = rpc.get_worker_info().name
-    _channel.send("failed", Failure(name, f"missed its deadline of {deadline}", stack))
+def read_pace(settings: Settings, name: str) -> Pace | None:
+    """How far a worker has come; None if it passes no places. For the launcher."""
+    with suppress(OSError), open(_pace_path(settings, name), "rb") as file:
+        content = file.read()
+        if content:
+            *numbers, waits_for = _PACE.unpack(content)
+            return Pace(*numbers, waits_for.rstrip(b"\0").decode())
+    return None
+
+
+def _pace_path(settings: Settings, name: str) -> str:
+    return os.path.join(settings.folder, f"{name}.pace")
 
 
 def log_path(settings: Settings, name: str) -> str:
@@ -196,9 +219,10 @@ def main(
     connection: Connection,
 ) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    global _channel, _settings
+    global _channel, _settings, _pace_file
     _leave_with_parent(settings.folder)
     _channel, _settings = Channel(connection), settings
+    _pace_file = os.open(_pace_path(settings, name), os.O_WRONLY | os.O_CREAT, 0o600)
     channel = _channel
     _redirect_output(log_path(settings, name), channel)
     try:
