@@ -45,10 +45,12 @@ def stall(part):
 class Slow(Shard):
     """Data that disturb their trainer at the third batch; how is a signal or one of
 
-    "sleep", "raise", or the part of the step to stall in: see ``stall``.
+    "sleep", "nap" (for so many seconds), "raise", or the part of the step to stall in:
+    see ``stall``.
     """
 
     how: str = "sleep"
+    nap: float = 0.0
 
     def batches(self, batch_size, seed):
         for number, batch in enumerate(super().batches(batch_size, seed)):
@@ -57,6 +59,9 @@ class Slow(Shard):
             yield batch
 
     def _disturb(self):
+        if self.how == "nap":
+            time.sleep(self.nap)
+            return
         if self.how == "sleep":
             time.sleep(60)
         if self.how == "raise":
@@ -72,10 +77,20 @@ class Slow(Shard):
 def disturbed_master(job, number, how):
     """A master whose trainer of this number is in trouble in its third step."""
     tasks = training.tasks(job, training.cut(job))
-    shard = tasks[number].shard
-    slow = Slow(shard.bags, shard.begin, shard.total, how)
-    tasks[number] = replace(tasks[number], shard=slow)
+    tasks[number] = disturbed(tasks[number], how)
     return training.drive(job, tasks)
+
+
+def napping_master(job, seconds):
+    """A master whose trainers all rest in their third step, at the same time."""
+    tasks = training.tasks(job, training.cut(job))
+    return training.drive(job, [disturbed(task, "nap", seconds) for task in tasks])
+
+
+def disturbed(task, *how):
+    """The task with data that disturb."""
+    shard = task.shard
+    return replace(task, shard=Slow(shard.bags, shard.begin, shard.total, *how))
 
 
 def killing_master(job, victim):
@@ -96,3 +111,8 @@ def ask_cdopt(job):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_slowly(job):
+    """Training in one process, whose reports take long: nobody waits for it."""
+    return training.run_locally(job, tell=lambda _: time.sleep(1.0))

@@ -21,7 +21,7 @@ from cdopt_tutorial.hybrid import (
 )
 from cdopt_tutorial.hybrid.history import difference
 from cdopt_tutorial.hybrid.model import weights_of
-from cdopt_tutorial.workers import Role, Trace, WorkerError, launch
+from cdopt_tutorial.workers import Role, Trace, WorkerError, launch, share
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50
@@ -209,6 +209,12 @@ class TestTrouble:
     def test_a_trainer_that_is_gone_is_named(self, data, how, told):
         assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
 
+    def test_training_in_one_process_has_no_deadline(self, data):
+        config = replace(EXACT, max_steps=1, step_deadline=0.01)
+        job = Job(config, data)
+        (found,) = share(hybrid_roles.train_slowly, [(job,)])
+        assert len(found.losses) == 1
+
     @pytest.mark.parametrize("victim", ["trainer0", "master", "ps"])
     def test_whoever_is_killed_is_named(self, data, victim):
         job = Job(replace(EXACT, max_steps=None), data)
@@ -218,11 +224,12 @@ class TestTrouble:
         assert caught.value.headline == f"{victim} was killed by SIGKILL"
 
 
-def test_the_calls_have_no_time_out(data):
-    # The loops take longer than that, the messages within them do not.
-    config = replace(EXACT, num_trainers=2, max_steps=600)
-    histories = run(Job(config, data), rpc_timeout=1.0)
-    assert sum(histories.trainers[0].step_seconds) > 1.0
+def test_the_loops_may_take_longer_than_the_time_out(data):
+    config = replace(EXACT, num_trainers=2, max_steps=4)
+    master = Role(hybrid_roles.napping_master, (Job(config, data), 3.5))
+    roles = training.roles(Job(config, data), master)
+    histories = launch(roles, polling=False, rpc_timeout=3.0)["master"]
+    assert [len(each.losses) for each in histories] == [4, 4]
 
 
 class TestBegin:

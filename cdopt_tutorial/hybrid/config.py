@@ -40,9 +40,10 @@ class HybridConfig:
         batch_size: images of a joint batch, of all trainers together.
         epochs: passes over the training data.
         max_steps: steps after which the run ends anyway; None for no limit.
-        step_deadline: seconds that a trainer may spend on its own part of a step,
-            without what it waits for, until the run fails and names it; a day at
-            most.
+        step_deadline: seconds from one place in a trainer's step to the next, such as
+            from the lookup to the forward pass, after which the run fails and names
+            whoever is furthest behind, or the server if that one waits for it. Ten
+            times as long for what is done once or after an epoch. At most a day.
         seed: of the parameters' start and the order of the images.
         dtype: "float32" or "float64".
         device: of the dense layers: "cuda" shares out the GPUs that a trainer sees,

@@ -50,8 +50,8 @@ def devices(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
 def join(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
     """Enter the trainers' process group; called once on each trainer.
 
-    The group stays until the process ends: to destroy it right after an all-reduce
-    hangs at times, since its destructor waits for gloo's thread while it holds the GIL.
+    The group stays until the process ends. To destroy it right after an all-reduce
+    hangs at times: its destructor waits for gloo's thread, and holds the GIL.
     """
     chosen = devices(trainer, num_trainers, num_gpus)
     dist.init_process_group(

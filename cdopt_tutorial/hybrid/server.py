@@ -15,9 +15,9 @@ from cdopt_tutorial.workers.remote import Handle
 class JointStep:
     """One optimizer step on the table with the mean of all trainers' gradients.
 
-    Lives on ``ps``; made by the master, called by the trainers. The mean, since that
-    is what DDP takes of the dense layer's gradients: one weight on each trainer's loss
-    then serves both.
+    Lives on ``ps``; made by the master, called by the trainers. The mean, since
+    that is what DDP takes of the dense layer's gradients: one weight on each
+    trainer's loss then serves both.
 
     Args:
         table: whose parameters are moved.
@@ -47,7 +47,7 @@ class JointStep:
             self._waiting[trainer] = context_id, future
             if len(self._waiting) < self._num_trainers:
                 return future
-            # In the order of the trainers, so that sums do not depend on who was first.
+            # In the trainers' order: sums must not depend on who came first.
             waiting = [self._waiting[rank] for rank in sorted(self._waiting)]
             self._waiting = {}
             self._apply([context for context, _ in waiting])

@@ -37,8 +37,8 @@ def loss_factor(batch: bags.Batch, config: HybridConfig) -> float:
 def penalty_factor(trainer: int, config: HybridConfig) -> int:
     """What a trainer's penalty is multiplied by, so that it enters a step once.
 
-    Of the dense layer every replica adds its own, and DDP takes the mean. Of the table
-    the first trainer adds it, for all.
+    Of the dense layer every replica adds its own, and DDP takes the mean. Of the
+    table the first trainer adds it, for all.
     """
     if config.constrained == "dense":
         return 1
@@ -70,10 +70,10 @@ class LocalStep:
 
 
 class SeedStep:
-    """The original's: one ``DistributedOptimizer`` for the dense layer and the table.
+    """The original's: one ``DistributedOptimizer`` for the layer and the table.
 
-    Lives on each trainer. Each applies its whole gradient of the table when it likes,
-    so with N trainers the table moves N times for each move of the dense layer.
+    Lives on each trainer. Each applies its whole gradient of the table when it
+    likes, so with N trainers the table moves N times for each move of the layer.
 
     Args:
         table: on the server.

@@ -138,12 +138,17 @@ class _Loop:
         """Whether the run ends before its epochs do."""
         return len(self.history.losses) == self._config.max_steps
 
+    def _pass(self, deadlines: int = 1, waits_for: str = "") -> None:
+        """Pass one more place; in one process nobody waits for it."""
+        if self._differences is not None:
+            passed(deadlines * self._config.step_deadline, waits_for)
+
     def epoch(self, epoch: int) -> None:
         """One pass over the training data, and what is told of it."""
         config, first = self._config, len(self.history.losses)
         seed = 1000 * config.seed + epoch
         batches = self._task.shard.batches(config.batch_size, seed)
-        passed(config.step_deadline)
+        self._pass()
         while not self.finished:
             batch = next(batches, None)
             if batch is None:
@@ -153,7 +158,7 @@ class _Loop:
 
     def conclude(self) -> None:
         """Test the model that has been trained, and fetch its parameters."""
-        passed(SELDOM * self._config.step_deadline)
+        self._pass(SELDOM)
         if self._task.held_out is not None:
             self.history.test = self._score(self._task.held_out.test)
             self.history.weights = weights_of(self._model)
@@ -167,7 +172,7 @@ class _Loop:
         held_out = self._task.held_out
         test = held_out and self._score(held_out.test)
         feasibility = self.constraints.feasibility()
-        passed(SELDOM * self._config.step_deadline)
+        self._pass(SELDOM)
         difference = max(self._ask_difference(), default=0.0)
         self.history.projected = Projected(test, feasibility, difference)
 
@@ -179,15 +184,15 @@ class _Loop:
 
     def _meet(self) -> None:
         """Wait for all trainers."""
-        passed(SELDOM * self._config.step_deadline)
+        self._pass(SELDOM)
         self._step.meet()
-        passed(SELDOM * self._config.step_deadline)
+        self._pass(SELDOM)
 
     def _one(self, batch: Batch) -> None:
         """One step, and what is measured after it."""
         begin = time.perf_counter()
         self._step(lambda: self._loss(batch))
-        passed(self._config.step_deadline)
+        self._pass()
         self.history.step_seconds.append(time.perf_counter() - begin)
         self.history.images.append(len(batch.bags))
         if self._differences is not None:
@@ -197,12 +202,12 @@ class _Loop:
 
     def _loss(self, batch: Batch) -> Tensor:
         """This trainer's loss, with its weight and its part of the penalty."""
-        bags, seconds = batch.bags, self._config.step_deadline
-        passed(seconds, SERVER)
+        bags = batch.bags
+        self._pass(waits_for=SERVER)
         vectors = self._model.lookup(bags.tokens, bags.offsets)
-        passed(seconds)
+        self._pass()
         # All gradients of this trainer are ready when that of the vectors is.
-        vectors.register_hook(lambda _: passed(seconds, SERVER))
+        vectors.register_hook(lambda _: self._pass(waits_for=SERVER))
         scores = self._model.scores(vectors)
         labels = bags.labels.to(self._model.device)
         total = F.cross_entropy(scores, labels, reduction="sum")

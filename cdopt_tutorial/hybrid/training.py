@@ -170,12 +170,10 @@ def drive(job: Job, work: Sequence[Task]) -> list[History]:
     if job.config.semantics == "exact":
         args = table.get_module_rref(), job.config
         joint = rpc.rpc_sync(SERVER, make_joint_step, args=args)
-    futures = [
-        rpc.rpc_async(
-            f"trainer{task.trainer}", run_trainer, args=(table, joint, task), timeout=0
-        )
-        for task in work
-    ]
+    futures = []
+    for task in work:
+        name, args = f"trainer{task.trainer}", (table, joint, task)
+        futures.append(rpc.rpc_async(name, run_trainer, args, timeout=0))
     return wait_for_all(futures)
 
 
