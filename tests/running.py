@@ -18,9 +18,9 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
-def wait_for_end(processes: list[psutil.Process]) -> None:
-    """They must end within 10 s."""
-    limit = time.monotonic() + 10
+def wait_for_end(processes: list[psutil.Process], seconds: float = 10) -> None:
+    """They must end within so many seconds."""
+    limit = time.monotonic() + seconds
     while left := [process for process in processes if runs(process)]:
         assert time.monotonic() < limit, left
         time.sleep(0.1)

@@ -349,7 +349,7 @@ launch(
         process.kill()
         process.wait()
         try:
-            wait_for_end(children)
+            wait_for_end(children, seconds=2)
         finally:
             for child in children:
                 with suppress(psutil.NoSuchProcess):

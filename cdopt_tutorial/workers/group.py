@@ -27,9 +27,11 @@ from cdopt_tutorial.workers.errors import WorkerError
 PRELOAD = (
     "torch.distributed.rpc",
     "torch.distributed.optim",
+    "torch._dynamo",  # whoever makes an optimizer imports it, in a second
     "gymnasium.envs.classic_control",
     "cdopt.nn",
     "cdopt_tutorial.workers.process",
+    "cdopt_tutorial.workers.fork_server",
 )
 
 CHUNK = 2**20  # bytes to read at once
