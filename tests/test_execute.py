@@ -13,7 +13,13 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from cdopt_tutorial import cli
-from cdopt_tutorial.publish.execute import digest, execute, find_result, open_cache
+from cdopt_tutorial.publish.execute import (
+    digest,
+    execute,
+    find_result,
+    open_cache,
+    read_chapter,
+)
 from cdopt_tutorial.publish.project import Project, this_project
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
@@ -40,7 +46,7 @@ def write(project: Project, *code: str, prose: str = "Some prose.", name: str = 
 
 def outputs(project: Project, path: Path, device: str = "cpu") -> str:
     """All the text that the cached run of a chapter put out."""
-    notebook = find_result(open_cache(project, device), path).nb
+    notebook = find_result(open_cache(project, device), read_chapter(path)).nb
     found = [out for cell in notebook.cells for out in cell.outputs]
     return "".join(o.get("text") or o["data"]["text/plain"] for o in found)
 

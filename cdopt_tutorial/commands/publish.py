@@ -6,11 +6,16 @@ from pathlib import Path
 
 from cdopt_tutorial.commands.common import add_device, bad_input, check_device
 
+DRIFTED = 3
+"""Exit code of a run in which all went through, and a figure moved."""
+
 
 def add(commands) -> None:
     """Add the parsers."""
     execute = commands.add_parser(
-        "execute", help="run chapters that have no result yet"
+        "execute",
+        help="run chapters that have no result yet, compare their figures",
+        epilog="exit code 1: a chapter failed; 3: all ran, but a figure moved",
     )
     execute.add_argument(
         "notebooks",
@@ -22,26 +27,97 @@ def add(commands) -> None:
     execute.add_argument(
         "--force", action="store_true", help="run even if a valid result is cached"
     )
+    execute.add_argument(
+        "--profile",
+        choices=("full", "smoke"),
+        default="full",
+        help="full: as the book shows them; smoke: short runs (default: full)",
+    )
+    execute.add_argument(
+        "-p",
+        "--parameter",
+        dest="values",
+        nargs=2,
+        metavar=("NAME", "VALUE"),
+        action="append",
+        default=[],
+        help="set a parameter of every chapter that is run; figures are not compared",
+    )
+    execute.add_argument(
+        "--update-reference",
+        action="store_true",
+        help="show the figures that moved, then write them to notebooks/reference.toml",
+    )
     add_device(execute)
     execute.set_defaults(run=run_execute)
     build = commands.add_parser("build", help="run the chapters, then render the book")
     add_device(build)
-    build.set_defaults(run=run_build, notebooks=[], force=False)
+    build.set_defaults(
+        run=run_build,
+        notebooks=[],
+        force=False,
+        profile="full",
+        values=[],
+        update_reference=False,
+    )
 
 
 def run_execute(args: argparse.Namespace) -> int:
-    """Run the chapters and print what became of each; 1 if one failed."""
+    """Run chapters, say what became of each, and which figures moved."""
     from cdopt_tutorial.publish.execute import execute
     from cdopt_tutorial.publish.project import this_project
+    from cdopt_tutorial.publish.reference import Reference
 
     with bad_input():
         project = this_project()
         check_device(args.device)
-        for path in args.notebooks:
-            if not path.is_file():
-                raise ValueError(f"no such notebook: {path}")
-    notebooks = args.notebooks or project.chapters()
-    done = execute(notebooks, project=project, device=args.device, force=args.force)
+        reference = Reference(project)
+        values = _values(args, project, reference)
+    done = execute(
+        values,
+        project=project,
+        device=args.device,
+        force=args.force,
+        parameters=values,
+    )
+    failed = _report(done, project)
+    if args.values:
+        print("figures were not compared: parameters were set")
+        return failed
+    moved = _compare(done, project, reference, args.profile)
+    if args.update_reference:
+        for result in [result for result in done if result.error is None]:
+            reference.update(result.path.stem, args.profile, result.figures)
+        moved = 0
+    return failed or (DRIFTED if moved else 0)
+
+
+def _values(args: argparse.Namespace, project, reference) -> dict[Path, dict]:
+    """Return what is set from outside in each notebook that is to run.
+
+    Raises:
+        ValueError: there is no such notebook, profile or parameter.
+    """
+    from cdopt_tutorial.publish.execute import read_chapter
+    from cdopt_tutorial.publish.parameters import read_value
+
+    own = {name: read_value(text) for name, text in args.values}
+    if own and args.update_reference:
+        raise ValueError("--update-reference compares runs with no -p")
+    values = {}
+    for path in args.notebooks or project.chapters():
+        if not path.is_file():
+            raise ValueError(f"no such notebook: {path}")
+        values[path] = reference.parameters(path.stem, args.profile) | own
+        try:
+            read_chapter(path, values[path])
+        except ValueError as error:
+            raise ValueError(f"{project.relative(path)}: {error}") from error
+    return values
+
+
+def _report(done, project) -> int:
+    """Print what became of each chapter; return 1 if one failed, else 0."""
     for result in done:
         how = "reused the result of a run of" if result.cached else "ran for"
         if result.error is None:
@@ -49,18 +125,41 @@ def run_execute(args: argparse.Namespace) -> int:
     errors = [result.error for result in done if result.error is not None]
     for error in errors:
         print(f"\n{error}", file=sys.stderr)
-    if not errors and all(result.cached for result in done):
+    if all(result.cached for result in done):
         print("nothing changed: no chapter was run")
     return 1 if errors else 0
 
 
+def _compare(done, project, reference, profile: str) -> int:
+    """Print every figure that is not as the reference has it; return how many."""
+    moved = 0
+    for result in done:
+        complete = result.error is None
+        drift = reference.drift(
+            result.path.stem, profile, result.figures, complete=complete
+        )
+        if drift:
+            print(f"{project.relative(result.path)}: figures moved", file=sys.stderr)
+        for figure in drift:
+            print(f"  {figure}", file=sys.stderr)
+        moved += len(drift)
+    if not moved:
+        count = sum(len(result.figures) for result in done)
+        print(f"{count} figures are as the reference has them")
+    return moved
+
+
 def run_build(args: argparse.Namespace) -> int:
-    """Run the chapters and render the pages; 1 if either failed."""
+    """Run the chapters and render the pages; 1 if either failed.
+
+    A figure that moved is named and doesn't stop the build: on another machine a
+    reader wants the book all the same.
+    """
     from cdopt_tutorial.publish.project import this_project
     from cdopt_tutorial.publish.render import RenderError, render
 
     failed = run_execute(args)
-    if failed:
+    if failed not in (0, DRIFTED):
         return failed
     project = this_project()
     try:

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,9 @@ from nbclient.exceptions import (
 )
 from nbformat import NotebookNode
 
+from cdopt_tutorial.publish.parameters import inject
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.reference import Value, claimed
 
 DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
 CELL_TIMEOUT = 600
@@ -49,6 +51,8 @@ class Execution:
     """Time of the run that made the result, now or earlier."""
     cached: bool
     """True if an earlier result was reused."""
+    figures: Mapping[str, Value]
+    """What it claimed, as far as it ran, by the names in the prose."""
     error: str | None = None
     """Why the chapter failed, for people to read; None if it ran through."""
 
@@ -80,18 +84,20 @@ def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
     return get_cache(current)
 
 
-def find_result(cache: JupyterCacheAbstract, path: Path):
-    """Return the cached run of the chapter at `path`, or None if there is none."""
+def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
+    """Return the cached run of a chapter's code, or None if there is none."""
     try:
-        record = cache.match_cache_notebook(read_chapter(path))
+        record = cache.match_cache_notebook(notebook)
         return cache.get_cache_bundle(record.pk)
     except KeyError:
         return None
 
 
-def read_chapter(path: Path) -> NotebookNode:
-    """Read a notebook in the one format that the cache hashes."""
-    return nbformat.read(path, as_version=4)
+def read_chapter(
+    path: Path, values: Mapping[str, object] | None = None
+) -> NotebookNode:
+    """Read a notebook in the one format that the cache hashes, and set parameters."""
+    return inject(nbformat.read(path, as_version=4), values or {})
 
 
 def execute(
@@ -100,6 +106,7 @@ def execute(
     project: Project,
     device: str = "cpu",
     force: bool = False,
+    parameters: Mapping[Path, Mapping[str, object]] | None = None,
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
@@ -111,26 +118,35 @@ def execute(
         project: the book that they belong to.
         device: what the chapters are told to compute on, by CDOPT_TUTORIAL_DEVICE.
         force: run them even if they have a valid result.
+        parameters: for a notebook, what to set in it instead of its own values.
+
+    Raises:
+        ValueError: a notebook has no parameter of a name in `parameters`.
     """
+    values = parameters or {}
+    chapters = {path: read_chapter(path, values.get(path, {})) for path in notebooks}
     cache = open_cache(project, device)
     done = []
-    for path in notebooks:
-        result = None if force else find_result(cache, path)
+    for path, chapter in chapters.items():
+        result = None if force else find_result(cache, chapter)
         if result is None:
-            done.append(_run(path, cache, project, device))
+            done.append(_run(path, chapter, cache, project, device))
         else:
             seconds = result.record.data["execution_seconds"]
-            done.append(Execution(path, seconds, cached=True))
+            done.append(Execution(path, seconds, True, claimed(result.nb)))
     return done
 
 
 def _run(
-    path: Path, cache: JupyterCacheAbstract, project: Project, device: str
+    path: Path,
+    notebook: NotebookNode,
+    cache: JupyterCacheAbstract,
+    project: Project,
+    device: str,
 ) -> Execution:
     """Run one chapter; store its result, or keep what there is of it."""
     name = project.relative(path)
     print(f"running {name} on {device}", flush=True)
-    notebook = read_chapter(path)
     failed = project.build / "failed" / path.name
     progress = _Progress(notebook)
     begin = time.monotonic()
@@ -143,12 +159,13 @@ def _run(
             f"{name} failed in {progress.where()}\n{_reason(notebook, error)}\n"
             f"kept as far as it ran: {project.relative(failed)}"
         )
-        return Execution(path, time.monotonic() - begin, cached=False, error=message)
+        seconds = time.monotonic() - begin
+        return Execution(path, seconds, False, claimed(notebook), error=message)
     seconds = time.monotonic() - begin
     failed.unlink(missing_ok=True)
     bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return Execution(path, seconds, cached=False)
+    return Execution(path, seconds, False, claimed(notebook))
 
 
 class _KernelManager(AsyncKernelManager):

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from cdopt_tutorial.publish.execute import digest, find_result, open_cache
+from cdopt_tutorial.publish.execute import (
+    digest,
+    find_result,
+    open_cache,
+    read_chapter,
+)
 from cdopt_tutorial.publish.project import Project
 
 _BUILDER = "from jupyter_book.cli.main import main; main()"
@@ -58,7 +63,7 @@ def _fingerprint(project: Project, device: str) -> str:
         sha.update(f"{file.relative_to(project.root)}\n".encode())
         sha.update(file.read_bytes())
     for chapter in project.chapters():
-        result = find_result(cache, chapter)
+        result = find_result(cache, read_chapter(chapter))
         if result is None:
             name = project.relative(chapter)
             raise RenderError(

@@ -27,6 +27,7 @@ from PIL import Image
 
 from cdopt_tutorial.publish.execute import DEVICE_VARIABLE
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.reference import HIDDEN
 from cdopt_tutorial.publish.style import INK, styled
 
 _LEGIBLE_WIDTH = 460
@@ -70,10 +71,9 @@ def glue(name: str, value: object) -> None:
         name: unique in the book, so it begins with the chapter's.
         value: a number or a text.
     """
-    hidden = "application/papermill.record/"
     display(
-        {f"{hidden}text/plain": repr(value)},
-        metadata={"scrapbook": {"name": name, "mime_prefix": hidden}},
+        {f"{HIDDEN}text/plain": repr(value)},
+        metadata={"scrapbook": {"name": name, "mime_prefix": HIDDEN}},
         raw=True,
     )
 

@@ -1,0 +1,191 @@
+"""Hold the figures that a chapter claims against those of `notebooks/reference.toml`.
+
+The file says for every figure what it was, in each profile, and how far another
+machine, torch or cdopt may move it. A figure that moves farther has drifted.
+"""
+
+import ast
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tomlkit
+from nbformat import NotebookNode
+
+from cdopt_tutorial.publish.project import Project
+
+PROFILES = ("full", "smoke")
+"""A run as the book shows it, and one as short as the chapter's checks allow."""
+
+HIDDEN = "application/papermill.record/"
+"""How the type begins under which an output carries a figure; `show.glue` writes it."""
+
+_USUAL = "1 %"
+"""How far a figure may move that is new in the table."""
+
+Value = float | int | str
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One figure that is not what the reference says."""
+
+    name: str
+    reference: Value | None
+    """None: the reference doesn't know this figure."""
+    value: Value | None
+    """None: the chapter ran through and didn't claim it."""
+    allowed: str
+
+    def __str__(self) -> str:
+        if self.reference is None:
+            return f"{self.name}: {_short(self.value)}, and the reference has none"
+        if self.value is None:
+            return f"{self.name}: was {_short(self.reference)}, is claimed no more"
+        both = f"was {_short(self.reference)}, is {_short(self.value)}"
+        return f"{self.name}: {both} ({self.allowed})"
+
+
+def claimed(notebook: NotebookNode) -> dict[str, Value]:
+    """Return the figures that a notebook that ran has glued, by their names."""
+    record = f"{HIDDEN}text/plain"
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    return {
+        out.metadata["scrapbook"]["name"]: ast.literal_eval(out.data[record])
+        for out in outputs
+        if record in out.get("data", {})
+    }
+
+
+class Reference:
+    """The table of one book, read when it is made; empty if there is none yet.
+
+    Raises:
+        ValueError: the file is no table of this kind; the message names the place.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self._path = project.root / "notebooks" / "reference.toml"
+        try:
+            self._table = tomlkit.parse(self._path.read_text("utf-8"))
+        except FileNotFoundError:
+            self._table = tomlkit.document()
+        except tomlkit.exceptions.ParseError as error:
+            name = project.relative(self._path)
+            raise ValueError(f"{name} can't be read: {error}") from error
+        for chapter, parts in self._table.items():
+            for name, row in parts.get("figures", {}).items():
+                _check(f"{chapter}: {name}", row)
+
+    def parameters(self, chapter: str, profile: str) -> dict[str, object]:
+        """Return what a profile sets in a chapter; `full` sets nothing.
+
+        Args:
+            chapter: name of its notebook, without `.ipynb`.
+            profile: one of `PROFILES`.
+
+        Raises:
+            ValueError: the chapter has no such profile.
+        """
+        if profile == "full":
+            return {}
+        part = self._table.get(chapter, {}).get(profile)
+        if part is None:
+            raise ValueError(f"{chapter} has no profile {profile!r}")
+        return part.unwrap()
+
+    def drift(
+        self,
+        chapter: str,
+        profile: str,
+        figures: Mapping[str, Value],
+        *,
+        complete: bool = True,
+    ) -> list[Drift]:
+        """Return the figures that are not as the table has them.
+
+        Args:
+            chapter: name of its notebook, without `.ipynb`.
+            profile: one of `PROFILES`, with which it ran.
+            figures: what `claimed` found.
+            complete: whether it ran through; else figures may be missing.
+        """
+        rows = self._table.get(chapter, {}).get("figures", {})
+        found = []
+        for name, value in figures.items():
+            was = rows.get(name, {}).get(profile)
+            allowed = _allowed(rows[name]) if name in rows else ""
+            if was is None or not _holds(rows[name], was, value):
+                found.append(Drift(name, was, value, allowed))
+        gone = [n for n, row in rows.items() if n not in figures and profile in row]
+        if complete:
+            found += [Drift(n, rows[n][profile], None, "") for n in gone]
+        return found
+
+    def update(self, chapter: str, profile: str, figures: Mapping[str, Value]) -> None:
+        """Make the table say what a chapter claims now, and write it.
+
+        What the table says of tolerances, and its comments, stay.
+        """
+        part = self._table.setdefault(chapter, tomlkit.table())
+        rows = part.setdefault("figures", tomlkit.table())
+        for drift in self.drift(chapter, profile, figures):
+            if drift.value is None:
+                del rows[drift.name][profile]
+                if not set(PROFILES) & set(rows[drift.name]):
+                    del rows[drift.name]
+                continue
+            if drift.name not in rows:
+                rows[drift.name] = tomlkit.inline_table()
+                rows[drift.name]["within"] = _USUAL
+            rows[drift.name][profile] = _rounded(drift.value)
+        self._path.write_text(tomlkit.dumps(self._table), "utf-8")
+
+
+def _check(name: str, row: Mapping) -> None:
+    """Raise ValueError if a row of the table says anything but how far and what."""
+    rules = [key for key in row if key in ("within", "at_most", "machine")]
+    if len(rules) != 1 or set(row) - set(rules) - set(PROFILES):
+        raise ValueError(
+            f"{name}: give one of `within`, `at_most` and `machine`, "
+            f"and a value for {' and '.join(PROFILES)}"
+        )
+    try:
+        _width(row, 0.0) if "within" in row else None
+    except ValueError:
+        raise ValueError(f"{name}: within is neither a number nor a share") from None
+
+
+def _holds(row: Mapping, was: Value, value: Value) -> bool:
+    """Tell whether `value` is as near to `was` as the row asks for."""
+    if row.get("machine"):
+        return True
+    if isinstance(was, str) or isinstance(value, str):
+        return was == value
+    if "at_most" in row:
+        return value <= row["at_most"]
+    return math.isfinite(value) and abs(value - was) <= _width(row, was)
+
+
+def _width(row: Mapping, was: float) -> float:
+    """Return how far a figure may be away: absolute, or a share of what it was."""
+    within = row["within"]
+    if isinstance(within, str):
+        return abs(was) * float(within.removesuffix("%")) / 100
+    return within
+
+
+def _allowed(row: Mapping) -> str:
+    """Say how far a figure may move."""
+    if "at_most" in row:
+        return f"allowed: at most {row['at_most']:g}"
+    return "depends on the machine" if row.get("machine") else f"± {row['within']}"
+
+
+def _rounded(value: Value) -> Value:
+    """Return a value as a reader wants it in a table: six digits."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _short(value: Value) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,72 @@
+"""Parameters set from outside: where they go, and which there are."""
+
+from copy import deepcopy
+
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from cdopt_tutorial.publish.execute import read_chapter
+from cdopt_tutorial.publish.parameters import inject, parameters, read_value
+
+
+def notebook(*sources: str, tagged: int = 1):
+    cells = [new_markdown_cell("# A chapter"), *map(new_code_cell, sources)]
+    cells[tagged].metadata["tags"] = ["parameters"]
+    return new_notebook(cells=cells)
+
+
+def test_parameters_are_the_names_of_the_tagged_cell():
+    source = "epochs = 3  # many\nsizes = {\n    'a': 1,\n}\nprint(epochs)"
+    assert parameters(notebook(source, "other = 1")) == ["epochs", "sizes"]
+
+
+def test_values_stand_in_a_cell_of_their_own_behind_the_others():
+    chapter = inject(notebook("epochs = 3\nseeds = [1]", "epochs"), {"seeds": [1, 2]})
+    _, given, set_outside, use = chapter.cells
+    assert given.source == "epochs = 3\nseeds = [1]"
+    assert set_outside.metadata.tags == ["injected-parameters"]
+    names = {}
+    for cell in (given, set_outside, use):
+        exec(cell.source, names)
+    assert (names["epochs"], names["seeds"]) == (3, [1, 2])
+
+
+def test_without_values_the_notebook_stays_as_it_is():
+    chapter = notebook("x = 1")
+    before = deepcopy(chapter)
+    assert inject(chapter, {}) is chapter
+    assert chapter == before
+
+
+def test_same_values_make_the_same_code():
+    first, second = (inject(notebook("x = 1"), {"x": 2}) for _ in range(2))
+    assert first.cells[2] == second.cells[2]
+
+
+def test_unknown_parameter_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="no parameter 'epoch'; there are: epochs, lr"):
+        inject(notebook("epochs = 1\nlr = 0.1"), {"epoch": 2})
+
+
+def test_notebook_without_the_cell_is_refused():
+    plain = new_notebook(cells=[new_code_cell("x = 1")])
+    with pytest.raises(ValueError, match="0 cells are tagged"):
+        inject(plain, {"x": 2})
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("3", 3), ("[1, 2]", [1, 2]), ("{'a': 1}", {"a": 1}), ("cuda:1", "cuda:1")],
+)
+def test_a_value_is_a_literal_or_a_text(text, value):
+    assert read_value(text) == value
+
+
+def test_smoke_sets_parameters_that_every_chapter_has(project):
+    from cdopt_tutorial.publish.reference import Reference
+
+    reference = Reference(project)
+    for path in project.chapters():
+        values = reference.parameters(path.stem, "smoke")
+        assert values, path.stem
+        read_chapter(path, values)

@@ -1,0 +1,185 @@
+"""Figures against the reference: what counts as moved, and what is written."""
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from cdopt_tutorial import cli
+from cdopt_tutorial.publish import show
+from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.reference import Reference, claimed
+
+TABLE = """\
+# A comment that stays.
+[01_a.smoke]
+epochs = 1
+
+[01_a.figures]
+near = { within = 0.5, full = 10.0, smoke = 8.0 }
+share = { within = "10 %", full = -2.0 }  # so does this
+gap = { at_most = 1e-10, full = 0.0 }
+speed = { machine = true, full = 3.0 }
+count = { within = 0, full = 7 }
+"""
+
+FIGURES = {"near": 10.0, "share": -2.0, "gap": 0.0, "speed": 3.0, "count": 7}
+
+
+@pytest.fixture
+def book(tmp_path) -> Project:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "cdopt_tutorial").mkdir()
+    (tmp_path / "constraints.txt").touch()
+    (tmp_path / "notebooks" / "reference.toml").write_text(TABLE)
+    return Project(tmp_path)
+
+
+def moved(book, profile="full", complete=True, **figures) -> list[str]:
+    drift = Reference(book).drift("01_a", profile, figures, complete=complete)
+    return [str(each) for each in drift]
+
+
+def test_what_is_near_enough_has_not_moved(book):
+    near = {"near": 10.4, "share": -2.19, "gap": 9e-11, "speed": 900.0, "count": 7}
+    assert moved(book, **FIGURES) == moved(book, **near) == []
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("near", 10.6, "near: was 10, is 10.6 (± 0.5)"),
+        ("share", -1.7, "share: was -2, is -1.7 (± 10 %)"),
+        ("gap", 1e-9, "gap: was 0, is 1e-09 (allowed: at most 1e-10)"),
+        ("gap", float("nan"), "gap: was 0, is nan (allowed: at most 1e-10)"),
+        ("near", float("nan"), "near: was 10, is nan (± 0.5)"),
+        ("count", 8, "count: was 7, is 8 (± 0)"),
+        ("count", "seven", "count: was 7, is seven (± 0)"),
+    ],
+)
+def test_what_moved_is_told_with_both_values(book, name, value, message):
+    assert moved(book, **FIGURES | {name: value}) == [message]
+
+
+def test_new_and_lost_figures_are_told(book):
+    figures = FIGURES | {"new": 1.5}
+    del figures["near"]
+    assert moved(book, **figures) == [
+        "new: 1.5, and the reference has none",
+        "near: was 10, is claimed no more",
+    ]
+    # A chapter that stopped half-way claims less, and that is no drift.
+    assert moved(book, complete=False, near=10.0) == []
+
+
+def test_profiles_have_values_of_their_own(book):
+    assert moved(book, "smoke", near=8.1) == []
+    assert moved(book, "smoke", near=10.0) == ["near: was 8, is 10 (± 0.5)"]
+    reference = Reference(book)
+    assert reference.parameters("01_a", "smoke") == {"epochs": 1}
+    assert reference.parameters("01_a", "full") == {}
+    with pytest.raises(ValueError, match="02_b has no profile 'smoke'"):
+        reference.parameters("02_b", "smoke")
+
+
+def test_update_writes_what_moved_and_keeps_the_rest(book):
+    figures = FIGURES | {"near": 12.3456789, "speed": 99.0, "new": 2}
+    del figures["count"]
+    Reference(book).update("01_a", "full", figures)
+    assert moved(book, **figures) == []
+    text = (book.root / "notebooks" / "reference.toml").read_text()
+    near = "near = { within = 0.5, full = 12.3457, smoke = 8.0 }"
+    assert near in text and "# A comment that stays." in text
+    assert 'share = { within = "10 %", full = -2.0 }  # so does this' in text
+    # What only the machine decides is no news.
+    assert "speed = { machine = true, full = 3.0 }" in text
+    assert "count" not in text
+    assert moved(book, **figures | {"new": 3})
+
+
+def test_update_begins_a_table(book):
+    (book.root / "notebooks" / "reference.toml").unlink()
+    Reference(book).update("01_a", "smoke", {"x": 1.0})
+    assert moved(book, "smoke", x=1.0) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["{ full = 1 }", "{ within = 1, machine = true, full = 1 }"]
+    + ["{ within = 1, whole = 1 }", '{ within = "much", full = 1 }', "{ within"],
+)
+def test_a_table_that_says_nothing_clear_is_refused(book, row):
+    path = book.root / "notebooks" / "reference.toml"
+    path.write_text(f"[01_a.figures]\nx = {row}\n")
+    with pytest.raises(ValueError, match="x|reference.toml can't be read"):
+        Reference(book)
+
+
+GLUE = """\
+from IPython.display import display
+for name, value in {figures!r}.items():
+    kind = "application/papermill.record/"
+    display(
+        {{kind + "text/plain": repr(value)}},
+        metadata={{"scrapbook": {{"name": name, "mime_prefix": kind}}}},
+        raw=True,
+    )
+"""
+
+
+def write(book, figures: dict):
+    cells = [new_code_cell("epochs = 3"), new_code_cell("print(epochs)")]
+    cells[0].metadata["tags"] = ["parameters"]
+    cells.append(new_code_cell(GLUE.format(figures=figures)))
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    path = book.root / "notebooks" / "01_a.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), path)
+
+
+def test_command_tells_drift_and_updates(book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    write(book, FIGURES)
+    assert cli.main(["execute"]) == 0
+    assert "5 figures are as the reference has them" in capsys.readouterr().out
+    write(book, FIGURES | {"count": 9})
+    # A result that was kept is compared as well.
+    for _ in range(2):
+        assert cli.main(["execute"]) == 3
+        assert "count: was 7, is 9 (± 0)" in capsys.readouterr().err
+    assert cli.main(["execute", "--update-reference"]) == 0
+    assert "count: was 7, is 9 (± 0)" in capsys.readouterr().err
+    assert cli.main(["execute"]) == 0
+
+
+def test_command_sets_profiles_and_parameters(book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    write(book, {"near": 8.0})
+    path = book.root / "notebooks" / "01_a.ipynb"
+    assert cli.main(["execute", "--profile", "smoke", str(path)]) == 0
+    capsys.readouterr()
+    assert cli.main(["execute", "-p", "epochs", "5"]) == 0
+    assert "not compared" in capsys.readouterr().out
+    for bad in (["-p", "epoch", "5"], ["-p", "epochs", "5", "--update-reference"]):
+        assert cli.main(["execute", *bad]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_figures_of_a_chapter_that_failed_are_compared(book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    write(book, FIGURES | {"near": 90.0})
+    path = book.root / "notebooks" / "01_a.ipynb"
+    chapter = nbformat.read(path, as_version=4)
+    chapter.cells.append(new_code_cell("assert False"))
+    nbformat.write(chapter, path)
+    assert cli.main(["execute"]) == 1
+    said = capsys.readouterr().err
+    assert "near: was 10, is 90" in said and "AssertionError" in said
+
+
+def test_claimed_reads_what_show_glues(monkeypatch):
+    shown = []
+    monkeypatch.setattr(show, "display", lambda *a, **kw: shown.append((*a, kw)))
+    show.glue("01-x", 0.5)
+    ((data, more),) = shown
+    out = new_output("display_data", data=data, metadata=more["metadata"])
+    cell = new_code_cell("", outputs=[out])
+    assert claimed(new_notebook(cells=[cell])) == {"01-x": 0.5}
