@@ -16,6 +16,7 @@ from cdopt_tutorial.publish.execute import (
     read_chapter,
 )
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.quotes import quotes
 
 _BUILDER = "from jupyter_book.cli.main import main; main()"
 """jupyter-book has no `python -m`, and its script breaks when a venv is moved."""
@@ -74,7 +75,7 @@ def _fingerprint(project: Project, device: str) -> str:
 
 
 def _write_config(project: Project, device: str) -> Path:
-    """Write the build's configuration: the book's own, and where the results are."""
+    """Write the build's configuration: the book's own, and what the runs gave."""
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     cache = project.results / digest(project, device)
     config["execute"] = {
@@ -82,6 +83,7 @@ def _write_config(project: Project, device: str) -> Path:
         "cache": str(cache),
         "raise_on_error": True,
     }
+    config.setdefault("parse", {})["myst_substitutions"] = quotes(project, device)
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     return path
