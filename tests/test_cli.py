@@ -83,7 +83,7 @@ class TestBadInput:
             (["--gamma", "much"], "invalid float value"),
             (["--conversation", "shouting"], "must be one of per-step, packed"),
             (["--seed", "-3"], "seed is -3"),
-            (["--device", "abacus"], "device 'abacus' can't be used"),
+            (["--device", "abacus"], "device is 'abacus', but must be auto, cpu"),
             (
                 ["--json", "/no/such/folder/out.json"],
                 "can't write /no/such/folder/out.json",

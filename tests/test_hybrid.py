@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from dataclasses import replace
 
 import hybrid_roles
@@ -277,26 +278,25 @@ def test_who_calls_whom(data):
         assert {s.name for s in trace.spans if s.worker == worker} == names
 
 
-@pytest.mark.parametrize(
-    ("num_trainers", "num_gpus", "backend", "placed"),
-    [
-        (2, 0, "gloo", ["cpu", "cpu"]),
-        (2, 1, "gloo", ["cuda:0", "cuda:0"]),
-        (2, 2, "nccl", ["cuda:0", "cuda:1"]),
-        (3, 2, "gloo", ["cuda:0", "cuda:1", "cuda:0"]),
-    ],
-)
-def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus, backend, placed):
-    found = [replicas.devices(i, num_trainers, num_gpus) for i in range(num_trainers)]
-    assert [each.device for each in found] == placed
+@pytest.mark.parametrize("num_trainers", range(1, 5))
+@pytest.mark.parametrize("num_gpus", range(5))
+def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
+    gpus = [f"cuda:{number}" for number in range(num_gpus)]
+    found = [replicas.devices(i, num_trainers, gpus) for i in range(num_trainers)]
+    placed = Counter(each.device for each in found)
+    shared = max(placed.values()) > 1
+    assert set(placed) <= set(gpus or ["cpu"])
+    assert len(placed) == min(num_trainers, max(num_gpus, 1))  # none stays idle
+    assert max(placed.values()) - min(placed.values()) <= 1  # shared out evenly
+    backend = "gloo" if shared or not gpus else "nccl"
     assert {each.backend for each in found} == {backend}
     assert all(each.why.startswith(backend) for each in found)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused(data):
-    with pytest.raises(ValueError, match="there is no GPU"):
-        run(Job(replace(EXACT, device="cuda"), data))
+def test_trainers_share_the_one_gpu_that_is_named():
+    found = [replicas.devices(i, 2, ["cuda:1"]) for i in range(2)]
+    assert [each.device for each in found] == ["cuda:1", "cuda:1"]
+    assert {each.backend for each in found} == {"gloo"}
 
 
 def test_the_digits_are_told_apart():
@@ -328,7 +328,7 @@ def test_the_digits_are_told_apart():
         ({"max_steps": 0}, "max_steps is 0"),
         ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
         ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
-        ({"device": "abacus"}, "device is 'abacus', but must be auto or cpu or cuda"),
+        ({"device": "abacus"}, "device is 'abacus', but must be auto, cpu, cuda or"),
     ],
 )
 def test_a_config_out_of_range_is_refused(change, message):

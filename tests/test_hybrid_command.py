@@ -150,7 +150,7 @@ class TestBadInput:
             (["--seed", "-3"], "seed is -3"),
             (["--semantics", "seed", "--against-local"], "no equal in one process"),
             (["--seed", "99999999999999999999"], "below 2**31"),
-            (["--device", "abacus"], "must be auto or cpu or cuda"),
+            (["--device", "abacus"], "must be auto, cpu, cuda or cuda:N"),
             (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
             (["--loud"], "unrecognized arguments: --loud"),
         ],

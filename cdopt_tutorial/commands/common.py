@@ -29,7 +29,7 @@ def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
     parser.add_argument(
         "--device",
         default=default,
-        help=f"torch device to compute on (default: {default})",
+        help=f"auto, cpu, cuda or cuda:N, to compute on (default: {default})",
     )
 
 
@@ -69,22 +69,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results to this file"
     )
-
-
-def check_device(device: str) -> str:
-    """The name of a device that is there.
-
-    Raises:
-        ValueError: it is not one of torch's names, or this machine has none.
-    """
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {device!r} can't be used: {reason}") from error
-    return device
 
 
 def check_writable(path: Path) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from cdopt_tutorial.commands.common import add_device, bad_input, check_device
+from cdopt_tutorial.commands.common import add_device, bad_input
 
 DRIFTED = 3
 """Exit code of a run in which all went through, and a figure moved."""
@@ -67,10 +67,11 @@ def run_execute(args: argparse.Namespace) -> int:
     from cdopt_tutorial.publish.execute import execute
     from cdopt_tutorial.publish.project import this_project
     from cdopt_tutorial.publish.reference import Reference
+    from cdopt_tutorial.workers.device import pick_device
 
     with bad_input():
         project = this_project()
-        check_device(args.device)
+        args.device = pick_device(args.device)
         reference = Reference(project)
         values = _values(args, project, reference)
     done = execute(

@@ -6,7 +6,6 @@ from cdopt_tutorial.commands.common import (
     JsonFile,
     add_run_options,
     bad_input,
-    check_device,
     named_failure,
 )
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             max_episodes=SMOKE_EPISODES if args.smoke else args.max_episodes,
             log_interval=args.log_interval,
-            device=check_device(args.device),
+            device=args.device,
         )
         results = JsonFile(args.json)
     print(

@@ -12,7 +12,6 @@ from cdopt_tutorial.commands.common import (
     add_against_local,
     add_run_options,
     bad_input,
-    check_device,
     check_writable,
     diverged,
     named_failure,
@@ -164,7 +163,7 @@ def _job(args: argparse.Namespace):
         seed=args.seed,
         dtype="float64" if args.against_local else "float32",
     )
-    if check_device(args.device) != "cpu":
+    if args.device not in ("auto", "cpu"):
         raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from cdopt_tutorial.workers.device import pick_device
+
 SEMANTICS = ("exact", "seed")
 MANIFOLDS = ("none", "stiefel", "oblique")
 PLACES = ("trainer", "server")
 LAYERS = ("dissolve", "cdopt")
 OPTIMIZERS = ("sgd", "adam")
-DEVICES = ("auto", "cpu", "cuda")
 DAY = 24 * 60 * 60
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -46,11 +47,12 @@ class HybridConfig:
             times as long for what is done once or after an epoch. At most a day.
         seed: of the parameters' start and the order of the images.
         dtype: "float32" or "float64".
-        device: of the dense layers: "cuda" shares out the GPUs that a trainer sees,
-            "auto" does so if there are any, "cpu" does not. The table is on the CPU.
+        device: of the dense layers, as
+            :func:`~cdopt_tutorial.workers.device.pick_device` takes it and returns it;
+            the trainers share out the GPUs of "cuda". The table is on the CPU.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or the device is not there.
     """
 
     num_trainers: int = 2
@@ -80,7 +82,6 @@ class HybridConfig:
             ("by", LAYERS),
             ("optimizer", OPTIMIZERS),
             ("dtype", tuple(DTYPES)),
-            ("device", DEVICES),
         ):
             self._check(name, getattr(self, name) in known, " or ".join(known))
         for name in ("num_trainers", "embedding", "batch_size", "epochs"):
@@ -95,6 +96,7 @@ class HybridConfig:
         self._check("momentum", 0 <= self.momentum < 1, "0 to below 1")
         self._check("seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         self._check_shares()
+        object.__setattr__(self, "device", pick_device(self.device))
         if self.where == "server" and self.manifold != "none":
             self._check("manifold", self.manifold == "oblique", "oblique on the server")
             self._check("by", self.by == "dissolve", "dissolve on the server")

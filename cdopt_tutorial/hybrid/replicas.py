@@ -1,5 +1,6 @@
 """The trainers' process group, in which DDP replicates the dense layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ class Devices:
     why: str
 
 
-def devices(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
+def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
     """Choose for one trainer; all of them choose the same backend.
 
     NCCL refuses two trainers on one GPU; gloo takes anything.
@@ -36,24 +37,24 @@ def devices(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
     Args:
         trainer: its number.
         num_trainers: of the run.
-        num_gpus: that each trainer sees and may use.
+        gpus: that each trainer sees and may use.
     """
-    if num_gpus == 0:
+    if not gpus:
         return Devices("gloo", "cpu", "gloo: no GPU is used")
-    device = f"cuda:{trainer % num_gpus}"
-    if num_trainers > num_gpus:
-        why = f"gloo: {num_trainers} trainers share {num_gpus} GPU(s)"
+    device = gpus[trainer % len(gpus)]
+    if num_trainers > len(gpus):
+        why = f"gloo: {num_trainers} trainers share {len(gpus)} GPU(s)"
         return Devices("gloo", device, why)
     return Devices("nccl", device, "nccl: every trainer has a GPU of its own")
 
 
-def join(trainer: int, num_trainers: int, num_gpus: int) -> Devices:
+def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
     """Enter the trainers' process group; called once on each trainer.
 
     The group stays until the process ends. To destroy it right after an all-reduce
     hangs at times: its destructor waits for gloo's thread, and holds the GIL.
     """
-    chosen = devices(trainer, num_trainers, num_gpus)
+    chosen = devices(trainer, num_trainers, gpus)
     dist.init_process_group(
         chosen.backend, meeting("trainers"), rank=trainer, world_size=num_trainers
     )

@@ -25,6 +25,7 @@ from cdopt_tutorial.hybrid.steps import (
     penalty_factor,
 )
 from cdopt_tutorial.workers import passed, report
+from cdopt_tutorial.workers.device import gpus_of
 from cdopt_tutorial.workers.remote import Handle
 
 Step = LocalStep | SeedStep | ExactStep
@@ -77,8 +78,8 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
     config = task.config
     once = SELDOM * config.step_deadline
     passed(once)
-    num_gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
-    chosen = replicas.join(task.trainer, config.num_trainers, num_gpus)
+    gpus = gpus_of(config.device)
+    chosen = replicas.join(task.trainer, config.num_trainers, gpus)
     passed(once)
     layer = dense_layer(task.num_classes, config)
     begin_at(layer, "dense", task.begin)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
-import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.nn.api.remote_module import RemoteModule
@@ -70,14 +69,12 @@ def check(job: Job) -> None:
     """See whether a run could begin; called before any process starts.
 
     Raises:
-        ValueError: a trainer's share is less than one image, a parameter to begin with
-            does not fit, or there is no GPU where one is asked for.
+        ValueError: a trainer's share is less than one image, or a parameter to begin
+            with does not fit.
     """
     cut(job)
     if job.begin:
         make(job)
-    if job.config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but there is no GPU")
 
 
 def roles(job: Job, master: Role) -> dict[str, Role]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdopt_tutorial.reinforce.conversations import CONVERSATIONS
+from cdopt_tutorial.workers.device import pick_device
 
 ENVIRONMENT = "CartPole-v1"
 
@@ -30,10 +31,11 @@ class ReinforceConfig:
         max_episodes: episodes after which an unsolved run ends.
         log_interval: rounds between two log lines; in a round every environment
             runs one episode, and the agent learns once.
-        device: where the agent keeps its policy, "cpu" or a CUDA device.
+        device: where the agent keeps its policy, as
+            :func:`~cdopt_tutorial.workers.device.pick_device` takes it and returns it.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or the device is not there.
     """
 
     conversation: str = "local-policy"
@@ -74,6 +76,7 @@ class ReinforceConfig:
             raise ValueError(f"lr is {self.lr}, but must be above 0")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}, but must be at least 0")
+        object.__setattr__(self, "device", pick_device(self.device))
 
     @property
     def episodes_per_round(self) -> int:

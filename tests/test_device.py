@@ -1,0 +1,128 @@
+"""Devices: what is asked for against what is there. No GPU is needed to see it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.publish import execute
+from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.workers import group
+from cdopt_tutorial.workers.device import gpus_of, pick_device
+
+
+@pytest.fixture
+def have(monkeypatch):
+    """Let torch see so many GPUs, by a build with CUDA."""
+
+    def see(count, driver=True):
+        there = bool(count) and driver
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return see
+
+
+class TestPicking:
+    @pytest.mark.parametrize("count", range(5))
+    @pytest.mark.parametrize(
+        "wish", ["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:3"]
+    )
+    def test_is_of_what_is_there_or_refused(self, wish, count, have):
+        have(count)
+        _, _, number = wish.partition(":")
+        needed = int(number) + 1 if number else int(wish == "cuda")
+        if count < needed:
+            with pytest.raises(ValueError, match=f"device is '{wish}', but"):
+                pick_device(wish)
+            return
+        picked = pick_device(wish)
+        assert picked == (("cuda" if count else "cpu") if wish == "auto" else wish)
+        assert pick_device(picked) == picked
+
+    @pytest.mark.parametrize("count", range(1, 5))
+    def test_a_device_stands_for_gpus(self, count, have):
+        have(count)
+        every = tuple(f"cuda:{number}" for number in range(count))
+        assert gpus_of("cuda") == every
+        assert [gpus_of(gpu) for gpu in every] == [(gpu,) for gpu in every]
+        assert gpus_of("cpu") == gpus_of(f"cuda:{count}") == ()
+
+    @pytest.mark.parametrize(
+        ("count", "there"),
+        [
+            (0, "torch sees no GPU"),
+            (1, "the only GPU is cuda:0"),
+            (3, "the GPUs are cuda:0 to cuda:2"),
+        ],
+    )
+    def test_a_refusal_says_in_one_line_what_is_there(self, count, there, have):
+        have(count)
+        with pytest.raises(ValueError) as caught:
+            pick_device("cuda:7")
+        assert str(caught.value) == f"device is 'cuda:7', but {there}"
+
+    def test_a_build_without_cuda_is_told(self, have, monkeypatch):
+        have(0)
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+        with pytest.raises(ValueError, match="is a build without CUDA$"):
+            pick_device("cuda")
+
+    def test_a_gpu_that_the_driver_can_not_run_does_not_count(self, have):
+        have(2, driver=False)
+        assert pick_device("auto") == "cpu"
+        with pytest.raises(ValueError, match="torch sees no GPU"):
+            pick_device("cuda")
+
+    @pytest.mark.parametrize(
+        "wish", ["abacus", "", "CPU", "cuda:", "cuda:-1", "cuda:01", "cpu:0", 0, None]
+    )
+    def test_other_names_are_refused(self, wish, have):
+        have(4)
+        with pytest.raises(ValueError) as caught:
+            pick_device(wish)
+        allowed = "auto, cpu, cuda or cuda:N"
+        assert str(caught.value) == f"device is {wish!r}, but must be {allowed}"
+
+    @pytest.mark.parametrize("config", [HybridConfig, ReinforceConfig])
+    def test_a_config_has_the_device_that_is_used(self, config, have):
+        have(0)
+        assert config(device="auto").device == "cpu"
+        with pytest.raises(ValueError, match="device is 'cuda', but"):
+            config(device="cuda")
+        have(2)
+        assert config(device="auto").device == "cuda"
+        assert config(device="cuda:1").device == "cuda:1"
+
+
+@pytest.mark.parametrize(("count", "used"), [(0, "cpu"), (2, "cuda")])
+def test_chapters_are_run_on_the_device_that_is_used(count, used, have, monkeypatch):
+    have(count)
+    told = []
+
+    def note(_, *, device, **__):
+        told.append(device)
+        return []
+
+    monkeypatch.setattr(execute, "execute", note)
+    assert main(["execute", "--device", "auto"]) == 0
+    assert told == [used]
+    assert main(["execute", "--device", "cuda:2"]) == 2
+    assert told == [used]
+
+
+def test_the_fork_server_asks_for_no_gpu():
+    # A process that has asked can't fork one that uses a GPU.
+    script = f"""
+import importlib, torch
+def ask(*_):
+    raise AssertionError("asked")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = ask
+for module in {group.PRELOAD!r}:
+    importlib.import_module(module)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
