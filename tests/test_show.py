@@ -9,6 +9,7 @@ from datetime import date
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 
 from cdopt_tutorial.publish import plots, show, style
 from cdopt_tutorial.publish.project import Project
@@ -48,12 +49,36 @@ def test_source_refuses_what_is_in_no_file(obj):
         show.source(obj)
 
 
-def test_environment_names_what_the_chapter_ran_on(monkeypatch):
-    monkeypatch.setenv("CDOPT_TUTORIAL_DEVICE", "cuda:7")
+def test_environment_names_what_the_chapter_ran_on():
     html = show.environment()._repr_html_()
-    for word in ("Python", "torch", "gymnasium", "cdopt", "cores", "cuda:7"):
-        assert word in html
+    for word in ("Python", "torch", "gymnasium", "cdopt", "cores", "device"):
+        assert f">{word}</dt>" in html
     assert date.today().isoformat() in html
+
+
+@pytest.mark.parametrize(
+    ("wish", "names", "shown"),
+    [
+        (None, ["A1"], "cpu"),
+        ("cpu", ["A1"], "cpu"),
+        ("auto", [], "cpu"),
+        ("cuda", [], "cpu"),
+        ("auto", ["A1"], "cuda:0 A1, CUDA 99.1"),
+        ("cuda", ["A1", "B2"], "cuda:0 A1, cuda:1 B2, CUDA 99.1"),
+        ("cuda:1", ["A1", "B2"], "cuda:1 B2, CUDA 99.1"),
+    ],
+)
+def test_environment_names_the_gpus_and_their_cuda(wish, names, shown, monkeypatch):
+    monkeypatch.delenv("CDOPT_TUTORIAL_DEVICE", raising=False)
+    if wish is not None:
+        monkeypatch.setenv("CDOPT_TUTORIAL_DEVICE", wish)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
+    monkeypatch.setattr(torch.version, "cuda", "99.1")
+    html = show.environment()._repr_html_()
+    facts = re.findall(r"<dt[^>]*>(.*?)</dt><dd[^>]*>(.*?)</dd>", html)
+    assert dict(facts)["device"] == shown
 
 
 def test_progress_shows_its_share_and_its_text():

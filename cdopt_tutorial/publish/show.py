@@ -84,7 +84,7 @@ def environment() -> HTML:
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts |= {
-        "device": os.environ.get(DEVICE_VARIABLE, "cpu"),
+        "device": _device(),
         "cores": str(cores),
         "date": date.today().isoformat(),
     }
@@ -96,6 +96,20 @@ def environment() -> HTML:
     )
     style = "display:flex;flex-wrap:wrap;font-size:0.85em;margin:1em 0"
     return HTML(f'<dl class="tutorial-output" style="{style}">{cells}</dl>')
+
+
+def _device() -> str:
+    """The device that the chapter was told to use, and what it is."""
+    import torch  # here, since most of what this module shows does without
+
+    wish = os.environ.get(DEVICE_VARIABLE, "cpu")
+    # Without a GPU all is on the CPU, or the chapter did not come this far.
+    if wish == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    _, _, number = wish.partition(":")
+    numbers = [int(number)] if number else range(torch.cuda.device_count())
+    gpus = [f"cuda:{n} {torch.cuda.get_device_name(n)}" for n in numbers]
+    return ", ".join([*gpus, f"CUDA {torch.version.cuda}"])
 
 
 class Progress:
