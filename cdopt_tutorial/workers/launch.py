@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdopt_tutorial.workers import pack, process
+from cdopt_tutorial.workers.device import DeviceMaps, check_device_maps
 from cdopt_tutorial.workers.group import Group
 from cdopt_tutorial.workers.trace import Trace
 from cdopt_tutorial.workers.wire import Wire
@@ -25,6 +26,10 @@ class Role:
         deadline: seconds after the start by which the function must have returned.
             None by default: then only the deadline of the whole run holds.
         num_threads: threads of torch's operators in this worker.
+        device_maps: by the name of another worker, which of its devices stands for
+            which of this one's, such as ``{"ps": {"cuda:0": "cuda:1"}}``: what a call
+            carries from the one arrives on the other, and the answer comes back the
+            same way. Without a map calls carry tensors of the CPU only.
     """
 
     function: Callable[..., Any]
@@ -32,6 +37,7 @@ class Role:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     deadline: float | None = None
     num_threads: int = 1
+    device_maps: DeviceMaps = field(default_factory=dict)
 
 
 def launch(
@@ -67,8 +73,9 @@ def launch(
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.workers.process.report`.
         trace: filled with every call of the run; None records nothing.
-        wire: filled with the bytes of the run, for which the workers must not poll:
-            shared memory passes no socket. None counts nothing.
+        wire: filled with the bytes of the run, for which the workers must not poll
+            nor have device maps: what they pass then passes no socket. None counts
+            nothing.
 
     Returns:
         What each role's function returned, by name.
@@ -89,6 +96,9 @@ def launch(
         raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
     if polling and wire is not None:
         raise ValueError("polling is True, but must be False where bytes are counted")
+    device_maps = _device_maps(roles)
+    if any(device_maps.values()) and wire is not None:
+        raise ValueError("there are device maps, but bytes can't be counted with them")
     packed, modules = _packed(roles)
     with _private_folder() as folder:
         settings = process.Settings(
@@ -97,6 +107,7 @@ def launch(
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
             polling=polling,
+            device_maps=device_maps,
             modules=modules,
             traced=trace is not None,
             counted=wire is not None,
@@ -118,6 +129,16 @@ def _packed(roles: Mapping[str, Role]) -> tuple[dict[str, bytes], tuple[str, ...
         packed[name], needed = pack.pack(name, content)
         modules |= needed
     return packed, tuple(sorted(modules))
+
+
+def _device_maps(roles: Mapping[str, Role]) -> dict[str, DeviceMaps]:
+    """Each worker's maps, checked, in types that can be sent to it."""
+    device_maps = {
+        name: {peer: dict(devices) for peer, devices in role.device_maps.items()}
+        for name, role in roles.items()
+    }
+    check_device_maps(device_maps)
+    return device_maps
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:

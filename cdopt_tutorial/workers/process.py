@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -25,6 +26,7 @@ import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.workers import trace, wire
+from cdopt_tutorial.workers.device import DeviceMaps
 from cdopt_tutorial.workers.errors import origin
 
 HEADER = 8  # bytes that tell how long the message behind them is
@@ -44,6 +46,7 @@ class Settings:
         rpc_timeout: seconds until an unanswered call fails.
         rpc_threads: threads that answer calls.
         polling: whether idle workers poll shared memory for messages.
+        device_maps: each worker's, by its name.
         modules: what any of the roles needs; every worker imports it first.
         traced: whether to record every call.
         counted: whether to count what the sockets receive.
@@ -54,6 +57,7 @@ class Settings:
     rpc_timeout: float
     rpc_threads: int
     polling: bool
+    device_maps: Mapping[str, DeviceMaps]
     modules: tuple[str, ...]
     traced: bool
     counted: bool
@@ -291,15 +295,23 @@ def _join(settings: Settings, name: str, rank: int) -> None:
         name,
         rank=rank,
         world_size=settings.world_size,
-        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{settings.folder}/rendezvous",
-            rpc_timeout=settings.rpc_timeout,
-            num_worker_threads=settings.rpc_threads,
-            # None takes the fastest: shared memory for messages, and for tensors a
-            # look into the other's. Sockets do not poll, and count what they carry.
-            _transports=None if settings.polling else ["uv"],
-            _channels=None if settings.polling else ["basic"],
-        ),
+        rpc_backend_options=rpc_options(settings, name),
+    )
+
+
+def rpc_options(settings: Settings, name: str) -> rpc.TensorPipeRpcBackendOptions:
+    """How a worker's RPC agent is to talk to the others'."""
+    mapped = any(settings.device_maps.values())
+    return rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{settings.folder}/rendezvous",
+        rpc_timeout=settings.rpc_timeout,
+        num_worker_threads=settings.rpc_threads,
+        device_maps=settings.device_maps[name],
+        # None takes the fastest: shared memory for messages, and for tensors a
+        # look into the other's. Sockets do not poll, and count what they carry.
+        _transports=None if settings.polling else ["uv"],
+        # The basic channel carries no tensor of a GPU.
+        _channels=None if settings.polling or mapped else ["basic"],
     )
 
 
