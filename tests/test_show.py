@@ -57,9 +57,8 @@ def test_environment_names_what_the_chapter_ran_on():
 
 
 @pytest.mark.parametrize(
-    ("wish", "names", "shown"),
+    ("device", "names", "shown"),
     [
-        (None, ["A1"], "cpu"),
         ("cpu", ["A1"], "cpu"),
         ("auto", [], "cpu"),
         ("cuda", [], "cpu"),
@@ -68,15 +67,12 @@ def test_environment_names_what_the_chapter_ran_on():
         ("cuda:1", ["A1", "B2"], "cuda:1 B2, CUDA 99.1"),
     ],
 )
-def test_environment_names_the_gpus_and_their_cuda(wish, names, shown, monkeypatch):
-    monkeypatch.delenv("CDOPT_TUTORIAL_DEVICE", raising=False)
-    if wish is not None:
-        monkeypatch.setenv("CDOPT_TUTORIAL_DEVICE", wish)
+def test_environment_names_the_gpus_and_their_cuda(device, names, shown, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
     monkeypatch.setattr(torch.version, "cuda", "99.1")
-    html = show.environment()._repr_html_()
+    html = show.environment(device)._repr_html_()
     facts = re.findall(r"<dt[^>]*>(.*?)</dt><dd[^>]*>(.*?)</dd>", html)
     assert dict(facts)["device"] == shown
 

@@ -25,7 +25,6 @@ from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cdopt_tutorial.publish.execute import DEVICE_VARIABLE
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import HIDDEN
 from cdopt_tutorial.publish.style import INK, styled
@@ -78,13 +77,17 @@ def glue(name: str, value: object) -> None:
     )
 
 
-def environment() -> HTML:
-    """Show what the chapter was run on, for the foot of a page."""
+def environment(device: str = "cpu") -> HTML:
+    """Show what the chapter was run on, for the foot of a page.
+
+    Args:
+        device: on which it computed, by torch's name, or "auto".
+    """
     cores = len(os.sched_getaffinity(0))
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts |= {
-        "device": _device(),
+        "device": _device(device),
         "cores": str(cores),
         "date": date.today().isoformat(),
     }
@@ -98,15 +101,14 @@ def environment() -> HTML:
     return HTML(f'<dl class="tutorial-output" style="{style}">{cells}</dl>')
 
 
-def _device() -> str:
-    """The device that the chapter was told to use, and what it is."""
+def _device(name: str) -> str:
+    """Say which device that is: its name, and what is behind it."""
     import torch  # here, since most of what this module shows does without
 
-    wish = os.environ.get(DEVICE_VARIABLE, "cpu")
     # Without a GPU all is on the CPU, or the chapter did not come this far.
-    if wish == "cpu" or not torch.cuda.is_available():
+    if name == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    _, _, number = wish.partition(":")
+    _, _, number = name.partition(":")
     numbers = [int(number)] if number else range(torch.cuda.device_count())
     gpus = [f"cuda:{n} {torch.cuda.get_device_name(n)}" for n in numbers]
     return ", ".join([*gpus, f"CUDA {torch.version.cuda}"])
