@@ -17,6 +17,13 @@ from cdopt_tutorial.publish.execute import (
 )
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.quotes import quotes
+from cdopt_tutorial.publish.site import (
+    Site,
+    add_edition,
+    add_site,
+    package_version,
+    read_site,
+)
 
 _BUILDER = "from jupyter_book.cli.main import main; main()"
 """jupyter-book has no `python -m`, and its script breaks when a venv is moved."""
@@ -30,6 +37,7 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     """Build `_build/html` from the sources and the cached results.
 
     Called by the command `build` and by the tests of the pages.
+    Where the pages will be published is read from the environment, by `read_site`.
     Every warning is an error. A build is always a full one: a page that is not
     read again does not repeat its warnings, so a second try would pass.
 
@@ -38,25 +46,28 @@ def render(project: Project, *, device: str = "cpu") -> bool:
 
     Raises:
         RenderError: a chapter has no valid result, or the build was not clean.
+        ValueError: an environment variable has a bad value.
     """
+    site = read_site()
     stamp = project.build / "render.stamp"
-    fingerprint = _fingerprint(project, device)
+    fingerprint = _fingerprint(project, device, site)
     index = project.html / "index.html"
     if stamp.is_file() and stamp.read_text() == fingerprint and index.is_file():
         return False
+    config = _write_config(project, device, site)
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
     for built in ("html", ".doctrees", "jupyter_execute"):
         shutil.rmtree(project.build / built, ignore_errors=True)
-    config = _write_config(project, device)
     _run_builder(project, config)
     stamp.write_text(fingerprint)
     return True
 
 
-def _fingerprint(project: Project, device: str) -> str:
-    """Return the name of all that decides the pages."""
-    sha = hashlib.sha256(f"{project.root} {digest(project, device)}\n".encode())
+def _fingerprint(project: Project, device: str, site: Site) -> str:
+    """Return the name of all that decides the pages, but for their date."""
+    parts = [project.root, digest(project, device), site, package_version()]
+    sha = hashlib.sha256(f"{parts}\n".encode())
     cache = open_cache(project, device)
     pages = (p for p in (project.root / "book").rglob("*") if p.is_file())
     sources = [project.root / "_config.yml", project.root / "_toc.yml"]
@@ -74,8 +85,11 @@ def _fingerprint(project: Project, device: str) -> str:
     return sha.hexdigest()
 
 
-def _write_config(project: Project, device: str) -> Path:
-    """Write the build's configuration: the book's own, and what the runs gave."""
+def _write_config(project: Project, device: str, site: Site) -> Path:
+    """Write the build's configuration: the book's own, and what holds for this build.
+
+    That is where the results are, what they gave, where the pages go, and which edition they are.
+    """
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     cache = project.results / digest(project, device)
     config["execute"] = {
@@ -84,6 +98,8 @@ def _write_config(project: Project, device: str) -> Path:
         "raise_on_error": True,
     }
     config.setdefault("parse", {})["myst_substitutions"] = quotes(project, device)
+    add_site(config, site)
+    add_edition(config, project.root)
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     return path

@@ -1,0 +1,157 @@
+"""Where the book is published, and what its pages say of it and of themselves."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_URL = r"https?://[\w.-]+(:\d+)?(/[\w./~%-]*)?"
+_REPOSITORY = r"https?://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?"
+_BRANCH = r"[\w.-]+(/[\w.-]+)*"
+
+_LAUNCH = {
+    "binderhub_url": "https://mybinder.org",
+    "colab_url": "https://colab.research.google.com",
+    "notebook_interface": "jupyterlab",
+}
+
+_NOT_READ = [
+    "404.html",
+    "genindex.html",
+    "py-modindex.html",
+    "search.html",
+    "_modules/*",
+]
+"""Pages that nobody looks for; a site map does without."""
+
+_PREVIEW = {
+    "ogp_image": "_static/preview.png",
+    "ogp_custom_meta_tags": [
+        '<meta property="og:image:width" content="1200" />',
+        '<meta property="og:image:height" content="630" />',
+        '<meta name="twitter:card" content="summary_large_image" />',
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is known of where the book is published; nothing, by default."""
+
+    url: str | None = None
+    """Address of the published pages; it ends with a slash."""
+    repository: str | None = None
+    """Address of the public repository, https://github.com/OWNER/NAME."""
+    branch: str = "main"
+    """The branch of the repository from which notebooks are opened."""
+
+
+def read_site() -> Site:
+    """Return the site that the environment tells of; called by `render`.
+
+    The variables are CDOPT_TUTORIAL_URL, CDOPT_TUTORIAL_REPOSITORY and
+    CDOPT_TUTORIAL_BRANCH. One that is empty counts as not set.
+
+    Raises:
+        ValueError: a variable has a bad value; the message is one line.
+    """
+    url = _read("URL", _URL, "an address like https://host/path/")
+    # Colab opens notebooks from GitHub only.
+    repository = _read(
+        "REPOSITORY", _REPOSITORY, "an address like https://github.com/OWNER/NAME"
+    )
+    branch = _read("BRANCH", _BRANCH, "the name of a branch")
+    return Site(
+        url=url and url[0].rstrip("/") + "/",
+        repository=repository and f"https://github.com/{'/'.join(repository.groups())}",
+        branch=branch[0] if branch else Site.branch,
+    )
+
+
+def _read(name: str, pattern: str, needed: str) -> re.Match | None:
+    """Return the match of a variable's value, or None if the variable is not set."""
+    name = f"CDOPT_TUTORIAL_{name}"
+    value = os.environ.get(name)
+    if not value:
+        return None
+    match = re.fullmatch(pattern, value, re.ASCII)
+    if match is None:
+        raise ValueError(f"{name} is {value!r}: {needed} is needed")
+    return match
+
+
+def add_site(config: dict[str, Any], site: Site) -> None:
+    """Add to a configuration of jupyter-book what follows from `site`, for `render`.
+
+    What is not known adds nothing: a local build has no address to open.
+    """
+    # Straight to Sphinx: the book's own `html_theme_options` replace what
+    # jupyter-book makes of its keys `launch_buttons` and `repository`.
+    sphinx = config["sphinx"]["config"]
+    if site.url:
+        sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
+        sphinx |= {
+            "html_baseurl": site.url,
+            # The page for what is missing is shown at any depth.
+            "notfound_urls_prefix": urlsplit(site.url).path,
+            "sitemap_url_scheme": "{link}",
+            "sitemap_excludes": _NOT_READ,
+            "ogp_site_url": site.url,
+            "ogp_site_name": config["title"],
+            "ogp_image_alt": config["title"],
+            **_PREVIEW,
+        }
+    if site.repository:
+        _theme_options(config).update(
+            repository_url=site.repository,
+            repository_branch=site.branch,
+            use_repository_button=True,
+            launch_buttons=_LAUNCH,
+        )
+
+
+def add_edition(config: dict[str, Any], root: Path) -> None:
+    """Add the version and the date of the book in `root` to the foot of each page.
+
+    Raises:
+        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no number.
+    """
+    edition = f"Version {package_version()}, {_date(root)}"
+    _theme_options(config)["extra_footer"] = edition
+
+
+def package_version() -> str:
+    """Return the version of the installed package."""
+    return version("cdopt-tutorial")
+
+
+def _theme_options(config: dict[str, Any]) -> dict[str, Any]:
+    return config["sphinx"]["config"].setdefault("html_theme_options", {})
+
+
+def _date(root: Path) -> str:
+    """Return the day of the last commit, or of the build where there is none."""
+    seconds = _last_commit(root) or os.environ.get("SOURCE_DATE_EPOCH")
+    if not seconds:
+        return datetime.now(UTC).date().isoformat()
+    if not seconds.isdecimal():
+        raise ValueError(f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed")
+    return datetime.fromtimestamp(int(seconds), UTC).date().isoformat()
+
+
+def _last_commit(root: Path) -> str:
+    """Return the time of the last commit in seconds, or nothing if it is not known."""
+    # A book unpacked inside another project's checkout has not that one's date.
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,278 @@
+"""The published book: its addresses follow from three variables, or are not there."""
+
+import os
+import re
+import shutil
+import subprocess
+from xml.etree import ElementTree
+
+import nbformat
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from PIL import Image
+
+from cdopt_tutorial.publish.execute import execute
+from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.render import render
+from cdopt_tutorial.publish.site import Site, add_edition, package_version, read_site
+
+URL = "https://books.example/some/book/"
+PUBLISHED = {
+    "CDOPT_TUTORIAL_URL": URL,
+    "CDOPT_TUTORIAL_REPOSITORY": "https://github.com/an-owner/a.name",
+    "CDOPT_TUTORIAL_BRANCH": "next",
+}
+
+
+@pytest.fixture(autouse=True)
+def unpublished(monkeypatch):
+    """Nothing is known but what a test sets."""
+    for name in [*PUBLISHED, "SOURCE_DATE_EPOCH"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def publish(monkeypatch, **values: str) -> None:
+    for name, value in (values or PUBLISHED).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_nothing_is_known_by_default(monkeypatch):
+    assert read_site() == Site(None, None, "main")
+    publish(monkeypatch, **dict.fromkeys(PUBLISHED, ""))
+    assert read_site() == Site()
+
+
+@pytest.mark.parametrize("url", [URL, URL.rstrip("/"), URL + "/"])
+@pytest.mark.parametrize("end", ["", "/", ".git", ".git/"])
+def test_one_site_has_one_spelling(monkeypatch, url, end):
+    repository = f"https://github.com/an-owner/a.name{end}"
+    publish(monkeypatch, CDOPT_TUTORIAL_URL=url, CDOPT_TUTORIAL_REPOSITORY=repository)
+    assert read_site() == Site(URL, "https://github.com/an-owner/a.name", "main")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("URL", "books.example"),
+        ("URL", "ftp://books.example/"),
+        ("URL", "https://"),
+        ("URL", "https://books.example/?page=1"),
+        ("URL", "https://books.example/a b"),
+        ("URL", 'https://books.example/"onload="'),
+        ("REPOSITORY", "an-owner/a.name"),
+        ("REPOSITORY", "https://github.com/an-owner"),
+        ("REPOSITORY", "https://elsewhere.example/an-owner/a.name"),
+        ("REPOSITORY", "https://github.com/an-owner/a.name/tree/main"),
+        ("BRANCH", "a branch"),
+        ("BRANCH", "main?"),
+    ],
+)
+def test_bad_value_is_one_line_that_names_it(monkeypatch, book, name, value):
+    publish(monkeypatch, **{f"CDOPT_TUTORIAL_{name}": value})
+    with pytest.raises(ValueError, match=re.escape(repr(value))) as caught:
+        render(book)
+    assert f"CDOPT_TUTORIAL_{name} is" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert not book.build.exists()
+
+
+@pytest.fixture
+def book(tmp_path, project) -> Project:
+    """A small book, not yet run."""
+    return write_book(Project(tmp_path / "a book"), project)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, project) -> Project:
+    """The small book as it is published."""
+    small = write_book(Project(tmp_path_factory.mktemp("published")), project)
+    execute(small.chapters(), project=small)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        publish(monkeypatch)
+        render(small)
+    return small
+
+
+def write_book(small: Project, project: Project) -> Project:
+    """Write a front page and a chapter, configured as the real book is."""
+    for folder in ("cdopt_tutorial", "notebooks", "book/_static", "book/_templates"):
+        (small.root / folder).mkdir(parents=True)
+    for name in ("constraints.txt", "book/references.bib", "book/_static/book.css"):
+        (small.root / name).touch()
+    config = real_config(project)
+    sphinx = config["sphinx"]["config"]
+    sphinx["html_static_path"] = ["book/_static"]
+    (small.root / "_config.yml").write_text(yaml.safe_dump(config))
+    for name in (
+        "book/_static/preview.png",
+        "book/_static/favicon.svg",
+        sphinx["redirect_html_template_file"],
+    ):
+        shutil.copy(project.root / name, small.root / name)
+    toc = {"format": "jb-book", "root": "book/index"}
+    toc["chapters"] = [{"file": "notebooks/01_a"}]
+    (small.root / "_toc.yml").write_text(yaml.safe_dump(toc))
+    (small.root / "book/index.md").write_text("# Front\n\nOn what is in the book.\n")
+    cells = [new_markdown_cell("# A chapter"), new_code_cell("print(6 * 7)")]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    chapter = small.root / "notebooks" / "01_a.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), chapter)
+    return small
+
+
+def real_config(project: Project) -> dict:
+    return yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
+
+
+def page(book: Project, name: str) -> str:
+    return (book.html / name).read_text("utf-8")
+
+
+def opened(text: str) -> list[str]:
+    """The addresses on other hosts that a page names, licences and such left out."""
+    return re.findall(r'(?:href|src|content|action)="(https?:[^"]*)"', text)
+
+
+def test_local_pages_name_no_other_host(book):
+    execute(book.chapters(), project=book)
+    render(book)
+    for file in book.html.rglob("*.html"):
+        if "_static" not in file.parts:
+            assert opened(file.read_text("utf-8")) == [], file
+    assert not (book.html / "sitemap.xml").exists()
+    assert 'href="/notebooks/01_a.html"' in page(book, "404.html")
+
+
+def test_buttons_open_the_notebook_and_the_repository(pages):
+    links = opened(page(pages, "notebooks/01_a.html"))
+    place = "an-owner/a.name"
+    for link in (
+        f"https://colab.research.google.com/github/{place}/blob/next/notebooks/01_a.ipynb",
+        f"https://mybinder.org/v2/gh/{place}/next?urlpath=lab/tree/notebooks/01_a.ipynb",
+        f"https://github.com/{place}",
+    ):
+        assert link in links
+    front = opened(page(pages, "book/index.html"))
+    assert f"https://github.com/{place}" in front
+    assert not any("colab" in link or "binder" in link for link in front)
+
+
+def test_sitemap_has_the_pages_under_their_addresses(pages):
+    tree = ElementTree.parse(pages.html / "sitemap.xml")
+    found = {each.text for each in tree.iter() if each.tag.endswith("loc")}
+    assert found == {f"{URL}book/index.html", f"{URL}notebooks/01_a.html"}
+
+
+def test_page_tells_its_address_and_its_picture(pages):
+    text = page(pages, "notebooks/01_a.html")
+    told = dict(re.findall(r'<meta property="(og:[^"]*)" content="([^"]*)"', text))
+    address = f"{URL}notebooks/01_a.html"
+    assert re.search(f'<link rel="canonical" href="{address}" ?/>', text)
+    assert told["og:url"] == address
+    assert told["og:title"] == "A chapter"
+    picture = pages.html / told["og:image"].removeprefix(URL)
+    assert Image.open(picture).size == (1200, 630)
+    size = told["og:image:width"], told["og:image:height"]
+    assert size == ("1200", "630")
+
+
+def test_missing_page_finds_its_way_from_any_depth(pages):
+    text = page(pages, "404.html")
+    local = re.findall(r'(?:href|src|action)="(?!https?:|#)([^"]*)"', text)
+    assert "/some/book/notebooks/01_a.html" in local
+    for address in local:
+        path = re.sub(r"[?#].*", "", address)
+        assert path.startswith("/some/book/"), address
+        assert (pages.html / path.removeprefix("/some/book/")).is_file(), address
+
+
+def test_pages_are_built_again_when_the_site_changes(book, monkeypatch):
+    execute(book.chapters(), project=book)
+    assert render(book) is True
+    assert render(book) is False
+    publish(monkeypatch)
+    assert render(book) is True
+    assert render(book) is False
+    publish(monkeypatch, CDOPT_TUTORIAL_BRANCH="other")
+    assert render(book) is True
+    assert "/blob/other/" in page(book, "notebooks/01_a.html")
+
+
+def test_every_page_has_the_edition_and_a_new_day_builds_none(book, monkeypatch):
+    execute(book.chapters(), project=book)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    render(book)
+    for name in ("book/index.html", "notebooks/01_a.html", "404.html", "search.html"):
+        assert f"Version {package_version()}, 1970-01-02" in page(book, name)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "172800")
+    assert render(book) is False
+
+
+def edition(root) -> str:
+    config = {"sphinx": {"config": {}}}
+    add_edition(config, root)
+    return config["sphinx"]["config"]["html_theme_options"]["extra_footer"]
+
+
+def git(folder, *args: str) -> None:
+    who = ["-c", "user.name=A", "-c", "user.email=a@books.example"]
+    subprocess.run(["git", "-C", folder, *who, *args], check=True, capture_output=True)
+
+
+def test_date_is_that_of_the_last_commit(tmp_path, monkeypatch):
+    # Near midnight in the committer's zone, and the day before in UTC.
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2020-02-03T00:30:00+0200")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "first")
+    assert edition(tmp_path).endswith(", 2020-02-02")
+    inner = tmp_path / "unpacked"
+    inner.mkdir()
+    assert edition(inner).endswith(", 1970-01-02")
+
+
+def test_date_without_git_or_commits_is_that_of_the_build(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    git(tmp_path, "init")
+    assert edition(tmp_path).endswith(", 1970-01-02")
+    monkeypatch.setenv("PATH", os.devnull)
+    assert edition(tmp_path).endswith(", 1970-01-02")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
+    with pytest.raises(ValueError, match="SOURCE_DATE_EPOCH is 'today'"):
+        edition(tmp_path)
+
+
+def test_short_addresses_lead_to_pages_of_the_book(project):
+    toc = yaml.safe_load((project.root / "_toc.yml").read_text("utf-8"))
+    files = [each["file"] for part in toc["parts"] for each in part["chapters"]]
+    redirects = real_config(project)["sphinx"]["config"]["redirects"]
+    for number, chapter in enumerate(project.chapters(), start=1):
+        assert redirects[f"chapter{number}"] == f"notebooks/{chapter.stem}.html"
+    for source, target in redirects.items():
+        assert target.removesuffix(".html") in files, (source, target)
+
+
+def test_short_address_keeps_the_place_on_the_page(pages):
+    text = page(pages, "setup.html")
+    assert '"book/setup.html" + window.location.hash' in text
+    assert '<a href="book/setup.html">' in text
+
+
+def test_binder_installs_what_is_here(project, tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$PIP_EXTRA_INDEX_URL" "$@"\n')
+    fake.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [project.root / ".binder" / "postBuild"],
+        cwd=project.root,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.split()
+    assert words[0] == "https://download.pytorch.org/whl/cpu"
+    for option in ("-c", "-e"):
+        assert (project.root / words[words.index(option) + 1]).exists()
