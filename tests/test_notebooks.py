@@ -1,15 +1,22 @@
 """The chapters: they run through, and keep the rules of CONTRIBUTING.md."""
 
 import ast
+import importlib.util
+import sys
+from types import ModuleType
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
 
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.publish.reference import Reference
 
-CELLS = range(20, 33)  # without the exercises and what follows
+# Without the cell that all begin with, and without the exercises and what follows.
+CELLS = range(20, 33)
+INSTALL_LINES = 10
 LINES = 18
 COLUMNS = 78
 
@@ -63,9 +70,9 @@ def test_code_cells_are_short_and_narrow(path):
 def test_what_is_shown_is_the_last_in_its_cell(path):
     # Jupyter displays the last expression only; another one is lost without a word.
     for cell in code_cells(path):
-        if cell.source.startswith("%%"):
-            continue
-        *others, _ = ast.parse(cell.source).body
+        # Magics become calls.
+        python = TransformerManager().transform_cell(cell.source)
+        *others, _ = ast.parse(python).body
         lost = [ast.unparse(each) for each in others if shows(each)]
         assert not lost, cell.source
 
@@ -89,7 +96,51 @@ def test_number_of_cells(path):
     cells = nbformat.read(path, as_version=4).cells
     exercises = [i for i, cell in enumerate(cells) if "## Exercises" in cell.source]
     assert len(exercises) == 1
-    assert exercises[0] in CELLS
+    assert exercises[0] - 1 in CELLS
+
+
+@every_chapter
+def test_begins_with_the_cell_that_all_share(path):
+    cell, shared = code_cells(path)[0], code_cells(CHAPTERS[0])[0]
+    assert "import cdopt_tutorial" not in shared.source
+    assert 'find_spec("cdopt_tutorial")' in shared.source
+    assert len(shared.source.splitlines()) <= INSTALL_LINES
+    assert cell.source == shared.source
+    assert cell.metadata == shared.metadata == {"tags": ["remove-cell"]}
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Runs the first cell; returns the result, and what pip was asked to do."""
+    monkeypatch.setattr("builtins.input", lambda prompt: "https://books.example/a")
+
+    def run():
+        shell, asked = InteractiveShell(), []
+        shell.register_magic_function(asked.append, magic_name="pip")
+        return shell.run_cell(code_cells(CHAPTERS[0])[0].source), asked
+
+    return run
+
+
+def test_first_cell_does_nothing_where_the_package_is(begin, capsys):
+    done, asked = begin()
+    assert done.success and asked == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_first_cell_installs_on_colab_only(begin, monkeypatch):
+    find = importlib.util.find_spec
+
+    def find_others(name):
+        return None if name == "cdopt_tutorial" else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_others)
+    done, asked = begin()
+    assert isinstance(done.error_in_exec, ImportError) and asked == []
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    done, (line,) = begin()
+    assert done.success
+    assert "--no-deps git+https://books.example/a " in line
 
 
 @every_chapter
