@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import subprocess
 import sys
 from types import ModuleType
 
@@ -49,6 +50,18 @@ def test_claims_the_figures_of_the_reference(done, project):
         done.path.stem, "full", done.figures, complete=done.error is None
     )
     assert not drift, "\n".join(map(str, drift))
+
+
+def test_chapters_import_only_what_the_install_cell_brings():
+    # On Colab it installs cdopt and geoopt, and leaves alone what runs the kernel.
+    absent = ("jupyter_cache", "nbclient", "sphinx", "tomlkit", "yaml")
+    lines = [f"import sys; sys.modules |= dict.fromkeys({absent})"]
+    for cell in [cell for path in CHAPTERS for cell in code_cells(path)]:
+        tree = ast.parse(TransformerManager().transform_cell(cell.source))
+        imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        lines += [line for line in map(ast.unparse, imports) if "cdopt" in line]
+    assert len(lines) > len(CHAPTERS)
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 @every_chapter

@@ -6,8 +6,9 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import show
+from cdopt_tutorial.publish.figures import claimed
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.reference import Reference, claimed
+from cdopt_tutorial.publish.reference import Reference
 
 TABLE = """\
 # A comment that stays.

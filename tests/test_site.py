@@ -12,6 +12,7 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
+from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import render
@@ -75,6 +76,14 @@ def test_bad_value_is_one_line_that_names_it(monkeypatch, book, name, value):
     assert f"CDOPT_TUTORIAL_{name} is" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert not book.build.exists()
+
+
+def test_bad_value_is_told_before_a_chapter_runs(monkeypatch, capfd):
+    publish(monkeypatch, CDOPT_TUTORIAL_URL="books.example")
+    monkeypatch.setattr("cdopt_tutorial.publish.execute.execute", None)
+    assert main(["build"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("cdopt-tutorial: CDOPT_TUTORIAL_URL is 'books.example'")
 
 
 @pytest.fixture

@@ -158,7 +158,10 @@ def run_build(args: argparse.Namespace) -> int:
     """
     from cdopt_tutorial.publish.project import this_project
     from cdopt_tutorial.publish.render import RenderError, render
+    from cdopt_tutorial.publish.site import read_site
 
+    with bad_input():
+        read_site()
     failed = run_execute(args)
     if failed not in (0, DRIFTED):
         return failed

@@ -30,9 +30,9 @@ from nbclient.exceptions import (
 )
 from nbformat import NotebookNode
 
+from cdopt_tutorial.publish.figures import Value, claimed
 from cdopt_tutorial.publish.parameters import inject
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.reference import Value, claimed
 
 DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
 CELL_TIMEOUT = 600

@@ -1,8 +1,8 @@
 """What pages without code quote of the chapters' runs: figures and minutes."""
 
 from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
+from cdopt_tutorial.publish.figures import claimed
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.reference import claimed
 
 
 def quotes(project: Project, device: str) -> dict[str, dict]:

@@ -4,26 +4,20 @@ The file says for every figure what it was, in each profile, and how far another
 machine, torch or cdopt may move it. A figure that moves farther has drifted.
 """
 
-import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tomlkit
-from nbformat import NotebookNode
 
+from cdopt_tutorial.publish.figures import Value
 from cdopt_tutorial.publish.project import Project
 
 PROFILES = ("full", "smoke")
 """A run as the book shows it, and one as short as the chapter's checks allow."""
 
-HIDDEN = "application/papermill.record/"
-"""How the type begins under which an output carries a figure; `show.glue` writes it."""
-
 _USUAL = "1 %"
 """How far a figure may move that is new in the table."""
-
-Value = float | int | str
 
 
 @dataclass(frozen=True)
@@ -44,17 +38,6 @@ class Drift:
             return f"{self.name}: was {_short(self.reference)}, is claimed no more"
         both = f"was {_short(self.reference)}, is {_short(self.value)}"
         return f"{self.name}: {both} ({self.allowed})"
-
-
-def claimed(notebook: NotebookNode) -> dict[str, Value]:
-    """Return the figures that a notebook that ran has glued, by their names."""
-    record = f"{HIDDEN}text/plain"
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
-    return {
-        out.metadata["scrapbook"]["name"]: ast.literal_eval(out.data[record])
-        for out in outputs
-        if record in out.get("data", {})
-    }
 
 
 class Reference:
@@ -107,7 +90,7 @@ class Reference:
         Args:
             chapter: name of its notebook, without `.ipynb`.
             profile: one of `PROFILES`, with which it ran.
-            figures: what `claimed` found.
+            figures: what `figures.claimed` found.
             complete: whether it ran through; else figures may be missing.
         """
         rows = self._table.get(chapter, {}).get("figures", {})

@@ -88,7 +88,8 @@ def _fingerprint(project: Project, device: str, site: Site) -> str:
 def _write_config(project: Project, device: str, site: Site) -> Path:
     """Write the build's configuration: the book's own, and what holds for this build.
 
-    That is where the results are, what they gave, where the pages go, and which edition they are.
+    That is where the results are and what they gave, where the pages go, and which
+    edition they are.
     """
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     cache = project.results / digest(project, device)

@@ -25,8 +25,8 @@ from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 from PIL import Image
 
+from cdopt_tutorial.publish.figures import HIDDEN
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.reference import HIDDEN
 from cdopt_tutorial.publish.style import INK, styled
 
 _LEGIBLE_WIDTH = 460
