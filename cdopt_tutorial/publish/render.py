@@ -71,7 +71,9 @@ def _fingerprint(project: Project, device: str, site: Site) -> str:
     cache = open_cache(project, device)
     pages = (p for p in (project.root / "book").rglob("*") if p.is_file())
     sources = [project.root / "_config.yml", project.root / "_toc.yml"]
-    for file in [*sources, *sorted(pages), *project.chapters()]:
+    # A page shows tests.
+    tests = sorted((project.root / "tests").glob("*.py"))
+    for file in [*sources, *sorted(pages), *tests, *project.chapters()]:
         sha.update(f"{file.relative_to(project.root)}\n".encode())
         sha.update(file.read_bytes())
     for chapter in project.chapters():
