@@ -2,11 +2,16 @@
 
 import os
 import shutil
+import threading
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+from browsing import Quiet
+from playwright.sync_api import sync_playwright
 from xdist.scheduler import LoadScopeScheduling
 
 from cdopt_tutorial.publish.execute import execute
@@ -28,7 +33,7 @@ class OneBook(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid):
-        of_book = ("tests/test_notebooks.py", "tests/test_pages.py")
+        of_book = ("tests/test_notebooks.py", "tests/test_pages.py", "tests/test_site_")
         return "book" if nodeid.startswith(of_book) else nodeid
 
 
@@ -67,3 +72,35 @@ def chromium() -> str:
         missing = "no chromium: `apt-get install chromium` to test the pages"
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     return found
+
+
+# A session's browser would keep an event loop in the process, and no chapter could
+# be run in it any more.
+@pytest.fixture(scope="module")
+def browser(chromium):
+    """A browser that holds no page yet."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(site):
+    """The address of the site, served as files."""
+    handler = partial(Quiet, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def root(request, site):
+    """The address under which the pages are opened: served, or from the disk."""
+    if request.param == "file":
+        return site.as_uri()
+    return request.getfixturevalue("server")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from colours import contrast, linear
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -32,18 +33,6 @@ BLINDNESS = {
         [0.004733, 0.691367, 0.303900],
     ],
 }
-
-
-def linear(color) -> np.ndarray:
-    c = np.array(to_rgb(color))
-    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-
-
-def contrast(one, two) -> float:
-    """The contrast ratio of WCAG 2."""
-    weights = (0.2126, 0.7152, 0.0722)
-    low, high = sorted(float(linear(c) @ weights) for c in (one, two))
-    return (high + 0.05) / (low + 0.05)
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
