@@ -1,0 +1,259 @@
+"""Who can use the pages: by keys, by touch, in the dark, with a screen reader."""
+
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browsing import SIZES, THEMES, pages
+from colours import contrast
+
+from cdopt_tutorial.publish.style import SERIES
+
+FRONT = "book/index.html"
+FIRST = "notebooks/01_reinforce.html"
+
+# What axe finds in others' markup, and no style of ours can mend.
+THEIRS = {
+    # docutils calls a bibliography a list, with the numbers as its direct children.
+    "aria-required-children": ".citation-list",
+}
+
+# One of each kind of token, and an empty frame for each drawing: axe takes a minute
+# for a page of the package, nearly all of it for thousands of words that look alike.
+THIN = """() => {
+    document.querySelectorAll('svg > :not(title)').forEach((e) => e.remove());
+    const shape = (e) => e && `${shape(e.parentElement)}>${e.tagName}.${e.className}`;
+    const alike = document.querySelectorAll(`:is(pre, code, dl.py, .genindextable,
+        .toc-entry) :is(a, code, em, p, span, strong):not(button *)`);
+    const seen = new Set();
+    for (const e of [...alike].reverse()) {
+        const kind = shape(e);
+        if (!e.childElementCount && seen.has(kind)) e.remove();
+        seen.add(kind);
+    }
+}"""
+
+
+def open_page(page, address: str, size: str = "desk", color_scheme: str = "light"):
+    """Open a page on a screen of this size, without movement to wait for."""
+    width, height = SIZES[size]
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=color_scheme)
+    page.goto(address)
+    page.add_style_tag(content="* { transition: none !important; }")
+    return page
+
+
+def barriers(page, options: dict) -> list[str]:
+    """What axe calls serious or critical in a page, without what is not ours."""
+    found = Axe().run(page, options={"resultTypes": ["violations"], **options})
+    return [
+        f"{each['id']}: {node['html'][:200]}"
+        for each in found.response["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+        if not is_theirs(page, each["id"], node["target"][0])
+    ]
+
+
+def is_theirs(page, rule: str, target: str) -> bool:
+    """Tell whether what was found is known to be not ours."""
+    known = THEIRS.get(rule)
+    return bool(known) and page.locator(target).first.evaluate(
+        "(e, known) => e.matches(known)", known
+    )
+
+
+def different(site, root: str) -> list[str]:
+    """All pages, but of those that only show source code the longest."""
+    names = pages(site, root)
+    sources = [name for name in names if name.startswith("_modules/cdopt_tutorial/")]
+    longest = max(sources, key=lambda name: (site / name).stat().st_size)
+    return [name for name in names if name not in sources or name == longest]
+
+
+def test_nothing_on_any_page_keeps_anyone_out(browser, site, server):
+    page = browser.new_page()
+    found = {}
+    for name in different(site, server):
+        open_page(page, f"{server}/{name}", color_scheme="light")
+        page.evaluate(THIN)
+        found[name, "light"] = barriers(page, {})
+        page.emulate_media(color_scheme="dark")
+        found[name, "dark"] = barriers(page, {"runOnly": ["color-contrast"]})
+    page.close()
+    assert not {key: what for key, what in found.items() if what}
+
+
+def test_what_scrolls_on_a_phone_can_be_reached(browser, server, project):
+    page = browser.new_page()
+    found = {}
+    for name in [FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())]:
+        open_page(page, f"{server}/{name}", "phone")
+        found[name] = barriers(page, {"runOnly": ["scrollable-region-focusable"]})
+    page.close()
+    assert not {key: what for key, what in found.items() if what}
+
+
+# All that the key Tab should stop at, with its look before.
+REACHABLE = """() => {
+    const kinds = `a[href], button, input, select, summary, video[controls],
+        [tabindex="0"]`;
+    const seen = {visibilityProperty: true};
+    const look = (e) => {
+        const {outline, boxShadow, border, backgroundColor} = getComputedStyle(e);
+        return [outline, boxShadow, border, backgroundColor].join();
+    };
+    window.look = look;
+    window.stops = [...document.querySelectorAll(kinds)].filter((e) =>
+        e.checkVisibility(seen) && !e.disabled && e.tabIndex >= 0
+        && !e.closest('dialog:not([open])'));
+    window.looks = stops.map(look);
+    return stops.map((e) => e.outerHTML.slice(0, 160));
+}"""
+
+# Where the focus is, and whether one sees it.
+FOCUS = """() => {
+    const e = document.activeElement;
+    const k = stops.indexOf(e);
+    const box = e.getBoundingClientRect();
+    const drawn = Number(getComputedStyle(e).opacity) > 0;
+    // A browser frames the buttons of its player, not the player.
+    const framed = k < 0 || look(e) !== looks[k] || e.matches('video');
+    const inside = box.bottom > 0 && box.top < innerHeight
+        && box.right > 0 && box.left < innerWidth;
+    return {stop: k, seen: drawn && inside && framed};
+}"""
+
+
+def walk(page, number: int) -> tuple[list[int], list[int]]:
+    """Press Tab until the focus is back at the beginning.
+
+    Returns:
+        the stops in the order of the first visits, and those that can't be seen.
+    """
+    order, unseen = [], []
+    # A player has more than one stop inside.
+    for _ in range(2 * number + 20):
+        page.keyboard.press("Tab")
+        now = page.evaluate(FOCUS)
+        if order and now["stop"] in (-1, order[0]):
+            break
+        if now["stop"] not in order:
+            order.append(now["stop"])
+        if not now["seen"]:
+            unseen.append(now["stop"])
+    return order, unseen
+
+
+@pytest.mark.parametrize("name", [FRONT, FIRST])
+def test_tab_reaches_everything_and_is_seen(browser, server, project, name):
+    page = open_page(browser.new_page(), f"{server}/{name}")
+    page.wait_for_function("MathJax.startup.promise.then(() => true)")
+    stops = page.evaluate(REACHABLE)
+    order, unseen = walk(page, len(stops))
+    assert "#main-content" in stops[order[0]]
+    assert not [stop for k, stop in enumerate(stops) if k not in order]
+    assert not [stops[k] for k in unseen]
+    wanted = ["search-button-field", "theme-switch-button", "copybtn"]
+    others = (f"{chapter.stem}.html" for chapter in project.chapters())
+    wanted += [other for other in others if not name.endswith(other)]
+    wanted += ["toggle-button", "<video"] if name == FIRST else []
+    assert not [each for each in wanted if not any(each in stop for stop in stops)]
+    page.close()
+
+
+def test_skip_link_leads_past_the_sidebar(browser, server):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("!!document.activeElement.closest('main')")
+    page.close()
+
+
+def test_search_is_used_by_keys_alone(browser, server):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+    button = page.locator("button.search-button-field")
+    for key in ("Enter", "Space"):
+        button.press(key)
+        page.wait_for_selector("#pst-search-dialog[open] input:focus")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("button.search-button-field:focus")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("observer")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html?q=observer")
+    page.close()
+
+
+def test_theme_is_switched_by_keys(browser, server):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}", color_scheme="light")
+    seen = []
+    for key in ("Enter", "Space", "Enter"):
+        page.locator(".theme-switch-button").press(key)
+        seen.append(page.evaluate("document.documentElement.dataset.theme"))
+    assert {*THEMES} == {*seen}
+    page.close()
+
+
+def test_solutions_open_and_close_by_keys(browser, server):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+    solutions = page.locator(".solution").all()
+    assert solutions
+    for solution in solutions:
+        button, content = (
+            solution.locator(".toggle-button"),
+            solution.locator("section"),
+        )
+        assert not content.first.is_visible()
+        button.press("Enter")
+        assert content.first.is_visible()
+        button.press("Space")
+        assert not content.first.is_visible()
+    page.close()
+
+
+@pytest.mark.parametrize("how", ["keys", "tap"])
+def test_sidebar_of_a_phone_leads_to_a_chapter(browser, server, how):
+    page = open_page(browser.new_page(has_touch=True), f"{server}/{FRONT}", "phone")
+    keys = how == "keys"
+    opener = page.locator("button.primary-toggle")
+    sidebar = page.locator("#pst-primary-sidebar-modal")
+    assert not sidebar.is_visible()
+    opener.press("Enter") if keys else opener.tap()
+    sidebar.wait_for(state="visible")
+    # It covers its button; who taps beside it closes it.
+    page.keyboard.press("Escape") if keys else page.touchscreen.tap(385, 400)
+    sidebar.wait_for(state="hidden")
+    opener.press("Enter") if keys else opener.tap()
+    link = sidebar.locator("a[href$='01_reinforce.html']")
+    link.press("Enter") if keys else link.tap()
+    page.wait_for_url(f"**/{FIRST}")
+    page.close()
+
+
+# The colours of what figures write, and of the ground that they are drawn on.
+INKS = """() => {
+    const clear = 'rgba(0, 0, 0, 0)';
+    const below = (e) => getComputedStyle(e).backgroundColor;
+    const ground = (e) => below(e) === clear ? ground(e.parentElement) : below(e);
+    return [...document.querySelectorAll('figure.tutorial-output svg')]
+        .map((svg) => [getComputedStyle(svg).color, ground(svg)]);
+}"""
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_figures_stand_out_on_the_page(browser, server, theme):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}", color_scheme=theme)
+    found = page.evaluate(INKS)
+    assert found
+    for ink, ground in {tuple(map(rgb, pair)) for pair in found}:
+        assert contrast(ink, ground) >= 4.5
+        assert all(contrast(look.color, ground) >= 3 for look in SERIES)
+    page.close()
+
+
+def rgb(computed: str) -> tuple[float, ...]:
+    """A browser's colour as matplotlib has it."""
+    return tuple(int(part) / 255 for part in re.findall(r"\d+", computed)[:3])

@@ -1,0 +1,284 @@
+"""Where the pages lead: links, downloads, the search, and a newcomer's two clicks."""
+
+import posixpath
+import re
+from collections import Counter, deque
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from browsing import is_ours, pages
+
+from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
+from cdopt_tutorial.publish.project import this_project
+
+FRONT = "book/index.html"
+CHAPTERS = this_project().chapters()
+LABELS = {"for", "aria-labelledby", "aria-describedby", "aria-controls"}
+
+
+class Reader(HTMLParser):
+    """Notes what a page has places for, where it leads, and the files it needs."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.files: list[str] = []
+        self.labels: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            value = value or ""
+            if name == "id":
+                self.ids.append(value)
+            elif name in LABELS:
+                self.labels += value.split()
+            elif name in ("href", "xlink:href"):
+                is_link = tag == "a" or value.startswith("#")
+                (self.links if is_link else self.files).append(value)
+            elif name in ("src", "poster", "action"):
+                self.files.append(value)
+            elif value.startswith("url(#"):
+                self.links.append(value[4:-1])
+
+
+@pytest.fixture(scope="module")
+def read(site) -> dict[str, Reader]:
+    """What is noted of each page, by its path."""
+    names = pages(site, "http")
+    return {name: Reader((site / name).read_text("utf-8")) for name in names}
+
+
+def leaves(link: str) -> bool:
+    """Tell whether a link is not one to a file of the site."""
+    return bool(urlsplit(link).scheme or urlsplit(link).netloc)
+
+
+def target(page: str, link: str) -> tuple[str, str]:
+    """Where a link of a page leads: to a file of the site, and a place in it."""
+    parts = urlsplit(link)
+    path, anchor = unquote(parts.path), unquote(parts.fragment)
+    if not path:
+        return page, anchor
+    # A missing page is shown at any address, so its links begin at the root.
+    if page == "404.html":
+        return path.removeprefix("/"), anchor
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), path)), anchor
+
+
+def test_every_link_and_file_is_there(site, read):
+    files = {str(f.relative_to(site)) for f in site.rglob("*") if f.is_file()}
+    broken = []
+    for page, seen in read.items():
+        for link in set(seen.links + seen.files):
+            if leaves(link):
+                continue
+            path, anchor = target(page, link)
+            if path not in files or anchor and anchor not in read[path].ids:
+                broken.append((page, link))
+    assert not broken
+
+
+def test_no_link_or_label_means_two_places(read):
+    meant = {
+        target(page, link)
+        for page, seen in read.items()
+        for link in seen.links
+        if not leaves(link)
+    }
+    meant |= {(page, label) for page, seen in read.items() for label in seen.labels}
+    twice = [
+        (page, anchor)
+        for page, seen in read.items()
+        for anchor, number in Counter(seen.ids).items()
+        if number > 1 and (page, anchor) in meant
+    ]
+    assert not twice
+
+
+def test_every_label_is_there(read):
+    for page, seen in read.items():
+        assert set(seen.labels) <= set(seen.ids), page
+
+
+def test_nothing_is_fetched_from_elsewhere(read):
+    for page, seen in read.items():
+        assert not [f[:99] for f in seen.files if leaves(f) and f[:5] != "data:"], page
+
+
+def test_links_out_are_well_formed_and_encrypted(read):
+    out = {link for seen in read.values() for link in seen.links if leaves(link)}
+    host = r"([a-z0-9-]+\.)+[a-z]{2,}"
+    rest = r"(/[\w.~!$&'()*+,;=:@%/-]*)?(\?[^\s#]+)?(#[^\s#]+)?"
+    assert out
+    assert not [url for url in out if not re.fullmatch(f"https://{host}{rest}", url)]
+    assert not [
+        url for url in out if url[-1] in ".,;:'" or url.count("(") != url.count(")")
+    ]
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_download_is_the_chapter_as_it_was_executed(site, project, read, path):
+    """In an empty folder, by `execute`: so the notebook needs no file beside it."""
+    page = f"notebooks/{path.stem}.html"
+    (link,) = [link for link in read[page].links if link.endswith(".ipynb")]
+    download = site / target(page, link)[0]
+    offered = read_chapter(download)
+    assert offered.cells == read_chapter(path).cells
+    result = find_result(open_cache(project, "cpu"), download)
+    executed = [cell for cell in result.nb.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in executed)
+    sources = [cell.source for cell in offered.cells if cell.cell_type == "code"]
+    assert sources == [cell.source for cell in executed]
+
+
+# What a reader would type to find again what only this chapter explains.
+WORDS = {
+    "01_reinforce": "four conversations",
+    "02_parameter_server": "language floor",
+    "03_constraint_dissolving": "copying memory",
+    "04_constrained_rnn": "stacked gate",
+    "05_ddp_rpc": "replica",
+}
+
+
+@pytest.mark.parametrize("root", ["http", "file"], indirect=True)
+def test_search_finds_every_chapter_by_its_words(browser, project, root):
+    assert list(WORDS) == [chapter.stem for chapter in project.chapters()]
+    page = browser.new_page()
+    for chapter, words in WORDS.items():
+        page.goto(f"{root}/search.html?q={words.replace(' ', '+')}")
+        page.wait_for_selector("#search-results .search-summary:text('found')")
+        found = page.eval_on_selector_all(
+            "#search-results li > a", "all => all.map(a => a.href)"
+        )
+        chapters = [url for url in found if url.startswith(f"{root}/notebooks/")]
+        assert chapters, words
+        assert urlsplit(chapters[0]).path.endswith(f"/{chapter}.html"), words
+    # Of pages that lie on the disk a browser lists no more than titles.
+    if root.startswith("http"):
+        page.wait_for_selector("#search-results li p.context")
+    page.close()
+
+
+def test_search_finds_every_word_of_the_glossary(browser, server):
+    page = browser.new_page()
+    page.goto(f"{server}/book/glossary.html")
+    terms = page.eval_on_selector_all(
+        "dl.glossary dt", "all => all.map(e => e.firstChild.textContent.trim())"
+    )
+    page.goto(f"{server}/search.html")
+    # The display takes a moment for each result, and has been tried above.
+    lost = page.evaluate(
+        """(terms) => terms.filter((term) =>
+            !Search._performSearch(...Search._parseQuery(term))
+                .some(([name]) => name === 'book/glossary'))""",
+        terms,
+    )
+    assert terms and not lost
+    page.close()
+
+
+# What a newcomer asks: where the answer is, and words that it can't do without.
+QUESTIONS = {
+    "what to install": (
+        "book/setup.html#in-an-environment-of-your-own",
+        ["pip install torch", "pip install -c constraints.txt"],
+    ),
+    "how to run chapter 5 on a GPU": (
+        "book/setup.html#chapter-5",
+        ["cdopt-tutorial hybrid --device cuda"],
+    ),
+    "what is wrong in CDOpt's DDP and RPC": (
+        "book/errata.html#ddp-combined-with-rpc-constrained",
+        ["CDOpt’s version", "get_quad_penalty", "chapter 5"],
+    ),
+    "what feasibility returns": (
+        "book/api.html#cdopt_tutorial.constraints.measure.feasibility",
+        ["feasibility(", "from their manifolds", "Return", "Feasibility"],
+    ),
+}
+
+
+def clicks(read: dict[str, Reader], goal: str) -> list[str]:
+    """The shortest way from the front page to a place: the places that it passes."""
+    ways = {FRONT: []}
+    queue = deque(ways)
+    while goal not in ways and queue:
+        here = queue.popleft()
+        page = here.partition("#")[0]
+        for link in read[page].links if page in read else []:
+            there = "#".join(filter(None, target(page, link)))
+            if not leaves(link) and there not in ways:
+                ways[there] = [*ways[here], there]
+                queue.append(there)
+    return ways[goal]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_in_two_clicks(browser, server, read, question):
+    goal, words = QUESTIONS[question]
+    way = clicks(read, goal)
+    assert len(way) <= 2, way
+    page = browser.new_page()
+    page.goto(f"{server}/{FRONT}")
+    for there in way:
+        link = page.evaluate_handle(
+            """(url) => [...document.querySelectorAll('main a, .bd-sidebar-primary a')]
+                .find((a) => a.href === url
+                    && a.checkVisibility({visibilityProperty: true}))""",
+            f"{server}/{there}",
+        )
+        link.as_element().click()
+        page.wait_for_url(f"{server}/{there}")
+    answer = page.evaluate(
+        """(id) => {
+            const place = document.getElementById(id);
+            return (place.closest('dt')?.parentElement ?? place).innerText;
+        }""",
+        goal.partition("#")[2],
+    )
+    assert not [word for word in words if word not in answer]
+    page.close()
+
+
+# How many figures, formulas and videos a page has, and which of them can't be seen.
+WHOLE = """async () => {
+    await MathJax.startup.promise;
+    const all = (kind) => [...document.querySelectorAll(`main ${kind}`)];
+    const large = (e) => Math.min(e.clientWidth, e.clientHeight) > 99;
+    const drawn = (e) => large(e) && e.querySelectorAll('path, text, use').length > 9;
+    const set = (e) => e.querySelector('mjx-container svg')?.clientWidth > 0;
+    const plays = async (video) => {
+        await video.play();
+        return video.videoWidth > 0 && !video.error;
+    };
+    const [figures, maths, videos] = ['figure svg', '.math', 'video'].map(all);
+    const playing = await Promise.all(videos.map(plays));
+    return {
+        figures: figures.length, maths: maths.length, videos: videos.length,
+        unseen: [
+            ...figures.filter((e) => !drawn(e)), ...maths.filter((e) => !set(e)),
+            ...videos.filter((_, k) => !playing[k]),
+        ].map((e) => e.outerHTML.slice(0, 200)),
+    };
+}"""
+
+
+@pytest.mark.parametrize("root", ["http", "file"], indirect=True)
+def test_chapters_are_whole_with_the_network_cut(browser, project, root):
+    context = browser.new_context(offline=root.startswith("file"))
+    context.route(lambda url: not is_ours(url, root), lambda route: route.abort())
+    page = context.new_page()
+    kinds = Counter()
+    for chapter in project.chapters():
+        page.goto(f"{root}/notebooks/{chapter.stem}.html")
+        seen = page.evaluate(WHOLE)
+        assert not seen.pop("unseen"), chapter.stem
+        assert seen["figures"], chapter.stem
+        kinds.update(seen)
+    assert all(kinds.values()), kinds
+    context.close()
