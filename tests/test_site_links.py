@@ -128,7 +128,7 @@ def test_download_is_the_chapter_as_it_was_executed(site, project, read, path):
     download = site / target(page, link)[0]
     offered = read_chapter(download)
     assert offered.cells == read_chapter(path).cells
-    result = find_result(open_cache(project, "cpu"), download)
+    result = find_result(open_cache(project, "cpu"), offered)
     executed = [cell for cell in result.nb.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in executed)
     sources = [cell.source for cell in offered.cells if cell.cell_type == "code"]
