@@ -198,7 +198,7 @@ QUESTIONS = {
     ),
     "what feasibility returns": (
         "book/api.html#cdopt_tutorial.constraints.measure.feasibility",
-        ["feasibility(", "from their manifolds", "Return", "Feasibility"],
+        ["feasibility(", "Returns", "‖C(W)‖", "‖C(A(W))‖", "Feasibility"],
     ),
 }
 

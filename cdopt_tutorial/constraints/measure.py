@@ -158,7 +158,16 @@ def penalty(*models: Model) -> Tensor:
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far the weights of models are from their manifolds."""
+    """How far the weights of models are from their manifolds.
+
+    Called by whoever holds the models, or a reference to them; computed in float64
+    by the worker that owns a weight.
+
+    Returns:
+        ‖C(W)‖, of the weight that is trained, as `weight`, and ‖C(A(W))‖, of the one
+        that a layer computes with, as `mapped`; for each weight under its name in
+        `layers`. All are 0 exactly on the manifold.
+    """
     return Constraints(*models).feasibility()
 
 
