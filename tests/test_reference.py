@@ -16,11 +16,11 @@ TABLE = """\
 epochs = 1
 
 [01_a.figures]
-near = { within = 0.5, full = 10.0, smoke = 8.0 }
-share = { within = "10 %", full = -2.0 }  # so does this
-gap = { at_most = 1e-10, full = 0.0 }
-speed = { machine = true, full = 3.0 }
-count = { within = 0, full = 7 }
+near = {within = 0.5, full = 10.0, smoke = 8.0}
+share = {within = "10 %", full = -2.0}  # so does this
+gap = {at_most = 1e-10, full = 0.0}
+speed = {machine = true, full = 3.0}
+count = {within = 0, full = 7}
 """
 
 FIGURES = {"near": 10.0, "share": -2.0, "gap": 0.0, "speed": 3.0, "count": 7}
@@ -88,11 +88,11 @@ def test_update_writes_what_moved_and_keeps_the_rest(book):
     Reference(book).update("01_a", "full", figures)
     assert moved(book, **figures) == []
     text = (book.root / "notebooks" / "reference.toml").read_text()
-    near = "near = { within = 0.5, full = 12.3457, smoke = 8.0 }"
+    near = "near = {within = 0.5, full = 12.3457, smoke = 8.0}"
     assert near in text and "# A comment that stays." in text
-    assert 'share = { within = "10 %", full = -2.0 }  # so does this' in text
+    assert 'share = {within = "10 %", full = -2.0}  # so does this' in text
     # What only the machine decides is no news.
-    assert "speed = { machine = true, full = 3.0 }" in text
+    assert "speed = {machine = true, full = 3.0}" in text
     assert "count" not in text
     assert moved(book, **figures | {"new": 3})
 
@@ -105,8 +105,8 @@ def test_update_begins_a_table(book):
 
 @pytest.mark.parametrize(
     "row",
-    ["{ full = 1 }", "{ within = 1, machine = true, full = 1 }"]
-    + ["{ within = 1, whole = 1 }", '{ within = "much", full = 1 }', "{ within"],
+    ["{ full = 1}", "{ within = 1, machine = true, full = 1}"]
+    + ["{ within = 1, whole = 1}", '{ within = "much", full = 1}', "{ within"],
 )
 def test_a_table_that_says_nothing_clear_is_refused(book, row):
     path = book.root / "notebooks" / "reference.toml"
