@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish.execute import (
@@ -80,17 +81,24 @@ def test_digest_follows_sources_and_constraints(book, changed):
     assert digest(book, "cpu") != before
 
 
-def test_digest_follows_names_device_python_and_torch(book, monkeypatch):
+def test_digest_follows_names_device_and_python(book, monkeypatch):
     seen = {digest(book, "cpu"), digest(book, "cuda")}
     with monkeypatch.context() as patch:
         patch.setattr("platform.python_version", lambda: "3.99.0")
         seen.add(digest(book, "cpu"))
-    with monkeypatch.context() as patch:
-        patch.setattr("cdopt_tutorial.publish.execute.version", lambda name: "9.9")
-        seen.add(digest(book, "cpu"))
     (book.package / "a.py").rename(book.package / "c.py")
     seen.add(digest(book, "cpu"))
-    assert len(seen) == 5
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("library", ["torch", "cdopt", "geoopt", "numpy"])
+def test_digest_follows_each_library(book, monkeypatch, library):
+    before = digest(book, "cpu")
+    monkeypatch.setattr(
+        "cdopt_tutorial.publish.execute.version",
+        lambda name: "9.9" if name == library else version(name),
+    )
+    assert digest(book, "cpu") != before
 
 
 def test_a_copy_of_this_project_has_its_digest(tmp_path):
@@ -155,6 +163,26 @@ def test_failing_chapter_fails_each_time_and_says_where(book, capsys):
 def test_dead_kernel_is_a_failure(book):
     (done,) = execute([write(book, "import os; os._exit(3)")], project=book)
     assert "code cell 1 of 1" in done.error and "died" in done.error
+
+
+def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
+    kernel = {"argv": [sys.executable, "-c", ""], "display_name": "", "language": ""}
+    monkeypatch.setattr(
+        "cdopt_tutorial.publish.execute.get_kernel_dict", lambda: kernel
+    )
+    (done,) = execute([write(book, "1")], project=book)
+    assert "no cell: the kernel did not start" in done.error
+
+
+def test_old_outputs_are_no_figures(book):
+    path = write(book, "1 / 0", "2")
+    notebook = nbformat.read(path, as_version=4)
+    data = {"application/papermill.record/text/plain": "7"}
+    about = {"scrapbook": {"name": "old"}}
+    old = new_output("display_data", data=data, metadata=about)
+    notebook.cells[2].outputs = [old]
+    nbformat.write(notebook, path)
+    assert execute([path], project=book)[0].figures == {}
 
 
 def test_hung_cell_is_a_failure(book, monkeypatch):

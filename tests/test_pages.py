@@ -5,6 +5,9 @@ import itertools
 import pytest
 from browsing import SIZES, THEMES, is_ours, pages
 
+# Whether the page has taken the theme that was wished for; it does so in a moment.
+FOLLOWS = "(theme) => document.documentElement.dataset.theme === theme"
+
 # What a page tells of itself, once it has settled.
 LOOK = """async () => {
     if (window.MathJax?.startup) await MathJax.startup.promise;
@@ -12,7 +15,6 @@ LOOK = """async () => {
     const named = (e) => (e.alt ?? e.getAttribute('aria-label') ?? '').trim();
     return {
         wide: document.documentElement.scrollWidth - window.innerWidth,
-        theme: document.documentElement.dataset.theme,
         unnamed: all('img, svg[role=img]:not([aria-hidden]), video')
             .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 200)),
         broken: all('img').filter((e) => !e.naturalWidth).map((e) => e.src),
@@ -49,11 +51,11 @@ def test_every_page_is_offline_quiet_and_fits(browser, site, root):
             width, height = SIZES[size]
             page.set_viewport_size({"width": width, "height": height})
             page.emulate_media(color_scheme=theme)
+            page.wait_for_function(FOLLOWS, arg=theme)
             seen = page.evaluate(LOOK)
             at = (name, size, theme)
             assert not faults, (at, faults)
             assert seen["wide"] <= 0, at
-            assert seen["theme"] == theme, at
             assert seen["unnamed"] == seen["broken"] == [], at
             assert seen["maths"] <= seen["rendered"], at
     page.close()

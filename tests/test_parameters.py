@@ -16,8 +16,11 @@ def notebook(*sources: str, tagged: int = 1):
 
 
 def test_parameters_are_the_names_of_the_tagged_cell():
-    source = "epochs = 3  # many\nsizes = {\n    'a': 1,\n}\nprint(epochs)"
-    assert parameters(notebook(source, "other = 1")) == ["epochs", "sizes"]
+    source = (
+        "epochs: int = 3  # many\nsizes = {\n    'a': 1,\n}\nprint(epochs)\na = b = 1"
+    )
+    expected = ["epochs", "sizes", "a", "b"]
+    assert sorted(parameters(notebook(source, "other = 1"))) == sorted(expected)
 
 
 def test_values_stand_in_a_cell_of_their_own_behind_the_others():
@@ -38,9 +41,14 @@ def test_without_values_the_notebook_stays_as_it_is():
     assert chapter == before
 
 
+def test_what_was_set_before_is_overruled():
+    chapter = inject(inject(notebook("x = 1"), {"x": 2}), {"x": 3})
+    assert [cell.source for cell in chapter.cells[2:]] == ["# Set from outside:\nx = 3"]
+
+
 def test_same_values_make_the_same_code():
     first, second = (inject(notebook("x = 1"), {"x": 2}) for _ in range(2))
-    assert first.cells[2] == second.cells[2]
+    assert first.cells[2].source == second.cells[2].source
 
 
 def test_unknown_parameter_is_refused_with_those_there_are():
@@ -52,6 +60,8 @@ def test_notebook_without_the_cell_is_refused():
     plain = new_notebook(cells=[new_code_cell("x = 1")])
     with pytest.raises(ValueError, match="0 cells are tagged"):
         inject(plain, {"x": 2})
+    with pytest.raises(ValueError, match="no plain Python"):
+        inject(notebook("%time x = 1"), {"x": 2})
 
 
 @pytest.mark.parametrize(

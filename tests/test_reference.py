@@ -1,11 +1,14 @@
 """Figures against the reference: what counts as moved, and what is written."""
 
+from math import inf
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import show
+from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
 from cdopt_tutorial.publish.figures import claimed
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
@@ -105,13 +108,17 @@ def test_update_begins_a_table(book):
 
 @pytest.mark.parametrize(
     "row",
-    ["{ full = 1}", "{ within = 1, machine = true, full = 1}"]
-    + ["{ within = 1, whole = 1}", '{ within = "much", full = 1}', "{ within"],
+    ["{full = 1}", "{within = 1, machine = true, full = 1}", "3", "[1]"]
+    + ["{within = 1, whole = 1}", '{within = "much", full = 1}', "{within"]
+    + ['{within = "0.5", full = 1}', "{machine = false, full = 1}", "1\nx = 2"]
+    + ['{at_most = "1e-10", full = 0.0}', "{within = true, full = 1}"],
 )
 def test_a_table_that_says_nothing_clear_is_refused(book, row):
     path = book.root / "notebooks" / "reference.toml"
     path.write_text(f"[01_a.figures]\nx = {row}\n")
-    with pytest.raises(ValueError, match="x|reference.toml can't be read"):
+    with pytest.raises(
+        ValueError, match="^(01_a: x: |notebooks/reference.toml can't be read: )"
+    ):
         Reference(book)
 
 
@@ -140,7 +147,7 @@ def test_command_tells_drift_and_updates(book, monkeypatch, capsys):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
     write(book, FIGURES)
     assert cli.main(["execute"]) == 0
-    assert "5 figures are as the reference has them" in capsys.readouterr().out
+    assert "no figure has moved" in capsys.readouterr().out
     write(book, FIGURES | {"count": 9})
     # A result that was kept is compared as well.
     for _ in range(2):
@@ -156,12 +163,58 @@ def test_command_sets_profiles_and_parameters(book, monkeypatch, capsys):
     write(book, {"near": 8.0})
     path = book.root / "notebooks" / "01_a.ipynb"
     assert cli.main(["execute", "--profile", "smoke", str(path)]) == 0
+    assert printed(book, {"epochs": 1}) == "1\n"
     capsys.readouterr()
-    assert cli.main(["execute", "-p", "epochs", "5"]) == 0
-    assert "not compared" in capsys.readouterr().out
+    for again in ("ran for", "reused"):
+        assert cli.main(["execute", "-p", "epochs", "5"]) == 0
+        said = capsys.readouterr().out
+        assert "not compared" in said and again in said
+    assert printed(book, {"epochs": 5}) == "5\n"
     for bad in (["-p", "epoch", "5"], ["-p", "epochs", "5", "--update-reference"]):
         assert cli.main(["execute", *bad]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def printed(book, values) -> str:
+    """What a chapter that was run with these values prints."""
+    chapter = read_chapter(book.root / "notebooks" / "01_a.ipynb", values)
+    result = find_result(open_cache(book, "cpu"), chapter)
+    return "".join(out.text for c in result.nb.cells[:3] for out in c.outputs)
+
+
+def test_a_bound_stays_and_goes_on_to_fail(book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    write(book, FIGURES | {"gap": 1e-3, "near": 11.0})
+    for _ in range(2):
+        assert cli.main(["execute", "--update-reference"]) == 3
+        assert "at most 1e-10" in capsys.readouterr().err
+    assert "near = {within = 0.5, full = 11.0" in (
+        (book.root / "notebooks" / "reference.toml").read_text()
+    )
+
+
+def test_a_notebook_of_the_readers_own_is_not_compared(
+    book, monkeypatch, capsys, tmp_path_factory
+):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    write(book, FIGURES | {"near": 90.0})
+    chapter = book.root / "notebooks" / "01_a.ipynb"
+    own = chapter.rename(tmp_path_factory.mktemp("own") / chapter.name)
+    assert cli.main(["execute", str(own), "--update-reference"]) == 0
+    assert "moved" not in capsys.readouterr().err
+    assert (book.root / "notebooks" / "reference.toml").read_text() == TABLE
+
+
+def test_build_goes_on_when_a_figure_moved(book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    rendered = []
+    monkeypatch.setattr(
+        "cdopt_tutorial.publish.render.render",
+        lambda project, device: rendered.append(device),
+    )
+    write(book, FIGURES | {"near": 90.0})
+    assert cli.main(["build"]) == 0
+    assert rendered == ["cpu"] and "was 10, is 90" in capsys.readouterr().err
 
 
 def test_figures_of_a_chapter_that_failed_are_compared(book, monkeypatch, capsys):
@@ -179,8 +232,13 @@ def test_figures_of_a_chapter_that_failed_are_compared(book, monkeypatch, capsys
 def test_claimed_reads_what_show_glues(monkeypatch):
     shown = []
     monkeypatch.setattr(show, "display", lambda *a, **kw: shown.append((*a, kw)))
-    show.glue("01-x", 0.5)
-    ((data, more),) = shown
-    out = new_output("display_data", data=data, metadata=more["metadata"])
-    cell = new_code_cell("", outputs=[out])
-    assert claimed(new_notebook(cells=[cell])) == {"01-x": 0.5}
+    values = {"01-x": 0.5, "01-text": "gloo", "01-far": inf, "01-odd": object}
+    for name, value in values.items():
+        show.glue(name, value)
+    outputs = [
+        new_output("display_data", data=data, metadata=more["metadata"])
+        for data, more in shown
+    ]
+    cell = new_code_cell("", outputs=outputs)
+    found = claimed(new_notebook(cells=[cell]))
+    assert found == values | {"01-odd": repr(object)}

@@ -39,7 +39,7 @@ def is_file(project, name: str) -> bool:
     return (project.root / name).is_file()
 
 
-def test_it_reads_and_keeps_what_exists(project, jobs):
+def test_it_installs_by_what_exists(project, jobs):
     (setup,) = [step for step in steps(jobs) if "setup-python" in step.get("uses", "")]
     for name in setup["with"]["cache-dependency-path"].split():
         assert is_file(project, name)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from cdopt_tutorial.commands.common import add_device, bad_input
+from cdopt_tutorial.publish.project import PROFILES
 
 DRIFTED = 3
 """Exit code of a run in which all went through, and a figure moved."""
@@ -12,44 +13,7 @@ DRIFTED = 3
 
 def add(commands) -> None:
     """Add the parsers."""
-    execute = commands.add_parser(
-        "execute",
-        help="run chapters that have no result yet, compare their figures",
-        epilog="exit code 1: a chapter failed; 3: all ran, but a figure moved",
-    )
-    execute.add_argument(
-        "notebooks",
-        metavar="NOTEBOOK",
-        type=Path,
-        nargs="*",
-        help="path of a chapter (default: all chapters)",
-    )
-    execute.add_argument(
-        "--force", action="store_true", help="run even if a valid result is cached"
-    )
-    execute.add_argument(
-        "--profile",
-        choices=("full", "smoke"),
-        default="full",
-        help="full: as the book shows them; smoke: short runs (default: full)",
-    )
-    execute.add_argument(
-        "-p",
-        "--parameter",
-        dest="values",
-        nargs=2,
-        metavar=("NAME", "VALUE"),
-        action="append",
-        default=[],
-        help="set a parameter of every chapter that is run; figures are not compared",
-    )
-    execute.add_argument(
-        "--update-reference",
-        action="store_true",
-        help="show the figures that moved, then write them to notebooks/reference.toml",
-    )
-    add_device(execute)
-    execute.set_defaults(run=run_execute)
+    _add_execute(commands)
     build = commands.add_parser("build", help="run the chapters, then render the book")
     add_device(build)
     build.set_defaults(
@@ -62,8 +26,54 @@ def add(commands) -> None:
     )
 
 
+def _add_execute(commands) -> None:
+    execute = commands.add_parser(
+        "execute",
+        help="run chapters that have no result yet, compare their figures",
+        epilog="exit code 1: a chapter failed; 3: all ran, but a figure moved",
+    )
+    add = execute.add_argument
+    add(
+        "notebooks",
+        metavar="NOTEBOOK",
+        type=Path,
+        nargs="*",
+        help="path of a chapter (default: all chapters)",
+    )
+    add("--force", action="store_true", help="run even if a valid result is cached")
+    add(
+        "--profile",
+        choices=PROFILES,
+        default="full",
+        help="full: as the book shows them; smoke: short runs (default: full)",
+    )
+    add(
+        "-p",
+        "--parameter",
+        dest="values",
+        nargs=2,
+        metavar=("NAME", "VALUE"),
+        action="append",
+        default=[],
+        help="set a parameter of every chapter that is run; figures are not compared",
+    )
+    add(
+        "--update-reference",
+        action="store_true",
+        help="show the figures that moved, then write them to notebooks/reference.toml",
+    )
+    add_device(execute)
+    execute.set_defaults(run=run_execute)
+
+
 def run_execute(args: argparse.Namespace) -> int:
-    """Run chapters, say what became of each, and which figures moved."""
+    """Run chapters, say what became of each, and which figures moved.
+
+    `args.device` becomes the device that was picked.
+
+    Returns:
+        1 if a chapter failed; else DRIFTED if a figure moved and stays moved; else 0.
+    """
     from cdopt_tutorial.publish.execute import execute
     from cdopt_tutorial.publish.project import this_project
     from cdopt_tutorial.publish.reference import Reference
@@ -85,11 +95,14 @@ def run_execute(args: argparse.Namespace) -> int:
     if args.values:
         print("figures were not compared: parameters were set")
         return failed
+    # A reader's own notebook has no reference.
+    done = [result for result in done if result.path.resolve() in project.chapters()]
     moved = _compare(done, project, reference, args.profile)
-    if args.update_reference:
+    if moved and args.update_reference:
         for result in [result for result in done if result.error is None]:
             reference.update(result.path.stem, args.profile, result.figures)
-        moved = 0
+        print("\nnow in the reference, but for bounds, which are yours to change:")
+        moved = _compare(done, project, reference, args.profile)
     return failed or (DRIFTED if moved else 0)
 
 
@@ -97,14 +110,15 @@ def _values(args: argparse.Namespace, project, reference) -> dict[Path, dict]:
     """Return what is set from outside in each notebook that is to run.
 
     Raises:
-        ValueError: there is no such notebook, profile or parameter.
+        ValueError: there is no such notebook, profile or parameter, or the reference
+            is to be updated by what it doesn't hold.
     """
     from cdopt_tutorial.publish.execute import read_chapter
     from cdopt_tutorial.publish.parameters import read_value
 
     own = {name: read_value(text) for name, text in args.values}
-    if own and args.update_reference:
-        raise ValueError("--update-reference compares runs with no -p")
+    if args.update_reference and (own or args.device != "cpu"):
+        raise ValueError("--update-reference is for runs on the cpu with no -p")
     values = {}
     for path in args.notebooks or project.chapters():
         if not path.is_file():
@@ -144,9 +158,8 @@ def _compare(done, project, reference, profile: str) -> int:
         for figure in drift:
             print(f"  {figure}", file=sys.stderr)
         moved += len(drift)
-    if not moved:
-        count = sum(len(result.figures) for result in done)
-        print(f"{count} figures are as the reference has them")
+    if not moved and all(result.error is None for result in done):
+        print("no figure has moved")
     return moved
 
 
@@ -158,10 +171,11 @@ def run_build(args: argparse.Namespace) -> int:
     """
     from cdopt_tutorial.publish.project import this_project
     from cdopt_tutorial.publish.render import RenderError, render
-    from cdopt_tutorial.publish.site import read_site
+    from cdopt_tutorial.publish.site import edition, read_site
 
     with bad_input():
         read_site()
+        edition(this_project().root)
     failed = run_execute(args)
     if failed not in (0, DRIFTED):
         return failed

@@ -38,6 +38,9 @@ DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
 CELL_TIMEOUT = 600
 """Seconds after which one cell counts as hung."""
 
+LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
+"""What computes the figures of the chapters; another version makes results stale."""
+
 KEPT_CACHES = 2
 """The results of the present digest, and those of the one before."""
 
@@ -61,7 +64,7 @@ def digest(project: Project, device: str) -> str:
     """Return the name of all that decides a result besides the chapter itself.
 
     Called by `execute` and by `render`. It covers the sources of the package,
-    the pinned versions, Python, the installed torch, and the device.
+    the pinned versions, Python, the libraries installed, and the device.
     """
     sha = hashlib.sha256()
     files = [*project.package.rglob("*.py"), *project.package.rglob("*.mplstyle")]
@@ -69,7 +72,8 @@ def digest(project: Project, device: str) -> str:
         content = file.read_bytes()
         sha.update(f"{file.relative_to(project.root)} {len(content)}\n".encode())
         sha.update(content)
-    sha.update(f"{platform.python_version()} {version('torch')} {device}".encode())
+    versions = [platform.python_version(), *map(version, LIBRARIES)]
+    sha.update(f"{versions} {device}".encode())
     return sha.hexdigest()[:16]
 
 
@@ -96,8 +100,16 @@ def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
 def read_chapter(
     path: Path, values: Mapping[str, object] | None = None
 ) -> NotebookNode:
-    """Read a notebook in the one format that the cache hashes, and set parameters."""
-    return inject(nbformat.read(path, as_version=4), values or {})
+    """Read a notebook in the one format that the cache hashes, and set parameters.
+
+    Raises:
+        ValueError: it has no parameter of a name in `values`.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":  # else old figures would pass for new ones
+            cell.outputs, cell.execution_count = [], None
+    return inject(notebook, values or {})
 
 
 def execute(
@@ -133,7 +145,9 @@ def execute(
             done.append(_run(path, chapter, cache, project, device))
         else:
             seconds = result.record.data["execution_seconds"]
-            done.append(Execution(path, seconds, True, claimed(result.nb)))
+            done.append(
+                Execution(path, seconds, cached=True, figures=claimed(result.nb))
+            )
     return done
 
 
@@ -152,7 +166,8 @@ def _run(
     begin = time.monotonic()
     try:
         _run_cells(notebook, progress, device)
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+    except (CellExecutionError, CellTimeoutError, RuntimeError) as error:
+        # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
         message = (
@@ -160,12 +175,13 @@ def _run(
             f"kept as far as it ran: {project.relative(failed)}"
         )
         seconds = time.monotonic() - begin
-        return Execution(path, seconds, False, claimed(notebook), error=message)
+        figures = claimed(notebook)
+        return Execution(path, seconds, cached=False, figures=figures, error=message)
     seconds = time.monotonic() - begin
     failed.unlink(missing_ok=True)
     bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return Execution(path, seconds, False, claimed(notebook))
+    return Execution(path, seconds, cached=False, figures=claimed(notebook))
 
 
 class _KernelManager(AsyncKernelManager):

@@ -19,7 +19,17 @@ def claimed(notebook: NotebookNode) -> dict[str, Value]:
     record = f"{HIDDEN}text/plain"
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     return {
-        out.metadata["scrapbook"]["name"]: ast.literal_eval(out.data[record])
+        out.metadata["scrapbook"]["name"]: _value(out.data[record])
         for out in outputs
         if record in out.get("data", {})
     }
+
+
+def _value(text: str) -> Value:
+    """Return the value that `glue` wrote; what is no literal stays a text."""
+    for read in (ast.literal_eval, float):  # `nan` and `inf` are no literals
+        try:
+            return read(text)
+        except (SyntaxError, ValueError):
+            continue
+    return text

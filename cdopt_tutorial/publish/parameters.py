@@ -10,17 +10,25 @@ from collections.abc import Mapping
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
+_OURS = "injected-parameters"
+
 
 def parameters(notebook: NotebookNode) -> list[str]:
     """Return the names that the chapter's cell of parameters sets, in its order.
 
     Raises:
-        ValueError: the notebook has no such cell, or more than one.
+        ValueError: the notebook has no such cell, or more than one, or it is no
+            plain Python.
     """
     cell = notebook.cells[_place(notebook)]
-    nodes = ast.walk(ast.parse(cell.source))
-    targets = [node.targets for node in nodes if isinstance(node, ast.Assign)]
-    return [name.id for (name,) in targets if isinstance(name, ast.Name)]
+    try:
+        nodes = ast.walk(ast.parse(cell.source))
+    except SyntaxError as error:
+        raise ValueError(
+            f"the cell of parameters is no plain Python: {error}"
+        ) from None
+    names = (n for n in nodes if isinstance(n, ast.Name))
+    return [name.id for name in names if isinstance(name.ctx, ast.Store)]
 
 
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> NotebookNode:
@@ -33,7 +41,7 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> NotebookNode
         values: for each name, a value whose `repr` is a Python literal.
 
     Raises:
-        ValueError: the chapter has no parameter of such a name.
+        ValueError: the chapter has no parameter of such a name; see `parameters`.
     """
     if not values:
         return notebook
@@ -43,9 +51,9 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> NotebookNode
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
     lines = [f"{name} = {value!r}" for name, value in values.items()]
     cell = new_code_cell("\n".join(["# Set from outside:", *lines]))
-    cell.metadata["tags"] = ["injected-parameters"]
-    # Else each notebook would get a new random name, and no result be found again.
-    cell.id = "injected-parameters"
+    cell.metadata["tags"] = [_OURS]
+    # What was set from outside before is overruled, as papermill does it.
+    notebook.cells = [each for each in notebook.cells if _OURS not in _tags(each)]
     notebook.cells.insert(_place(notebook) + 1, cell)
     return notebook
 
@@ -60,11 +68,12 @@ def read_value(text: str) -> object:
 
 def _place(notebook: NotebookNode) -> int:
     """Return the index of the cell of parameters."""
-    found = [
-        index
-        for index, cell in enumerate(notebook.cells)
-        if "parameters" in cell.metadata.get("tags", [])
-    ]
+    cells = enumerate(notebook.cells)
+    found = [index for index, cell in cells if "parameters" in _tags(cell)]
     if len(found) != 1:
         raise ValueError(f"{len(found)} cells are tagged `parameters`, not one")
     return found[0]
+
+
+def _tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+PROFILES = ("full", "smoke")
+"""How chapters are run: as the book shows them, or as short as their checks allow."""
+
 
 @dataclass(frozen=True)
 class Project:

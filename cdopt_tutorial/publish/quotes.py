@@ -8,7 +8,7 @@ from cdopt_tutorial.publish.project import Project
 def quotes(project: Project, device: str) -> dict[str, dict]:
     """Return what a page may write between double braces.
 
-    Called by `render`, when every chapter has a valid result.
+    Called by `render`. A chapter without a valid result has nothing to quote.
 
     Returns:
         `figures`: the values that the chapters glued, by their names;
@@ -18,6 +18,8 @@ def quotes(project: Project, device: str) -> dict[str, dict]:
     figures, minutes = {}, {}
     for chapter in project.chapters():
         result = find_result(cache, read_chapter(chapter))
+        if result is None:
+            continue
         figures |= claimed(result.nb)
         minutes[chapter.stem] = result.record.data["execution_seconds"] / 60
     return {"figures": figures, "minutes": minutes}

@@ -5,16 +5,16 @@ machine, torch or cdopt may move it. A figure that moves farther has drifted.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tomlkit
 
 from cdopt_tutorial.publish.figures import Value
-from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.project import PROFILES, Project
 
-PROFILES = ("full", "smoke")
-"""A run as the book shows it, and one as short as the chapter's checks allow."""
+_PROFILES = " and ".join(PROFILES)
 
 _USUAL = "1 %"
 """How far a figure may move that is new in the table."""
@@ -53,10 +53,12 @@ class Reference:
             self._table = tomlkit.parse(self._path.read_text("utf-8"))
         except FileNotFoundError:
             self._table = tomlkit.document()
-        except tomlkit.exceptions.ParseError as error:
+        except tomlkit.exceptions.TOMLKitError as error:
             name = project.relative(self._path)
             raise ValueError(f"{name} can't be read: {error}") from error
         for chapter, parts in self._table.items():
+            if not all(isinstance(each, Mapping) for each in (parts, *parts.values())):
+                raise ValueError(f"{chapter}: tables are needed, `smoke` and `figures`")
             for name, row in parts.get("figures", {}).items():
                 _check(f"{chapter}: {name}", row)
 
@@ -125,18 +127,28 @@ class Reference:
         self._path.write_text(tomlkit.dumps(self._table), "utf-8")
 
 
-def _check(name: str, row: Mapping) -> None:
+def _check(name: str, row: object) -> None:
     """Raise ValueError if a row of the table says anything but how far and what."""
-    rules = [key for key in row if key in ("within", "at_most", "machine")]
-    if len(rules) != 1 or set(row) - set(rules) - set(PROFILES):
+    rules = {"within": _is_width, "at_most": _is_number, "machine": lambda x: x is True}
+    given = [key for key in rules if isinstance(row, Mapping) and key in row]
+    if len(given) != 1 or set(row) - set(given) - set(PROFILES):
         raise ValueError(
-            f"{name}: give one of `within`, `at_most` and `machine`, "
-            f"and a value for {' and '.join(PROFILES)}"
+            f"{name}: give one of {', '.join(rules)}, and values for {_PROFILES}"
         )
-    try:
-        _width(row, 0.0) if "within" in row else None
-    except ValueError:
-        raise ValueError(f"{name}: within is neither a number nor a share") from None
+    if not rules[given[0]](row.unwrap()[given[0]]):
+        raise ValueError(
+            f"{name}: {given[0]} is {row[given[0]]!r}: `within` takes a number or a "
+            'share like "5 %", `at_most` a number, `machine` true'
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_width(value: object) -> bool:
+    share = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)? ?%", value)
+    return _is_number(value) or bool(share)
 
 
 def _holds(row: Mapping, was: Value, value: Value) -> bool:

@@ -70,10 +70,10 @@ def _fingerprint(project: Project, device: str, site: Site) -> str:
     sha = hashlib.sha256(f"{parts}\n".encode())
     cache = open_cache(project, device)
     pages = (p for p in (project.root / "book").rglob("*") if p.is_file())
+    # Pages include parts of these.
+    included = [*project.root.glob("CONTRIBUTING.md"), *project.root.glob("tests/*.py")]
     sources = [project.root / "_config.yml", project.root / "_toc.yml"]
-    # A page shows tests.
-    tests = sorted((project.root / "tests").glob("*.py"))
-    for file in [*sources, *sorted(pages), *tests, *project.chapters()]:
+    for file in [*sources, *sorted(pages), *sorted(included), *project.chapters()]:
         sha.update(f"{file.relative_to(project.root)}\n".encode())
         sha.update(file.read_bytes())
     for chapter in project.chapters():

@@ -119,10 +119,18 @@ def add_edition(config: dict[str, Any], root: Path) -> None:
     """Add the version and the date of the book in `root` to the foot of each page.
 
     Raises:
-        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no number.
+        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
     """
-    edition = f"Version {package_version()}, {_date(root)}"
-    _theme_options(config)["extra_footer"] = edition
+    _theme_options(config)["extra_footer"] = edition(root)
+
+
+def edition(root: Path) -> str:
+    """Return which book this is: its version and its date.
+
+    Raises:
+        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
+    """
+    return f"Version {package_version()}, {_date(root)}"
 
 
 def package_version() -> str:
@@ -139,9 +147,12 @@ def _date(root: Path) -> str:
     seconds = _last_commit(root) or os.environ.get("SOURCE_DATE_EPOCH")
     if not seconds:
         return datetime.now(UTC).date().isoformat()
-    if not seconds.isdecimal():
-        raise ValueError(f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed")
-    return datetime.fromtimestamp(int(seconds), UTC).date().isoformat()
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
+        ) from None
 
 
 def _last_commit(root: Path) -> str:
