@@ -22,9 +22,14 @@ from cdopt_tutorial.publish.render import render
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("book")
 
-# A reader who publishes a copy has these set, and the tests are of the plain pages.
-for name in ("URL", "REPOSITORY", "BRANCH"):
-    os.environ.pop(f"CDOPT_TUTORIAL_{name}", None)
+# Whoever publishes a copy may have these set, and the tests are of the plain pages.
+for name in (
+    "CDOPT_TUTORIAL_URL",
+    "CDOPT_TUTORIAL_REPOSITORY",
+    "CDOPT_TUTORIAL_BRANCH",
+    "SOURCE_DATE_EPOCH",
+):
+    os.environ.pop(name, None)
 
 # On models this small two threads only wait for each other.
 torch.set_num_threads(1)

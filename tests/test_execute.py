@@ -11,7 +11,8 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from books import write_chapter
+from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish.execute import (
@@ -22,8 +23,6 @@ from cdopt_tutorial.publish.execute import (
     read_chapter,
 )
 from cdopt_tutorial.publish.project import Project, this_project
-
-KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
 
 
 @pytest.fixture
@@ -38,13 +37,6 @@ def book(tmp_path) -> Project:
     return project
 
 
-def write(project: Project, *code: str, prose: str = "Some prose.", name: str = "01_a"):
-    cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
-    path = project.root / "notebooks" / f"{name}.ipynb"
-    nbformat.write(new_notebook(cells=cells, metadata=KERNEL), path)
-    return path
-
-
 def outputs(project: Project, path: Path, device: str = "cpu") -> str:
     """All the text that the cached run of a chapter put out."""
     notebook = find_result(open_cache(project, device), read_chapter(path)).nb
@@ -53,7 +45,7 @@ def outputs(project: Project, path: Path, device: str = "cpu") -> str:
 
 
 def test_second_run_reuses_the_result(book):
-    path = write(book, "import time; print(time.time_ns())")
+    path = write_chapter(book, "import time; print(time.time_ns())")
     first, second = (execute([path], project=book)[0] for _ in range(2))
     assert (first.cached, second.cached) == (False, True)
     assert first.seconds == second.seconds > 0
@@ -61,9 +53,11 @@ def test_second_run_reuses_the_result(book):
 
 
 def test_prose_does_not_make_a_result_stale_but_code_does(book):
-    execute([write(book, "print(1)")], project=book)
-    assert execute([write(book, "print(1)", prose="Other.")], project=book)[0].cached
-    path = write(book, "print(2)")
+    execute([write_chapter(book, "print(1)")], project=book)
+    assert execute([write_chapter(book, "print(1)", prose="Other.")], project=book)[
+        0
+    ].cached
+    path = write_chapter(book, "print(2)")
     assert not execute([path], project=book)[0].cached
     assert outputs(book, path) == "2\n"
 
@@ -114,7 +108,7 @@ def test_a_copy_of_this_project_has_its_digest(tmp_path):
 
 
 def test_changed_package_makes_the_result_stale_and_old_caches_go(book):
-    path = write(book, "1")
+    path = write_chapter(book, "1")
     for k in range(4):
         (book.package / "a.py").write_text(f"x = {k}\n")
         assert not execute([path], project=book)[0].cached
@@ -125,7 +119,7 @@ def test_changed_package_makes_the_result_stale_and_old_caches_go(book):
 
 
 def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(book):
-    path = write(
+    path = write_chapter(
         book,
         "import os, sys; print(sys.executable)",
         "open('left.txt', 'w').close(); print(os.environ['CDOPT_TUTORIAL_DEVICE'])",
@@ -137,10 +131,10 @@ def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(book):
 
 
 def test_failing_chapter_fails_each_time_and_says_where(book, capsys):
-    bad = write(
+    bad = write_chapter(
         book, "print('so far')", "y = 0\n1 / y", "print('never')", name="01_bad"
     )
-    good = write(book, "1 + 1", name="02_good")
+    good = write_chapter(book, "1 + 1", name="02_good")
     for _ in range(2):
         failed, passed = execute([bad, good], project=book)
         for part in (
@@ -155,13 +149,13 @@ def test_failing_chapter_fails_each_time_and_says_where(book, capsys):
     kept = nbformat.read(book.build / "failed" / "01_bad.ipynb", as_version=4)
     assert kept.cells[1].outputs[0].text == "so far\n"
     assert "[2/3] y = 0" in capsys.readouterr().out
-    write(book, "y = 1", name="01_bad")
+    write_chapter(book, "y = 1", name="01_bad")
     execute([bad], project=book)
     assert not (book.build / "failed" / "01_bad.ipynb").exists()
 
 
 def test_dead_kernel_is_a_failure(book):
-    (done,) = execute([write(book, "import os; os._exit(3)")], project=book)
+    (done,) = execute([write_chapter(book, "import os; os._exit(3)")], project=book)
     assert "code cell 1 of 1" in done.error and "died" in done.error
 
 
@@ -170,12 +164,12 @@ def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
     monkeypatch.setattr(
         "cdopt_tutorial.publish.execute.get_kernel_dict", lambda: kernel
     )
-    (done,) = execute([write(book, "1")], project=book)
+    (done,) = execute([write_chapter(book, "1")], project=book)
     assert "no cell: the kernel did not start" in done.error
 
 
 def test_old_outputs_are_no_figures(book):
-    path = write(book, "1 / 0", "2")
+    path = write_chapter(book, "1 / 0", "2")
     notebook = nbformat.read(path, as_version=4)
     data = {"application/papermill.record/text/plain": "7"}
     about = {"scrapbook": {"name": "old"}}
@@ -187,25 +181,27 @@ def test_old_outputs_are_no_figures(book):
 
 def test_hung_cell_is_a_failure(book, monkeypatch):
     monkeypatch.setattr("cdopt_tutorial.publish.execute.CELL_TIMEOUT", 1)
-    (done,) = execute([write(book, "import time; time.sleep(60)")], project=book)
+    (done,) = execute(
+        [write_chapter(book, "import time; time.sleep(60)")], project=book
+    )
     assert "code cell 1 of 1" in done.error and "timed out" in done.error
 
 
 def test_command_exits_1_on_failure_and_2_on_bad_input(book, monkeypatch, capfd):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    path = write(book, "raise ValueError('what the worker said')")
+    path = write_chapter(book, "raise ValueError('what the worker said')")
     for command in (["execute"], ["execute", str(path)], ["build"]):
         assert cli.main(command) == 1
         assert "what the worker said" in capfd.readouterr().err
     for command in (["execute", "missing.ipynb"], ["execute", "--no"], ["no"], []):
         assert cli.main(command) == 2
         assert len(capfd.readouterr().err.splitlines()) == 1
-    assert cli.main(["execute", str(write(book, "1"))]) == 0
+    assert cli.main(["execute", str(write_chapter(book, "1"))]) == 0
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopping_leaves_no_kernel(book, stop):
-    path = write(book, "print('begun')", "import time; time.sleep(600)")
+    path = write_chapter(book, "print('begun')", "import time; time.sleep(600)")
     code = (
         "from pathlib import Path; from cdopt_tutorial.publish.execute import execute;"
         "from cdopt_tutorial.publish.project import Project; import sys;"

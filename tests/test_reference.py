@@ -4,6 +4,7 @@ from math import inf
 
 import nbformat
 import pytest
+from books import write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli
@@ -135,12 +136,8 @@ for name, value in {figures!r}.items():
 
 
 def write(book, figures: dict):
-    cells = [new_code_cell("epochs = 3"), new_code_cell("print(epochs)")]
-    cells[0].metadata["tags"] = ["parameters"]
-    cells.append(new_code_cell(GLUE.format(figures=figures)))
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    path = book.root / "notebooks" / "01_a.ipynb"
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), path)
+    code = ("epochs = 3", "print(epochs)", GLUE.format(figures=figures))
+    return write_chapter(book, *code, parameters=True)
 
 
 def test_command_tells_drift_and_updates(book, monkeypatch, capsys):
@@ -160,8 +157,7 @@ def test_command_tells_drift_and_updates(book, monkeypatch, capsys):
 
 def test_command_sets_profiles_and_parameters(book, monkeypatch, capsys):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    write(book, {"near": 8.0})
-    path = book.root / "notebooks" / "01_a.ipynb"
+    path = write(book, {"near": 8.0})
     assert cli.main(["execute", "--profile", "smoke", str(path)]) == 0
     assert printed(book, {"epochs": 1}) == "1\n"
     capsys.readouterr()
@@ -179,7 +175,8 @@ def printed(book, values) -> str:
     """What a chapter that was run with these values prints."""
     chapter = read_chapter(book.root / "notebooks" / "01_a.ipynb", values)
     result = find_result(open_cache(book, "cpu"), chapter)
-    return "".join(out.text for c in result.nb.cells[:3] for out in c.outputs)
+    outputs = [out for cell in result.nb.cells for out in cell.get("outputs", [])]
+    return "".join(out.text for out in outputs if out.output_type == "stream")
 
 
 def test_a_bound_stays_and_goes_on_to_fail(book, monkeypatch, capsys):
@@ -197,8 +194,7 @@ def test_a_notebook_of_the_readers_own_is_not_compared(
     book, monkeypatch, capsys, tmp_path_factory
 ):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    write(book, FIGURES | {"near": 90.0})
-    chapter = book.root / "notebooks" / "01_a.ipynb"
+    chapter = write(book, FIGURES | {"near": 90.0})
     own = chapter.rename(tmp_path_factory.mktemp("own") / chapter.name)
     assert cli.main(["execute", str(own), "--update-reference"]) == 0
     assert "moved" not in capsys.readouterr().err
@@ -219,8 +215,7 @@ def test_build_goes_on_when_a_figure_moved(book, monkeypatch, capsys):
 
 def test_figures_of_a_chapter_that_failed_are_compared(book, monkeypatch, capsys):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    write(book, FIGURES | {"near": 90.0})
-    path = book.root / "notebooks" / "01_a.ipynb"
+    path = write(book, FIGURES | {"near": 90.0})
     chapter = nbformat.read(path, as_version=4)
     chapter.cells.append(new_code_cell("assert False"))
     nbformat.write(chapter, path)

@@ -1,9 +1,7 @@
 """The pages: strict each time, nothing run, nothing done when nothing changed."""
 
-import nbformat
 import pytest
-import yaml
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from books import write_chapter, write_contents
 
 from cdopt_tutorial.publish import render as module
 from cdopt_tutorial.publish.execute import execute
@@ -20,21 +18,10 @@ def book(tmp_path) -> Project:
     (project.root / "constraints.txt").touch()
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
-    (project.root / "_config.yml").write_text(yaml.safe_dump(config))
-    toc = {"format": "jb-book", "root": "book/index"}
-    toc["chapters"] = [{"file": "notebooks/01_a"}]
-    (project.root / "_toc.yml").write_text(yaml.safe_dump(toc))
+    write_contents(project, config)
     (project.root / "book/index.md").write_text("# Front\n\n```{nb-exec-table}\n```\n")
     write_chapter(project, "print(6 * 7)")
     return project
-
-
-def write_chapter(project: Project, code: str, prose: str = "# A chapter"):
-    cells = [new_markdown_cell(prose), new_code_cell(code)]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    path = project.root / "notebooks" / "01_a.ipynb"
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), path)
-    return path
 
 
 def run(project: Project):

@@ -6,10 +6,9 @@ import shutil
 import subprocess
 from xml.etree import ElementTree
 
-import nbformat
 import pytest
 import yaml
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from books import write_chapter, write_contents
 from PIL import Image
 
 from cdopt_tutorial.cli import main
@@ -24,13 +23,6 @@ PUBLISHED = {
     "CDOPT_TUTORIAL_REPOSITORY": "https://github.com/an-owner/a.name",
     "CDOPT_TUTORIAL_BRANCH": "next",
 }
-
-
-@pytest.fixture(autouse=True)
-def unpublished(monkeypatch):
-    """Nothing is known but what a test sets."""
-    for name in [*PUBLISHED, "SOURCE_DATE_EPOCH"]:
-        monkeypatch.delenv(name, raising=False)
 
 
 def publish(monkeypatch, **values: str) -> None:
@@ -112,21 +104,15 @@ def write_book(small: Project, project: Project) -> Project:
     config = real_config(project)
     sphinx = config["sphinx"]["config"]
     sphinx["html_static_path"] = ["book/_static"]
-    (small.root / "_config.yml").write_text(yaml.safe_dump(config))
+    write_contents(small, config)
     for name in (
         "book/_static/preview.png",
         "book/_static/favicon.svg",
         sphinx["redirect_html_template_file"],
     ):
         shutil.copy(project.root / name, small.root / name)
-    toc = {"format": "jb-book", "root": "book/index"}
-    toc["chapters"] = [{"file": "notebooks/01_a"}]
-    (small.root / "_toc.yml").write_text(yaml.safe_dump(toc))
     (small.root / "book/index.md").write_text("# Front\n\nOn what is in the book.\n")
-    cells = [new_markdown_cell("# A chapter"), new_code_cell("print(6 * 7)")]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    chapter = small.root / "notebooks" / "01_a.ipynb"
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), chapter)
+    write_chapter(small, "print(6 * 7)")
     return small
 
 

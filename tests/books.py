@@ -1,0 +1,38 @@
+"""Small books, for the tests of what runs chapters and renders them."""
+
+from pathlib import Path
+
+import nbformat
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from cdopt_tutorial.publish.project import Project
+
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+
+
+def write_chapter(
+    project: Project,
+    *code: str,
+    prose: str = "# A chapter",
+    name: str = "01_a",
+    parameters: bool = False,
+) -> Path:
+    """Write a notebook of a cell of prose and cells of code; return its path.
+
+    With `parameters` the first cell of code is tagged as those of real chapters are.
+    """
+    cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
+    if parameters:
+        cells[1].metadata["tags"] = ["parameters"]
+    path = project.root / "notebooks" / f"{name}.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata=KERNEL), path)
+    return path
+
+
+def write_contents(project: Project, config: dict) -> None:
+    """Write the configuration, and a table of contents of one chapter."""
+    (project.root / "_config.yml").write_text(yaml.safe_dump(config))
+    toc = {"format": "jb-book", "root": "book/index"}
+    toc["chapters"] = [{"file": "notebooks/01_a"}]
+    (project.root / "_toc.yml").write_text(yaml.safe_dump(toc))
