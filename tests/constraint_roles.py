@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
-from cdopt_tutorial.workers.remote import remote_method
+from cdopt_tutorial.engines.remote import remote_method
 
 F64 = {"dtype": torch.float64}
 

@@ -6,11 +6,11 @@ import torch.distributed.rpc as rpc
 from torch import nn
 
 from cdopt_tutorial.data import Stream
+from cdopt_tutorial.engines.remote import parameter_rrefs, remote_method
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
 from cdopt_tutorial.parameter_server.optimizer import Distributed
 from cdopt_tutorial.parameter_server.steps import gather
-from cdopt_tutorial.workers.remote import parameter_rrefs, remote_method
 
 
 def split_model(config, vocab_size):

@@ -11,8 +11,8 @@ import warnings
 import torch
 import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.workers import report, span
-from cdopt_tutorial.workers.remote import Handle
+from cdopt_tutorial.engines import report, span
+from cdopt_tutorial.engines.remote import Handle
 
 
 class TwoArguments(Exception):

@@ -32,7 +32,7 @@ from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.rpc import RRef
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.workers import Role, launch
+from cdopt_tutorial.engines import Role, launch
 
 F64 = {"dtype": torch.float64}
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.1, **F64}

@@ -9,7 +9,7 @@ from running import Running
 from cdopt_tutorial.bench import rows
 from cdopt_tutorial.bench.reinforce import traffic
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.workers import group
+from cdopt_tutorial.engines import group
 
 
 class TestReinforce:

@@ -9,6 +9,7 @@ import torch
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.constraints import Constraints, feasibility
 from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.engines.remote import LocalRef
 from cdopt_tutorial.parameter_server import (
     Job,
     RNNConfig,
@@ -19,7 +20,6 @@ from cdopt_tutorial.parameter_server import (
     start,
 )
 from cdopt_tutorial.parameter_server.model import build
-from cdopt_tutorial.workers.remote import LocalRef
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=6,

@@ -11,7 +11,7 @@ from cdopt.nn.utils.set_constraints import set_constraint_dissolving
 from torch import nn
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.workers.remote import LocalRef
+from cdopt_tutorial.engines.remote import LocalRef
 
 F64 = {"dtype": torch.float64}
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}

@@ -6,7 +6,7 @@ import torch
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import measure
-from cdopt_tutorial.workers import Role, launch, serve
+from cdopt_tutorial.engines import Role, launch, serve
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@ import roles
 import torch
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.hybrid import HybridConfig
-from cdopt_tutorial.publish import execute
-from cdopt_tutorial.reinforce import ReinforceConfig
-from cdopt_tutorial.workers import (
+from cdopt_tutorial.engines import (
     Role,
     Wire,
     WorkerError,
@@ -20,7 +17,10 @@ from cdopt_tutorial.workers import (
     process,
     serve,
 )
-from cdopt_tutorial.workers.device import check_device_maps, gpus_of, pick_device
+from cdopt_tutorial.engines.device import check_device_maps, gpus_of, pick_device
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.publish import execute
+from cdopt_tutorial.reinforce import ReinforceConfig
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags
+from cdopt_tutorial.engines import Role, Trace, WorkerError, launch, share
 from cdopt_tutorial.hybrid import (
     HybridConfig,
     Job,
@@ -22,7 +23,6 @@ from cdopt_tutorial.hybrid import (
 )
 from cdopt_tutorial.hybrid.history import difference
 from cdopt_tutorial.hybrid.model import weights_of
-from cdopt_tutorial.workers import Role, Trace, WorkerError, launch, share
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50

@@ -12,8 +12,8 @@ from running import Running
 from cdopt_tutorial.bench import hybrid as bench
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands import hybrid as command
+from cdopt_tutorial.engines import group
 from cdopt_tutorial.hybrid import HybridConfig, Job, traffic
-from cdopt_tutorial.workers import group
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import roles
 import torch
 from running import wait_for_end
 
-from cdopt_tutorial.workers import Role, WorkerError, group, launch, pack, serve
-from cdopt_tutorial.workers.errors import origin
+from cdopt_tutorial.engines import Role, WorkerError, group, launch, pack, serve
+from cdopt_tutorial.engines.errors import origin
 
 LONG = 300  # seconds; nothing that takes so long may be waited for
 
@@ -322,7 +322,7 @@ class TestFailure:
 class TestParent:
     SCRIPT = """
 import roles
-from cdopt_tutorial.workers import Role, launch
+from cdopt_tutorial.engines import Role, launch
 launch(
     {{"a": Role(roles.report_and_sleep, (300,)), "b": Role(roles.{b}, {args})}},
     on_report=lambda _, pid: print(pid, flush=True),

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.engines import Role, Trace, launch, serve
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run, run_locally
 from cdopt_tutorial.parameter_server.model import summed_loss
-from cdopt_tutorial.workers import Role, Trace, launch, serve
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=5,

@@ -10,7 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from cdopt_tutorial.publish import plots, style
+from cdopt_tutorial import plots
+from cdopt_tutorial.plots import style
 
 WHITE, DARK, THEME_DARK = "#ffffff", "#121212", "#14181e"
 

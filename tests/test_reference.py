@@ -7,8 +7,7 @@ import pytest
 from books import write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from cdopt_tutorial import cli
-from cdopt_tutorial.publish import show
+from cdopt_tutorial import cli, show
 from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
 from cdopt_tutorial.publish.figures import claimed
 from cdopt_tutorial.publish.project import Project

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cdopt_tutorial.engines import Trace
+from cdopt_tutorial.engines.remote import LocalRef
 from cdopt_tutorial.reinforce import (
     CONVERSATIONS,
     Actor,
@@ -26,8 +28,6 @@ from cdopt_tutorial.reinforce import (
 )
 from cdopt_tutorial.reinforce.learner import episode_returns, policy_loss
 from cdopt_tutorial.reinforce.waiting import WaitingRoom
-from cdopt_tutorial.workers import Trace
-from cdopt_tutorial.workers.remote import LocalRef
 
 
 def quadratic(rewards, gamma):

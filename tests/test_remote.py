@@ -6,8 +6,8 @@ import threading
 import pytest
 import roles
 
-from cdopt_tutorial.workers import Role, launch, serve
-from cdopt_tutorial.workers.remote import Handle, LocalRef
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.remote import Handle, LocalRef
 
 
 class TestLocalRef:

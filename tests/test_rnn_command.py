@@ -7,7 +7,7 @@ import pytest
 from running import Running
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.workers import group
+from cdopt_tutorial.engines import group
 
 SMALL = ["--embedding", "8", "--hidden", "8", "--seq-len", "5", "--batch-size", "4"]
 

@@ -3,7 +3,7 @@
 import pytest
 import roles
 
-from cdopt_tutorial.workers import WorkerError, share
+from cdopt_tutorial.engines import WorkerError, share
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 9])

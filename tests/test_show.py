@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from cdopt_tutorial.publish import plots, show, style
+from cdopt_tutorial import plots, show
+from cdopt_tutorial.plots import style
 from cdopt_tutorial.publish.project import Project
 
 
@@ -39,7 +40,7 @@ def test_source_names_path_and_lines_and_shows_the_code(project):
 
 def test_source_sees_through_a_decorator():
     text = show.source(plots.timeline)._repr_markdown_()
-    assert text.startswith("`cdopt_tutorial/publish/timeline.py`")
+    assert text.startswith("`cdopt_tutorial/plots/timeline.py`")
     assert "def timeline(" in text
 
 

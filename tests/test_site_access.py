@@ -7,7 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from browsing import SIZES, THEMES, pages
 from colours import contrast
 
-from cdopt_tutorial.publish.style import SERIES
+from cdopt_tutorial.plots.style import SERIES
 
 FRONT = "book/index.html"
 FIRST = "notebooks/01_reinforce.html"

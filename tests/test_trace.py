@@ -8,7 +8,7 @@ import torch
 from torch.distributed.rpc import api
 from torch.distributed.rpc.internal import PythonUDF, _internal_rpc_pickler
 
-from cdopt_tutorial.workers import Role, Trace, launch, serve, span, trace
+from cdopt_tutorial.engines import Role, Trace, launch, serve, span, trace
 
 
 @pytest.fixture(scope="module")

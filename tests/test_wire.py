@@ -8,7 +8,7 @@ import pytest
 import roles
 import wire_roles
 
-from cdopt_tutorial.workers import (
+from cdopt_tutorial.engines import (
     Role,
     Wire,
     WorkerError,
@@ -17,7 +17,7 @@ from cdopt_tutorial.workers import (
     launch,
     serve,
 )
-from cdopt_tutorial.workers.wire import received_bytes
+from cdopt_tutorial.engines.wire import received_bytes
 
 SERVING = Role(serve)
 SIZE = 4_000_000  # bytes of what is sent, beside which messages weigh little

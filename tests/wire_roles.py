@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.workers import meeting, wire
+from cdopt_tutorial.engines import meeting, wire
 
 
 def swallow(tensor):

@@ -12,7 +12,7 @@ import torch.distributed.rpc as rpc
 import torch.multiprocessing
 
 from cdopt_tutorial.bench.rows import Row, interleave, rows
-from cdopt_tutorial.workers import Role, launch, process, serve
+from cdopt_tutorial.engines import Role, launch, process, serve
 
 NUM_WORKERS = 4
 BASELINE = "torch.multiprocessing.spawn"

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from cdopt_tutorial.bench.rows import Row, interleave, rows
+from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
-from cdopt_tutorial.workers import Trace
 
 NUM_OBSERVERS = 2
 SEEDS = range(1, 6)

@@ -8,9 +8,9 @@ import torch
 
 from cdopt_tutorial.bench.rows import Row, interleave, phases, rows
 from cdopt_tutorial.data import Corpus, Vocabulary
+from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run, run_locally
 from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
-from cdopt_tutorial.workers import Trace
 
 VOCAB_SIZE = 10_000
 CONFIG = RNNConfig(

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from cdopt_tutorial.workers import Trace
+from cdopt_tutorial.engines import Trace
 
 
 @dataclass(frozen=True)

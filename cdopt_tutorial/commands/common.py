@@ -122,7 +122,7 @@ class JsonFile:
 @contextmanager
 def named_failure() -> Iterator[None]:
     """Show a failed worker as its name and traceback, without the launcher's own."""
-    from cdopt_tutorial.workers import WorkerError
+    from cdopt_tutorial.engines import WorkerError
 
     try:
         yield

@@ -74,10 +74,10 @@ def run_execute(args: argparse.Namespace) -> int:
     Returns:
         1 if a chapter failed; else DRIFTED if a figure moved and stays moved; else 0.
     """
+    from cdopt_tutorial.engines.device import pick_device
     from cdopt_tutorial.publish.execute import execute
     from cdopt_tutorial.publish.project import this_project
     from cdopt_tutorial.publish.reference import Reference
-    from cdopt_tutorial.workers.device import pick_device
 
     with bad_input():
         project = this_project()

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.layers import Dissolved
 from cdopt_tutorial.constraints.surface import feasible
-from cdopt_tutorial.workers.remote import LocalRef
+from cdopt_tutorial.engines.remote import LocalRef
 
 Reference = rpc.PyRRef | LocalRef  # rpc.remote gives no rpc.RRef, but its base
 

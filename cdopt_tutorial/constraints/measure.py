@@ -13,7 +13,7 @@ from cdopt_tutorial.constraints.find import (
     joined,
     references_of,
 )
-from cdopt_tutorial.workers.remote import LocalRef, remote_method
+from cdopt_tutorial.engines.remote import LocalRef, remote_method
 
 Model = nn.Module | Reference
 

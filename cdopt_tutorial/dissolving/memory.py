@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cdopt_tutorial.data import CopyingMemory
 from cdopt_tutorial.dissolving.next_word import NextWord
 from cdopt_tutorial.dissolving.recurrent import MODELS, Model
-from cdopt_tutorial.workers import share
+from cdopt_tutorial.engines import share
 
 # The rate of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1 with the lowest final loss on
 # average over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
@@ -270,7 +270,7 @@ def run(
 
     Args:
         config: of the comparison.
-        on_done: see :func:`~cdopt_tutorial.workers.share.share`.
+        on_done: see :func:`~cdopt_tutorial.engines.share.share`.
 
     Returns:
         Each model's runs, in the order of the seeds.
@@ -291,7 +291,7 @@ def run_jobs(jobs: Sequence[Job], config: MemoryConfig, **options: Any) -> list[
     Args:
         jobs: what to do.
         config: of the comparison; its ``lrs`` and ``seeds`` are not looked at.
-        options: of :func:`~cdopt_tutorial.workers.share.share`.
+        options: of :func:`~cdopt_tutorial.engines.share.share`.
 
     Returns:
         The runs in the order of the jobs, whatever finished first.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cdopt_tutorial.workers.device import pick_device
+from cdopt_tutorial.engines.device import pick_device
 
 SEMANTICS = ("exact", "seed")
 MANIFOLDS = ("none", "stiefel", "oblique")
@@ -48,7 +48,7 @@ class HybridConfig:
         seed: of the parameters' start and the order of the images.
         dtype: "float32" or "float64".
         device: of the dense layers, as
-            :func:`~cdopt_tutorial.workers.device.pick_device` takes it and returns it;
+            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it;
             the trainers share out the GPUs of "cuda". The table is on the CPU.
 
     Raises:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
+from cdopt_tutorial.engines import span
+from cdopt_tutorial.engines.remote import LocalRef, remote_method
+from cdopt_tutorial.engines.trace import span_backward
 from cdopt_tutorial.hybrid.config import HybridConfig
-from cdopt_tutorial.workers import span
-from cdopt_tutorial.workers.remote import LocalRef, remote_method
-from cdopt_tutorial.workers.trace import span_backward
 
 _seeding = threading.Lock()
 

@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial.workers import meeting
-from cdopt_tutorial.workers.trace import recording, span_until
+from cdopt_tutorial.engines import meeting
+from cdopt_tutorial.engines.trace import recording, span_until
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.futures import Future
 
+from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.remote import Handle
 from cdopt_tutorial.hybrid.config import HybridConfig
-from cdopt_tutorial.workers.optimizer import choice
-from cdopt_tutorial.workers.remote import Handle
 
 
 class JointStep:

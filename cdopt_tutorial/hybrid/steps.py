@@ -12,12 +12,12 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data import bags
+from cdopt_tutorial.engines import passed, span
+from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.remote import Handle
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.model import HybridModel
-from cdopt_tutorial.workers import passed, span
-from cdopt_tutorial.workers.optimizer import choice
-from cdopt_tutorial.workers.remote import Handle
 
 SERVER = "ps"
 

@@ -12,6 +12,9 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard
+from cdopt_tutorial.engines import passed, report
+from cdopt_tutorial.engines.device import gpus_of
+from cdopt_tutorial.engines.remote import Handle
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.history import History, Progress, Projected, Score
@@ -24,9 +27,6 @@ from cdopt_tutorial.hybrid.steps import (
     loss_factor,
     penalty_factor,
 )
-from cdopt_tutorial.workers import passed, report
-from cdopt_tutorial.workers.device import gpus_of
-from cdopt_tutorial.workers.remote import Handle
 
 Step = LocalStep | SeedStep | ExactStep
 

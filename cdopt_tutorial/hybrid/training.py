@@ -12,6 +12,8 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.futures import Future
 
 from cdopt_tutorial.data.bags import BagSplit, Shard, digit_bags, shards
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.remote import remote_method
 from cdopt_tutorial.hybrid.config import HybridConfig
 from cdopt_tutorial.hybrid.history import History, Progress, Result
 from cdopt_tutorial.hybrid.model import (
@@ -24,8 +26,6 @@ from cdopt_tutorial.hybrid.model import (
 from cdopt_tutorial.hybrid.server import make_joint_step
 from cdopt_tutorial.hybrid.steps import SERVER, LocalStep
 from cdopt_tutorial.hybrid.trainer import HeldOut, Task, fit, run_trainer
-from cdopt_tutorial.workers import Role, launch, serve
-from cdopt_tutorial.workers.remote import remote_method
 
 MASTER = "master"
 
@@ -51,7 +51,7 @@ def run(job: Job, **options: Any) -> Result:
 
     Args:
         job: what to train.
-        options: of :func:`~cdopt_tutorial.workers.launch.launch`, for instance
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
             ``on_report``, which gets each :class:`Progress`.
 
     Raises:

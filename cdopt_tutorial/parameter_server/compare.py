@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from cdopt_tutorial.data import Corpus
+from cdopt_tutorial.engines import share
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.start import left_free
 from cdopt_tutorial.parameter_server.training import History, Job, run_locally
-from cdopt_tutorial.workers import share
 
 
 def with_controls(
@@ -39,7 +39,7 @@ def train(
 
     Args:
         jobs: by name, for each seed.
-        on_done: see :func:`~cdopt_tutorial.workers.share.share`.
+        on_done: see :func:`~cdopt_tutorial.engines.share.share`.
 
     Returns:
         Their histories, by name and in the same order.

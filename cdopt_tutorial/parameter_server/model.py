@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
+from cdopt_tutorial.engines.remote import parameter_rrefs, remote_method
 from cdopt_tutorial.parameter_server.config import RNNConfig
-from cdopt_tutorial.workers.remote import parameter_rrefs, remote_method
 
 ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
 

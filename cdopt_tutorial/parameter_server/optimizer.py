@@ -9,9 +9,9 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.optim import DistributedOptimizer
 
+from cdopt_tutorial.engines.optimizer import choice
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.config import RNNConfig
-from cdopt_tutorial.workers.optimizer import choice
 
 
 class Distributed:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial.data import Vocabulary, detokenize
+from cdopt_tutorial.engines.remote import LocalRef
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
 from cdopt_tutorial.parameter_server.steps import PARTS, load_weights
-from cdopt_tutorial.workers.remote import LocalRef
 
 
 @torch.no_grad()

@@ -8,12 +8,12 @@ import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
 from torch.futures import Future
 
+from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.remote import Handle
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.optimizer import clip_factor, squared_norm
-from cdopt_tutorial.workers.optimizer import choice
-from cdopt_tutorial.workers.remote import Handle
 
 _shared: list["ParameterServer"] = []  # this process's, once somebody asked for it
 _making = threading.Lock()

@@ -10,13 +10,13 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
 
+from cdopt_tutorial.engines import span
+from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.remote import Handle, remote_method
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel
 from cdopt_tutorial.parameter_server.optimizer import Distributed
-from cdopt_tutorial.workers import span
-from cdopt_tutorial.workers.optimizer import choice
-from cdopt_tutorial.workers.remote import Handle, remote_method
 
 PARTS = ("embedding", "rnn", "decoder")
 

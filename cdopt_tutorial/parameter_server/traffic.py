@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 from cdopt_tutorial.data import Stream
+from cdopt_tutorial.engines import Wire, bytes_per_step
 from cdopt_tutorial.parameter_server.config import RNNConfig
 from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.training import Job, run
-from cdopt_tutorial.workers import Wire, bytes_per_step
 
 STEPS = 8
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.data import Corpus, Stream
+from cdopt_tutorial.engines import Role, launch, report, serve
+from cdopt_tutorial.engines.remote import LocalRef
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
 from cdopt_tutorial.parameter_server.config import RNNConfig
@@ -31,8 +33,6 @@ from cdopt_tutorial.parameter_server.steps import (
     SharedStep,
     gather,
 )
-from cdopt_tutorial.workers import Role, launch, report, serve
-from cdopt_tutorial.workers.remote import LocalRef
 
 SERVER = "ps"
 REPORT_EVERY = 10  # steps
@@ -148,7 +148,7 @@ def run(job: Job, **options: Any) -> list[History]:
 
     Args:
         job: what to train.
-        options: of :func:`~cdopt_tutorial.workers.launch.launch`, for instance
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
             ``on_report``, which gets each :class:`Progress`.
 
     Returns:

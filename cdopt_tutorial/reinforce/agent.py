@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
+from cdopt_tutorial.engines.remote import Handle
 from cdopt_tutorial.reinforce.config import ReinforceConfig
 from cdopt_tutorial.reinforce.learner import (
     STATE_SIZE,
@@ -18,7 +19,6 @@ from cdopt_tutorial.reinforce.learner import (
     policy_loss,
 )
 from cdopt_tutorial.reinforce.waiting import WaitingRoom
-from cdopt_tutorial.workers.remote import Handle
 
 
 class _Steps(NamedTuple):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.reinforce.conversations import CONVERSATIONS
-from cdopt_tutorial.workers.device import pick_device
 
 ENVIRONMENT = "CartPole-v1"
 
@@ -32,7 +32,7 @@ class ReinforceConfig:
         log_interval: rounds between two log lines; in a round every environment
             runs one episode, and the agent learns once.
         device: where the agent keeps its policy, as
-            :func:`~cdopt_tutorial.workers.device.pick_device` takes it and returns it.
+            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
 
     Raises:
         ValueError: a value is out of its range, or the device is not there.

@@ -10,12 +10,12 @@ import psutil
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
+from cdopt_tutorial.engines import Role, launch, report, serve
+from cdopt_tutorial.engines.remote import LocalRef
 from cdopt_tutorial.reinforce.agent import Agent
 from cdopt_tutorial.reinforce.config import ENVIRONMENT, ReinforceConfig
 from cdopt_tutorial.reinforce.learner import Episodes
 from cdopt_tutorial.reinforce.observer import Observer
-from cdopt_tutorial.workers import Role, launch, report, serve
-from cdopt_tutorial.workers.remote import LocalRef
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
 # An observer needs one thread for its episode and one to be answered; with more, the
@@ -141,7 +141,7 @@ def run(config: ReinforceConfig, **options: Any) -> Training:
 
     Args:
         config: of the run.
-        options: of :func:`~cdopt_tutorial.workers.launch.launch`, for instance
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
             ``on_report``, which gets a :class:`Round` after each round.
 
     Raises:

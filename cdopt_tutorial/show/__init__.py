@@ -25,9 +25,9 @@ from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 from PIL import Image
 
+from cdopt_tutorial.plots.style import INK, styled
 from cdopt_tutorial.publish.figures import HIDDEN
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.style import INK, styled
 
 _LEGIBLE_WIDTH = 460
 """CSS pixels below which a figure scrolls in its frame instead of shrinking."""

@@ -29,7 +29,7 @@ from torch.distributed.rpc.internal import (
     _InternalRPCPickler,
 )
 
-from cdopt_tutorial.workers.remote import call_method, call_shared
+from cdopt_tutorial.engines.remote import call_method, call_shared
 
 # With these torch itself keeps init_rpc and shutdown in step; no system makes them.
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")

@@ -12,8 +12,8 @@ from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 from numpy.typing import ArrayLike
 
-from cdopt_tutorial.publish.legend import legend_in, wrapped
-from cdopt_tutorial.publish.style import INK, SERIES, Look, new_figure, styled
+from cdopt_tutorial.plots.legend import legend_in, wrapped
+from cdopt_tutorial.plots.style import INK, SERIES, Look, new_figure, styled
 
 _WIDEST = 2.7  # inches of a panel, for a small figure to fit a phone
 _LEVELS = 11

@@ -10,7 +10,7 @@ _MARK = re.compile(r"On WorkerInfo\(id=\d+, name=([^)]+)\):(?:\\n|\s)*(\w*)")
 class WorkerError(RuntimeError):
     """A worker failed, and the run that it belonged to was ended.
 
-    Raised by :func:`~cdopt_tutorial.workers.launch.launch`, in the parent.
+    Raised by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent.
 
     Attributes:
         worker: name of the worker that failed first.

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cdopt_tutorial.publish.style import INK, in_order, look, new_figure, styled
+from cdopt_tutorial.plots.style import INK, in_order, look, new_figure, styled
 
 _HEADS_UP_TO = 40
 """Above this many calls the heads of the arrows would hide the arrows."""
@@ -38,7 +38,7 @@ def timeline(
 ) -> Figure:
     """Draw who called whom, when, and how long the callee worked on it.
 
-    Called by the chapters with the records of `workers.trace`. Every worker has
+    Called by the chapters with the records of `engines.trace`. Every worker has
     a lane; in it, a row per method that it ran for others. A bar is the work, in
     the colour of the caller; the two thin lines from the caller's lane are the
     request and the response, and the line along that lane is the wait.

@@ -12,7 +12,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.textpath import TextPath
 
-from cdopt_tutorial.publish.style import in_order, look, new_figure, split_name, styled
+from cdopt_tutorial.plots.style import in_order, look, new_figure, split_name, styled
 
 # All lengths are in points.
 _LINE = 13.0

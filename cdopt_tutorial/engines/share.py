@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cdopt_tutorial.workers.launch import Role, launch
-from cdopt_tutorial.workers.process import report
+from cdopt_tutorial.engines.launch import Role, launch
+from cdopt_tutorial.engines.process import report
 
 
 def share(
@@ -25,7 +25,7 @@ def share(
         num_workers: workers, at least 1; each takes every so many-th job.
         on_done: called after each job as ``on_done(number, result)``, with the number
             of jobs that are done, whichever they are.
-        options: of :func:`~cdopt_tutorial.workers.launch.launch`.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Returns:
         What the function returned for each job, in their order.

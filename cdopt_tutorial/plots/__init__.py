@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdopt_tutorial.publish.diagram import Message, process_diagram
-from cdopt_tutorial.publish.landscape import Panel, landscape
-from cdopt_tutorial.publish.legend import legend_in, wrapped
-from cdopt_tutorial.publish.pictures import pictures
-from cdopt_tutorial.publish.style import (
+from cdopt_tutorial.plots.diagram import Message, process_diagram
+from cdopt_tutorial.plots.landscape import Panel, landscape
+from cdopt_tutorial.plots.legend import legend_in, wrapped
+from cdopt_tutorial.plots.pictures import pictures
+from cdopt_tutorial.plots.style import (
     INK,
     SERIES,
     Look,
@@ -20,7 +20,7 @@ from cdopt_tutorial.publish.style import (
     new_figure,
     styled,
 )
-from cdopt_tutorial.publish.timeline import Call, timeline
+from cdopt_tutorial.plots.timeline import Call, timeline
 
 __all__ = [
     "Call",

@@ -7,7 +7,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from cdopt_tutorial.publish.style import SERIES, new_figure, styled
+from cdopt_tutorial.plots.style import SERIES, new_figure, styled
 
 _CELL = 1.25  # inches of a picture with its title
 _BLUE, _OCHRE = SERIES[0].color, SERIES[1].color

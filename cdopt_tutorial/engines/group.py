@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from cdopt_tutorial.workers import process
-from cdopt_tutorial.workers.errors import WorkerError
+from cdopt_tutorial.engines import process
+from cdopt_tutorial.engines.errors import WorkerError
 
 # Imported once by the fork server, so that no worker pays for them again. Our own
 # systems stay out: a reader who edits one gets the new text in the next run.
@@ -30,8 +30,8 @@ PRELOAD = (
     "torch._dynamo",  # whoever makes an optimizer imports it, in a second
     "gymnasium.envs.classic_control",
     "cdopt.nn",
-    "cdopt_tutorial.workers.process",
-    "cdopt_tutorial.workers.fork_server",
+    "cdopt_tutorial.engines.process",
+    "cdopt_tutorial.engines.fork_server",
 )
 
 CHUNK = 2**20  # bytes to read at once
@@ -109,7 +109,7 @@ def fork_context():
 class Group:
     """The workers of one run; a context manager that leaves no process behind.
 
-    Used by :func:`~cdopt_tutorial.workers.launch.launch`, in the parent.
+    Used by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent.
 
     Args:
         settings: what all workers share.

@@ -25,9 +25,9 @@ import torch
 import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from cdopt_tutorial.workers import trace, wire
-from cdopt_tutorial.workers.device import DeviceMaps
-from cdopt_tutorial.workers.errors import origin
+from cdopt_tutorial.engines import trace, wire
+from cdopt_tutorial.engines.device import DeviceMaps
+from cdopt_tutorial.engines.errors import origin
 
 HEADER = 8  # bytes that tell how long the message behind them is
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdopt_tutorial.workers import pack, process
-from cdopt_tutorial.workers.device import DeviceMaps, check_device_maps
-from cdopt_tutorial.workers.group import Group
-from cdopt_tutorial.workers.trace import Trace
-from cdopt_tutorial.workers.wire import Wire
+from cdopt_tutorial.engines import pack, process
+from cdopt_tutorial.engines.device import DeviceMaps, check_device_maps
+from cdopt_tutorial.engines.group import Group
+from cdopt_tutorial.engines.trace import Trace
+from cdopt_tutorial.engines.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def launch(
             then answered sooner, but every idle worker takes time from those
             that compute, where there are more workers than cores.
         on_report: called as ``on_report(worker, record)`` for each record that a
-            role sends by :func:`~cdopt_tutorial.workers.process.report`.
+            role sends by :func:`~cdopt_tutorial.engines.process.report`.
         trace: filled with every call of the run; None records nothing.
         wire: filled with the bytes of the run, for which the workers must not poll
             nor have device maps: what they pass then passes no socket. None counts

@@ -59,7 +59,7 @@ def num_gpus() -> int:
 def check_device_maps(device_maps: Mapping[str, DeviceMaps]) -> None:
     """See whether the workers of a run could pass tensors by these maps.
 
-    Called by :func:`~cdopt_tutorial.workers.launch.launch`. Torch would see it only
+    Called by :func:`~cdopt_tutorial.engines.launch.launch`. Torch would see it only
     when all workers have started.
 
     Args:
