@@ -94,7 +94,7 @@ class TestOptions:
 
     def test_reach_the_config(self):
         other = HybridConfig(
-            num_trainers=3, semantics="seed", shares=(2.0, 1.0, 1.0), embedding=12,
+            num_trainers=3, semantics="original", shares=(2.0, 1.0, 1.0), embedding=12,
             manifold="stiefel", by="cdopt", penalty_param=0.25, optimizer="adam",
             lr=0.01, momentum=0.5, batch_size=32, epochs=2, max_steps=7,
             step_deadline=5.0, seed=3,
@@ -127,7 +127,10 @@ class TestBadInput:
             (["--num-trainers", "0"], "num_trainers is 0, but must be at least 1"),
             (["--num-trainers", "two"], "invalid int value"),
             (["--num-trainers", "9999"], "each trainer needs at least 1"),
-            (["--semantics", "hope"], "semantics is 'hope', but must be exact or seed"),
+            (
+                ["--semantics", "hope"],
+                "semantics is 'hope', but must be exact or original",
+            ),
             (["--shares", "1"], "one above 0 for each of 2 trainers"),
             (["--shares", "1", "nan"], "one above 0 for each of 2 trainers"),
             (["--shares", "inf", "1"], "one above 0 for each of 2 trainers"),
@@ -148,7 +151,7 @@ class TestBadInput:
             (["--step-deadline", "0"], "step_deadline is 0.0"),
             (["--step-deadline", "inf"], "step_deadline is inf"),
             (["--seed", "-3"], "seed is -3"),
-            (["--semantics", "seed", "--against-local"], "no equal in one process"),
+            (["--semantics", "original", "--against-local"], "no equal in one process"),
             (["--seed", "99999999999999999999"], "below 2**31"),
             (["--device", "abacus"], "must be auto, cpu, cuda or cuda:N"),
             (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
@@ -211,7 +214,7 @@ def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(tmp_path):
         "local: samples",
         *(
             f"{semantics}, 2 trainers: {figure}"
-            for semantics in ("exact", "seed")
+            for semantics in ("exact", "original")
             for figure in bench.UNITS
         ),
     }
@@ -221,7 +224,9 @@ def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(tmp_path):
 def test_the_bench_times_one_process_and_three_numbers_of_trainers():
     local, *others = bench.variants().values()
     assert [(each.config.semantics, each.config.num_trainers) for each in others] == [
-        (semantics, number) for semantics in ("exact", "seed") for number in (1, 2, 4)
+        (semantics, number)
+        for semantics in ("exact", "original")
+        for number in (1, 2, 4)
     ]
     for job in (local, *others):  # all steps are of full joint batches
         assert len(job.data.train) == job.config.max_steps * job.config.batch_size

@@ -24,7 +24,7 @@ def add(commands) -> None:
     )
     option = parser.add_argument
     option("--num-trainers", type=int, default=2, metavar="N", help="default: 2")
-    option("--semantics", default="exact", help="exact or seed (default: exact)")
+    option("--semantics", default="exact", help="exact or original (default: exact)")
     option(
         "--shares",
         type=float,
@@ -123,8 +123,8 @@ def _job(args: argparse.Namespace):
         dtype="float64" if args.against_local else "float32",
         device=args.device,
     )
-    if args.against_local and config.semantics == "seed":
-        raise ValueError("semantics seed has no equal in one process")
+    if args.against_local and config.semantics == "original":
+        raise ValueError("semantics original has no equal in one process")
     job = Job(config)
     training.check(job)
     return job
