@@ -101,7 +101,7 @@ def _job(args: argparse.Namespace):
     Raises:
         ValueError: an option is out of its range.
     """
-    from cdopt_tutorial.hybrid import HybridConfig, Job, training
+    from cdopt_tutorial.hybrid import HybridConfig, Job, check
 
     config = HybridConfig(
         num_trainers=args.num_trainers,
@@ -126,7 +126,7 @@ def _job(args: argparse.Namespace):
     if args.against_local and config.semantics == "original":
         raise ValueError("semantics original has no equal in one process")
     job = Job(config)
-    training.check(job)
+    check(job)
     return job
 
 
