@@ -208,6 +208,19 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     assert [n.train_loss for n in told] == [n.train_loss for n in notes]
 
 
+@pytest.mark.parametrize(
+    ("limit", "steps"), [(5, [5]), (11, [11]), (12, [11, 12]), (None, [11, 22, 33])]
+)
+def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
+    config = replace(EXACT, epochs=3, max_steps=limit)
+    (history,) = run_locally(Job(config, data)).trainers
+    assert [note.step for note in history.progress] == steps
+    assert [note.epoch for note in history.progress] == [1, 2, 3][: len(steps)]
+    assert len(history.losses) == len(history.step_seconds) == steps[-1]
+    assert min(history.step_seconds) > 0
+    assert history.progress[-1].seconds == sum(history.step_seconds)
+
+
 class TestOriginalSemantics:
     """After one step of plain SGD, the moves themselves can be told."""
 
@@ -237,6 +250,36 @@ class TestOriginalSemantics:
         exact = replace(job, config=replace(job.config, semantics="exact"))
         original, exact = (self.moves(each)["table.weight"] for each in (job, exact))
         assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_every_trainer_has_a_momentum_of_its_own(self, way):
+        """Shown where no trainer's images have a token of the other's."""
+        tokens = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5]])
+        labels = torch.tensor([0, 1, 1, 0, 1])
+        bags = Bags(tokens.flatten(), 2 * torch.arange(5), labels)
+        config = HybridConfig(
+            semantics="original", shares=(3, 2), embedding=3, batch_size=5, epochs=4,
+            lr=0.3, dtype="float64",
+        )  # fmt: skip
+        job = Job(config, BagSplit(bags, bags, bags, num_tokens=6, num_classes=2))
+        found = run(job, engine=TorchRPC(way)).weights
+        begin = {n: w.requires_grad_() for n, w in begin_of(job).items()}
+        table, *dense = begin.values()
+        parts = [(tokens[:3], labels[:3]), (tokens[3:], labels[3:])]
+        moves = [torch.optim.SGD([table], 0.3, momentum=0.9) for _ in parts]
+        move_dense = torch.optim.SGD(dense, 0.3, momentum=0.9)
+        for _ in range(4):
+            grads = []
+            for some, right in parts:
+                loss = F.cross_entropy(F.linear(table[some].sum(1), *dense), right)
+                grads.append(torch.autograd.grad(loss, [table, *dense]))
+            for move, (of_table, *_) in zip(moves, grads, strict=True):
+                table.grad = of_table
+                move.step()
+            for part, *both in zip(dense, *(g[1:] for g in grads), strict=True):
+                part.grad = sum(both) / 2
+            move_dense.step()
+        assert max_difference(found, begin) <= 1e-12
 
 
 def gradients_of_mean(job, bags):
