@@ -96,21 +96,21 @@ class History:
     projected: Projected | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def note(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
-        """Note that an epoch, from 1, is over; returns what is to be reported."""
+    def report(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
+        """Note how far a trainer has come; epochs begin with 0 here."""
         first = self.progress[-1].step if self.progress else 0
         images = sum(self.images[first:])
-        note = Progress(
+        progress = Progress(
             trainer=trainer,
-            epoch=epoch,
+            epoch=epoch + 1,
             step=len(self.losses),
             images=sum(self.images),
             seconds=sum(self.step_seconds),
             train_loss=sum(self.losses[first:]) / max(1, images),
             valid=valid,
         )
-        self.progress.append(note)
-        return note
+        self.progress.append(progress)
+        return progress
 
 
 class Recorder:

@@ -265,8 +265,8 @@ def train(
         barrier()  # every trainer's last step has reached the table
         valid = trainer.score(task.valid)
         barrier()
-        note = history.note(task.rank, epoch + 1, valid)
-        trainer.engine.report(f"trainer{task.rank}", note)
+        progress = history.report(task.rank, epoch, valid)
+        trainer.engine.report(f"trainer{task.rank}", progress)
         if len(history.losses) == limit:
             break
     if task.rank == 0:
