@@ -55,16 +55,14 @@ def learning_curves(
         ax.set_yscale("log")
     lines = []
     for k, (name, seeds) in enumerate(curves.items()):
-        if log_y and min(min(y) for _, y in seeds) <= 0:
-            raise ValueError(f"{name!r} has a y that is not above 0, but log_y is on")
         style = _series(k)
         color, marker = style.color, style.marker
-        x, y = _on_one_grid(seeds, log_x, log_y)
+        x, y = _on_one_grid(name, seeds, log_x, log_y)
         ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.22, lw=0)
-        ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
-        ax.plot(*zip(*ends, strict=True), marker, color=color, ms=5, mew=0)
         lines += ax.plot(x, np.median(y, 0), color=color, ls=style.linestyle)
         lines[-1].set(label=name, marker=marker, markevery=[], markersize=5)
+        ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
+        ax.plot(*zip(*ends, strict=True), marker, color=color, ms=5, mew=0)
     if threshold is not None:
         _mark(ax, threshold)
     _tick_the_data(ax, curves)
@@ -82,9 +80,13 @@ def _series(k: int) -> Look:
 
 
 def _on_one_grid(
-    seeds: Sequence[_Seed], log_x: bool, log_y: bool
+    name: str, seeds: Sequence[_Seed], log_x: bool, log_y: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a common x, and y of shape (seeds, len(x)) on it."""
+    if not seeds or any(len(x) != len(y) or not len(x) for x, y in seeds):
+        raise ValueError(f"{name!r} needs seeds, and in each as many y as x")
+    if log_y and min(min(y) for _, y in seeds) <= 0:
+        raise ValueError(f"{name!r} has a y that is not above 0, but log_y is on")
     low, high = max(x[0] for x, _ in seeds), max(x[-1] for x, _ in seeds)
     grid = (np.geomspace if log_x else np.linspace)(low, high, _GRID_POINTS)
     if log_y:  # between its points a curve is straight on the axis that is seen

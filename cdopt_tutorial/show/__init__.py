@@ -233,11 +233,13 @@ def video(
         poster: index of the frame that is shown before it plays.
 
     Raises:
-        ValueError: there are no frames, or no label.
+        ValueError: no frames, no label, or a frame of another shape or type.
     """
     if not frames or not label.strip():
         raise ValueError("a video needs frames and a label")
-    height, width, _ = frames[0].shape
+    height, width = frames[0].shape[:2]
+    if any((f.shape, f.dtype) != ((height, width, 3), np.uint8) for f in frames):
+        raise ValueError("frames must be uint8 arrays of one shape (height, width, 3)")
     still = io.BytesIO()
     Image.fromarray(frames[poster]).save(still, "png", optimize=True)
     address = base64.b64encode(still.getvalue()).decode()
