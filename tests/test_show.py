@@ -98,7 +98,7 @@ def states(monkeypatch):
 
 def bar_of(html: str) -> ElementTree.Element:
     """The bar in what is shown; its label stands around it."""
-    page = ElementTree.fromstring(html.replace("&nbsp;", "").replace("<br>", "<br/>"))
+    page = ElementTree.fromstring(html.replace("&nbsp;", ""))
     label = page.find("label")
     return label.text, label.find("progress").attrib, page.find("div").text
 

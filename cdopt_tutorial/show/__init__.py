@@ -154,10 +154,10 @@ class Progress:
 
     def _repr_html_(self) -> str:
         return (
-            '<div class="tutorial-output" style="margin:0.5em 0">'
-            f"<label>{escape(self._label)}<br>"
+            '<div class="tutorial-output" style="max-width:40em;margin:0.5em 0">'
+            f'<label style="display:block">{escape(self._label)}'
             f'<progress max="{self._total:g}" value="{self._value:g}" '
-            'style="width:min(100%,40em)"></progress></label>'
+            'style="display:block;width:100%"></progress></label>'
             f'<div style="font-size:0.85em">{escape(self._text)}&nbsp;</div></div>'
         )
 
