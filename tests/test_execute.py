@@ -15,12 +15,12 @@ from books import write_chapter
 from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
+from cdopt_tutorial.publish.chapter import read_chapter
 from cdopt_tutorial.publish.execute import (
     digest,
     execute,
     find_result,
     open_cache,
-    read_chapter,
 )
 from cdopt_tutorial.publish.project import Project, this_project
 

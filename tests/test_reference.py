@@ -8,8 +8,8 @@ from books import write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli, show
-from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
-from cdopt_tutorial.publish.figures import claimed
+from cdopt_tutorial.publish.chapter import claimed, read_chapter
+from cdopt_tutorial.publish.execute import find_result, open_cache
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
@@ -40,7 +40,7 @@ def book(tmp_path) -> Project:
 
 def moved(book, profile="full", complete=True, **figures) -> list[str]:
     drift = Reference(book).drift("01_a", profile, figures, complete=complete)
-    return [str(each) for each in drift]
+    return [f"{name}: {how}" for name, how in drift.items()]
 
 
 def test_what_is_near_enough_has_not_moved(book):
