@@ -85,7 +85,9 @@ def test_digest_follows_names_device_and_python(book, monkeypatch):
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("library", ["torch", "cdopt", "geoopt", "numpy"])
+@pytest.mark.parametrize(
+    "library", ["torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn"]
+)
 def test_digest_follows_each_library(book, monkeypatch, library):
     before = digest(book, "cpu")
     monkeypatch.setattr(

@@ -46,17 +46,24 @@ def moved(book, profile="full", complete=True, **figures) -> list[str]:
 def test_what_is_near_enough_has_not_moved(book):
     near = {"near": 10.4, "share": -2.19, "gap": 9e-11, "speed": 900.0, "count": 7}
     assert moved(book, **FIGURES) == moved(book, **near) == []
+    near |= {"near": 9.6, "share": -1.81, "gap": -1.0, "speed": -inf}
+    assert moved(book, **near) == []
 
 
 @pytest.mark.parametrize(
     "name, value, message",
     [
         ("near", 10.6, "near: was 10, is 10.6 (± 0.5)"),
+        ("near", 9.4, "near: was 10, is 9.4 (± 0.5)"),
         ("share", -1.7, "share: was -2, is -1.7 (± 10 %)"),
+        ("share", -2.3, "share: was -2, is -2.3 (± 10 %)"),
+        ("share", 2.0, "share: was -2, is 2 (± 10 %)"),
         ("gap", 1e-9, "gap: was 0, is 1e-09 (allowed: at most 1e-10)"),
         ("gap", float("nan"), "gap: was 0, is nan (allowed: at most 1e-10)"),
         ("near", float("nan"), "near: was 10, is nan (± 0.5)"),
+        ("near", -inf, "near: was 10, is -inf (± 0.5)"),
         ("count", 8, "count: was 7, is 8 (± 0)"),
+        ("count", 6, "count: was 7, is 6 (± 0)"),
         ("count", "seven", "count: was 7, is seven (± 0)"),
     ],
 )
