@@ -46,7 +46,9 @@ def moved(book, profile="full", complete=True, **figures) -> list[str]:
 def test_what_is_near_enough_has_not_moved(book):
     near = {"near": 10.4, "share": -2.19, "gap": 9e-11, "speed": 900.0, "count": 7}
     assert moved(book, **FIGURES) == moved(book, **near) == []
-    near |= {"near": 9.6, "share": -1.81, "gap": -1.0, "speed": -inf}
+    near |= {"near": 10.5, "share": -1.81, "gap": 1e-10, "speed": -inf}
+    assert moved(book, **near) == []
+    near |= {"near": 9.5, "gap": -1.0}
     assert moved(book, **near) == []
 
 
@@ -85,6 +87,8 @@ def test_new_and_lost_figures_are_told(book):
 def test_profiles_have_values_of_their_own(book):
     assert moved(book, "smoke", near=8.1) == []
     assert moved(book, "smoke", near=10.0) == ["near: was 8, is 10 (± 0.5)"]
+    share = moved(book, "smoke", near=8.0, share=-2.0)
+    assert share == ["share: -2, and the reference has none"]
     reference = Reference(book)
     assert reference.parameters("01_a", "smoke") == {"epochs": 1}
     assert reference.parameters("01_a", "full") == {}
@@ -105,6 +109,18 @@ def test_update_writes_what_moved_and_keeps_the_rest(book):
     assert "speed = {machine = true, full = 3.0}" in text
     assert "count" not in text
     assert moved(book, **figures | {"new": 3})
+
+
+def test_update_keeps_a_figure_that_another_profile_claims(book):
+    Reference(book).update("01_a", "full", {"count": 7})
+    text = (book.root / "notebooks" / "reference.toml").read_text()
+    assert moved(book, "smoke", near=8.0) == [] and "share" not in text
+
+
+def test_nothing_is_near_to_infinity(book):
+    path = book.root / "notebooks" / "reference.toml"
+    path.write_text('[01_a.figures]\nx = {within = "1 %", full = inf}\n')
+    assert moved(book, x=5.0) == ["x: was inf, is 5 (± 1 %)"]
 
 
 def test_update_begins_a_table(book):

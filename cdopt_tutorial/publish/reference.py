@@ -146,7 +146,7 @@ def _holds(row: Mapping, was: Value, value: Value) -> bool:
     width = row["within"]
     if isinstance(width, str):  # a share of what it was
         width = abs(was) * float(width.removesuffix("%")) / 100
-    return math.isfinite(value) and abs(value - was) <= width
+    return abs(value - was) <= width < math.inf
 
 
 def _short(value: Value) -> str:
