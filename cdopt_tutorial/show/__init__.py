@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cdopt_tutorial.plots.style import INK, styled
-from cdopt_tutorial.publish.figures import HIDDEN
+from cdopt_tutorial.publish.chapter import HIDDEN
 from cdopt_tutorial.publish.project import Project
 
 _LEGIBLE_WIDTH = 460
