@@ -11,7 +11,7 @@ from cdopt.nn.utils.set_constraints import set_constraint_dissolving
 from torch import nn
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.engines.remote import LocalRef
+from cdopt_tutorial.engines.reference import LocalRef, Ref
 
 F64 = {"dtype": torch.float64}
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
@@ -166,6 +166,7 @@ class TestModels:
             (one, other),
             (LocalRef(one), other),
             (LocalRef(one), LocalRef(other)),
+            (Ref.to(one), Ref.to(other)),
         ):
             assert constraints.penalty(*pair).item() == pytest.approx(
                 0.1 * 4 * (0.21**2 + 0.44**2)
