@@ -1,6 +1,7 @@
 """The bench of constrained layers: what it times is what it says."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -45,20 +46,25 @@ def test_fused_and_cdopt_take_the_same_steps():
 
 
 def test_a_turn_ends_with_its_budget_but_not_before_its_least_steps(monkeypatch):
-    def steps(seconds: float, budget: float) -> int:
+    def steps(seconds: float, budget: float, warm: int = bench.WARM_UP) -> int:
+        """Steps that count, the first of which are slower; those before are slowest."""
         now, taken = [0.0], []
 
         def step():
-            now[0] += seconds
-            taken.append(1)
+            place = len(taken)
+            taken.append(
+                seconds * (5 if place < warm else 2 if place < warm + 3 else 1)
+            )
+            now[0] += taken[-1]
 
         monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
-        assert bench._timer(step, budget)(1) == {"step": pytest.approx(seconds)}
-        return len(taken)
+        found = bench._timer(step, budget)(1)["step"]
+        assert found == pytest.approx(statistics.median(taken[warm:]))
+        return len(taken) - warm
 
-    assert steps(10, budget=1) == 1 + bench.MIN_STEPS  # warm after one step
-    assert steps(0.125, budget=1) == bench.WARM_UP + 8
-    assert steps(1e-6, budget=1) == bench.WARM_UP + bench.MAX_STEPS
+    assert steps(10, budget=1, warm=1) == bench.MIN_STEPS  # warm after one step
+    assert steps(0.125, budget=1) == 3 + 2
+    assert steps(1e-6, budget=1) == bench.MAX_STEPS
 
 
 def test_costs_are_relative_to_the_plain_layer_of_each_width(monkeypatch):

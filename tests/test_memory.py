@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from torch.autograd.functional import jacobian
 from torch.nn import functional
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.bench import copying
 from cdopt_tutorial.bench.copying import best_lr
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.dissolving import flow
@@ -21,6 +23,7 @@ from cdopt_tutorial.dissolving.memory import (
     MemoryConfig,
     Run,
     next_word_config,
+    run,
     run_jobs,
     train,
 )
@@ -179,7 +182,54 @@ def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
     assert runs["orthogonal start"].weight > 5 * dissolved.weight
 
 
+@pytest.mark.parametrize("name", ["free", "LSTM", "Stiefel", "penalty alone"])
+def test_a_run_is_the_loop_written_out(name):
+    """In float32, by the same operations: the figures are the same numbers."""
+    start, batches = (
+        int(np.random.SeedSequence([7, stream]).generate_state(1)[0])
+        for stream in (0, 1)
+    )
+    model, generator = made(name, start), torch.Generator().manual_seed(batches)
+    optimizer = torch.optim.RMSprop(model.parameters(), 0.02, alpha=0.9)
+    losses, recalls = [], []
+    for _ in range(20):
+        inputs, targets = TASK.batch(4, generator)
+        logits = model(inputs)
+        losses.append(TASK.loss(logits, targets).item())
+        right = logits[-2:].argmax(-1) == targets[-2:]
+        recalls.append(right.double().mean().item())
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if name == "Stiefel":
+            loss = loss + constraints.penalty(model.rnn)
+        if name == "penalty alone":
+            w = model.rnn.weight_hh_l0
+            loss = loss + 0.1 * (w.T @ w - torch.eye(8)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    run = train(Job(name, 0.02, seed=7), TINY)
+    assert run.losses == pytest.approx(np.reshape(losses, (4, 5)).mean(1), rel=1e-6)
+    assert run.recalls == pytest.approx(np.reshape(recalls, (4, 5)).mean(1), rel=1e-6)
+    if name != "Stiefel":
+        w = model.rnn.weight_hh_l0.detach()
+        off = (w.T @ w - torch.eye(8)).norm().item()
+        assert (run.weight, run.mapped) == pytest.approx((off, off), rel=1e-5)
+
+
 # The jobs
+
+
+def test_a_comparison_has_each_models_runs_in_the_order_of_the_seeds():
+    config = replace(TINY, lrs={"LSTM": 1e-2, "free": 2e-2}, seeds=(5, 3))
+    done = []
+    found = run(config, lambda number, one: done.append((number, one.job)))
+    assert list(found) == ["LSTM", "free"]
+    for name, runs in found.items():
+        jobs = [Job(name, config.lrs[name], seed) for seed in (5, 3)]
+        assert runs == [train(job, config) for job in jobs]
+    assert [number for number, _ in done] == [1, 2, 3, 4]
+    assert {job for _, job in done} == {one.job for of in found.values() for one in of}
 
 
 def test_the_runs_do_not_depend_on_the_number_of_workers():
@@ -210,6 +260,28 @@ def test_the_best_learning_rate_is_that_of_the_lowest_mean_final_loss():
         a_run(0.3, 1, 9, 0.0), a_run(0.3, 2, 9, math.nan),
     ]  # fmt: skip
     assert best_lr(runs, "free") == 0.2
+
+
+def test_a_bench_of_rates_compares_with_the_best_and_the_free_model():
+    lines: list[str] = []
+    rows, more = copying.measure(lines.append, smoke=True)
+    runs = more["values"]
+    assert len(lines) == len(runs) + 1 == 2 * 2 * len(MODELS) + 1
+    values = {row.name: row for row in rows}
+    for task, chosen in more["chosen"].items():
+        for model, lr in chosen.items():
+            of = [r for r in runs if (r["task"], r["model"]) == (task, model)]
+            assert lr == min(of, key=lambda r: r["loss"])["lr"]
+            for one in of:
+                row = values[f"{task}, {model}, lr {one['lr']:g}: loss"]
+                assert row.value == one["loss"]
+                assert row.baseline == f"{task}, {model}, lr {lr:g}: loss"
+                best = values[row.baseline].value
+                assert row.ratio == pytest.approx(one["loss"] / best)
+            step = values[f"{task}, {model}: step"]
+            seconds = [r["seconds"] for r in of]
+            assert step.value == pytest.approx(1e3 * sum(seconds) / 2 / 25)
+            assert step.baseline == f"{task}, free: step"
 
 
 # The task that needs no long memory
