@@ -52,9 +52,8 @@ def test_a_turn_ends_with_its_budget_but_not_before_its_least_steps(monkeypatch)
 
         def step():
             place = len(taken)
-            taken.append(
-                seconds * (5 if place < warm else 2 if place < warm + 3 else 1)
-            )
+            slower = 5 if place < warm else 2 if place < warm + 3 else 1
+            taken.append(seconds * slower)
             now[0] += taken[-1]
 
         monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
