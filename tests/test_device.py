@@ -194,6 +194,7 @@ class TestDeviceMaps:
             polling=polling,
             device_maps=device_maps,
             modules=(),
+            attach=None,
             traced=False,
             counted=False,
         )

@@ -48,6 +48,7 @@ def launch(
     rpc_timeout: float = 60.0,
     rpc_threads: int = 4,
     polling: bool = True,
+    attach: Callable[[], None] | None = None,
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
     wire: Wire | None = None,
@@ -70,6 +71,8 @@ def launch(
         polling: whether idle workers poll shared memory for messages. Calls are
             then answered sooner, but every idle worker takes time from those
             that compute, where there are more workers than cores.
+        attach: called in every worker before its role begins: what wraps the system's
+            functions from outside, see :mod:`~cdopt_tutorial.engines.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.engines.process.report`.
         trace: filled with every call of the run; None records nothing.
@@ -109,6 +112,7 @@ def launch(
             polling=polling,
             device_maps=device_maps,
             modules=modules,
+            attach=attach,
             traced=trace is not None,
             counted=wire is not None,
         )

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -48,6 +48,7 @@ class Settings:
         polling: whether idle workers poll shared memory for messages.
         device_maps: each worker's, by its name.
         modules: what any of the roles needs; every worker imports it first.
+        attach: called before the role begins; None does nothing.
         traced: whether to record every call.
         counted: whether to count what the sockets receive.
     """
@@ -59,6 +60,7 @@ class Settings:
     polling: bool
     device_maps: Mapping[str, DeviceMaps]
     modules: tuple[str, ...]
+    attach: Callable[[], None] | None
     traced: bool
     counted: bool
 
@@ -239,6 +241,10 @@ def main(
         with open(role_path(settings, name), "rb") as role:
             function, args, kwargs = pickle.load(role)
         channel.send("phase", "joining")
+        if settings.traced:
+            trace.install(name)
+        if settings.attach is not None:
+            settings.attach()
         _join(settings, name, rank)
         channel.send("phase", "running")
         result = pickle.dumps(function(*args, **kwargs))
@@ -289,8 +295,6 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     """Join the RPC group: rendezvous by file, listen on the loopback device only."""
     os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     ignore_own_warning()
-    if settings.traced:
-        trace.install(name)
     rpc.init_rpc(
         name,
         rank=rank,

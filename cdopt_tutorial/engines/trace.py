@@ -29,6 +29,8 @@ from torch.distributed.rpc.internal import (
     _InternalRPCPickler,
 )
 
+from cdopt_tutorial.engines import attach
+from cdopt_tutorial.engines.reference import serve_call
 from cdopt_tutorial.engines.remote import call_method, call_shared
 
 # With these torch itself keeps init_rpc and shutdown in step; no system makes them.
@@ -148,6 +150,17 @@ def span(name: str) -> Iterator[None]:
         yield
     finally:
         _record.spans.append((name, started, time.monotonic_ns()))
+
+
+def mark(function: Callable, name: str) -> None:
+    """Mark each run of a system's function in the trace; called by what attaches."""
+
+    def around(function: Callable, *args: Any, **kwargs: Any) -> Any:
+        with span(name):
+            return function(*args, **kwargs)
+
+    if _record is not None:
+        attach.wrap(function, around)
 
 
 def recording() -> bool:
@@ -318,6 +331,9 @@ def _answer_size(result: Any) -> int:
 
 def _method(call: PythonUDF) -> str:
     # A proxy sends a helper, with the method's name behind the RRef or the number.
+    if call.func is serve_call:
+        method = call.args[1]
+        return method if isinstance(method, str) else method.__qualname__
     if call.func is call_shared or call.func.__module__ == rref_proxy.__name__:
         return call.args[1]
     function = call.args[0] if call.func is call_method else call.func

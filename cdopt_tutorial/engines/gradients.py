@@ -1,0 +1,182 @@
+"""Gradients that cross from worker to worker: a step is written once, for three ways.
+
+- In one process autograd does it all.
+- *Distributed autograd* notes in a context of torch's what every call carries, and
+  goes back along it through all workers.
+- An *explicit cut* needs no more than calls: the owner of an object computes, keeps
+  the graph under a key, and is called again for the backward pass.
+
+In a context of either, gradients are kept apart from those of other contexts, with
+the parameters, wherever these are.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.autograd as dist_autograd
+from torch import Tensor
+
+from cdopt_tutorial.engines.reference import Reference, apply, own_name
+
+Context = int | str | None
+"""Names one step's gradients: of distributed autograd, of a cut, or of this process."""
+
+WAYS = ("distributed", "cut")
+
+
+@contextmanager
+def context(way: str) -> Iterator[Context]:
+    """One step's context; entered by whoever computes the loss.
+
+    Args:
+        way: "distributed" or "cut".
+    """
+    if way == "distributed":
+        with dist_autograd.context() as context_id:
+            yield context_id
+        return
+    _this_thread.cut = f"{own_name()}/{next(_numbers)}"
+    try:
+        yield _this_thread.cut
+    finally:
+        _this_thread.cut = None
+
+
+def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
+    """Call a method where its object lives; tensors stay part of the graph.
+
+    The one way for a call that carries a gradient. Called by whoever computes the loss.
+
+    Args:
+        reference: to the object.
+        method: its name, or a function of the object.
+        args: of the method. Those that need a gradient are tensors among them, not
+            inside lists; a parameter would arrive as a copy without a graph.
+
+    Returns:
+        What the method returned: with an explicit cut, a tensor or several.
+    """
+    cut = getattr(_this_thread, "cut", None)
+    if cut is not None and torch.is_grad_enabled():
+        return _Cut.apply(cut, reference, method, _anchor, *args)
+    if isinstance(method, str):
+        return getattr(reference.rpc_sync(), method)(*args)
+    return apply(reference, method, *args)
+
+
+def backward(context: Context, loss: Tensor) -> None:
+    """Carry a loss back to every parameter that it depends on, wherever that is."""
+    if isinstance(context, int):
+        dist_autograd.backward(context, [loss])
+    else:
+        loss.backward()
+
+
+def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+    """What a context has for parameters of this worker; without those it did not touch.
+
+    Called on the parameters' owner.
+    """
+    if isinstance(context, int):
+        kept = dist_autograd.get_gradients(context)
+    else:
+        kept = _kept_gradients.get(context, {})
+    # In one process, and for what the caller of a cut owns itself, they are in .grad.
+    found = {p: kept[p] if p in kept else p.grad for p in parameters}
+    return {p: gradient for p, gradient in found.items() if gradient is not None}
+
+
+def forget(context: Context) -> None:
+    """Free what a cut's context has kept on this worker, once it has been used.
+
+    Called on the parameters' owner. torch does the same for its contexts by itself.
+    """
+    _kept_gradients.pop(context, None)
+
+
+_this_thread = threading.local()  # the cut that it is in
+_numbers = itertools.count()
+_adding = threading.Lock()
+# Without an argument that needs a gradient, such as a lookup of integers, autograd
+# would not come back.
+_anchor = torch.zeros((), requires_grad=True)
+# On the owners: graphs by context and key, gradients by context.
+_kept_graphs: dict[tuple[str, int], tuple[list[Tensor], Sequence[Tensor]]] = {}
+_kept_gradients: dict[str, dict[Tensor, Tensor]] = {}
+
+
+class _Cut(torch.autograd.Function):
+    """A call whose graph stays with the owner of its object."""
+
+    @staticmethod
+    def forward(ctx, cut, reference, method, anchor, *args):
+        ctx.cut, ctx.reference, ctx.key = cut, reference, next(_numbers)
+        ctx.needs = ctx.needs_input_grad[4:]
+        ctx.set_materialize_grads(False)
+        sent = [a.detach() if isinstance(a, Tensor) else a for a in args]
+        return apply(reference, _forward, cut, ctx.key, method, ctx.needs, sent)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        found = iter(apply(ctx.reference, _backward, ctx.cut, ctx.key, grads))
+        return None, None, None, None, *(next(found) if n else None for n in ctx.needs)
+
+
+def _forward(value: Any, context: str, key: int, method, needs, args) -> Any:
+    """Runs on the owner: the call itself, whose graph is kept."""
+    args = [
+        arg.detach().requires_grad_() if need else arg
+        for arg, need in zip(args, needs, strict=True)
+    ]
+    with torch.enable_grad():
+        function = getattr(value, method) if isinstance(method, str) else None
+        result = function(*args) if function else method(value, *args)
+    outputs = (result,) if isinstance(result, Tensor) else tuple(result)
+    leaves = [arg for arg, need in zip(args, needs, strict=True) if need]
+    _kept_graphs[context, key] = leaves, outputs
+    sent = tuple(output.detach() for output in outputs)
+    return sent[0] if isinstance(result, Tensor) else sent
+
+
+def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None, ...]:
+    """Runs on the owner: the call's backward pass; parameters' gradients stay there."""
+    leaves, outputs = _kept_graphs.pop((context, key))
+    pairs = [
+        (output, gradient)
+        for output, gradient in zip(outputs, grads, strict=True)
+        if gradient is not None and output.requires_grad
+    ]
+    if not pairs:
+        return (None,) * len(leaves)
+    parameters = [
+        p for p in _leaves_of(o for o, _ in pairs) if id(p) not in map(id, leaves)
+    ]
+    outputs, grads = zip(*pairs, strict=True)
+    found = torch.autograd.grad(
+        outputs, [*leaves, *parameters], grads, allow_unused=True
+    )
+    with _adding:
+        kept = _kept_gradients.setdefault(context, {})
+        for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
+            if gradient is not None:
+                kept[parameter] = kept.get(parameter, 0) + gradient
+    return found[: len(leaves)]
+
+
+def _leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors that need a gradient, and that outputs were computed from."""
+    seen, found = set(), []
+    todo = [output.grad_fn for output in outputs]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # where autograd would add to .grad
+            found.append(node.variable)
+        todo += [function for function, _ in node.next_functions]
+    return found

@@ -1,0 +1,43 @@
+"""The engine of one process: every object is here, every call is a plain call."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cdopt_tutorial.engines.reference import LocalRef
+
+
+class OneProcess:
+    """Runs a system in this process: what each distributed run is held against.
+
+    Args:
+        on_report: called as ``on_report(worker, record)`` for what the system reports.
+    """
+
+    def __init__(self, on_report: Callable[[str, Any], None] | None = None):
+        self._on_report = on_report
+        self._named: dict[str, LocalRef] = {}
+
+    def remote(
+        self, worker: str, make: Callable, *args: Any, name: str = ""
+    ) -> LocalRef:
+        """Make an object here; the same object for everyone who asks by one name."""
+        if not name:
+            return LocalRef(make(*args))
+        if name not in self._named:
+            self._named[name] = LocalRef(make(*args))
+        return self._named[name]
+
+    def reference(self, value: Any) -> LocalRef:
+        """A reference to an object of this process."""
+        return LocalRef(value)
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """One step's context: plain autograd needs none."""
+        yield None
+
+    def report(self, worker: str, record: Any) -> None:
+        """Tell the caller what a worker has to tell."""
+        if self._on_report is not None:
+            self._on_report(worker, record)

@@ -1,0 +1,74 @@
+"""Where calls from several workers wait for each other, and are answered together."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.futures import Future
+
+
+class Rendezvous:
+    """Collects what each expected guest brings, then answers all of them at once.
+
+    Lives on the worker that is called; entered from its RPC threads, none of which has
+    to block.
+
+    Args:
+        answer: given what the guests brought, by guest and in ascending order, so that
+            nothing depends on who came first; returns their answers by guest. Called
+            in the thread of the last to come.
+        guests: who is expected, each time.
+    """
+
+    def __init__(self, answer: Callable[[dict], dict], guests: Iterable = ()):
+        self._answer = answer
+        self._lock = threading.Lock()
+        self._expected = set(guests)
+        self._waiting: dict[Any, tuple[Any, Future]] = {}
+
+    def expect(self, guests: Iterable) -> None:
+        """From now on these are the guests who are waited for."""
+        self._expected = set(guests)
+
+    def enter(self, guest: Any, brought: Any = None) -> Future:
+        """Come; the future completes once all the others have come, too."""
+        future: Future = Future()
+        with self._lock:
+            self._waiting[guest] = brought, future
+            ready = self._take_if_complete()
+        self._serve(ready)
+        return future
+
+    def leave(self, guest: Any) -> None:
+        """Do not wait for this guest any more."""
+        with self._lock:
+            self._expected.discard(guest)
+            ready = self._take_if_complete()
+        self._serve(ready)
+
+    def _take_if_complete(self) -> dict[Any, tuple[Any, Future]]:
+        if self._waiting.keys() != self._expected:
+            return {}
+        ready = dict(sorted(self._waiting.items()))
+        self._waiting = {}
+        return ready
+
+    def _serve(self, ready: dict[Any, tuple[Any, Future]]) -> None:
+        if not ready:
+            return
+        try:
+            answers = self._answer(
+                {guest: brought for guest, (brought, _) in ready.items()}
+            )
+        except Exception as error:
+            for _, future in ready.values():
+                future.set_exception(error)
+            return
+        for guest, (_, future) in ready.items():
+            future.set_result(answers[guest])
+
+
+def all_that_was_brought(brought: dict) -> dict:
+    """An answer for a :class:`Rendezvous`: everyone gets what everyone brought."""
+    everything = list(brought.values())
+    return dict.fromkeys(brought, everything)

@@ -1,0 +1,54 @@
+"""The engine of torch RPC: objects on workers that :func:`launch` has started."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed.rpc as rpc
+
+from cdopt_tutorial.engines import gradients, process
+from cdopt_tutorial.engines.reference import Ref
+
+
+@dataclass(frozen=True)
+class TorchRPC:
+    """Runs a system on workers of one RPC group; it travels to them with their roles.
+
+    Attributes:
+        way: how a gradient crosses: "distributed" autograd, or by an explicit "cut".
+    """
+
+    way: str = "distributed"
+
+    def __post_init__(self):
+        if self.way not in gradients.WAYS:
+            allowed = " or ".join(gradients.WAYS)
+            raise ValueError(f"way is {self.way!r}, but must be {allowed}")
+
+    def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
+        """Make an object on a worker, as ``rpc.remote`` does; waits until it is there.
+
+        Args:
+            worker: its name.
+            make: a class or function that the worker can import.
+            args: of it.
+            name: everyone who asks that worker by one name gets the same object.
+        """
+        return rpc.rpc_sync(worker, _make, args=(name, make, *args))
+
+    def reference(self, value: Any) -> Ref:
+        """A reference to an object of this worker."""
+        return Ref.to(value)
+
+    def context(self) -> AbstractContextManager[gradients.Context]:
+        """One step's context."""
+        return gradients.context(self.way)
+
+    def report(self, worker: str, record: Any) -> None:
+        """Tell the parent what this worker has to tell."""
+        process.report(record)
+
+
+def _make(name: str, make: Callable, *args: Any) -> Ref:
+    return Ref.named(name, make, *args) if name else Ref.to(make(*args))
