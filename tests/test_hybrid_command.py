@@ -86,8 +86,8 @@ class TestRun:
 class TestOptions:
     def config(self, *args):
         parser = argparse.ArgumentParser()
-        command.add(parser.add_subparsers())
-        return command._job(parser.parse_args(["hybrid", *args])).config
+        command.add(parser)
+        return command.read_job(parser.parse_args(args)).config
 
     def test_have_the_defaults_of_the_config(self):
         assert self.config() == HybridConfig()
