@@ -5,9 +5,7 @@ import sys
 
 from cdopt_tutorial.commands import execute
 from cdopt_tutorial.commands.common import add_device, bad_input
-from cdopt_tutorial.publish.project import this_project
-from cdopt_tutorial.publish.render import RenderError, render
-from cdopt_tutorial.publish.site import edition, read_site
+from cdopt_tutorial.publish import project, render, site
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,18 +28,18 @@ def run(args: argparse.Namespace) -> int:
     reader wants the book all the same.
     """
     with bad_input():
-        read_site()
-        edition(this_project().root)
+        site.read_site()
+        site.edition(project.this_project().root)
     failed = execute.run(args)
     if failed not in (0, execute.DRIFTED):
         return failed
-    project = this_project()
+    book = project.this_project()
     try:
-        built = render(project, device=args.device)
-    except RenderError as error:
+        built = render.render(book, device=args.device)
+    except render.RenderError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     if not built:
         print("nothing changed: no page was rendered")
-    print(f"the book: {project.relative(project.html / 'index.html')}")
+    print(f"the book: {book.relative(book.html / 'index.html')}")
     return 0

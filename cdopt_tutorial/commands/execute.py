@@ -6,9 +6,7 @@ from pathlib import Path
 
 from cdopt_tutorial.commands.common import add_device, bad_input
 from cdopt_tutorial.engines.device import pick_device
-from cdopt_tutorial.publish.execute import execute
-from cdopt_tutorial.publish.project import PROFILES, this_project
-from cdopt_tutorial.publish.reference import Reference
+from cdopt_tutorial.publish import execute, project, reference
 
 DRIFTED = 3
 """Exit code of a run in which all went through, and a figure moved."""
@@ -28,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("--force", action="store_true", help="run even if a valid result is cached")
     flag(
         "--profile",
-        choices=PROFILES,
+        choices=project.PROFILES,
         default="full",
         help="full: as the book shows them; smoke: short runs (default: full)",
     )
@@ -60,29 +58,29 @@ def run(args: argparse.Namespace) -> int:
         1 if a chapter failed; else DRIFTED if a figure moved and stays moved; else 0.
     """
     with bad_input():
-        project = this_project()
+        book = project.this_project()
         args.device = pick_device(args.device)
-        reference = Reference(project)
-        values = _values(args, project, reference)
-    done = execute(
+        was = reference.Reference(book)
+        values = _values(args, book, was)
+    done = execute.execute(
         values,
-        project=project,
+        project=book,
         device=args.device,
         force=args.force,
         parameters=values,
     )
-    failed = _report(done, project)
+    failed = _report(done, book)
     if args.values:
         print("figures were not compared: parameters were set")
         return failed
     # A reader's own notebook has no reference.
-    done = [result for result in done if result.path.resolve() in project.chapters()]
-    moved = _compare(done, project, reference, args.profile)
+    done = [result for result in done if result.path.resolve() in book.chapters()]
+    moved = _compare(done, book, was, args.profile)
     if moved and args.update_reference:
         for result in [result for result in done if result.error is None]:
-            reference.update(result.path.stem, args.profile, result.figures)
+            was.update(result.path.stem, args.profile, result.figures)
         print("\nnow in the reference, but for bounds, which are yours to change:")
-        moved = _compare(done, project, reference, args.profile)
+        moved = _compare(done, book, was, args.profile)
     return failed or (DRIFTED if moved else 0)
 
 
