@@ -12,7 +12,7 @@ from cdopt_tutorial.commands.common import (
     read_config,
     write_json,
 )
-from cdopt_tutorial.hybrid import HybridConfig, Job, Progress, training
+from cdopt_tutorial.hybrid import HybridConfig, Job, Progress, run_locally, training
 from cdopt_tutorial.hybrid import run as run_on_workers
 
 SMOKE_STEPS = 30
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         result = run_on_workers(job, deadline=math.inf, on_report=_log)
     difference = None
     if args.against_local:
-        local = training.run_locally(job)
+        local = run_locally(job)
         difference = print_difference(result.max_parameter_difference(local))
     found = result.as_json() | {
         "losses": result.losses,
