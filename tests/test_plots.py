@@ -176,6 +176,41 @@ def test_timeline_of_concurrent_callers_does_not_overlap():
     )
 
 
+@pytest.mark.parametrize(
+    ("caller", "callee"), [("agent", "observer0"), ("observer0", "agent")]
+)
+def test_timeline_arrows_run_between_the_sides_that_face_each_other(caller, callee):
+    (ax,) = plots.timeline([call(caller, callee, "run_episode", 0)]).axes
+    lanes = dict(zip(("agent", "observer0"), ax.patches, strict=True))
+    top, low = lanes[caller].get_y(), lanes[caller].get_y() + lanes[caller].get_height()
+    bar = ax.collections[0].get_paths()[0].get_extents()
+    down = caller == "agent"
+    there = (0.1, bar.y0 if down else bar.y1)
+    back = (0.4, low if down else top)
+    heads = {x.get_marker(): [*map(tuple, x.get_xydata())] for x in ax.lines}
+    assert heads == {"v": [there if down else back], "^": [back if down else there]}
+    request, response = ax.collections[1].get_paths()
+    assert [*map(tuple, request.vertices)] == [(0.0, back[1]), there]
+    assert [*map(tuple, response.vertices)] == [(0.3, there[1]), back]
+
+
+def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
+    calls = episode(50)
+    (whole,) = plots.timeline(calls).axes
+    (part,) = plots.timeline(calls, window=(20, 22)).axes
+    assert not whole.lines and part.lines
+    zero = min(c.sent for c in calls)
+    wanted = {
+        (round((c.started - zero) / 1e3, 3), round((c.ended - zero) / 1e3, 3))
+        for c in calls
+        if c.received - zero >= 20e3 and c.sent - zero <= 22e3
+    }
+    bars = [p.get_extents() for c in part.collections for p in c.get_paths()]
+    drawn = {(round(b.x0, 3), round(b.x1, 3)) for b in bars if 0.1 < b.height < 0.95}
+    assert 2 < len(wanted) < len(calls) and wanted <= drawn
+    assert len(part.collections) < len(whole.collections) / 5
+
+
 def test_timeline_window_and_unit():
     calls = [call("agent", "observer0", "run_episode", 0, 5_000_000)]
     fig = plots.timeline(calls, window=(1, 2))
