@@ -21,12 +21,12 @@ def injected(chapter, values):
 def test_parameters_are_the_names_of_the_tagged_cell():
     source = (
         "epochs: int = 3  # many\nsizes = {\n    'a': dict(x=1),\n}\nprint(epochs)\n"
-        "a = b = 1"
+        "a = b = [i for i in range(3)]"
     )
     chapter = notebook("early = 1", source, "other = 1", tagged=2)
     for name in ("epochs", "sizes", "a", "b"):
         inject(chapter, {name: 2})
-    for name in ("early", "other", "dict", "x", "print"):
+    for name in ("early", "other", "dict", "x", "print", "i"):
         with pytest.raises(ValueError, match=f"no parameter '{name}'"):
             inject(chapter, {name: 2})
 

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Mapping
 from pathlib import Path
+from symtable import symtable
 
 import nbformat
 from nbformat import NotebookNode
@@ -64,13 +65,12 @@ def _tagged(cell: NotebookNode, tag: str) -> bool:
 def _assigned(source: str) -> list[str]:
     """Return the names that the code sets."""
     try:
-        nodes = ast.walk(ast.parse(source))
+        symbols = symtable(source, "cell", "exec").get_symbols()
     except SyntaxError as error:
         raise ValueError(
             f"the cell of parameters is no plain Python: {error}"
         ) from None
-    names = (node for node in nodes if isinstance(node, ast.Name))
-    return [name.id for name in names if isinstance(name.ctx, ast.Store)]
+    return [each.get_name() for each in symbols if each.is_assigned()]
 
 
 def read_value(text: str) -> object:

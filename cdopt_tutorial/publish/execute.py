@@ -158,8 +158,9 @@ def _run(
         # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", str(raised)).strip()
         error = (
-            f"{name} failed in {progress.where}\n{_reason(notebook, raised)}\n"
+            f"{name} failed in {progress.where}\n{reason}\n"
             f"kept as far as it ran: {project.relative(failed)}"
         )
     seconds = time.monotonic() - begin
@@ -221,13 +222,3 @@ class _Progress:
         failed = execute_reply["content"]["status"] == "error"
         seconds = f"{time.monotonic() - self._begin:6.1f} s"
         print(f"{seconds}  FAILED" if failed else seconds, flush=True)
-
-
-def _reason(notebook: NotebookNode, error: Exception) -> str:
-    """Return what went wrong in the kernel's own words, without terminal colours."""
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
-    errors = [out for out in outputs if out.output_type == "error"]
-    lines = errors[-1].traceback if errors else []
-    if not isinstance(error, CellExecutionError):
-        lines = [str(error).splitlines()[0], *lines]
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(lines)).strip()
