@@ -92,10 +92,7 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
 
 
 def references_of(model: nn.Module) -> dict[str, Reference]:
-    """The references to modules elsewhere that a model holds, by name.
-
-    Each is an attribute, or in a list, tuple or dict that is one.
-    """
+    """The references in a model's attributes, or in lists and dicts there, by name."""
     found: dict[str, Reference] = {}
     for prefix, module in _modules("", model):
         if isinstance(module, RemoteModule):

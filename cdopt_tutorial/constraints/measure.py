@@ -151,18 +151,14 @@ class Constraints:
 
 
 def penalty(*models: Model) -> Tensor:
-    """Σ penalty_param ‖C(W)‖² of models; see :meth:`Constraints.penalty`.
-
-    For a loop, make :class:`Constraints` once: it remembers where to ask.
-    """
+    """See :meth:`Constraints.penalty`; a loop makes :class:`Constraints` only once."""
     return Constraints(*models).penalty()
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far the weights of models are from their manifolds.
+    """How far the weights of models, or of references, are from their manifolds.
 
-    Called by whoever holds the models, or a reference to them; computed in float64
-    by the worker that owns a weight. All are 0 exactly on the manifold.
+    Computed in float64 by the worker that owns a weight; 0 exactly on the manifold.
     """
     return Constraints(*models).feasibility()
 

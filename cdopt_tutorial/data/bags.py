@@ -18,27 +18,18 @@ NUM_LEVELS = 17  # of grey, with white
 VALID_SHARE, TEST_SHARE = 0.1, 0.2
 
 
-@dataclass(frozen=True)
-class Digits:
+@cache
+def load_digits() -> tuple[Tensor, Tensor]:
     """The 8×8 images of the UCI "Optical Recognition of Handwritten Digits" test set.
 
-    Attributes:
-        images: (1797, 64) float64 from 0 to 1, row by row of an image.
-        labels: (1797,) int64 from 0 to 9.
+    Returns:
+        Images (1797, 64) float64 from 0 to 1, row by row; labels (1797,) int64.
     """
-
-    images: Tensor
-    labels: Tensor
-
-
-@cache
-def load_digits() -> Digits:
-    """The digits, which come with scikit-learn; every call gives the same object."""
     from sklearn import datasets  # takes long to import
 
     found = datasets.load_digits()
     images = torch.as_tensor(found.data, dtype=torch.float64) / (NUM_LEVELS - 1)
-    return Digits(images, torch.as_tensor(found.target, dtype=torch.int64))
+    return images, torch.as_tensor(found.target, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +88,14 @@ class BagSplit:
 def digit_bags(seed: int = 0) -> BagSplit:
     """The digits: a tenth is held out at random to choose by, a fifth to test on.
 
-    Pixel p with the level l, 0 to 16, is the token 17 p + l.
-
-    Args:
-        seed: of the split, which has nothing to do with a model's.
+    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's,
+    and has nothing to do with a model's.
     """
-    digits = load_digits()
-    levels = (digits.images * (NUM_LEVELS - 1)).round().long()
+    images, labels = load_digits()
+    levels = (images * (NUM_LEVELS - 1)).round().long()
     total, num_pixels = levels.shape
     tokens = levels + NUM_LEVELS * torch.arange(num_pixels)
-    bags = Bags(tokens.flatten(), num_pixels * torch.arange(total), digits.labels)
+    bags = Bags(tokens.flatten(), num_pixels * torch.arange(total), labels)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     held = [round(share * total) for share in (TEST_SHARE, VALID_SHARE)]
     parts = order.split([*held, total - sum(held)])
@@ -132,9 +121,9 @@ class Shard:
     """One trainer's own part of the training data, which never leaves it.
 
     All trainers draw the same joint batches, by numbers; each takes from them what it
-    owns. So the joint batches do not depend on how many trainers there are, and every
-    trainer knows, without asking, how large they are. How many bags of a joint batch
-    are a trainer's is left to chance, as in the original.
+    owns. So these do not depend on how many trainers there are, and every trainer
+    knows, without asking, how large they are. How many bags of a joint batch are a
+    trainer's is left to chance, as in the original.
 
     Attributes:
         bags: this trainer's.
@@ -147,11 +136,10 @@ class Shard:
     total: int
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One pass over the training data, in an order that the seed fixes.
+        """One pass over the training data, in joint batches of ``batch_size``.
 
-        Args:
-            batch_size: of the joint batches; the last one has what is left.
-            seed: of this pass, the same for all trainers.
+        The last one has what is left. The order is the seed's, the same for all
+        trainers.
         """
         generator = torch.Generator().manual_seed(seed)
         for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
@@ -161,11 +149,7 @@ class Shard:
 
 
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
-    """Cut training data for several trainers.
-
-    Args:
-        bags: the training data.
-        shares: each trainer's, in any unit, above 0; (1, 1) are two halves.
+    """Cut training data for several trainers by their shares; (1, 1) are two halves.
 
     Raises:
         ValueError: a share is not above 0, or would be less than one bag.

@@ -23,11 +23,7 @@ class Bigram:
     A pair's relative frequency, less a discount by its count. What that leaves is
     shared out not by how frequent the words are, but by how many different words each
     was seen to follow (Kneser and Ney 1995). A word that nothing was seen to follow
-    leaves everything to that.
-
-    Args:
-        tokens: (n,) int64 to learn from, at least two.
-        vocab_size: words of the vocabulary.
+    leaves everything to that. Learns from tokens (n,), at least two.
     """
 
     def __init__(self, tokens: Tensor, vocab_size: int):
@@ -65,7 +61,7 @@ def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
 def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part for the unigram model of the training part.
 
-    Counts the words from the second on, those that a :class:`Bigram` predicts, too.
+    Counts the words from the second on, as :func:`bigram_perplexity` does.
 
     Raises:
         ValueError: a part has fewer than 2 tokens.

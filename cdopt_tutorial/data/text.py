@@ -116,13 +116,9 @@ class Vocabulary:
     def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
         """The words of a training text: ``<unk>``, then the most frequent first.
 
-        A word that occurs only once becomes ``<unk>``, too. So ``<unk>`` comes to occur
-        in the training part; otherwise no model could learn what surrounds it, and each
-        unknown word of the validation part would cost without bound.
-
-        Args:
-            tokens: of the training part alone.
-            max_size: most words, ``<unk>`` included, at least 2; None for no limit.
+        A word that occurs only once becomes ``<unk>``, too. Otherwise no model could
+        learn what surrounds it, and each unknown word of the validation part would cost
+        without bound. At most ``max_size`` words, ``<unk>`` included, are known.
 
         Raises:
             ValueError: ``max_size`` is below 2.
@@ -178,10 +174,10 @@ def load_corpus(
 ) -> Corpus:
     """Read a text, hold a tenth of it out, and number its words.
 
-    Of a file, the end is held out, for a text is read from its beginning. The
-    reference has no such order: its topics are alphabetical, and its last tenth is
-    about little but dictionaries and sequences. So it is cut, between paragraphs, into
-    blocks of about 1,000 tokens, and the fifth of every ten is held out.
+    Of a file, the end is held out. The topics of the reference are alphabetical, and
+    its end is about little but dictionaries and sequences. So it is cut, between
+    paragraphs, into blocks of about 1,000 tokens, and of every ten the fifth is held
+    out.
 
     Args:
         path: of a text in UTF-8; None for the Python reference.
@@ -204,16 +200,11 @@ def load_corpus(
 class Stream:
     """A text cut into columns that are read side by side, window by window.
 
-    For truncated back-propagation through time (Williams and Peng 1990): of n tokens,
-    column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and every
-    window takes the next ``seq_len`` rows, the last one what is left. So each column of
-    a window goes on where the same column of the last one ended, and a hidden state may
-    be carried over. Fewer than ``batch_size`` tokens at the end are not read.
-
-    Args:
-        tokens: (n,) int64.
-        seq_len: rows of a window, the tokens through which a gradient flows.
-        batch_size: columns.
+    For truncated back-propagation through time (Williams and Peng 1990): of tokens
+    (n,), column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and
+    every window takes the next ``seq_len`` rows, the last one what is left. So each
+    column of a window goes on where the same column of the last one ended, and a hidden
+    state may be carried over. Fewer than ``batch_size`` tokens at the end are not read.
 
     Raises:
         ValueError: an argument is below 1, or the text is too short for the columns.
@@ -241,16 +232,12 @@ class Stream:
         return -(-(len(self._columns) - 1) // self.seq_len)
 
     def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The windows in their order: inputs and targets, (seq_len, batch_size) each.
+        """Inputs and their next tokens, (seq_len, batch_size) each, window by window.
 
-        The targets are the inputs' next tokens, in the same column.
-
-        Args:
-            start: number of the first window, 0 to ``len(stream)``: a run that is
-                resumed after k windows goes on with ``windows(start=k)``.
+        A run that is resumed after k windows goes on with ``windows(start=k)``.
 
         Raises:
-            ValueError: there is no such window.
+            ValueError: ``start`` is not 0 to ``len(stream)``.
         """
         if not 0 <= start <= len(self):
             raise ValueError(f"start is {start}, but must be 0 to {len(self)}")
@@ -262,12 +249,8 @@ class Stream:
         Where the columns cannot be shared out evenly, the first trainers have one
         more. All shards have the same number of windows and the same rows.
 
-        Args:
-            rank: of the trainer, 0 to ``num_trainers`` - 1.
-            num_trainers: at most ``batch_size``, so that each has a column.
-
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: there are more trainers than columns, or no such rank.
         """
         if not 1 <= num_trainers <= self.batch_size:
             raise ValueError(

@@ -39,9 +39,6 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
         rnn: of one layer and one direction, with the time first.
         inputs: (T, num_inputs), of the layer's dtype.
         direction: v, (hidden,).
-
-    Returns:
-        T + 1 norms; the last is that of v itself.
     """
     is_lstm = isinstance(rnn, nn.LSTM)
     zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
@@ -64,13 +61,8 @@ def flows(
 ) -> dict[str, list[list[float]]]:
     """Gradient norms of each kind of layer as torch starts it, in float64.
 
-    All layers of a seed see the same inputs, one of ten symbols a step, and the same
-    direction, a unit vector.
-
-    Args:
-        hidden: width of the layers.
-        steps: T.
-        seeds: of the starts, the inputs and the direction.
+    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
+    the same direction, a unit vector.
 
     Returns:
         For each kind of layer, a list per seed of what :func:`gradient_norms` gives.
@@ -91,27 +83,16 @@ def _flow(make: Callable, hidden: int, steps: int, seed: int) -> list[float]:
 
 
 def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
-    """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched.
-
-    Args:
-        make: one of ``LAYERS``.
-        hidden: width of the layer.
-        seed: of its weights.
-    """
+    """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(NUM_INPUTS, hidden).double()
 
 
 def gate_singular_values(rnn: nn.RNNBase) -> Tensor:
-    """Singular values of each gate's part of the hidden-to-hidden weight.
+    """Singular values (gates, hidden) of each gate's part of a layer's weight_hh.
 
-    Args:
-        rnn: of one layer; its weight may be free or dissolved.
-
-    Returns:
-        (gates, hidden), from the largest; the gates are those of ``torch.nn``: input,
-        forget, cell and output for an LSTM.
+    The gates are in torch's order: input, forget, cell and output for an LSTM.
     """
     weight = rnn.weight_hh_l0.detach()
     return torch.linalg.svdvals(weight.unflatten(0, (-1, rnn.hidden_size)))

@@ -27,15 +27,12 @@ class MemoryConfig:
 
     Attributes:
         task: what to learn.
-        lrs: learning rate of RMSprop for each model; these models are trained, and
-            each is a name of ``MODELS``.
-        seeds: each gives every model a start, and the batches, which are the same for
-            all models.
+        lrs: learning rate of RMSprop for each model of ``MODELS`` that is trained.
+        seeds: each gives every model a start, and the same batches.
         hidden: width of the recurrent layer.
         batch_size: sequences of a step.
         steps: of the optimizer.
-        interval: steps over which loss and recall are averaged to a point of the
-            curves.
+        interval: steps that are averaged to a point of the curves.
 
     Raises:
         ValueError: a value is out of its range.
@@ -62,11 +59,7 @@ class MemoryConfig:
 
 
 def next_word_config(**changes: Any) -> MemoryConfig:
-    """The comparison on a task that needs no long memory.
-
-    Args:
-        changes: attributes of :class:`MemoryConfig` that are to be others.
-    """
+    """The comparison on a task that needs no long memory, but for some changes."""
     config = MemoryConfig(
         task=NextWord(), lrs=dict(NEXT_WORD_LEARNING_RATES), batch_size=20, steps=600
     )
@@ -111,11 +104,10 @@ class Run:
         steps: of the optimizer, at the end of each interval.
         losses: nats, mean of each interval, without the penalty.
         recalls: mean of each interval.
-        weight: ‖C(W)‖ of the hidden-to-hidden parameter W at the end, where C is
-            WᵀW - I. A model without a constraint shows how far it has drifted off. It
-            says nothing of an LSTM, whose gates it takes as one matrix.
-        mapped: ‖C‖ of the matrix that the forward pass uses: A(W) for "Stiefel", Q
-            for "torch's orthogonal", and else W itself.
+        weight: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end. It says
+            nothing of an LSTM, whose gates it takes as one matrix.
+        mapped: the same of the matrix that the forward pass uses: A(W) for "Stiefel",
+            Q for "torch's orthogonal", and else W itself.
         seconds: that the run took; not compared.
     """
 
@@ -171,10 +163,6 @@ def run(
 ) -> dict[str, list[Run]]:
     """Train every model of ``config.lrs`` from every seed; called by the chapter.
 
-    Args:
-        config: of the comparison.
-        on_done: see :func:`~cdopt_tutorial.engines.share.share`.
-
     Returns:
         Each model's runs, in the order of the seeds.
 
@@ -186,15 +174,12 @@ def run(
 
 
 def run_jobs(jobs: Sequence[Job], config: MemoryConfig, **options: Any) -> list[Run]:
-    """Share jobs out among processes of one thread each.
+    """Share jobs out among processes; the runs come in the order of the jobs.
 
     Args:
         jobs: what to do.
         config: of the comparison; its ``lrs`` and ``seeds`` are not looked at.
         options: of :func:`~cdopt_tutorial.engines.share.share`.
-
-    Returns:
-        The runs in the order of the jobs, whatever finished first.
 
     Raises:
         WorkerError: a worker failed.

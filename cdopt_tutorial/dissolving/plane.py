@@ -47,28 +47,19 @@ def dissolving_map(x: Tensor) -> Tensor:
 
 
 def dissolved(f: Function, beta: float) -> Function:
-    """The constraint dissolving function h(x) = f(A(x)) + (β/2) C(x)².
+    """The constraint dissolving function h(x) = f(A(x)) + (β/2) C(x)², β at least 0."""
+    return penalised(f, beta, dissolving_map)
+
+
+def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
+    """The quadratic penalty function f(x) + (β/2) C(x)², where x may be mapped for f.
 
     Raises:
         ValueError: ``beta`` is negative.
     """
-    _check_beta(beta)
-    return lambda x: f(dissolving_map(x)) + beta / 2 * constraint(x) ** 2
-
-
-def penalised(f: Function, beta: float) -> Function:
-    """The quadratic penalty function f(x) + (β/2) C(x)²: the same without the map.
-
-    Raises:
-        ValueError: ``beta`` is negative.
-    """
-    _check_beta(beta)
-    return lambda x: f(x) + beta / 2 * constraint(x) ** 2
-
-
-def _check_beta(beta: float) -> None:
     if beta < 0:
         raise ValueError(f"beta is {beta}, but must be at least 0")
+    return lambda x: f(mapping(x)) + beta / 2 * constraint(x) ** 2
 
 
 def descend(
