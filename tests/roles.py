@@ -12,7 +12,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from cdopt_tutorial.engines import report, span
-from cdopt_tutorial.engines.remote import Handle
+from cdopt_tutorial.engines.reference import Ref
 
 
 class TwoArguments(Exception):
@@ -161,16 +161,16 @@ def hooked():
 
 
 def offer_counter():
-    return Handle.to(Counter())
+    return Ref.to(Counter())
 
 
-def use_handle(other):
-    """Calls through a handle to an object that another worker made."""
-    handle = rpc.rpc_sync(other, offer_counter)
-    results = [handle.worker, handle.call("add", 10), handle.call("add", 10)]
-    results.append(handle.call("add_later", 5))
+def use_reference(other):
+    """Calls through a reference to an object that another worker made."""
+    ref = rpc.rpc_sync(other, offer_counter)
+    counter = ref.rpc_sync()
+    results = [ref.worker, counter.add(10), counter.add(10), counter.add_later(5)]
     try:
-        handle.call("fail", "ValueError")
+        counter.fail("ValueError")
     except ValueError as error:
         results.append("no such thing" if "no such thing" in str(error) else str(error))
     return results
