@@ -5,34 +5,21 @@ Workers import afresh: they would run the new text, and this process the old one
 
 import os
 import sys
+import sysconfig
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 
-_State = tuple[float, int]
-_imported: dict[str, _State] = {}  # by path: when it was changed last, and its size
+_MAIN, _OURS = ("__main__", "__mp_main__"), "cdopt_tutorial."
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
 
-
-def _state(path: str) -> _State:
-    found = os.stat(path)
-    return found.st_mtime, found.st_size
-
-
-def _sources() -> list[tuple[str, str, _State]]:
-    """Name, path and present state of all modules that came from a source file."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None) or ""
-        # Workers don't import __main__: what they need of it travels by value.
-        if path.endswith(".py") and name not in ("__main__", "__mp_main__"):
-            with suppress(OSError):
-                found.append((name, path, _state(path)))
-    return found
+_imported: dict[str, tuple] = {}  # by path: when it was changed last, and its size
 
 
 def refuse() -> None:
     """Raise a ValueError if a module was edited since this process imported it.
 
-    Called by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent.
+    Called by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent. The
+    libraries of this Python are taken as they are.
     """
     for name, path, state in _sources():
         if _imported.setdefault(path, state) != state:
@@ -40,6 +27,20 @@ def refuse() -> None:
                 f"{name} was edited since it was imported, so workers would run "
                 "another text: restart the kernel (or importlib.reload it)"
             )
+
+
+def _sources() -> list[tuple[str, str, tuple]]:
+    """Name, path and present state of the modules that came from a source file."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        library = path.startswith(_LIBRARIES) and not name.startswith(_OURS)
+        # Workers don't import __main__: what they need of it travels by value.
+        if path.endswith(".py") and name not in _MAIN and not library:
+            with suppress(OSError):
+                stats = os.stat(path)
+                found.append((name, path, (stats.st_mtime, stats.st_size)))
+    return found
 
 
 def _noting(path_stats):
@@ -54,5 +55,4 @@ def _noting(path_stats):
 # Python keeps no record of the text that it has read, but asks its loader for the
 # state of each file that it imports or reloads.
 SourceFileLoader.path_stats = _noting(SourceFileLoader.path_stats)
-for _, _path, _found in _sources():
-    _imported.setdefault(_path, _found)
+_imported |= {path: state for _, path, state in _sources()}
