@@ -59,16 +59,76 @@ def test_a_failing_call_is_recorded_too():
     assert recorded.calls == []
 
 
-def test_spans(recorded):
+def recorded_run(**roles_):
     recorded = Trace()
-    launch(
-        {"a": Role(roles.call, ("other", "add", torch.ones(1))), "other": Role(serve)},
-        trace=recorded,
-    )
+    launch(roles_, trace=recorded)
+    return recorded
+
+
+def test_two_callers_at_once_are_told_apart():
+    both = Role(roles.talk, ("other", 5))
+    recorded = recorded_run(a=both, b=both, other=Role(serve))
+    for caller in "ab":
+        own = [call for call in recorded.calls if call.caller == caller]
+        assert len(own) == 5
+        for number, call in enumerate(own):
+            assert call.sent < call.started <= call.ended < call.received
+            assert call.ended - call.started >= 0.01e9 * number
+
+
+def test_two_callers_one_after_the_other_are_told_apart():
+    first = Role(roles.talk, ("other", 4, "b"))
+    recorded = recorded_run(a=first, b=Role(serve), other=Role(serve))
+    own = [
+        [c for c in recorded.calls if (c.caller, c.method) == (caller, "sleep")]
+        for caller in "ab"
+    ]
+    assert [len(calls) for calls in own] == [4, 4]
+    assert own[0][-1].ended < own[1][0].sent
+    for call in own[0] + own[1]:
+        assert call.sent < call.started <= call.ended < call.received
+
+
+def test_a_late_answer_ends_when_it_is_there():
+    late = Role(roles.wait_for_late, ("other", 0.3))
+    (call,) = [
+        call
+        for call in recorded_run(a=late, other=Role(serve)).calls
+        if call.method == "add_later"
+    ]
+    assert call.ended - call.started > 0.29e9
+    assert call.sent < call.started and call.ended < call.received
+
+
+def test_calls_by_the_helpers_of_the_book_have_the_name_of_what_they_call():
+    calls = recorded_run(a=Role(roles.go_through, ("b",)), b=Role(serve)).calls
+    names = [call.method for call in calls]
+    assert names == ["Counter", "add", "Counter.add", "Counter", "Counter.add"]
+
+
+def test_spans():
+    calling = Role(roles.call, ("other", "add", torch.ones(1)))
+    recorded = recorded_run(a=calling, other=Role(serve))
     (marked,) = recorded.spans
     call = recorded.calls[-1]
     assert (marked.worker, marked.name) == ("a", "calling")
-    assert marked.started <= call.sent < call.received <= marked.ended
+    # When the answer came is noted by another thread, perhaps after the span.
+    assert marked.started <= call.sent < call.ended <= marked.ended
+
+
+def test_marks_attach_from_outside():
+    recorded, work = Trace(), {"a": Role(roles.be_marked, ("b",)), "b": Role(serve)}
+    grad = launch(work, trace=recorded, attach=roles.mark_all)["a"]
+    assert torch.equal(grad, torch.full((3,), 6.0))
+    assert [s.name for s in recorded.spans] == ["call", "calling", "backward", "until"]
+    call, calling, backward, until = recorded.spans
+    assert {s.worker for s in recorded.spans} == {"a"}
+    assert call.started <= calling.started < calling.ended <= call.ended
+    # The backward pass, without the forward pass and what was between.
+    assert backward.started - call.ended > 0.3e9 > backward.ended - backward.started
+    assert backward.ended <= until.started < until.ended - 0.1e9
+    # Without a trace nothing is wrapped.
+    assert torch.equal(launch(work, attach=roles.mark_all)["a"], grad)
 
 
 def test_off_hooks_nothing():
