@@ -146,7 +146,7 @@ class TestRun:
 class TestBytesPerStep:
     def test_what_both_runs_send_cancels(self):
         def run(steps, wire):
-            wire.fill({"first": 700 + 30 * steps, "second": 20 * steps})
+            wire.received = {"first": 700 + 30 * steps, "second": 20 * steps}
 
         assert bytes_per_step(run, 4) == 50
 

@@ -49,7 +49,7 @@ EXIT = 5.0  # seconds that a finished worker may take to leave
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """The parent's view of one worker."""
 
@@ -115,21 +115,12 @@ def _without_main() -> Iterator[None]:
 
 
 class Group:
-    """The workers of one run; a context manager that leaves no process behind.
-
-    Used by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent.
-
-    Args:
-        settings: what all workers share.
-        packed: each worker's pickled role, by name.
-        num_threads: of each worker, by name.
-        on_report: called with the name and the record of each report.
-    """
+    """The workers of one run; a context manager that leaves no process behind."""
 
     def __init__(
         self,
         settings: Settings,
-        packed: Mapping[str, bytes],
+        packed: Mapping[str, bytes],  # each worker's role, by name
         num_threads: Mapping[str, int],
         on_report: Callable[[str, Any], None] | None,
     ):
@@ -156,18 +147,11 @@ class Group:
     def wait(
         self, deadline: float, join_deadline: float
     ) -> dict[str, tuple[Any, Any, Any]]:
-        """Wait until every role is done, or raise for the worker that failed first.
-
-        Args:
-            deadline: seconds that the run may take.
-            join_deadline: seconds until all must have joined.
+        """Wait until every role is done, or raise the failure that explains the others.
 
         Returns:
             By name, what the role returned, what the worker recorded of its calls, and
             the bytes that it received.
-
-        Raises:
-            WorkerError: names the worker whose failure explains the others'.
         """
         while not all(worker.settled for worker in self._workers):
             self._take_messages(TICK)
@@ -199,9 +183,7 @@ class Group:
         for worker in self._workers:
             if not worker.settled:
                 waited[worker.connection] = waited[worker.process.sentinel] = worker
-        for worker in {
-            id(w): w for w in map(waited.get, wait(list(waited), timeout))
-        }.values():
+        for worker in dict.fromkeys(map(waited.get, wait(list(waited), timeout))):
             try:
                 messages = worker.take() if worker.connection.poll() else None
             except (EOFError, OSError):
@@ -224,10 +206,10 @@ class Group:
             case "result", (result, calls, received):
                 worker.done = pickle.loads(result), calls, received
                 worker.phase = "done"
-            case "failed", (failure,):
+            case "failed", (name, reason, details, lost_peer):
                 worker.phase = "failed"
-                rank = _LOST_PEER if failure.lost_peer else _RAISED
-                self._fail(rank, failure.worker, failure.reason, failure.details)
+                rank = _LOST_PEER if lost_peer else _RAISED
+                self._fail(rank, name, reason, details)
 
     def _note_death(self, worker: _Worker) -> None:
         worker.process.join(EXIT)
@@ -259,19 +241,17 @@ class Group:
 
     def _look_at_pace(self) -> None:
         """Fail the run if the worker that is furthest behind gets no further."""
-        workers = {worker.name: worker for worker in self._workers}
-        paces = [
-            (name, pace)
-            for name, worker in workers.items()
-            if not worker.settled
-            and (pace := read_pace(self._settings.path(name, "pace")))
-        ]
-        behind = min((pace.places for _, pace in paces), default=0)
-        for name, pace in paces:
+        paces = {}
+        for worker in self._workers:
+            pace = read_pace(self._settings.path(worker.name, "pace"))
+            if pace is not None and not worker.settled:
+                paces[worker.name] = pace
+        behind = min((pace.places for pace in paces.values()), default=0)
+        for name, pace in paces.items():
             if pace.places == behind and time.monotonic() > pace.until:
-                worker = workers[pace.waits_for or name]
+                late = pace.waits_for or name
                 what = f"its deadline of {pace.seconds:g} s for its part of a step"
-                self._miss(worker, what)
+                self._miss(next(w for w in self._workers if w.name == late), what)
                 return
 
     def _miss(self, worker: _Worker, what: str, others: list[_Worker] = ()) -> None:

@@ -113,7 +113,7 @@ def launch(
     if trace is not None:
         trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
-        wire.fill({name: received for name, (_, _, received) in done.items()})
+        wire.received = {name: received for name, (_, _, received) in done.items()}
     return {name: result for name, (result, _, _) in done.items()}
 
 

@@ -15,19 +15,12 @@ _places = 0
 
 
 class Pace(NamedTuple):
-    """How far a worker has come in work that it does in step with others.
+    """How far a worker has come in work that it does in step with others."""
 
-    Attributes:
-        places: that it has passed.
-        until: when it must have passed the next one, on ``time.monotonic``'s clock.
-        seconds: that it has for that.
-        waits_for: name of the worker that it asks on the way; empty for none.
-    """
-
-    places: int
-    until: float
-    seconds: float
-    waits_for: str
+    places: int  # that it has passed
+    until: float  # when it must have passed the next one, by time.monotonic
+    seconds: float  # that it has for that
+    waits_for: str  # name of the worker that it asks on the way; empty for none
 
 
 def begin(path: str) -> None:

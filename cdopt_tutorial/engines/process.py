@@ -12,7 +12,6 @@ import sys
 import threading
 import traceback
 import warnings
-from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,23 +30,6 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 # Texts by which torch says that the other end of a call has gone.
 _LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception that left a role, as text, since not every exception pickles.
-
-    Attributes:
-        worker: where the exception was raised first.
-        reason: one line.
-        details: traceback, remote part included.
-        lost_peer: whether it only says that another worker has gone.
-    """
-
-    worker: str
-    reason: str
-    details: str
-    lost_peer: bool = False
 
 
 class Channel:
@@ -138,7 +120,7 @@ def main(
         torch.set_num_threads(num_threads)
         _play(settings, name, rank, _channel)
     except BaseException as error:  # the parent decides what becomes of it
-        _channel.send("failed", _describe(name, error))
+        _channel.send("failed", *_describe(name, error))
 
 
 def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
@@ -217,21 +199,24 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     )
 
 
-def _describe(name: str, error: BaseException) -> Failure:
+def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:
+    """An exception that left a role, as text, since not every exception pickles.
+
+    Returns:
+        The worker that raised it first, the reason in a line, the traceback with its
+        remote part, and whether it only says that another worker has gone.
+    """
     message = str(error)
     details = "".join(traceback.format_exception(error))
     remote = origin(message)
     if remote is not None and remote.worker != name:
         reason = f"raised {remote.kind} in a call that {name} made"
         stack = "".join(traceback.format_tb(error.__traceback__))
-        return Failure(
-            remote.worker, reason, f"{remote.traceback}\nCalled by {name}:\n{stack}"
-        )
+        details = f"{remote.traceback}\nCalled by {name}:\n{stack}"
+        return remote.worker, reason, details, False
     if isinstance(error, SystemExit):
-        return Failure(
-            name, f"exited with code {error.code} before it finished", details
-        )
-    lost = isinstance(error, RuntimeError) and any(
-        text in message for text in _LOST_PEER
-    )
-    return Failure(name, f"raised {type(error).__name__}", details, lost)
+        reason = f"exited with code {error.code} before it finished"
+        return name, reason, details, False
+    lost = any(text in message for text in _LOST_PEER)
+    lost = lost and isinstance(error, RuntimeError)
+    return name, f"raised {type(error).__name__}", details, lost

@@ -6,25 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers of a run need to know to join it.
-
-    Attributes:
-        world_size: number of workers.
-        folder: the run's own directory, which only this user can read.
-        rpc_timeout: seconds until an unanswered call fails.
-        rpc_threads: threads that answer calls.
-        polling: whether idle workers poll shared memory for messages.
-        modules: what any of the roles needs; every worker imports it first.
-        traced: whether to record every call.
-        counted: whether to count what the sockets receive.
-    """
+    """What all workers of a run need to know to join it; see ``launch``."""
 
     world_size: int
-    folder: str
+    folder: str  # the run's own, which only this user can read
     rpc_timeout: float
     rpc_threads: int
     polling: bool
-    modules: tuple[str, ...]
+    modules: tuple[str, ...]  # what any role needs; every worker imports it first
     traced: bool
     counted: bool
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,26 +95,19 @@ class Trace:
 
     def fill(self, records: list["Record"]) -> None:
         """Join what the workers of a run recorded; called by ``launch``."""
-        begin = min((time for record in records for time in record.times()), default=0)
         answers = {key: at for record in records for key, at in record.answers.items()}
         calls = [
-            Call(record.worker, question.callee, question.method, *times)
+            Call(record.worker, q.callee, q.method, q.sent, *answers[key], q.received)
             for record in records
-            for key, question in record.questions.items()
+            for key, q in record.questions.items()
             # A call without an answer was cut off by the end of the run.
-            if key in answers and question.received
-            for times in [
-                _since(begin, question.sent, *answers[key], question.received)
-            ]
+            if key in answers and q.received
         ]
-        spans = [
-            Span(record.worker, name, *_since(begin, *times))
-            for record in records
-            for name, *times in record.spans
-        ]
+        spans = [span for record in records for span in record.spans]
+        begin = min([c.sent for c in calls] + [s.started for s in spans], default=0)
         self.workers = [record.worker for record in records]
-        self.calls = sorted(calls, key=lambda call: call.sent)
-        self.spans = sorted(spans, key=lambda span: span.started)
+        self.calls = [_since(begin, c) for c in sorted(calls, key=lambda c: c.sent)]
+        self.spans = [_since(begin, s) for s in sorted(spans, key=lambda s: s.started)]
 
     def chrome(self) -> dict[str, Any]:
         """The trace in Chrome's JSON format, which Perfetto opens; times in µs."""
@@ -134,6 +127,11 @@ class Trace:
         Path(path).write_text(json.dumps(self.chrome()))
 
 
+def _since(begin: int, event: Call | Span) -> Any:
+    times = {k: v - begin for k, v in vars(event).items() if isinstance(v, int)}
+    return replace(event, **times)
+
+
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a worker's own work in the trace; does nothing where none is recorded."""
@@ -144,7 +142,12 @@ def span(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _record.spans.append((name, started, time.monotonic_ns()))
+        _note_span(name, started)
+
+
+def _note_span(name: str, started: int) -> None:
+    ended = time.monotonic_ns()
+    _record.spans.append(Span(_record.worker, name, started, ended))
 
 
 def mark(function: Callable, name: str) -> None:
@@ -197,9 +200,7 @@ def span_backward(result: Tensor, name: str) -> Tensor:
     if _record is not None and node is not None:
         begun: list[int] = []
         node.register_prehook(lambda _: begun.append(time.monotonic_ns()))
-        node.register_hook(
-            lambda *_: _record.spans.append((name, begun.pop(), time.monotonic_ns()))
-        )
+        node.register_hook(lambda *_: _note_span(name, begun.pop()))
     return result
 
 
@@ -207,9 +208,7 @@ def span_until(future: torch.futures.Future, name: str) -> torch.futures.Future:
     """Mark, in the trace, the time from now until a future is done; returns it."""
     if _record is not None:
         started = time.monotonic_ns()
-        future.add_done_callback(
-            lambda _: _record.spans.append((name, started, time.monotonic_ns()))
-        )
+        future.add_done_callback(lambda _: _note_span(name, started))
     return future
 
 
@@ -223,26 +222,13 @@ class _Question:
 
 @dataclass
 class Record:
-    """One worker's halves of its calls, keyed by the call's identity.
-
-    Attributes:
-        worker: who recorded.
-        questions: the calls that it made.
-        answers: of the calls that it answered, when they started and ended.
-        spans: (name, started, ended) of its own work.
-    """
+    """One worker's halves of its calls, by the call's identity."""
 
     worker: str
     questions: dict[str, _Question] = field(default_factory=dict)
+    # Of the calls that it answered, when they started and ended.
     answers: dict[str, tuple[int, int]] = field(default_factory=dict)
-    spans: list[tuple[str, int, int]] = field(default_factory=list)
-
-    def times(self) -> Iterator[int]:
-        """All moments that could be the trace's first."""
-        yield from (
-            question.sent for question in self.questions.values() if question.sent
-        )
-        yield from (started for _, started, _ in self.spans)
+    spans: list[Span] = field(default_factory=list)
 
 
 _record: Record | None = None  # this worker's, while it records
@@ -335,10 +321,6 @@ def _method(call: PythonUDF) -> str:
     if isinstance(called, str):
         return called
     return getattr(called, "__qualname__", type(called).__name__)
-
-
-def _since(begin: int, *times: int) -> list[int]:
-    return [time - begin for time in times]
 
 
 class _Lanes:
