@@ -103,10 +103,10 @@ class TestEquality:
         assert min(distributed.trainers[1].images) == 0
 
     def test_is_not_that_of_the_original(self, data):
-        job = Job(replace(EXACT, shares=(3.0, 1.0), semantics="seed"), data)
-        seed, local = run(job), run_locally(job)
-        assert seed.max_parameter_difference(local) > 1e-3
-        assert seed.replica_difference == 0
+        job = Job(replace(EXACT, shares=(3.0, 1.0), semantics="original"), data)
+        original, local = run(job), run_locally(job)
+        assert original.max_parameter_difference(local) > 1e-3
+        assert original.replica_difference == 0
 
 
 class TestOriginalSemantics:
@@ -115,7 +115,7 @@ class TestOriginalSemantics:
     @pytest.fixture
     def job(self, data):
         config = replace(
-            EXACT, semantics="seed", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
+            EXACT, semantics="original", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
             max_steps=1,
         )  # fmt: skip
         return Job(config, data)
@@ -136,8 +136,8 @@ class TestOriginalSemantics:
 
     def test_the_table_moves_about_as_often_as_there_are_trainers(self, job):
         exact = replace(job, config=replace(job.config, semantics="exact"))
-        seed, exact = (self.moves(each)["table.weight"] for each in (job, exact))
-        assert 1.5 < (seed * exact).sum() / exact.square().sum() < 2.5
+        original, exact = (self.moves(each)["table.weight"] for each in (job, exact))
+        assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
 
 
 def gradients_of_mean(job, bags):
@@ -152,12 +152,12 @@ def gradients_of_mean(job, bags):
 
 
 @pytest.mark.parametrize("kind", list(KINDS)[1:])
-@pytest.mark.parametrize("semantics", ["seed", "exact"])
+@pytest.mark.parametrize("semantics", ["original", "exact"])
 def test_the_penalty_enters_a_step_once(kind, semantics):
     config = HybridConfig(num_trainers=3, semantics=semantics, **KINDS[kind])
     factors = [steps.penalty_factor(trainer, config) for trainer in range(3)]
     # DDP and the exact step take means; of the original's table steps each counts.
-    summed = semantics == "seed" and config.constrained == "table"
+    summed = semantics == "original" and config.constrained == "table"
     assert sum(factors) / (1 if summed else 3) == 1
 
 
@@ -316,7 +316,7 @@ def test_the_digits_are_told_apart():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"semantics": "hope"}, "semantics is 'hope', but must be exact or seed"),
+        ({"semantics": "hope"}, "semantics is 'hope', but must be exact or original"),
         ({"num_trainers": 0}, "num_trainers is 0, but must be at least 1"),
         ({"shares": (1.0,)}, "one above 0 for each of 2 trainers"),
         ({"shares": (1.0, 0.0)}, "one above 0 for each of 2 trainers"),

@@ -1,8 +1,9 @@
 """The four conversations side by side: speed, time to solve, calls and bytes."""
 
 from collections.abc import Callable
+from functools import partial
 
-from cdopt_tutorial.bench.rows import Row, interleave, rows
+from cdopt_tutorial.bench.rows import Row, compare
 from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 
@@ -22,22 +23,12 @@ UNITS = {
 def measure(
     progress: Callable[[str], None], smoke: bool = False
 ) -> tuple[list[Row], dict]:
-    """Train every conversation to the end, seed by seed.
-
-    Args:
-        progress: called with a line before each measurement.
-        smoke: one seed and a few episodes, so nothing is solved.
-
-    Returns:
-        The rows, and every single value, with whether each run solved.
-    """
+    """Train every conversation to the end, seed by seed; in a smoke run, not so far."""
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
     variants = {
-        name: lambda seed, name=name: figures(name, seed, limit)
-        for name in CONVERSATIONS
+        name: partial(figures, name, max_episodes=limit) for name in CONVERSATIONS
     }
-    values = interleave(variants, [1] if smoke else SEEDS, progress)
-    return rows(values, UNITS, BASELINE), {"values": values}
+    return compare(variants, [1] if smoke else SEEDS, progress, UNITS, BASELINE)
 
 
 def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:

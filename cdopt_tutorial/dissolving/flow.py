@@ -8,14 +8,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.dissolving.recurrent import stiefel
 
 NUM_INPUTS = 10
-
-
-def _orthogonal_rnn(num_inputs: int, hidden: int) -> nn.RNN:
-    rnn = nn.RNN(num_inputs, hidden)
-    nn.init.orthogonal_(rnn.weight_hh_l0)
-    return constraints.dissolve_recurrent(rnn)
 
 
 def _dissolved_lstm(per_gate: bool) -> Callable[[int, int], nn.LSTM]:
@@ -24,9 +19,9 @@ def _dissolved_lstm(per_gate: bool) -> Callable[[int, int], nn.LSTM]:
     )
 
 
-LAYERS = {
+LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "RNN": nn.RNN,
-    "Stiefel RNN": _orthogonal_rnn,
+    "Stiefel RNN": stiefel,
     "LSTM": nn.LSTM,
     "LSTM, stacked": _dissolved_lstm(per_gate=False),
     "LSTM, per gate": _dissolved_lstm(per_gate=True),
@@ -48,34 +43,20 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
     Returns:
         T + 1 norms; the last is that of v itself.
     """
-    states = [_start(rnn, direction)]
+    is_lstm = isinstance(rnn, nn.LSTM)
+    zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
+    states = [tuple(part.requires_grad_() for part in zeros.unbind())]
     with parametrize.cached():  # the weight is the same at every step
         for one in inputs:
-            _, state = rnn(one.view(1, 1, -1), _packed(states[-1]))
-            states.append(state if isinstance(state, tuple) else (state,))
+            state = states[-1] if is_lstm else states[-1][0]
+            _, state = rnn(one.view(1, 1, -1), state)
+            states.append(state if is_lstm else (state,))
     parts = [part for state in states for part in state]
     loss = states[-1][0].flatten() @ direction
     # What nothing depends on has no gradient: the last cell does not enter h_T again.
     found = torch.autograd.grad(loss, parts, allow_unused=True, materialize_grads=True)
-    each = len(states[0])
-    return [
-        torch.stack(found[place : place + each]).norm().item()
-        for place in range(0, len(found), each)
-    ]
-
-
-def _start(rnn: nn.RNNBase, direction: Tensor) -> tuple[Tensor, ...]:
-    """The state 0, of which gradients can be asked."""
-    count = 2 if isinstance(rnn, nn.LSTM) else 1
-    return tuple(
-        direction.new_zeros(1, 1, rnn.hidden_size).requires_grad_()
-        for _ in range(count)
-    )
-
-
-def _packed(state: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """The state as the layer takes it."""
-    return state if len(state) > 1 else state[0]
+    each = torch.stack(found).view(len(states), -1)
+    return each.norm(dim=1).tolist()
 
 
 def flows(
@@ -113,7 +94,7 @@ def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.
     """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched.
 
     Args:
-        make: one of ``LAYERS``, or anything that takes num_inputs and hidden.
+        make: one of ``LAYERS``.
         hidden: width of the layer.
         seed: of its weights.
     """

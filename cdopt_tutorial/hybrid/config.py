@@ -7,7 +7,7 @@ import torch
 
 from cdopt_tutorial.engines.device import pick_device
 
-SEMANTICS = ("exact", "seed")
+SEMANTICS = ("exact", "original")
 MANIFOLDS = ("none", "stiefel", "oblique")
 PLACES = ("trainer", "server")
 LAYERS = ("dissolve", "cdopt")
@@ -23,8 +23,8 @@ class HybridConfig:
     Attributes:
         num_trainers: trainers, at least 1.
         semantics: "exact": every step is that of one process on the joint batch; or
-            "seed", the original's: the dense layer follows the mean of the trainers'
-            means, and each trainer applies its whole gradient of the table, at once.
+            "original": the dense layer follows the mean of the trainers' means, and
+            each trainer applies its whole gradient of the table, at once.
         shares: each trainer's part of the training data, in any unit; None for equal
             ones.
         embedding: width of a token's vector.

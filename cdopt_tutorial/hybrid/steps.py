@@ -29,7 +29,7 @@ def loss_factor(batch: bags.Batch, config: HybridConfig) -> float:
     exact one undoes the mean over trainers that DDP and the server take: the mean of
     N·sₜ/B over N trainers is the joint batch's Σₜ sₜ/B.
     """
-    if config.semantics == "seed":
+    if config.semantics == "original":
         return 1 / max(1, len(batch.bags))
     return config.num_trainers / batch.joint
 
@@ -69,7 +69,7 @@ class LocalStep:
         """Wait for all trainers: there is one."""
 
 
-class SeedStep:
+class OriginalStep:
     """The original's: one ``DistributedOptimizer`` for the layer and the table.
 
     Lives on each trainer. Each applies its whole gradient of the table when it

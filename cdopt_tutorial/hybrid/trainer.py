@@ -23,12 +23,12 @@ from cdopt_tutorial.hybrid.steps import (
     SERVER,
     ExactStep,
     LocalStep,
-    SeedStep,
+    OriginalStep,
     loss_factor,
     penalty_factor,
 )
 
-Step = LocalStep | SeedStep | ExactStep
+Step = LocalStep | OriginalStep | ExactStep
 
 SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
 
@@ -87,7 +87,7 @@ def run_trainer(table: RemoteModule, joint: Handle | None, task: Task) -> Histor
     fc = replicas.replicate(layer, chosen.device)
     model = HybridModel(table, fc, chosen.device)
     if joint is None:
-        step: Step = SeedStep(table, model, config)
+        step: Step = OriginalStep(table, model, config)
     else:
         step = ExactStep(joint, task.trainer, model, config)
     history = fit(model, step, task, report)
