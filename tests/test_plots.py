@@ -110,9 +110,8 @@ def test_roles_are_known_by_name():
 def call(caller, callee, method, sent, took=400):
     times = {"started": sent + 100, "ended": sent + took - 100, "received": sent + took}
     return SimpleNamespace(
-        caller=caller, callee=callee, method=method, sent=sent, **times,
-        request_bytes=1, response_bytes=1,
-    )  # fmt: skip
+        caller=caller, callee=callee, method=method, sent=sent, **times
+    )
 
 
 def episode(steps: int):
