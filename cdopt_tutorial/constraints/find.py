@@ -14,9 +14,11 @@ from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.layers import Dissolved
 from cdopt_tutorial.constraints.surface import feasible
+from cdopt_tutorial.engines import reference
 from cdopt_tutorial.engines.remote import LocalRef
 
-Reference = rpc.PyRRef | LocalRef  # rpc.remote gives no rpc.RRef, but its base
+# rpc.remote gives no rpc.RRef, but its base.
+Reference = rpc.PyRRef | LocalRef | reference.LocalRef | reference.Ref
 
 
 @dataclass(frozen=True)

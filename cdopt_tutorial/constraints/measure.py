@@ -13,7 +13,8 @@ from cdopt_tutorial.constraints.find import (
     joined,
     references_of,
 )
-from cdopt_tutorial.engines.remote import LocalRef, remote_method
+from cdopt_tutorial.engines.gradients import call as remote_method
+from cdopt_tutorial.engines.remote import LocalRef
 
 Model = nn.Module | Reference
 
@@ -88,7 +89,7 @@ class Constraints:
             ValueError: a layer's ``penalty_param`` is 0, as CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
-        terms += [remote_method(_penalty, ref) for ref in self._elsewhere.values()]
+        terms += [remote_method(ref, _penalty) for ref in self._elsewhere.values()]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()
@@ -96,7 +97,7 @@ class Constraints:
         """Each weight's distance from its manifold."""
         layers = {name: _distance(each) for name, each in self._here.items()}
         for prefix, reference in self._elsewhere.items():
-            for name, distance in remote_method(_feasibility, reference).items():
+            for name, distance in remote_method(reference, _feasibility).items():
                 layers[joined(prefix, name)] = distance
         return Feasibility(layers)
 
@@ -111,7 +112,7 @@ class Constraints:
         for weight, value in found:
             weight.copy_(value)
         for reference in self._elsewhere.values():
-            remote_method(_project_all, reference)
+            remote_method(reference, _project_all)
 
     def _add(self, name: str, model: Model) -> None:
         """Take a model's own constraints, and go after its references."""
@@ -136,7 +137,7 @@ class Constraints:
             return
         owner = reference.owner_name()
         try:
-            number, is_constrained, refers = remote_method(_look, reference)
+            number, is_constrained, refers = remote_method(reference, _look)
         except RuntimeError as error:
             raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
         if refers:
