@@ -99,32 +99,46 @@ class Owner:
         with self._lock:
             return squared_norm(self._gradients(context).values())
 
+    def _gradients(self, context: Context) -> dict[Tensor, Tensor]:
+        return gradients.gradients(context, self._parts.parameters())
+
     def step(self, context: Context, scale: float) -> int:
-        """Move the parameters by a context's gradients, at once.
+        """Move the parameters at once; returns the version that was moved.
 
         Args:
-            context: of one step of one trainer.
-            scale: factor on the gradients.
-
-        Returns:
-            The version that was moved.
+            context: whose gradients are used.
+            scale: factor on them.
         """
         with self._lock:
             found = self._gradients(context)
             gradients.forget(context)
             return self._move(found, scale)
 
+    def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
+        for parameter, gradient in found.items():
+            parameter.grad = gradient * scale if scale < 1 else gradient
+        self._optimizer.step()  # which forgets .grad once it was used
+        self._steps += 1
+        return self._steps - 1
+
     def step_together(self, trainer: int, context: Context) -> Future[int]:
-        """One step by the sum of all trainers' gradients, clipped.
+        """The same by the sum of all trainers' gradients, once all have come; clipped.
 
         The trainers divide their losses by the tokens of all of them, so the sum is
         the gradient of the joint batch.
-
-        Returns:
-            A future of the version that was moved, which completes once all trainers
-            have come and the step was taken.
         """
         return self._together.enter(trainer, context)
+
+    def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
+        summed: dict[Tensor, Tensor] = {}
+        with self._lock:
+            for context in contexts.values():  # in the order of the trainers
+                for each, gradient in self._gradients(context).items():
+                    before = summed.get(each)
+                    summed[each] = gradient if before is None else before + gradient
+                gradients.forget(context)
+            scale = clip_factor(squared_norm(summed.values()), self._clip)
+            return dict.fromkeys(contexts, self._move(summed, scale))
 
     def barrier(self, trainer: int, brought: Any = None) -> Future[list]:
         """A future that completes once all trainers have come: what each brought."""
@@ -145,8 +159,8 @@ class Owner:
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps, by the parameters' names."""
-        kept = self._optimizer.state_dict()["state"]
-        return {self._names()[index]: state for index, state in kept.items()}
+        kept, names = self._optimizer.state_dict()["state"], self._names()
+        return {names[index]: state for index, state in kept.items()}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
         """Take what there is, by name, for these parameters and their optimizer."""
@@ -158,27 +172,6 @@ class Owner:
 
     def _names(self) -> list[str]:
         return [name for name, _ in self._parts.named_parameters()]
-
-    def _gradients(self, context: Context) -> dict[Tensor, Tensor]:
-        return gradients.gradients(context, self._parts.parameters())
-
-    def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
-        summed: dict[Tensor, Tensor] = {}
-        with self._lock:
-            for context in contexts.values():  # in the order of the trainers
-                for each, gradient in self._gradients(context).items():
-                    before = summed.get(each)
-                    summed[each] = gradient if before is None else before + gradient
-                gradients.forget(context)
-            scale = clip_factor(squared_norm(summed.values()), self._clip)
-            return dict.fromkeys(contexts, self._move(summed, scale))
-
-    def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
-        for parameter, gradient in found.items():
-            parameter.grad = gradient * scale if scale < 1 else gradient
-        self._optimizer.step()  # which forgets .grad once it was used
-        self._steps += 1
-        return self._steps - 1
 
 
 def squared_norm(found: Iterable[Tensor]) -> float:
