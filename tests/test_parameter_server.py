@@ -94,7 +94,7 @@ class TestEquality:
 
 
 class TestTwin:
-    """Against plain torch: model, windows, schedule and evaluation of the tests' own."""
+    """Against plain torch: model, windows, schedule, evaluation are the tests' own."""
 
     HOW = {
         "clipped momentum": {"momentum": 0.9, "lr": 0.2, "clip": 0.05},

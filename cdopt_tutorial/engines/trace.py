@@ -36,8 +36,6 @@ _HELPERS = {
     ("cdopt_tutorial.engines.reference", "serve_call"): 1,
     ("cdopt_tutorial.engines.reference", "_apply"): 0,
     ("cdopt_tutorial.engines.torch_rpc", "_make"): 1,
-    ("cdopt_tutorial.engines.remote", "call_shared"): 1,
-    ("cdopt_tutorial.engines.remote", "call_method"): 0,
 }
 
 

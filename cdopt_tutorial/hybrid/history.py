@@ -1,13 +1,17 @@
-"""What a run reports and returns."""
+"""What a run measures, reports and returns."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from cdopt_tutorial.constraints import Feasibility
-from cdopt_tutorial.hybrid.config import HybridConfig
+from cdopt_tutorial.constraints import Constraints, Feasibility
+from cdopt_tutorial.data.bags import Batch
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.hybrid.model import HybridConfig
+from cdopt_tutorial.hybrid.replicas import Differences
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class History:
             only.
     """
 
-    transport: str = ""
+    transport: str
     progress: list[Progress] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)
@@ -91,6 +95,63 @@ class History:
     test: Score | None = None
     projected: Projected | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def report(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
+        """Note how far a trainer has come; epochs begin with 0 here."""
+        first = self.progress[-1].step if self.progress else 0
+        images = sum(self.images[first:])
+        progress = Progress(
+            trainer=trainer,
+            epoch=epoch + 1,
+            step=len(self.losses),
+            images=sum(self.images),
+            seconds=sum(self.step_seconds),
+            train_loss=sum(self.losses[first:]) / max(1, images),
+            valid=valid,
+        )
+        self.progress.append(progress)
+        return progress
+
+
+class Recorder:
+    """Measures what is no part of the training, around each step of a trainer's loop.
+
+    Args:
+        history: to write into.
+        constraints: whose feasibility is measured after each step; None for none.
+        differences: between this trainer's replica and the others'; None in one
+            process.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        constraints: Constraints | None,
+        differences: Differences | None,
+    ):
+        self._history, self._constraints = history, constraints
+        self._differences = differences
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; what the loop does with each is a step."""
+        history, differences = self._history, self._differences
+        for batch in batches:
+            begin = time.perf_counter()
+            yield batch
+            history.step_seconds.append(time.perf_counter() - begin)
+            if differences is not None:
+                differences.ask()
+            if self._constraints is not None:
+                history.feasibility.append(self._constraints.feasibility())
+        if differences is not None:
+            history.replica_differences += differences.answers()
+
+    def difference(self) -> float:
+        """Largest one between any two replicas as they are now; all must ask."""
+        if self._differences is None:
+            return 0.0
+        self._differences.ask()
+        return max(self._differences.answers())
 
 
 @dataclass(frozen=True)
@@ -123,12 +184,9 @@ class Result:
     @property
     def losses(self) -> list[float]:
         """Mean loss of each joint batch, nats."""
-        per_step = zip(
-            zip(*(each.losses for each in self.trainers), strict=True),
-            zip(*(each.images for each in self.trainers), strict=True),
-            strict=True,
-        )
-        return [sum(losses) / sum(images) for losses, images in per_step]
+        losses = map(sum, zip(*(each.losses for each in self.trainers), strict=True))
+        images = map(sum, zip(*(each.images for each in self.trainers), strict=True))
+        return [loss / number for loss, number in zip(losses, images, strict=True)]
 
     @property
     def feasibility(self) -> Feasibility | None:
@@ -139,8 +197,8 @@ class Result:
     @property
     def replica_difference(self) -> float:
         """Largest difference of any two replicas after any step."""
-        found = [each.replica_differences for each in self.trainers]
-        return max((max(each, default=0.0) for each in found), default=0.0)
+        found = [gap for each in self.trainers for gap in each.replica_differences]
+        return max(found, default=0.0)
 
     @property
     def samples_per_second(self) -> float:
@@ -150,17 +208,14 @@ class Result:
 
     def max_parameter_difference(self, other: "Result") -> float:
         """Largest difference of any parameter from another run's."""
-        return difference(self.weights, other.weights)
+        return max_difference(self.weights, other.weights)
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes."""
         held, projected = self.feasibility, self.projected
+        settings = "num_trainers", "semantics", "manifold", "where", "by"
         return {
-            "num_trainers": self.config.num_trainers,
-            "semantics": self.config.semantics,
-            "manifold": self.config.manifold,
-            "where": self.config.where,
-            "by": self.config.by,
+            **{name: getattr(self.config, name) for name in settings},
             "transport": self.trainers[0].transport,
             "steps": len(self.losses),
             "valid_accuracy": self.trainers[0].progress[-1].valid.accuracy,
@@ -174,16 +229,3 @@ class Result:
             "replica_difference": self.replica_difference,
             "samples_per_second": self.samples_per_second,
         }
-
-
-def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Largest difference of any parameter.
-
-    Raises:
-        ValueError: the parameters are not the same ones.
-    """
-    if one.keys() != other.keys():
-        raise ValueError(
-            f"parameters {sorted(one)} can't be held against {sorted(other)}"
-        )
-    return max((one[name] - other[name]).abs().max().item() for name in one)
