@@ -15,12 +15,12 @@ from books import write_chapter
 from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
+from cdopt_tutorial.publish.chapter import read_chapter
 from cdopt_tutorial.publish.execute import (
     digest,
     execute,
     find_result,
     open_cache,
-    read_chapter,
 )
 from cdopt_tutorial.publish.project import Project, this_project
 
@@ -85,7 +85,9 @@ def test_digest_follows_names_device_and_python(book, monkeypatch):
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("library", ["torch", "cdopt", "geoopt", "numpy"])
+@pytest.mark.parametrize(
+    "library", ["torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn"]
+)
 def test_digest_follows_each_library(book, monkeypatch, library):
     before = digest(book, "cpu")
     monkeypatch.setattr(

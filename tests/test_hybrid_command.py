@@ -1,7 +1,5 @@
 """The command `cdopt-tutorial hybrid`: good runs, bad input, and workers that die."""
 
-import argparse
-import dataclasses
 import json
 import math
 import signal
@@ -81,36 +79,6 @@ class TestRun:
         error = capsys.readouterr().err
         assert "diverged" in error
         assert error.count("\n") == 1
-
-
-class TestOptions:
-    def config(self, *args):
-        parser = argparse.ArgumentParser()
-        command.add(parser.add_subparsers())
-        return command._job(parser.parse_args(["hybrid", *args])).config
-
-    def test_have_the_defaults_of_the_config(self):
-        assert self.config() == HybridConfig()
-
-    def test_reach_the_config(self):
-        other = HybridConfig(
-            num_trainers=3, semantics="original", shares=(2.0, 1.0, 1.0), embedding=12,
-            manifold="stiefel", by="cdopt", penalty_param=0.25, optimizer="adam",
-            lr=0.01, momentum=0.5, batch_size=32, epochs=2, max_steps=7,
-            step_deadline=5.0, seed=3,
-        )  # fmt: skip
-        options = {"penalty_param": "penalty"}
-        args = []
-        for field in dataclasses.fields(other):
-            value = getattr(other, field.name)
-            if value != field.default:
-                args.append(
-                    f"--{options.get(field.name, field.name)}".replace("_", "-")
-                )
-                args += map(str, value if field.name == "shares" else [value])
-        assert self.config(*args) == other
-        oblique = "--manifold", "oblique", "--where", "server"
-        assert self.config(*oblique).constrained == "table"
 
 
 class TestBadInput:
