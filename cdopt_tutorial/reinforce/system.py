@@ -140,17 +140,17 @@ class Agent:
         self._actors[observer].rewards.append(rewards)
 
     def report_and_select(
-        self, observer: int, rewards: NDArray | None, states: NDArray
+        self, observer: int, rewards: NDArray, states: NDArray
     ) -> NDArray:
         """Both in one call; the first of an episode has no rewards yet."""
-        if rewards is not None:
+        if len(rewards):
             self.report_reward(observer, rewards)
         return self.select_action(observer, states)
 
     def report_and_wait(
         self, observer: int, rewards: bytes, states: bytes
     ) -> Future[bytes]:
-        """The same as bytes, answered when all observers wait; no thread does."""
+        """The same as bytes, answered by a future once all observers wait."""
         if rewards:
             self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
         rows = np.frombuffer(states, dtype=np.float32).reshape(-1, STATE_SIZE)
@@ -257,7 +257,7 @@ class Packed(PerStep):
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)
-        self._rewards = None
+        self._rewards = np.empty(0, dtype=np.float32)  # none yet
 
     def ask(self, states: NDArray) -> NDArray:
         return self._agent.report_and_select(self._number, self._rewards, states)
@@ -271,10 +271,6 @@ class Packed(PerStep):
 
 class Batched(Packed):
     """The same call, answered once all observers wait: one forward pass for all."""
-
-    def begin(self, agent_rref) -> None:
-        super().begin(agent_rref)
-        self._rewards = np.empty(0, dtype=np.float32)  # none yet
 
     def ask(self, states: NDArray) -> NDArray:
         # Bytes, since arrays take longer to pickle and unpickle.
