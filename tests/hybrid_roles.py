@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
+from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import (
     Table,
@@ -105,6 +106,16 @@ def killing_master(job, victim):
     """A master that kills a worker while all of them train."""
     threading.Timer(1.0, rpc.rpc_async, (victim, die)).start()
     return system.run_master(TorchRPC(), job)
+
+
+def counting_master(job):
+    """A master that asks what is left on the server after a run with cuts."""
+    system.run_master(TorchRPC("cut"), job)
+    return rpc.rpc_sync("ps", kept)
+
+
+def kept():
+    return len(gradients._kept_gradients), len(gradients._kept_graphs)
 
 
 class OriginalModel(nn.Module):

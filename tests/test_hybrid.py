@@ -26,7 +26,7 @@ from cdopt_tutorial.hybrid import (
     run_locally,
     system,
 )
-from cdopt_tutorial.hybrid.model import weights_of
+from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
 from cdopt_tutorial.hybrid.system import launch_options
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
@@ -377,7 +377,23 @@ def test_the_loops_may_take_longer_than_the_time_out(data):
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_no_step_leaves_anything_on_the_server(data, semantics):
+    job = Job(replace(EXACT, semantics=semantics, max_steps=3), data)
+    roles = system.roles(job, Role(hybrid_roles.counting_master, (job,)))
+    assert launch(roles, **launch_options(job.config))["master"] == (0, 0)
+
+
 class TestBegin:
+    @pytest.mark.parametrize("part", ["table.weight", "dense.weight", "dense.bias"])
+    def test_depends_on_the_seed_alone(self, data, part):
+        one, again, other = (
+            begin_of(Job(replace(EXACT, seed=seed), data))[part] for seed in (3, 3, 4)
+        )
+        assert torch.equal(one, again) and not torch.equal(one, other)
+        if part == "table.weight":
+            assert one.std().item() == pytest.approx(0.01, rel=0.05)
+
     def test_a_run_begins_with_the_parameters_that_are_given(self, data):
         config = replace(EXACT, max_steps=1, momentum=0.0, manifold="stiefel")
         given = {n: w + 0.25 for n, w in begin_of(Job(config, data)).items()}
