@@ -71,14 +71,10 @@ class Ref:
     An RRef counts its users, so whoever is handed one must be confirmed by the owner.
     A name counts nothing: it pickles, and the object stays until its worker ends.
     Methods may answer later, by a future, and be called while they call.
-
-    Attributes:
-        worker: name of the worker that has the object; empty without RPC.
-        number: of the object on that worker.
     """
 
-    worker: str
-    number: int
+    worker: str  #: name of the worker that has the object; empty without RPC
+    number: int  #: of the object on that worker
 
     @staticmethod
     def to(value: Any) -> "Ref":

@@ -334,20 +334,14 @@ class Score:
     Solved is what the environment's authors call solved: a mean reward of the last
     100 episodes at its threshold. The original's running reward is kept, too; every
     episode enters it once, whichever observer ran it.
-
-    Attributes:
-        rewards: total reward of every episode, in the order of the observers.
-        running_reward: exponential average over the episodes, from 0.
-        env_steps: steps taken in all environments.
-        rounds: times that the agent has learned.
-        seconds: from when this was made to the last round's end.
     """
 
+    #: total reward of every episode, in the order of the observers.
     rewards: list[float] = field(default_factory=list)
-    running_reward: float = 0.0
-    env_steps: int = 0
-    rounds: int = 0
-    seconds: float = 0.0
+    running_reward: float = 0.0  #: exponential average over the episodes, from 0
+    env_steps: int = 0  #: steps taken in all environments
+    rounds: int = 0  #: times that the agent has learned
+    seconds: float = 0.0  #: from when this was made to the last round's end
 
     threshold = gymnasium.spec(ENVIRONMENT).reward_threshold
 
@@ -386,17 +380,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Training:
-    """What a run returns.
+    """What a run returns."""
 
-    Attributes:
-        score: rewards and verdict.
-        rounds: what the agent reported after each round.
-        weights: the trained policy's parameters, on the CPU.
-    """
-
-    score: Score
-    rounds: list[Round]
-    weights: dict[str, Tensor]
+    score: Score  #: rewards and verdict
+    rounds: list[Round]  #: what the agent reported after each round
+    weights: dict[str, Tensor]  #: the trained policy's parameters, on the CPU
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes; times in seconds."""
