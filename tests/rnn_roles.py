@@ -104,7 +104,7 @@ def step_twice(clearing):
 
 
 def step_owner_twice(engine):
-    """The same by an owner, and by how much each context's gradients were long."""
+    """The same by an owner, ‖g‖² of each context, and how many the owner has kept."""
     two = engine.remote("ps", Two)
     owner = engine.remote("ps", Owner, {"two": two}, HALF)
     seen, norms = [], []
@@ -114,7 +114,12 @@ def step_owner_twice(engine):
             norms.append(owner.rpc_sync().squared_norm(context))
             owner.rpc_sync().step(context, 1.0)
         seen.append(apply(two, Two.values))
-    return [list(values) for values in zip(*seen, strict=True)], norms
+    kept = apply(owner, number_kept)
+    return [list(values) for values in zip(*seen, strict=True)], norms, kept
+
+
+def number_kept(_):
+    return len(gradients._kept_gradients)
 
 
 def optimizer_kinds():

@@ -11,9 +11,9 @@ class Twin(nn.Module):
     def __init__(self, vocab_size, config):
         super().__init__()
         self.table = nn.Embedding(vocab_size, config.embedding)
-        self.lstm = nn.LSTM(
-            config.embedding, config.hidden, config.num_layers, dropout=config.dropout
-        )
+        between = config.dropout if config.num_layers > 1 else 0.0
+        sizes = config.embedding, config.hidden, config.num_layers
+        self.lstm = nn.LSTM(*sizes, dropout=between)
         self.out = nn.Linear(config.hidden, vocab_size)
         self.dropout = config.dropout
         self.double()
@@ -41,8 +41,11 @@ def columns_of(tokens, number):
     )
 
 
-def train(model, corpus, config):
-    """Losses of all steps, and of the validation part after each epoch."""
+def train(model, corpus, config, stream=0):
+    """Losses of all steps, and of the validation part after each epoch.
+
+    Of the random streams, the worker that has the number draws for all dropout.
+    """
     if config.optimizer == "adam":
         optimizer = torch.optim.Adam(model.parameters())
     else:
@@ -54,7 +57,7 @@ def train(model, corpus, config):
         hidden = None
         for number, inputs in enumerate(text[:-1].split(config.seq_len)):
             if number % config.save_every == 0:
-                torch.manual_seed(1000 * config.seed + 10 * len(losses))
+                torch.manual_seed(1000 * config.seed + 10 * len(losses) + stream)
             begin = number * config.seq_len + 1
             targets = text[begin : begin + len(inputs)]
             scores, hidden = model(inputs, hidden)

@@ -94,7 +94,7 @@ class TestEquality:
 
 
 class TestTwin:
-    """Against plain torch: model, windows, schedule, evaluation are the tests' own."""
+    """Against plain torch: the tests' own model, windows, schedule and evaluation."""
 
     HOW = {
         "clipped momentum": {"momentum": 0.9, "lr": 0.2, "clip": 0.05},
@@ -123,8 +123,22 @@ class TestTwin:
             assert history.losses == pytest.approx(losses, rel=1e-10)
             assert difference(history.weights, twin.named()) < 1e-10
             assert history.perplexity == pytest.approx(math.exp(valid[1]), rel=1e-10)
-        found = [note.valid_loss for note in whole.progress if note.valid_loss]
-        assert found == pytest.approx(valid, rel=1e-10)
+        notes = [note for note in whole.progress if note.valid_loss]
+        assert [note.valid_loss for note in notes] == pytest.approx(valid, rel=1e-10)
+        assert [(n.epoch, n.step, n.tokens) for n in notes] == [
+            (1, 20, 695), (2, 40, 1390)
+        ]  # fmt: skip
+        assert whole.progress[0].train_loss == pytest.approx(sum(losses[:10]) / 10)
+
+    @both_ways
+    def test_draws_the_server_s_dropout_there(self, way):
+        # With one layer there is no dropout in the LSTM, which is the trainer's.
+        config = replace(self.CONFIG, num_layers=1)
+        twin = rnn_twin.Twin(9, config)
+        begin = twin.named()
+        losses, _ = rnn_twin.train(twin, CORPUS, replace(config, clip=1e9), stream=1)
+        (history,) = run(Job(config, CORPUS, begin=begin), engine=TorchRPC(way))
+        assert history.losses == pytest.approx(losses, rel=1e-10)
 
     def test_begins_with_some_parameters(self):
         bias = {"decoder.decoder.bias": torch.arange(9.0).double()}
@@ -175,13 +189,13 @@ class TestOptimizer:
     @pytest.mark.parametrize("way", [*WAYS, None])
     def test_of_an_owner_does_not_either(self, way):
         if way is None:
-            moved, squares = rnn_roles.step_owner_twice(OneProcess())
+            moved, squares, kept = rnn_roles.step_owner_twice(OneProcess())
         else:
             role = Role(rnn_roles.step_owner_twice, (TorchRPC(way),))
             found = launch({"ps": Role(serve), "trainer0": role})
-            moved, squares = found["trainer0"]
+            moved, squares, kept = found["trainer0"]
         assert moved == [[0.5, 0.0], [0.5, 0.5]]
-        assert squares == [2.0, 1.0]
+        assert (squares, kept) == ([2.0, 1.0], 0)
 
     def test_is_not_compiled_by_torchscript(self, capfd):
         kinds = launch(

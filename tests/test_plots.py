@@ -210,6 +210,14 @@ def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     assert len(part.collections) < len(whole.collections) / 5
 
 
+def test_timeline_says_whose_colour_is_whose():
+    fig = plots.timeline(episode(1))
+    *named, _ = fig.legends[0].legend_handles
+    shown = {patch.get_label(): to_rgb(patch.get_facecolor()) for patch in named}
+    callers = ("agent", "observer0", "observer1")
+    assert shown == {name: to_rgb(style.look(name).color) for name in callers}
+
+
 def test_timeline_window_and_unit():
     calls = [call("agent", "observer0", "run_episode", 0, 5_000_000)]
     fig = plots.timeline(calls, window=(1, 2))

@@ -17,19 +17,14 @@ from cdopt_tutorial.engines.wire import Wire
 
 @dataclass(frozen=True)
 class Role:
-    """What one worker does: a function and its arguments.
+    """What one worker does: a function and its arguments."""
 
-    Attributes:
-        function: of a module that the worker can import, or of the notebook or script.
-        args: its positional arguments; they are pickled.
-        kwargs: its keyword arguments; they are pickled.
-        num_threads: threads of torch's operators in this worker.
-    """
-
+    #: of a module that the worker can import, or of the notebook or script.
     function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()  #: its positional arguments; they are pickled
+    #: its keyword arguments; they are pickled.
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    num_threads: int = 1
+    num_threads: int = 1  #: threads of torch's operators in this worker
 
 
 def launch(

@@ -41,25 +41,15 @@ _HELPERS = {
 
 @dataclass(frozen=True)
 class Call:
-    """One RPC. Times are in ns since the first event of the trace.
+    """One RPC. Times are in ns since the first event of the trace."""
 
-    Attributes:
-        caller: name of the worker that called.
-        callee: name of the worker that answered.
-        method: the function or method called.
-        sent: when the caller handed it to torch.
-        started: when the callee began to run it.
-        ended: when the callee had its result.
-        received: when the caller had the answer.
-    """
-
-    caller: str
-    callee: str
-    method: str
-    sent: int
-    started: int
-    ended: int
-    received: int
+    caller: str  #: name of the worker that called
+    callee: str  #: name of the worker that answered
+    method: str  #: the function or method called
+    sent: int  #: when the caller handed it to torch
+    started: int  #: when the callee began to run it
+    ended: int  #: when the callee had its result
+    received: int  #: when the caller had the answer
 
 
 @dataclass(frozen=True)

@@ -16,84 +16,56 @@ from cdopt_tutorial.hybrid.replicas import Differences
 
 @dataclass(frozen=True)
 class Score:
-    """How well some images are told apart.
+    """How well some images are told apart."""
 
-    Attributes:
-        accuracy: part of them with the highest score for their label.
-        loss: mean cross-entropy, nats.
-    """
-
-    accuracy: float
-    loss: float
+    accuracy: float  #: part of them with the highest score for their label
+    loss: float  #: mean cross-entropy, nats
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a trainer reports after each epoch.
+    """What a trainer reports after each epoch."""
 
-    Attributes:
-        trainer: its number.
-        epoch: from 1.
-        step: steps taken.
-        images: that it has seen.
-        seconds: that its steps took.
-        train_loss: mean of its own images in this epoch, nats.
-        valid: of the validation images; the first trainer's only, else None.
-    """
-
-    trainer: int
-    epoch: int
-    step: int
-    images: int
-    seconds: float
-    train_loss: float
+    trainer: int  #: its number
+    epoch: int  #: from 1
+    step: int  #: steps taken
+    images: int  #: that it has seen
+    seconds: float  #: that its steps took
+    train_loss: float  #: mean of its own images in this epoch, nats
+    #: of the validation images; the first trainer's only, else None.
     valid: Score | None
 
 
 @dataclass(frozen=True)
 class Projected:
-    """What it costs to make a trained model exactly feasible.
+    """What it costs to make a trained model exactly feasible."""
 
-    Attributes:
-        test: after the projection; the first trainer's only, else None.
-        feasibility: after the projection.
-        replica_difference: after the projection, which each replica does by itself.
-    """
-
-    test: Score | None
-    feasibility: Feasibility
+    test: Score | None  #: after the projection; the first trainer's only, else None
+    feasibility: Feasibility  #: after the projection
+    #: after the projection, which each replica does by itself.
     replica_difference: float
 
 
 @dataclass
 class History:
-    """What one trainer returns.
+    """What one trainer returns."""
 
-    Attributes:
-        transport: how its replicas talk to each other, and why so.
-        progress: all that it reported.
-        losses: summed loss of each step, nats, of its own images.
-        images: that it had in each step.
-        step_seconds: of each step.
-        feasibility: of the constrained weights after each step: of its own replica,
-            or, by the first trainer only, of the table.
-        replica_differences: largest one between any two replicas, after each step;
-            none in one process.
-        test: of the test images at the end; the first trainer's only, else None.
-        projected: what the projection at the end came to; None without constraints.
-        weights: all parameters by name, before the projection; the first trainer's
-            only.
-    """
-
-    transport: str
-    progress: list[Progress] = field(default_factory=list)
+    transport: str  #: how its replicas talk to each other, and why so
+    progress: list[Progress] = field(default_factory=list)  #: all that it reported
+    #: summed loss of each step, nats, of its own images.
     losses: list[float] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)  #: that it had in each step
+    step_seconds: list[float] = field(default_factory=list)  #: of each step
+    #: of the constrained weights after each step: of its own replica, or, by the first
+    #: trainer only, of the table.
     feasibility: list[Feasibility] = field(default_factory=list)
+    #: largest one between any two replicas, after each step; none in one process.
     replica_differences: list[float] = field(default_factory=list)
+    #: of the test images at the end; the first trainer's only, else None.
     test: Score | None = None
+    #: what the projection at the end came to; None without constraints.
     projected: Projected | None = None
+    #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def report(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
@@ -156,15 +128,10 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run returns.
+    """What a run returns."""
 
-    Attributes:
-        config: of the run.
-        trainers: what each trainer returned.
-    """
-
-    config: HybridConfig
-    trainers: list[History]
+    config: HybridConfig  #: of the run
+    trainers: list[History]  #: what each trainer returned
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -119,17 +119,12 @@ class HybridConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained on what.
+    """What is to be trained on what."""
 
-    Attributes:
-        config: of the run.
-        data: bags to learn from and bags held out; the digits by default.
-        begin: parameters to begin with, by name, some or all; those of the seed by
-            default.
-    """
-
-    config: HybridConfig
+    config: HybridConfig  #: of the run
+    #: bags to learn from and bags held out; the digits by default.
     data: BagSplit = field(default_factory=digit_bags)
+    #: parameters to begin with, by name, some or all; those of the seed by default.
     begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -13,17 +13,11 @@ from cdopt_tutorial.engines import meeting
 
 @dataclass(frozen=True)
 class Devices:
-    """Where the trainers compute, and how they talk to each other.
+    """Where the trainers compute, and how they talk to each other."""
 
-    Attributes:
-        backend: of the process group, "gloo" or "nccl".
-        device: of one trainer's dense layer.
-        why: the reason, to be told.
-    """
-
-    backend: str
-    device: str
-    why: str
+    backend: str  #: of the process group, "gloo" or "nccl"
+    device: str  #: of one trainer's dense layer
+    why: str  #: the reason, to be told
 
 
 def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:

@@ -111,25 +111,16 @@ def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What one trainer is to do.
+    """What one trainer is to do."""
 
-    Attributes:
-        config: of the run.
-        rank: number of the trainer.
-        shard: its training data.
-        num_classes: different labels.
-        begin: parameters to begin with, by name; others are drawn from the seed.
-        valid: bags to be watched by; for the first trainer only.
-        test: bags to be tested on; for the first trainer only.
-    """
-
-    config: HybridConfig
-    rank: int
-    shard: Shard
-    num_classes: int
+    config: HybridConfig  #: of the run
+    rank: int  #: number of the trainer
+    shard: Shard  #: its training data
+    num_classes: int  #: different labels
+    #: parameters to begin with, by name; others are drawn from the seed.
     begin: Mapping[str, Tensor]
-    valid: Bags | None = None
-    test: Bags | None = None
+    valid: Bags | None = None  #: bags to be watched by; for the first trainer only
+    test: Bags | None = None  #: bags to be tested on; for the first trainer only
 
 
 def loss_factor(batch: Batch, config: HybridConfig) -> float:

@@ -21,27 +21,18 @@ MUST_MATCH = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a training needs to go on as if it had not been cut off.
+    """All that a training needs to go on as if it had not been cut off."""
 
-    Attributes:
-        config: of the run that saved it.
-        words: the vocabulary.
-        weights: every parameter by name.
-        optimizer: what the optimizer keeps for each parameter, by name.
-        epoch: passes over the text that are complete.
-        window: windows of the next pass that are done.
-        hidden: the hidden states of all columns, (num_layers, batch, hidden) each.
-        losses: of all steps so far, for each trainer.
-    """
-
-    config: dict[str, Any]
-    words: list[str]
-    weights: dict[str, Tensor]
+    config: dict[str, Any]  #: of the run that saved it
+    words: list[str]  #: the vocabulary
+    weights: dict[str, Tensor]  #: every parameter by name
+    #: what the optimizer keeps for each parameter, by name.
     optimizer: dict[str, dict[str, Any]]
-    epoch: int
-    window: int
+    epoch: int  #: passes over the text that are complete
+    window: int  #: windows of the next pass that are done
+    #: the hidden states of all columns, (num_layers, batch, hidden) each.
     hidden: tuple[Tensor, Tensor]
-    losses: list[list[float]]
+    losses: list[list[float]]  #: of all steps so far, for each trainer
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
         """Check that a run may go on from here.

@@ -17,27 +17,16 @@ def perplexity(loss: float) -> float:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a trainer reports every few steps, and after each epoch.
+    """What a trainer reports every few steps, and after each epoch."""
 
-    Attributes:
-        trainer: number of the trainer.
-        epoch: from 1.
-        step: steps that this trainer has taken.
-        tokens: tokens that it has read in this run.
-        seconds: that its steps took in this run.
-        train_loss: mean of its own tokens over the last steps, nats.
-        valid_loss: mean of the validation part, nats; None within an epoch.
-        staleness: mean steps that others took between its reading and its writing.
-    """
-
-    trainer: int
-    epoch: int
-    step: int
-    tokens: int
-    seconds: float
-    train_loss: float
-    valid_loss: float | None
-    staleness: float
+    trainer: int  #: number of the trainer
+    epoch: int  #: from 1
+    step: int  #: steps that this trainer has taken
+    tokens: int  #: tokens that it has read in this run
+    seconds: float  #: that its steps took in this run
+    train_loss: float  #: mean of its own tokens over the last steps, nats
+    valid_loss: float | None  #: mean of the validation part, nats; None within an epoch
+    staleness: float  #: mean steps that others took between its reading and its writing
 
     @property
     def perplexity(self) -> float | None:
@@ -47,15 +36,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Projected:
-    """What it costs to make a trained model exactly feasible.
+    """What it costs to make a trained model exactly feasible."""
 
-    Attributes:
-        valid_loss: mean of the validation part after the projection, nats.
-        feasibility: after the projection.
-    """
-
-    valid_loss: float
-    feasibility: Feasibility
+    valid_loss: float  #: mean of the validation part after the projection, nats
+    feasibility: Feasibility  #: after the projection
 
     @property
     def perplexity(self) -> float:
@@ -65,29 +49,20 @@ class Projected:
 
 @dataclass
 class History:
-    """What one trainer returns.
+    """What one trainer returns."""
 
-    Attributes:
-        progress: all that it reported.
-        losses: mean loss of each step, nats, of its own tokens; those before a
-            resumed checkpoint included.
-        staleness: of each step of this run.
-        tokens: that it has read in this run.
-        step_seconds: of each step of this run.
-        feasibility: of the constrained weights after each step of this run; the first
-            trainer's only.
-        projected: what the projection at the end came to; None without constraints.
-        weights: all parameters by name, before the projection; the first trainer's
-            only.
-    """
-
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)  #: all that it reported
+    #: mean loss of each step, nats, of its own tokens; those before a resumed
+    #: checkpoint included.
     losses: list[float] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)
-    tokens: int = 0
-    step_seconds: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)  #: of each step of this run
+    tokens: int = 0  #: that it has read in this run
+    step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
+    #: of the constrained weights after each step of this run; the first trainer's only.
     feasibility: list[Feasibility] = field(default_factory=list)
+    #: what the projection at the end came to; None without constraints.
     projected: Projected | None = None
+    #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     @property

@@ -50,21 +50,14 @@ Engine = OneProcess | TorchRPC
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained on what, from where, and what is kept of it.
+    """What is to be trained on what, from where, and what is kept of it."""
 
-    Attributes:
-        config: of the run.
-        corpus: what is read.
-        resume: where to go on; None to begin.
-        keep: file for checkpoints; None keeps none.
-        begin: parameters to begin with, by name, some or all; those of the seed by
-            default. A run that is resumed does not look at them.
-    """
-
-    config: RNNConfig
-    corpus: Corpus
-    resume: Checkpoint | None = None
-    keep: Path | None = None
+    config: RNNConfig  #: of the run
+    corpus: Corpus  #: what is read
+    resume: Checkpoint | None = None  #: where to go on; None to begin
+    keep: Path | None = None  #: file for checkpoints; None keeps none
+    #: parameters to begin with, by name, some or all; those of the seed by default. A
+    #: run that is resumed does not look at them.
     begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -76,21 +76,13 @@ class Actor:
 
 @dataclass(frozen=True)
 class Episodes:
-    """One episode in each of n environments, padded to the longest one's T steps.
+    """One episode in each of n environments, padded to the longest one's T steps."""
 
-    Attributes:
-        states: (T, n, 4) float32, what the policy saw.
-        actions: (T, n) int64, what it did.
-        rewards: (T, n) float32, what it got; 0 after an episode's end.
-        lengths: (n,) int64, steps of each episode.
-        truncated: (n,) bool, cut by the time limit rather than ended by a fall.
-    """
-
-    states: Tensor
-    actions: Tensor
-    rewards: Tensor
-    lengths: Tensor
-    truncated: Tensor
+    states: Tensor  #: (T, n, 4) float32, what the policy saw
+    actions: Tensor  #: (T, n) int64, what it did
+    rewards: Tensor  #: (T, n) float32, what it got; 0 after an episode's end
+    lengths: Tensor  #: (n,) int64, steps of each episode
+    truncated: Tensor  #: (n,) bool, cut by the time limit rather than ended by a fall
 
     @property
     def taken(self) -> Tensor:

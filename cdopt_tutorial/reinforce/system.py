@@ -140,17 +140,17 @@ class Agent:
         self._actors[observer].rewards.append(rewards)
 
     def report_and_select(
-        self, observer: int, rewards: NDArray | None, states: NDArray
+        self, observer: int, rewards: NDArray, states: NDArray
     ) -> NDArray:
         """Both in one call; the first of an episode has no rewards yet."""
-        if rewards is not None:
+        if len(rewards):
             self.report_reward(observer, rewards)
         return self.select_action(observer, states)
 
     def report_and_wait(
         self, observer: int, rewards: bytes, states: bytes
     ) -> Future[bytes]:
-        """The same as bytes, answered when all observers wait; no thread does."""
+        """The same as bytes, answered by a future once all observers wait."""
         if rewards:
             self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
         rows = np.frombuffer(states, dtype=np.float32).reshape(-1, STATE_SIZE)
@@ -257,7 +257,7 @@ class Packed(PerStep):
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)
-        self._rewards = None
+        self._rewards = np.empty(0, dtype=np.float32)  # none yet
 
     def ask(self, states: NDArray) -> NDArray:
         return self._agent.report_and_select(self._number, self._rewards, states)
@@ -271,10 +271,6 @@ class Packed(PerStep):
 
 class Batched(Packed):
     """The same call, answered once all observers wait: one forward pass for all."""
-
-    def begin(self, agent_rref) -> None:
-        super().begin(agent_rref)
-        self._rewards = np.empty(0, dtype=np.float32)  # none yet
 
     def ask(self, states: NDArray) -> NDArray:
         # Bytes, since arrays take longer to pickle and unpickle.
@@ -338,20 +334,14 @@ class Score:
     Solved is what the environment's authors call solved: a mean reward of the last
     100 episodes at its threshold. The original's running reward is kept, too; every
     episode enters it once, whichever observer ran it.
-
-    Attributes:
-        rewards: total reward of every episode, in the order of the observers.
-        running_reward: exponential average over the episodes, from 0.
-        env_steps: steps taken in all environments.
-        rounds: times that the agent has learned.
-        seconds: from when this was made to the last round's end.
     """
 
+    #: total reward of every episode, in the order of the observers.
     rewards: list[float] = field(default_factory=list)
-    running_reward: float = 0.0
-    env_steps: int = 0
-    rounds: int = 0
-    seconds: float = 0.0
+    running_reward: float = 0.0  #: exponential average over the episodes, from 0
+    env_steps: int = 0  #: steps taken in all environments
+    rounds: int = 0  #: times that the agent has learned
+    seconds: float = 0.0  #: from when this was made to the last round's end
 
     threshold = gymnasium.spec(ENVIRONMENT).reward_threshold
 
@@ -390,17 +380,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Training:
-    """What a run returns.
+    """What a run returns."""
 
-    Attributes:
-        score: rewards and verdict.
-        rounds: what the agent reported after each round.
-        weights: the trained policy's parameters, on the CPU.
-    """
-
-    score: Score
-    rounds: list[Round]
-    weights: dict[str, Tensor]
+    score: Score  #: rewards and verdict
+    rounds: list[Round]  #: what the agent reported after each round
+    weights: dict[str, Tensor]  #: the trained policy's parameters, on the CPU
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes; times in seconds."""
