@@ -28,6 +28,7 @@ from cdopt_tutorial.hybrid import (
     run_locally,
     system,
 )
+from cdopt_tutorial.hybrid.history import Recorder
 from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
 from cdopt_tutorial.hybrid.system import launch_options
 
@@ -454,6 +455,29 @@ def test_a_replica_that_is_not_like_the_other_is_noticed(perturbed):
     assert found["trainer0"] == found["trainer1"]
     answers, once_more = found["trainer0"]
     assert answers == pytest.approx([0.0, 0.25], rel=1e-12) and once_more == []
+
+
+class Apart:
+    """Replicas that are a little further apart each time that somebody asks."""
+
+    def __init__(self):
+        self.asked, self.told = 0, 0
+
+    def ask(self):
+        self.asked += 1
+
+    def answers(self):
+        new, self.told = range(self.told + 1, self.asked + 1), self.asked
+        return [0.25 * number for number in new]
+
+
+def test_differences_are_recorded_after_each_step_and_when_all_is_projected():
+    history = History("")
+    record = Recorder(history, None, Apart())
+    assert list(record("abc")) == ["a", "b", "c"]
+    assert history.replica_differences == [0.25, 0.5, 0.75]
+    assert record.difference() == 1.0
+    assert len(history.step_seconds) == 3 and history.feasibility == []
 
 
 def test_the_largest_difference_of_all_steps_is_told():
