@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
-from cdopt_tutorial.engines import Role, Trace, WorkerError, launch, share
+from cdopt_tutorial.engines import Role, Trace, Wire, WorkerError, launch, share
 from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
@@ -446,6 +446,15 @@ def test_who_calls_whom(data, way):
     expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
     for worker, names in expected.items():
         assert {s.name for s in trace.spans if s.worker == worker} == names
+
+
+def test_a_trainer_is_handed_its_own_part_of_the_data_only(data):
+    wire = Wire()
+    job = Job(replace(EXACT, max_steps=1, epochs=1), data)
+    run(job, wire=wire, polling=False)
+    shard = data.train.tokens.nbytes / 2
+    # The first one has what is held out, too.
+    assert shard < wire.received["trainer1"] < 1.5 * shard < wire.received["trainer0"]
 
 
 @pytest.mark.parametrize("perturbed", [0, 1])

@@ -22,6 +22,7 @@ from cdopt_tutorial.parameter_server import (
     checkpoint,
     run,
     run_locally,
+    traffic,
 )
 from cdopt_tutorial.parameter_server.model import summed_loss
 
@@ -227,18 +228,19 @@ class TestModel:
         assert modes == [(False, False), (True, True), (False, False)]
 
     def test_the_cuts_differ_in_what_comes_back(self):
-        calls = {}
+        calls, sent = {}, {}
+        corpus = Grammar(num_words=200, branching=3).corpus(700, 200)
         for cut in ("logits", "loss"):
-            trace = Trace()
-            run(Job(replace(EXACT, cut=cut, max_steps=1), CORPUS), trace=trace)
-            # The first of each name: evaluation ends on a shorter window.
-            calls[cut] = {call.method: call for call in reversed(trace.calls)}
-        logits = calls["logits"]["Decoder.forward"]
-        loss = calls["loss"]["Decoder.loss"]
-        assert "Decoder.forward" not in calls["loss"]
-        # 7 x 5 tokens, 9 words, 8 bytes, against one number; plus the wrapping.
-        assert logits.response_bytes - loss.response_bytes == 7 * 5 * 9 * 8 - 8
-        assert loss.request_bytes - logits.request_bytes == pytest.approx(280, abs=40)
+            job, trace = Job(replace(EXACT, cut=cut, max_steps=1), corpus), Trace()
+            run(job, trace=trace)
+            calls[cut] = {call.method for call in trace.calls}
+            sent[cut] = traffic.measured_bytes(job)
+        assert "Decoder.forward" in calls["logits"] - calls["loss"]
+        assert "Decoder.loss" in calls["loss"] - calls["logits"]
+        # For each of 7 x 5 tokens a number of 8 bytes a word, there and back, against
+        # its target.
+        more = 7 * 5 * (2 * len(corpus.vocabulary) * 8 - 8)
+        assert sent["logits"] - sent["loss"] == pytest.approx(more, rel=0.1)
 
 
 class TestTrainers:
