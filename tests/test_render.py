@@ -1,5 +1,7 @@
 """The pages: strict each time, nothing run, nothing done when nothing changed."""
 
+import re
+
 import pytest
 import yaml
 from books import write_chapter, write_contents
@@ -133,10 +135,12 @@ def test_chapter_without_a_result_fails_each_time(book):
 def test_warning_fails_each_time_and_is_named(book):
     run(book)
     with (book.root / "book/index.md").open("a") as file:
-        file.write("\n[nowhere](nowhere.md)\n")
+        file.write("\n[nowhere](nowhere.md), {py:func}`nothing.of_the_sort`\n")
     for _ in range(2):
-        with pytest.raises(RenderError, match="WARNING.*nowhere"):
+        with pytest.raises(RenderError) as caught:
             render(book)
+        for missing in ("nowhere", "nothing.of_the_sort"):
+            assert re.search(f"WARNING.*{missing}", str(caught.value))
 
 
 def test_builder_that_runs_a_chapter_itself_is_a_failure(book, monkeypatch):
