@@ -4,7 +4,6 @@ import threading
 
 import torch
 import torch.distributed as dist
-import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
@@ -12,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
-from cdopt_tutorial.engines.remote import remote_method
+from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines.reference import Ref, apply
 
 F64 = {"dtype": torch.float64}
 
@@ -21,13 +21,14 @@ class Tail(nn.Sequential):
     """What a server owns: two dissolved layers, off their manifolds."""
 
     def __init__(self, seed=0, factor=1.1):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            super().__init__(
-                constraints.dissolve(nn.Linear(6, 4, **F64)),
-                nn.Tanh(),
-                constraints.dissolve(nn.Linear(4, 3, **F64), manifold="oblique"),
-            )
+        # A generator of its own: calls share the process's with other threads.
+        generator = torch.Generator().manual_seed(seed)
+        wide, square = nn.Linear(6, 4, **F64), nn.Linear(4, 3, **F64)
+        for parameter in *wide.parameters(), *square.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        constraints.dissolve(wide)
+        constraints.dissolve(square, manifold="oblique")
+        super().__init__(wide, nn.Tanh(), square)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.mul_(factor)
@@ -51,7 +52,8 @@ class Hybrid(nn.Module):
         super().__init__()
         self.own = Tail(seed=1)
         self.tail = self.again = rpc.remote(server, Tail)
-        self.more = [self.tail, rpc.remote(server, Tail, args=(2,))]
+        named = rpc.rpc_sync(server, Ref.named, ("second", Tail, 2))
+        self.more = [self.tail, named]
         self.free = {"free": rpc.remote(server, nn.Linear, args=(3, 3))}
         self.data = rpc.remote(server, torch.ones, args=((3, 3),))
         self.bag = RemoteModule(f"{server}/cpu", Bag)
@@ -61,9 +63,9 @@ def loss_of(model, x):
     return model(x).square().sum()
 
 
-def gradients(module, context_id):
-    """On the owner: what distributed autograd holds for each parameter."""
-    found = dist_autograd.get_gradients(context_id)
+def kept(module, context):
+    """On the owner: what a context holds for each parameter."""
+    found = gradients.gradients(context, module.parameters())
     return {name: found[p] for name, p in module.named_parameters()}
 
 
@@ -75,13 +77,13 @@ class Chain(nn.Module):
         self.tail = rpc.RRef(Tail())
 
 
-def with_penalty(rref, x, penalties=1):
+def with_penalty(ref, x, penalties=1, way="distributed"):
     """Gradients, on the owner, of a loss and penalties."""
-    with dist_autograd.context() as context_id:
-        terms = [remote_method(loss_of, rref, x)]
-        terms += [constraints.penalty(rref) for _ in range(penalties)]
-        dist_autograd.backward(context_id, [sum(terms)])
-        return remote_method(gradients, rref, context_id)
+    with gradients.context(way) as context:
+        terms = [gradients.call(ref, loss_of, x)]
+        terms += [constraints.penalty(ref) for _ in range(penalties)]
+        gradients.backward(context, sum(terms))
+        return apply(ref, kept, context)
 
 
 def locally(module, x, penalties=1):
@@ -116,15 +118,20 @@ def play(server, meeting, rank):
 def equality(server):
     x, tokens = torch.randn(5, 6, **F64), torch.tensor([[0, 4], [8, 4]])
     tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
-    remote = {n: with_penalty(tail, x, n) for n in (1, 2)}
-    with dist_autograd.context() as context_id:
+    named = rpc.rpc_sync(server, Ref.named, ("tail", Tail))
+    once, twice = (locally(Tail(), x, n) for n in (1, 2))
+    with gradients.context("distributed") as context:
         loss = bag(tokens).square().sum() + constraints.penalty(bag)
-        dist_autograd.backward(context_id, [loss])
-        of_bag = remote_method(gradients, bag.get_module_rref(), context_id)
+        gradients.backward(context, loss)
+        of_bag = apply(bag.get_module_rref(), kept, context)
     return {
-        "rref": difference(remote[1], locally(Tail(), x)),
-        "twice": difference(remote[2], locally(Tail(), x, 2)),
+        "rref": difference(with_penalty(tail, x), once),
+        "twice": difference(with_penalty(tail, x, 2), twice),
+        "by name": difference(with_penalty(named, x, 2), twice),
+        "explicit cut": difference(with_penalty(named, x, way="cut"), once),
+        "cut, twice": difference(with_penalty(tail, x, 2, "cut"), twice),
         "remote module": difference(of_bag, locally(Bag(), tokens)),
+        "no penalty": difference(once, locally(Tail(), x, 0)),
     }
 
 
@@ -149,6 +156,7 @@ def references(server):
         "data": message(constraints.penalty, hybrid.data),
         "chain": message(constraints.penalty, rpc.remote(server, Chain)),
         "unknown": message(constraints.penalty, rpc.remote(server, Bag), hybrid.data),
+        "gone": message(constraints.penalty, Ref("nobody", 0)),
     }
 
 
@@ -168,11 +176,11 @@ def bump(module):
 
 def step_between(rref, x):
     """Gradients where the weights are written to before the backward pass."""
-    with dist_autograd.context() as context_id:
-        loss = remote_method(loss_of, rref, x) + constraints.penalty(rref)
-        remote_method(bump, rref)
-        dist_autograd.backward(context_id, [loss])
-        found = remote_method(gradients, rref, context_id)
+    with gradients.context("distributed") as context:
+        loss = gradients.call(rref, loss_of, x) + constraints.penalty(rref)
+        apply(rref, bump)
+        gradients.backward(context, loss)
+        found = apply(rref, kept, context)
     return {name: value for name, value in found.items() if "original" in name}
 
 

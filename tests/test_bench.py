@@ -187,11 +187,11 @@ class TestReinforce:
         """Runs that take no time; the fixture is a list of what was run."""
         configs = []
 
-        def run(config, trace=None, **_):
+        def run(config, trace=None, wire=None, **_):
             configs.append((config, trace is not None))
             if trace is not None:
-                call = SimpleNamespace(request_bytes=30, response_bytes=10)
-                trace.calls += [call] * 5
+                trace.calls += [SimpleNamespace()] * 5
+                wire.received = {"agent": 150, "observer0": 50}
             score = SimpleNamespace(
                 env_steps=20, seconds=4.0, rewards=[1.0] * 3, solved=True
             )

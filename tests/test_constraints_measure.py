@@ -11,7 +11,7 @@ from cdopt.nn.utils.set_constraints import set_constraint_dissolving
 from torch import nn
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.engines.remote import LocalRef
+from cdopt_tutorial.engines.reference import LocalRef, Ref
 
 F64 = {"dtype": torch.float64}
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
@@ -166,6 +166,7 @@ class TestModels:
             (one, other),
             (LocalRef(one), other),
             (LocalRef(one), LocalRef(other)),
+            (Ref.to(one), Ref.to(other)),
         ):
             assert constraints.penalty(*pair).item() == pytest.approx(
                 0.1 * 4 * (0.21**2 + 0.44**2)
@@ -208,6 +209,19 @@ class TestModels:
             ):
                 with pytest.raises(ValueError, match="no weight of this model is cons"):
                     function(model)
+
+    @pytest.mark.parametrize("projected", [False, True])
+    def test_measures_a_float32_weight_in_float64(self, projected):
+        """In float32 rounding alone would be about 1e-4 of either."""
+        layer = constraints.dissolve(nn.Linear(512, 256))
+        if not projected:
+            move_(layer, 1.001)
+        w = layer.parametrizations.weight.original.detach().double()
+        mapped = 1.5 * w - 0.5 * w @ w.mT @ w
+        eye, found = torch.eye(256, **F64), constraints.feasibility(layer)
+        off = (w @ w.mT - eye).norm().item(), (mapped @ mapped.mT - eye).norm().item()
+        assert found.weight == pytest.approx(off[0], rel=1e-8)
+        assert found.mapped == pytest.approx(off[1], rel=1e-5, abs=1e-13)
 
     def test_is_followed_by_training(self):
         """Constraints that are made once measure the weights of the moment."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from cdopt_tutorial.data import CopyingMemory
+from cdopt_tutorial.dissolving.tasks import CopyingMemory
 
 tasks = st.builds(
     CopyingMemory,
@@ -57,7 +57,7 @@ def test_a_perfect_answer_recalls_all_and_costs_nothing(task, seed):
     _, targets = task.batch(3, generator(seed))
     logits = 60.0 * functional.one_hot(targets, task.num_outputs).double()
     assert task.recall(logits, targets) == 1
-    assert task.loss(logits, targets).item() == pytest.approx(task.floor, abs=1e-12)
+    assert task.loss(logits, targets).item() < 1e-12
 
 
 def test_a_constant_answer_recalls_as_chance():
@@ -77,7 +77,8 @@ def test_the_best_answer_without_memory_costs_the_chance_loss(task, seed):
     logits = log_probabilities.expand(*targets.shape, -1).clone()
     blank = functional.one_hot(torch.tensor(0), task.num_outputs).double()
     logits[: -task.num_copies] = blank.log()
-    assert task.loss(logits, targets).item() == pytest.approx(task.chance_loss)
+    guesses = task.num_copies * math.log(task.num_symbols)
+    assert task.loss(logits, targets).item() == pytest.approx(guesses / len(targets))
 
 
 def test_recall_counts_only_what_was_to_be_recalled():
@@ -97,8 +98,3 @@ def test_recall_counts_only_what_was_to_be_recalled():
 def test_a_problem_that_makes_no_sense_is_refused(field, value, least):
     with pytest.raises(ValueError, match=f"{field} is {value}, but .* least {least}"):
         dataclasses.replace(CopyingMemory(), **{field: value})
-
-
-def test_an_empty_batch_is_refused():
-    with pytest.raises(ValueError, match="batch_size is 0, but must be at least 1"):
-        CopyingMemory().batch(0, generator(0))

@@ -1,33 +1,35 @@
 """The problem whose answer is known: dissolving finds it, within limits."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdopt_tutorial.data.digits import covariance, load_digits
+from cdopt_tutorial.data.bags import load_digits
 from cdopt_tutorial.dissolving import eigenspace
 from cdopt_tutorial.dissolving.eigenspace import (
     METHODS,
-    NEAR,
-    TARGET,
     Problem,
-    best_lr,
     digits_problem,
-    distance,
     polar,
     solve,
 )
 
+TARGET = 1e-6  # the relative gap that a learning rate is chosen to reach soonest
+NEAR = 1e-3  # ‖XᵀX - I‖ of which the square, by which A(X) is off, is below TARGET too
 DISSOLVING = [name for name in METHODS if name.startswith("dissolving")]
 
 
 @pytest.fixture(scope="module")
 def problem():
     return digits_problem()
+
+
+def distance(x: torch.Tensor) -> float:
+    """‖XᵀX - I‖."""
+    return (x.T @ x - torch.eye(x.shape[1]).double()).norm().item()
 
 
 def diagonal(*values: float, p: int = 1) -> Problem:
@@ -38,31 +40,24 @@ def diagonal(*values: float, p: int = 1) -> Problem:
 
 
 def test_the_digits_are_those_of_scikit_learn():
-    digits = load_digits()
-    assert digits.images.shape == (1797, 64) and digits.images.dtype == torch.float64
-    assert digits.labels.shape == (1797,) and digits.labels.dtype == torch.int64
-    assert digits.images.min() == 0 and digits.images.max() == 1
-    assert torch.equal(digits.images * 16, (digits.images * 16).round())
-    assert digits.labels.unique().tolist() == list(range(10))
+    images, labels = load_digits()
+    assert images.shape == (1797, 64) and images.dtype == torch.float64
+    assert labels.shape == (1797,) and labels.dtype == torch.int64
+    assert images.min() == 0 and images.max() == 1
+    assert torch.equal(images * 16, (images * 16).round())
+    assert labels.unique().tolist() == list(range(10))
     # The first is a 0: a ring, with nothing in the middle.
-    assert digits.labels[0] == 0
-    ring = digits.images[0].view(8, 8)
+    assert labels[0] == 0
+    ring = images[0].view(8, 8)
     assert ring[3:5, 3:5].max() < 0.1 < 0.4 < ring[3, 2]
 
 
-@given(st.integers(0, 1_000), st.integers(2, 20), st.integers(1, 6))
-def test_the_covariance_is_the_mean_of_products_about_the_mean(seed, n, d):
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    found = covariance(images)
-    torch.testing.assert_close(found, torch.cov(images.T).view(d, d))
-    torch.testing.assert_close(covariance(images + 3), found)
-
-
-@pytest.mark.parametrize("shape", [(1, 4), (4,), (0, 3)])
-def test_images_without_a_covariance_are_refused(shape):
-    with pytest.raises(ValueError, match="at least 2"):
-        covariance(torch.zeros(shape))
+def test_the_problem_is_of_the_covariance_about_the_mean(problem):
+    images, _ = load_digits()
+    centred = images - images.mean(dim=0)
+    expected = sum(torch.outer(image, image) for image in centred) / (len(images) - 1)
+    torch.testing.assert_close(problem.matrix, expected)
+    assert problem.p == 5
 
 
 # The problem
@@ -76,15 +71,13 @@ def test_no_point_of_the_manifold_is_below_the_minimum(seed, p):
     problem = Problem(half + half.T, p)
     best = problem.eigen[1][:, :p]
     assert problem.value(best).item() == pytest.approx(problem.minimum, abs=1e-12)
-    assert problem.angle(best) < 1e-7
     assert problem.gap(problem.start(seed)) > 0
 
 
-def test_gap_and_angle_by_hand():
+def test_gap_by_hand():
     problem = diagonal(2, 1, 0)
     assert problem.minimum == -1
     turned = torch.tensor([[math.cos(0.3)], [math.sin(0.3)], [0]], dtype=torch.float64)
-    assert problem.angle(turned) == pytest.approx(0.3)
     expected = 1 - (2 * math.cos(0.3) ** 2 + math.sin(0.3) ** 2) / 2
     assert problem.gap(turned) == pytest.approx(expected)
 
@@ -102,9 +95,6 @@ def test_the_polar_projection_is_feasible_and_keeps_the_span(problem):
     [
         (torch.eye(3), 3, "p is 3"),
         (torch.eye(3), 0, "p is 0"),
-        (torch.ones(3, 2), 1, "symmetric"),
-        (torch.ones(3, 3).triu(), 1, "symmetric"),
-        (torch.ones(3), 1, "symmetric"),
     ],
 )
 def test_a_problem_out_of_range_is_refused(matrix, p, message):
@@ -124,7 +114,6 @@ def test_dissolving_finds_the_answer_of_eigh(method, seed, problem):
     assert distance(run.x) <= 1e-10
     best = problem.eigen[1][:, : problem.p]
     assert torch.linalg.norm(run.x @ run.x.T - best @ best.T) < 1e-3
-    assert run.angle < 1e-3
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - set(DISSOLVING)))
@@ -149,12 +138,12 @@ def test_to_evaluate_does_not_count_into_the_time(problem, monkeypatch):
 
     def slow(x):
         now[0] += 100
-        return distance(x)
+        return polar(x)
 
     monkeypatch.setattr(eigenspace.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(eigenspace, "distance", slow)
+    monkeypatch.setattr(eigenspace, "polar", slow)
     assert solve("geoopt", problem, steps=3).seconds == [0, 0, 0, 0]
-    assert now[0] == 400
+    assert now[0] >= 400
 
 
 def test_an_unknown_method_is_refused(problem):
@@ -204,29 +193,33 @@ def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
     assert values[1] > values[0]  # the well's wall
     assert values[3] < -1e6
     fallen = solve("dissolving, L-BFGS", problem, penalty_param=0.1)
-    assert math.isnan(fallen.gap[-1]) and math.isnan(fallen.angle)
+    assert math.isnan(fallen.gap[-1]) and fallen.x.isnan().all()
     assert len(fallen.gap) < 26
 
 
 # The learning rates
 
 
+def steps_to_the_target(method: str, problem: Problem, lr: float, seed: int) -> float:
+    """Steps after which a run is near the answer and the manifold, for good."""
+    run = solve(method, problem, seed, lr=lr)
+    away = [
+        place
+        for place, (gap, off) in enumerate(zip(run.gap, run.feasibility, strict=True))
+        if not (gap <= TARGET and off <= NEAR)
+    ]
+    return math.inf if away[-1] == len(run.gap) - 1 else away[-1] + 1
+
+
 @pytest.mark.parametrize("method", ["dissolving, SGD", "projection"])
-def test_the_learning_rates_are_those_that_the_search_finds(method, problem):
+def test_no_learning_rate_nearby_arrives_sooner(method, problem):
+    """The seed that takes longest counts: a rate must do for all, and be at most 32."""
     own = METHODS[method].lr
-    grid = [own / 2**0.5, own, own * 2**0.5]
-    grid = [lr for lr in grid if lr <= max(eigenspace.GRID)]
-    assert best_lr(method, problem, [0, 1, 2], grid) == pytest.approx(own)
-
-
-def test_the_search_prefers_what_arrives_first_and_stays(problem, monkeypatch):
-    run = solve("geoopt", problem, steps=1)
-
-    def found(_, __, seed, lr):
-        gaps = {1: [1, 0, 1, 0, 0], 2: [1, 1, 0, 0, 0], 3: [1, 0, 0, 0, 0]}[lr]
-        off = 2 * NEAR if lr == 3 else 0
-        return replace(run, gap=gaps, feasibility=[off] * 5)
-
-    monkeypatch.setattr(eigenspace, "solve", found)
-    assert best_lr("geoopt", problem, seeds=[0], grid=[1, 2, 3]) == 2
-    assert best_lr("geoopt", problem, seeds=[0], grid=[1, 3]) == 1
+    slowest = {
+        share: max(
+            steps_to_the_target(method, problem, share * own, seed) for seed in range(3)
+        )
+        for share in (2**-0.5, 1, 2**0.5)
+        if share * own <= 32
+    }
+    assert slowest[1] == min(slowest.values()) < math.inf

@@ -1,8 +1,10 @@
 """The gradient's way through time, and the comparison of recurrent models."""
 
+import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,23 +14,25 @@ from torch.autograd.functional import jacobian
 from torch.nn import functional
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.bench import copying
 from cdopt_tutorial.bench.copying import best_lr
-from cdopt_tutorial.data import CopyingMemory, Grammar
+from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.dissolving import flow
 from cdopt_tutorial.dissolving.memory import (
     Job,
     MemoryConfig,
     Run,
     next_word_config,
+    run,
     run_jobs,
     train,
 )
-from cdopt_tutorial.dissolving.next_word import NextWord
 from cdopt_tutorial.dissolving.recurrent import MODELS, Model
+from cdopt_tutorial.dissolving.tasks import CopyingMemory, NextWord
 
 TASK = CopyingMemory(num_symbols=3, num_copies=2, delay=4)
 TINY = MemoryConfig(task=TASK, hidden=8, batch_size=4, steps=20, interval=5)
-SHAPE = TASK.num_inputs, TASK.num_outputs, 8, 0.1
+SHAPE = TASK.num_inputs, TASK.num_outputs, 8
 
 
 # The gradient through time
@@ -113,10 +117,10 @@ def test_only_gates_that_are_constrained_each_are_orthogonal(seed):
 @pytest.mark.parametrize("name", MODELS)
 def test_training_repeats_and_leaves_the_random_state_alone(name):
     state = torch.get_rng_state()
-    first, again = (train(name, TINY, seed=1, lr=1e-2) for _ in range(2))
+    first, again = (train(Job(name, 1e-2, seed=1), TINY) for _ in range(2))
     assert first == again
     assert torch.equal(torch.get_rng_state(), state)
-    assert first.losses != train(name, TINY, seed=2, lr=1e-2).losses
+    assert first.losses != train(Job(name, 1e-2, seed=2), TINY).losses
     assert first.steps == [5, 10, 15, 20]
     assert first.losses[-1] < first.losses[0]
 
@@ -170,7 +174,7 @@ def test_only_two_models_are_penalised_and_by_the_same_formula():
 
 def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
     config = replace(TINY, hidden=16, steps=200, interval=50)
-    runs = {name: train(name, config, seed=1, lr=3e-3) for name in MODELS}
+    runs = {name: train(Job(name, 3e-3, seed=1), config) for name in MODELS}
     dissolved, exact = runs["Stiefel"], runs["torch's orthogonal"]
     assert dissolved.weight < 0.2
     assert dissolved.mapped <= dissolved.weight**2
@@ -178,17 +182,65 @@ def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
     assert runs["orthogonal start"].weight > 5 * dissolved.weight
 
 
+@pytest.mark.parametrize("name", ["free", "LSTM", "Stiefel", "penalty alone"])
+def test_a_run_is_the_loop_written_out(name):
+    """In float32, by the same operations: the figures are the same numbers."""
+    start, batches = (
+        int(np.random.SeedSequence([7, stream]).generate_state(1)[0])
+        for stream in (0, 1)
+    )
+    model, generator = made(name, start), torch.Generator().manual_seed(batches)
+    optimizer = torch.optim.RMSprop(model.parameters(), 0.02, alpha=0.9)
+    losses, recalls = [], []
+    for _ in range(20):
+        inputs, targets = TASK.batch(4, generator)
+        logits = model(inputs)
+        losses.append(TASK.loss(logits, targets).item())
+        right = logits[-2:].argmax(-1) == targets[-2:]
+        recalls.append(right.double().mean().item())
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if name == "Stiefel":
+            loss = loss + constraints.penalty(model.rnn)
+        if name == "penalty alone":
+            w = model.rnn.weight_hh_l0
+            loss = loss + 0.1 * (w.T @ w - torch.eye(8)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    run = train(Job(name, 0.02, seed=7), TINY)
+    assert run.losses == pytest.approx(np.reshape(losses, (4, 5)).mean(1), rel=1e-6)
+    assert run.recalls == pytest.approx(np.reshape(recalls, (4, 5)).mean(1), rel=1e-6)
+    if name != "Stiefel":
+        w = model.rnn.weight_hh_l0.detach()
+        off = (w.T @ w - torch.eye(8)).norm().item()
+        assert (run.weight, run.mapped) == pytest.approx((off, off), rel=1e-5)
+
+
 # The jobs
+
+
+def test_a_comparison_has_each_models_runs_in_the_order_of_the_seeds():
+    config = replace(TINY, lrs={"LSTM": 1e-2, "free": 2e-2}, seeds=(5, 3))
+    done = []
+    found = run(config, lambda number, one: done.append((number, one.job)))
+    assert list(found) == ["LSTM", "free"]
+    for name, runs in found.items():
+        jobs = [Job(name, config.lrs[name], seed) for seed in (5, 3)]
+        assert runs == [train(job, config) for job in jobs]
+    assert [number for number, _ in done] == [1, 2, 3, 4]
+    assert {job for _, job in done} == {one.job for of in found.values() for one in of}
 
 
 def test_the_runs_do_not_depend_on_the_number_of_workers():
     jobs = [Job(name, 1e-2, 1) for name in MODELS][:5]
-    alone = [train(job.model, TINY, job.seed, job.lr) for job in jobs]
+    alone = [train(job, TINY) for job in jobs]
     for num_workers in (1, 2):
         told = []
         runs = run_jobs(
             jobs,
-            replace(TINY, num_workers=num_workers),
+            TINY,
+            num_workers=num_workers,
             on_done=lambda number, run, told=told: told.append(run.job),
         )
         assert runs == alone
@@ -210,9 +262,26 @@ def test_the_best_learning_rate_is_that_of_the_lowest_mean_final_loss():
     assert best_lr(runs, "free") == 0.2
 
 
-def test_steps_to_a_recall_are_the_first_or_never():
-    run = a_run(0.1, 1, 0.9, 0.5, 0.6, 0.2)
-    assert [run.steps_to(r) for r in (0.05, 0.4, 0.5, 0.81)] == [1, 2, 2, math.inf]
+def test_a_bench_of_rates_compares_with_the_best_and_the_free_model():
+    lines: list[str] = []
+    rows, more = copying.measure(lines.append, smoke=True)
+    runs = more["values"]
+    assert len(lines) == len(runs) + 1 == 2 * 2 * len(MODELS) + 1
+    values = {row.name: row for row in rows}
+    for task, chosen in more["chosen"].items():
+        for model, lr in chosen.items():
+            of = [r for r in runs if (r["task"], r["model"]) == (task, model)]
+            assert lr == min(of, key=lambda r: r["loss"])["lr"]
+            for one in of:
+                row = values[f"{task}, {model}, lr {one['lr']:g}: loss"]
+                assert row.value == one["loss"]
+                assert row.baseline == f"{task}, {model}, lr {lr:g}: loss"
+                best = values[row.baseline].value
+                assert row.ratio == pytest.approx(one["loss"] / best)
+            step = values[f"{task}, {model}: step"]
+            seconds = [r["seconds"] for r in of]
+            assert step.value == pytest.approx(1e3 * sum(seconds) / 2 / 25)
+            assert step.baseline == f"{task}, free: step"
 
 
 # The task that needs no long memory
@@ -225,18 +294,26 @@ def test_next_word_batches_are_pieces_of_the_language():
     assert inputs.shape == targets.shape == (6, 50)
     assert torch.equal(inputs[1:], targets[:-1])
     for words in torch.cat([inputs, targets[-1:]]).T:
-        assert grammar.log_likelihood(words) > -math.inf
+        for one, following in zip(words, words[1:], strict=False):
+            assert following in grammar.successors[one]
 
 
 def test_next_word_loss_of_the_language_itself_is_near_its_floor():
     task = NextWord()
     grammar, order = task.grammar, task.grammar.order
     inputs, targets = task.batch(400, torch.Generator().manual_seed(1))
-    words = torch.cat([inputs[:1], targets])
-    exact = [-grammar.log_likelihood(text) for text in words.T]
-    counts = torch.bincount(words[order:].flatten(), minlength=8).double()
+    exact = torch.zeros(*targets.shape, 8, dtype=torch.float64)
+    for place, sequence in itertools.product(range(order - 1, 35), range(400)):
+        context, *after = inputs[place + 1 - order : place + 1, sequence].tolist()
+        last = context
+        for word in after:
+            choice = grammar.successors[last].tolist().index(word)
+            context, last = context * grammar.branching + choice, word
+        likely = torch.tensor(grammar.probabilities[context])
+        exact[place, sequence, grammar.successors[last]] = likely
+    counts = torch.bincount(targets[order - 1 :].flatten(), minlength=8).double()
     blind = (counts / counts.sum()).log().expand(*targets.shape, -1)
-    assert sum(exact) / 400 == pytest.approx(task.floor, abs=0.03)
+    assert task.loss(exact.log(), targets).item() == pytest.approx(task.floor, abs=0.03)
     assert task.loss(blind, targets) > task.floor + 0.5
 
 
@@ -252,7 +329,7 @@ def test_next_word_loss_leaves_out_what_nobody_can_know():
 
 def test_next_word_is_learned_by_a_short_run():
     config = replace(next_word_config(), hidden=16, steps=100)
-    run = train("LSTM", config, seed=1, lr=3e-2)
+    run = train(Job("LSTM", 3e-2, seed=1), config)
     assert run.losses[-1] < run.losses[0] - 0.3
     assert run.losses[-1] > config.task.floor - 0.02
 
@@ -264,11 +341,10 @@ def test_next_word_is_learned_by_a_short_run():
     ("change", "why"),
     [
         ({"hidden": 0}, "hidden is 0, but must be at least 1"),
-        ({"num_workers": 0}, "num_workers is 0"),
-        ({"clip": 0.0}, "clip is 0.0, but must be above 0"),
+        ({"interval": 0}, "interval is 0, but must be at least 1"),
         ({"steps": 21}, "steps is 21, but must be a multiple of interval, 5"),
-        ({"lrs": {"GRU": 0.1}}, "model is 'GRU', but must be one of free, "),
-        ({"lrs": {"free": 0.0}}, "lr of 'free' is 0.0, but must be above 0"),
+        ({"lrs": {"GRU": 0.1}}, "model is 'GRU', but must be free or orthogonal start"),
+        ({"lrs": {"free": 0.0}}, "lr is 0.0, but must be above 0 for 'free'"),
         ({"seeds": (1, -1)}, "seed is -1, but must be at least 0"),
     ],
 )
@@ -279,7 +355,7 @@ def test_a_comparison_that_makes_no_sense_is_refused(change, why):
 
 @pytest.mark.parametrize("change", [{"seq_len": 3}, {"text_len": 35}])
 def test_a_text_too_short_is_refused(change):
-    with pytest.raises(ValueError, match="must be above"):
+    with pytest.raises(ValueError, match="but must be at least (4|36)"):
         replace(NextWord(), **change)
 
 

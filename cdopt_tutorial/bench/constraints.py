@@ -9,6 +9,7 @@ in float32, on one thread.
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import geoopt
 import torch
@@ -29,10 +30,10 @@ WARM_UP = 2  # steps that do not count: buffers are made, pages touched
 MIN_STEPS, MAX_STEPS = 2, 200
 BUDGET = 0.3  # seconds of a variant's turn, but never less than MIN_STEPS
 BASELINE = "plain"
-UNITS = {"step": "s"}
 COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
 
 Step = Callable[[], None]
+Times = dict[int, dict[str, dict[str, list[float]]]]  # by width, variant and figure
 
 
 def measure(
@@ -48,25 +49,19 @@ def measure(
         The rows, each over the plain layer of its width, and more: every single value,
         and the median step of "fused" over that of the variants of its kind.
     """
-    widths = WIDTHS[:1] if smoke else WIDTHS
-    values = step_times(widths, 1 if smoke else TURNS, progress=progress)
-    measured = [
-        row
-        for d in widths
-        for row in rows(
-            {f"{name}, d={d}": found for name, found in values[d].items()},
-            UNITS,
-            f"{BASELINE}, d={d}",
-        )
-    ]
-    return measured, {"fused over": _fused_over(values), "values": values}
+    widths, turns = (WIDTHS[:1], 1) if smoke else (WIDTHS, TURNS)
+    values = _step_times(widths, turns, BUDGET, progress)
+    measured: list[Row] = []
+    for d, of in values.items():
+        named = {f"{name}, d={d}": found for name, found in of.items()}
+        measured += rows(named, {"step": "s"}, f"{BASELINE}, d={d}")
+    over = {name: _ratios(values, "fused", name) for name in COMPARED}
+    fused_over = {name: {d // 2: r for d, r in each} for name, each in over.items()}
+    return measured, {"fused over": fused_over, "values": values}
 
 
 def step_costs(
-    widths: Sequence[int] = WIDTHS,
-    turns: int = 3,
-    budget: float = BUDGET,
-    variants: Sequence[str] | None = None,
+    widths: Sequence[int] = WIDTHS, turns: int = 3, budget: float = BUDGET
 ) -> dict[str, list[tuple[int, float]]]:
     """Each variant's median step over the plain layer's, at each width.
 
@@ -74,43 +69,21 @@ def step_costs(
         widths: d, even.
         turns: of each variant, at each width.
         budget: seconds of a turn, but it has two steps at least.
-        variants: names of ``VARIANTS``; None is all of them.
 
     Returns:
         By variant: (width, ratio) for each width. The plain layer's is 1.
-    """
-    values = step_times(widths, turns, budget, variants)
-    medians = {
-        d: {name: statistics.median(found["step"]) for name, found in of.items()}
-        for d, of in values.items()
-    }
-    return {
-        name: [(d, medians[d][name] / medians[d][BASELINE]) for d in widths]
-        for name in next(iter(medians.values()))
-    }
-
-
-def step_times(
-    widths: Sequence[int],
-    turns: int,
-    budget: float = BUDGET,
-    variants: Sequence[str] | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> dict[int, dict[str, dict[str, list[float]]]]:
-    """Seconds of a step, a median for each turn, by width and variant.
-
-    The variants take turns at each width, on one thread. See :func:`step_costs` for
-    the arguments.
 
     Raises:
-        ValueError: a width is not even and at least 2, or there is no such variant.
+        ValueError: a width is not even and at least 2.
     """
-    names = list(VARIANTS) if variants is None else [BASELINE, *variants]
-    unknown = set(names) - set(VARIANTS)
-    if unknown:
-        raise ValueError(
-            f"variant is {unknown.pop()!r}, but must be {' or '.join(VARIANTS)}"
-        )
+    values = _step_times(widths, turns, budget, lambda line: None)
+    return {name: _ratios(values, name, BASELINE) for name in VARIANTS}
+
+
+def _step_times(
+    widths: Sequence[int], turns: int, budget: float, progress: Callable[[str], None]
+) -> Times:
+    """Seconds of a step, a median for each turn; the variants take turns."""
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
@@ -118,7 +91,7 @@ def step_times(
         torch.manual_seed(0)
         return {
             d: interleave(
-                {name: _timer(VARIANTS[name](d), budget) for name in names},
+                {name: _timer(make(d), budget) for name, make in VARIANTS.items()},
                 range(1, turns + 1),
                 lambda line, d=d: progress(f"d={d}: {line}"),
             )
@@ -147,20 +120,14 @@ def _timer(step: Step, budget: float) -> Callable[[int], dict[str, float]]:
     return turn
 
 
-def _fused_over(values: dict) -> dict[str, dict[int, float]]:
-    """The median step of "fused" over each compared variant's, by p = d/2."""
-    return {
-        name: {
-            d // 2: statistics.median(of["fused"]["step"])
-            / statistics.median(of[name]["step"])
-            for d, of in values.items()
-        }
-        for name in COMPARED
+def _ratios(values: Times, name: str, other: str) -> list[tuple[int, float]]:
+    """The median step of a variant over another's, at each width."""
+    median = {
+        (d, variant): statistics.median(of[variant]["step"])
+        for d, of in values.items()
+        for variant in (name, other)
     }
-
-
-def _plain(d: int) -> Step:
-    return _step(nn.Linear(d, d // 2), d)
+    return [(d, median[d, name] / median[d, other]) for d in values]
 
 
 def _fused(d: int) -> Step:
@@ -169,13 +136,8 @@ def _fused(d: int) -> Step:
 
 
 def _cdopt(d: int) -> Step:
-    layer = Linear_cdopt(
-        d,
-        d // 2,
-        dtype=torch.float32,
-        manifold_class=stiefel_torch,
-        penalty_param=PENALTY_PARAM,
-    )
+    options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
+    layer = Linear_cdopt(d, d // 2, dtype=torch.float32, **options)
     return _step(layer, d, lambda: get_quad_penalty(layer))
 
 
@@ -197,20 +159,19 @@ def _geoopt(d: int) -> Step:
     return _step(_Transposed(d), d, optimizer=geoopt.optim.RiemannianSGD)
 
 
-def _orthogonal(kind: str) -> Callable[[int], Step]:
-    return lambda d: _step(
-        parametrizations.orthogonal(nn.Linear(d, d // 2), orthogonal_map=kind), d
-    )
+def _orthogonal(kind: str, d: int) -> Step:
+    layer = nn.Linear(d, d // 2)
+    return _step(parametrizations.orthogonal(layer, orthogonal_map=kind), d)
 
 
 VARIANTS: dict[str, Callable[[int], Step]] = {
-    BASELINE: _plain,
+    BASELINE: lambda d: _step(nn.Linear(d, d // 2), d),
     "fused": _fused,
     "cdopt.nn": _cdopt,
     "geoopt": _geoopt,
-    "cayley": _orthogonal("cayley"),
-    "householder": _orthogonal("householder"),
-    "matrix_exp": _orthogonal("matrix_exp"),
+    "cayley": partial(_orthogonal, "cayley"),
+    "householder": partial(_orthogonal, "householder"),
+    "matrix_exp": partial(_orthogonal, "matrix_exp"),
 }
 
 

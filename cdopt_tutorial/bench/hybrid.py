@@ -11,7 +11,7 @@ from cdopt_tutorial.bench.rows import Row, compare, one_thread, phases
 from cdopt_tutorial.data.bags import digit_bags
 from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
-from cdopt_tutorial.hybrid.config import SEMANTICS
+from cdopt_tutorial.hybrid.model import SEMANTICS
 from cdopt_tutorial.hybrid.traffic import expected_bytes, measured_bytes
 
 STEPS = 60

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cdopt_tutorial.bench.rows import Row, compare
-from cdopt_tutorial.engines import Trace
+from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 
 NUM_OBSERVERS = 2
@@ -56,12 +56,12 @@ def traffic(
 ) -> dict[str, float]:
     """Calls and bytes an environment step, both ways, from a short traced run.
 
-    A run of its own, so that recording does not slow down what is timed.
+    A run of its own, so that recording does not slow down what is timed. The bytes are
+    those of the workers' sockets, with all that the start and the end send.
     """
     config = ReinforceConfig(
         conversation, NUM_OBSERVERS, seed=seed, max_episodes=max_episodes
     )
-    trace = Trace()
-    steps = run(config, trace=trace).score.env_steps
-    sent = sum(call.request_bytes + call.response_bytes for call in trace.calls)
-    return {"calls": len(trace.calls) / steps, "bytes": sent / steps}
+    trace, wire = Trace(), Wire()
+    steps = run(config, trace=trace, wire=wire, polling=False).score.env_steps
+    return {"calls": len(trace.calls) / steps, "bytes": wire.total / steps}

@@ -15,21 +15,13 @@ from cdopt_tutorial.engines import Trace
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a bench.
+    """One figure of a bench."""
 
-    Attributes:
-        name: what was measured.
-        value: its median.
-        unit: of the value.
-        baseline: name of the row that it is compared with; its own if of none.
-        ratio: value over the baseline's value.
-    """
-
-    name: str
-    value: float
-    unit: str
-    baseline: str
-    ratio: float
+    name: str  #: what was measured
+    value: float  #: its median
+    unit: str  #: of the value
+    baseline: str  #: name of the row that it is compared with; its own if of none
+    ratio: float  #: value over the baseline's value
 
 
 Variants = Mapping[str, Callable[[int], Mapping[str, float]]]

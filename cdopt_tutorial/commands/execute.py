@@ -91,8 +91,7 @@ def _values(args: argparse.Namespace, project, reference) -> dict[Path, dict]:
         ValueError: there is no such notebook, profile or parameter, or the reference
             is to be updated by what it doesn't hold.
     """
-    from cdopt_tutorial.publish.execute import read_chapter
-    from cdopt_tutorial.publish.parameters import read_value
+    from cdopt_tutorial.publish.chapter import read_chapter, read_value
 
     own = {name: read_value(text) for name, text in args.values}
     if args.update_reference and (own or args.device != "cpu"):
@@ -133,8 +132,8 @@ def _compare(done, project, reference, profile: str) -> int:
         )
         if drift:
             print(f"{project.relative(result.path)}: figures moved", file=sys.stderr)
-        for figure in drift:
-            print(f"  {figure}", file=sys.stderr)
+        for name, how in drift.items():
+            print(f"  {name}: {how}", file=sys.stderr)
         moved += len(drift)
     if not moved and all(result.error is None for result in done):
         print("no figure has moved")

@@ -12,7 +12,7 @@ from cdopt_tutorial.commands.common import (
     read_config,
     write_json,
 )
-from cdopt_tutorial.hybrid import HybridConfig, Job, Progress, run_locally, training
+from cdopt_tutorial.hybrid import HybridConfig, Job, Progress, check, run_locally
 from cdopt_tutorial.hybrid import run as run_on_workers
 
 SMOKE_STEPS = 30
@@ -59,7 +59,7 @@ def read_job(args: argparse.Namespace) -> Job:
     if args.against_local and config.semantics == "original":
         raise ValueError("semantics original has no equal in one process")
     job = Job(config)
-    training.check(job)
+    check(job)
     return job
 
 

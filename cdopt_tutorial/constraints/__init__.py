@@ -1,6 +1,6 @@
 """Weights on manifolds, by constraint dissolving; on one worker or on many."""
 
-from cdopt_tutorial.constraints.fused import stiefel_map
+from cdopt_tutorial.constraints.fused import stiefel_constraint, stiefel_map
 from cdopt_tutorial.constraints.layers import dissolve, dissolve_recurrent
 from cdopt_tutorial.constraints.measure import (
     Constraints,
@@ -22,5 +22,6 @@ __all__ = [
     "feasibility",
     "penalty",
     "project_",
+    "stiefel_constraint",
     "stiefel_map",
 ]

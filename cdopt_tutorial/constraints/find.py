@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed.rpc as rpc
 from cdopt import nn as cdopt_nn
 from cdopt.manifold_torch import euclidean_torch
 from torch import Tensor, nn
@@ -13,32 +13,62 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.layers import Dissolved
-from cdopt_tutorial.constraints.surface import feasible
-from cdopt_tutorial.engines.remote import LocalRef
-
-Reference = rpc.PyRRef | LocalRef  # rpc.remote gives no rpc.RRef, but its base
+from cdopt_tutorial.constraints.surface import Surface, feasible
+from cdopt_tutorial.engines.reference import Reference, is_reference
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """One weight on a manifold.
+    """One weight on a manifold."""
 
-    Attributes:
-        weight: W, what an optimizer moves.
-        penalty_param: factor of ‖C(W)‖² in the penalty.
-        distance: gives ‖C(W)‖², a scalar with a graph.
-        map_and_distance: gives A(V), with which the layer would compute, and ‖C(V)‖²
-            for a V.
-        distance_of: gives ‖C(V)‖² for a V.
-        nearest: gives the feasible weight near a V.
+    weight: Tensor  #: W, what an optimizer moves
+    penalty_param: float  #: factor of ‖C(W)‖² in the penalty
+    surface: "Surface | CdoptSurface"  #: the manifold
+    distance: Callable[[], Tensor]  #: gives ‖C(W)‖², a scalar with a graph
+
+
+@dataclass(frozen=True)
+class CdoptSurface:
+    """The manifold of a layer of CDOpt; see :class:`Surface` for the methods.
+
+    The layer's own ``quad_penalty`` and ``feasibility`` are closures: those of a copy
+    measure the original.
     """
 
-    weight: Tensor
-    penalty_param: float
-    distance: Callable[[], Tensor]
-    map_and_distance: Callable[[Tensor], tuple[Tensor, Tensor]]
-    distance_of: Callable[[Tensor], Tensor]
-    nearest: Callable[[Tensor], Tensor]
+    module: nn.Module
+
+    def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """A(W), or W where the layer computes without the map, and ‖C(W)‖²."""
+        mapped = weight
+        if getattr(self.module, "forward_with_A", True):
+            to_point, to_weight = self._turns()
+            mapped = to_weight(self.module.manifold.A(to_point(weight)))
+        return mapped, self.distance(weight)
+
+    def distance(self, weight: Tensor) -> Tensor:
+        """‖C(W)‖², a scalar."""
+        to_point, _ = self._turns()
+        return self.module.manifold.C(to_point(weight)).square().sum()
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The feasible weight that CDOpt's ``Post_process`` finds."""
+        to_point, to_weight = self._turns()
+        found = self.module.manifold.Post_process(to_point(weight))
+        return feasible(to_weight(found), self.distance)
+
+    def _turns(self) -> tuple[Callable, Callable]:
+        """From the layer's weight to CDOpt's X, and back."""
+        module = self.module
+        if hasattr(module, "weight_to_var"):
+            return module.weight_to_var, module.var_to_weight
+        wide = isinstance(module, cdopt_nn.Linear_cdopt) and (
+            module.in_features >= module.out_features
+        )
+        return (torch.t, torch.t) if wide else (_same, _same)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
@@ -55,10 +85,7 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
 
 
 def references_of(model: nn.Module) -> dict[str, Reference]:
-    """The references to modules elsewhere that a model holds, by name.
-
-    Each is an attribute, or in a list, tuple or dict that is one.
-    """
+    """The references in a model's attributes, or in lists and dicts there, by name."""
     found: dict[str, Reference] = {}
     for prefix, module in _modules("", model):
         if isinstance(module, RemoteModule):
@@ -66,7 +93,7 @@ def references_of(model: nn.Module) -> dict[str, Reference]:
             continue
         for name, value in vars(module).items():
             for own, one in _each(value).items():
-                if isinstance(one, Reference):
+                if is_reference(one):
                     found[joined(joined(prefix, name), own)] = one
     return found
 
@@ -106,73 +133,29 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
 
 
 def _dissolved(rule: Dissolved, weight: Tensor) -> Constraint:
-    on = rule.surface
     return Constraint(
-        weight,
-        rule.penalty_param,
-        lambda: rule.distance(weight),
-        on.map_and_distance,
-        on.distance,
-        on.nearest,
+        weight, rule.penalty_param, rule.surface, lambda: rule.distance(weight)
     )
 
 
 def _of_cdopt(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
-    """The weights of a layer of CDOpt, with its manifold.
+    """The weights of a layer of CDOpt, with its manifold."""
+    on = CdoptSurface(module)
+    for name, weight in _weights(module):
+        distance = partial(on.distance, weight)
+        yield name, Constraint(weight, module.penalty_param, on, distance)
 
-    Its own ``quad_penalty`` and ``feasibility`` are closures: those of a copy measure
-    the original.
-    """
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The names and values of the weights that CDOpt constrains in a layer."""
     if isinstance(module, cdopt_nn.RNNBase_cdopt):
         for index in module.cdopt_weight_hh_index:
-            name, weight = (
-                module._flat_weights_names[index],
-                module._flat_weights[index],
-            )
-            yield name, _by_cdopt(module, weight)
-    elif hasattr(module, "weight_hh"):
-        yield "weight_hh", _by_cdopt(module, module.weight_hh)
-    elif hasattr(module, "original"):  # of set_constraint_dissolving
-        yield "original", _by_cdopt(module, module.original)
-    elif hasattr(module, "manifold") and hasattr(module, "weight"):
-        yield "weight", _by_cdopt(module, module.weight)
-    else:
-        kind = type(module).__name__
-        raise ValueError(f"{kind} has a quad_penalty, but no weight that is known")
-
-
-def _by_cdopt(module: nn.Module, weight: Tensor) -> Constraint:
-    manifold, (to_point, to_weight) = module.manifold, _turns(module)
-    uses_map = getattr(module, "forward_with_A", True)
-
-    def map_and_distance(value: Tensor) -> tuple[Tensor, Tensor]:
-        mapped = to_weight(manifold.A(to_point(value))) if uses_map else value
-        return mapped, distance_of(value)
-
-    def distance_of(value: Tensor) -> Tensor:
-        return manifold.C(to_point(value)).square().sum()
-
-    return Constraint(
-        weight,
-        module.penalty_param,
-        lambda: distance_of(weight),
-        map_and_distance,
-        distance_of,
-        lambda value: feasible(
-            to_weight(manifold.Post_process(to_point(value))), distance_of
-        ),
-    )
-
-
-def _turns(module: nn.Module) -> tuple[Callable, Callable]:
-    """From a layer's weight to CDOpt's X, and back."""
-    if hasattr(module, "weight_to_var"):
-        return module.weight_to_var, module.var_to_weight
-    if isinstance(module, cdopt_nn.Linear_cdopt):
-        if module.in_features >= module.out_features:
-            return torch.t, torch.t
-    return _same, _same
-
-
-def _same(value: Any) -> Any:
-    return value
+            yield module._flat_weights_names[index], module._flat_weights[index]
+        return
+    # Of cells; of set_constraint_dissolving; of all others.
+    for name in ("weight_hh", "original", "weight"):
+        if hasattr(module, name) and hasattr(module, "manifold"):
+            yield name, getattr(module, name)
+            return
+    kind = type(module).__name__
+    raise ValueError(f"{kind} has a quad_penalty, but no weight that is known")

@@ -30,6 +30,17 @@ def stiefel_map(weight: Tensor) -> tuple[Tensor, Tensor]:
     return _StiefelMap.apply(weight)
 
 
+def stiefel_constraint(weight: Tensor) -> Tensor:
+    """C(X) = XᵀX − I, (..., p, p); its Frobenius norm is the distance of the map above.
+
+    Args:
+        weight: (..., n, p), X or, if n < p, its transpose.
+    """
+    c = _inner(weight, weight)
+    c.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return c
+
+
 class _StiefelMap(torch.autograd.Function):
     """X to A(X) and ‖C‖², with C = XᵀX − I; all transposed for a wide X.
 
@@ -40,7 +51,7 @@ class _StiefelMap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:
-        c = _constraint(x)
+        c = stiefel_constraint(x)
         product, flat = _times(x, c), c.flatten()
         ctx.save_for_backward(x)
         ctx.set_materialize_grads(False)
@@ -54,7 +65,7 @@ class _StiefelMap(torch.autograd.Function):
             raise RuntimeError("the weight has been modified by an inplace operation")
         if torch.is_grad_enabled():  # this pass is to be differentiated in turn
             (x,) = ctx.saved_tensors
-            c = _constraint(x)
+            c = stiefel_constraint(x)
             product = _times(x, c)
         of_distance = None if grad_distance is None else product * (4 * grad_distance)
         if grad is None:
@@ -64,13 +75,6 @@ class _StiefelMap(torch.autograd.Function):
         through_c = _add_times(grad, x, inner + inner.mT)
         of_map = _add_times(through_c, grad, c)
         return of_map if of_distance is None else of_map + of_distance
-
-
-def _constraint(x: Tensor) -> Tensor:
-    """XᵀX − I."""
-    c = _inner(x, x)
-    c.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return c
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:

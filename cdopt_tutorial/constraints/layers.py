@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 from cdopt_tutorial.constraints.surface import Manifold, Surface, surface
 
 GATES = {
-    nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4, nn.RNNCell: 1, nn.GRUCell: 3, nn.LSTMCell: 4
-}  # fmt: skip
+    **{nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4},
+    **{nn.RNNCell: 1, nn.GRUCell: 3, nn.LSTMCell: 4},
+}
 
 
 def dissolve(
@@ -34,7 +35,8 @@ def dissolve(
     (2023).
 
     Args:
-        module: any layer; it is changed. An RNN, LSTM or GRU keeps its fast path.
+        module: any layer; it is changed, and returned. An RNN, LSTM or GRU keeps its
+            fast path.
         name: of the weight, a matrix; one with more axes counts as the matrix of its
             first axis by all others.
         manifold: "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
@@ -45,9 +47,6 @@ def dissolve(
         transpose: whether CDOpt's X is the transpose of the weight; with "oblique",
             the columns are the unit vectors then. None chooses: see
             :func:`~cdopt_tutorial.constraints.surface.surface`.
-
-    Returns:
-        The same layer.
 
     Raises:
         ValueError: there is no such weight, it is parametrized already, or it does not
@@ -90,14 +89,11 @@ def dissolve_recurrent(
     """Dissolve every hidden-to-hidden weight of a recurrent layer or cell.
 
     Args:
-        rnn: of torch.nn; it is changed.
+        rnn: of torch.nn; it is changed, and returned.
         manifold: see :func:`dissolve`.
         penalty_param: see :func:`dissolve`.
         per_gate: whether each gate's matrix is on a manifold of its own, (h, h), or
             all of them stacked are on one, (4h, h) for an LSTM, as in ``LSTM_cdopt``.
-
-    Returns:
-        The same layer.
 
     Raises:
         ValueError: it is not recurrent; and see :func:`dissolve`.
@@ -108,19 +104,14 @@ def dissolve_recurrent(
     names = [n for n, _ in rnn.named_parameters(recurse=False) if "weight_hh" in n]
     if not names:
         raise ValueError(f"{type(rnn).__name__} has no weight_hh that is still free")
+    blocks = gates[0] if per_gate else 1
     for name in names:
-        blocks = gates[0] if per_gate else 1
         dissolve(rnn, name, manifold, penalty_param, blocks=blocks)
     return rnn
 
 
 class Dissolved(nn.Module):
-    """The parametrization of a dissolved weight: W to A(W), and the penalty on W.
-
-    Args:
-        on: the manifold.
-        penalty_param: factor of ‖C(W)‖² in the penalty.
-    """
+    """The parametrization of a dissolved weight: W to A(W), and the penalty on W."""
 
     def __init__(self, on: Surface, penalty_param: float):
         super().__init__()
@@ -133,7 +124,7 @@ class Dissolved(nn.Module):
         # A thread that serves calls may serve several trainers in turn: their graphs
         # must not mix.
         if shared or not torch.is_grad_enabled():
-            return self.surface.map(weight)
+            return self.surface.map_and_distance(weight)[0]
         mapped, distance = self.surface.map_and_distance(weight)
         self._seen = [weight, _state(weight), distance]
         return mapped
@@ -156,12 +147,6 @@ class Dissolved(nn.Module):
             if last is weight and state == _state(weight):
                 return distance
         return self.surface.distance(weight)
-
-    def extra_repr(self) -> str:
-        """What ``print(layer)`` shows of it."""
-        blocks = f", blocks={self.surface.blocks}" if self.surface.blocks > 1 else ""
-        name = self.surface.make.__name__
-        return f"{name}, penalty_param={self.penalty_param}{blocks}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": []}
@@ -232,7 +217,6 @@ class _Fresh:
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as the layer's own."""
         _now.weights = [getattr(self, name) for name in self._flat_weights_names]
         try:
             return super().forward(*args, **kwargs)

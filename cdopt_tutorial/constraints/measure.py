@@ -1,5 +1,6 @@
 """Penalty, feasibility and projection of models, here and on other workers."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,47 +9,38 @@ from torch import Tensor, nn
 
 from cdopt_tutorial.constraints.find import (
     Constraint,
-    Reference,
     constraints_of,
     joined,
     references_of,
 )
-from cdopt_tutorial.engines.remote import LocalRef, remote_method
+from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
 
 
 class Distance(NamedTuple):
-    """How far one weight is from its manifold.
+    """How far one weight is from its manifold."""
 
-    Attributes:
-        weight: ‖C(W)‖ of the free parameter W, Frobenius norm.
-        mapped: ‖C(A(W))‖ of A(W), with which the layer computes.
-    """
-
-    weight: float
-    mapped: float
+    weight: float  #: ‖C(W)‖ of the free parameter W, Frobenius norm
+    mapped: float  #: ‖C(A(W))‖ of A(W), with which the layer computes
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """How far the weights of a model are from their manifolds.
+    """How far the weights of a model are from their manifolds."""
 
-    Attributes:
-        layers: each weight's distances, by its name.
-    """
-
-    layers: dict[str, Distance]
+    layers: dict[str, Distance]  #: each weight's distances, by its name
 
     @property
     def weight(self) -> float:
         """‖C(W)‖ of all weights together: the root of the sum of squares."""
-        return sum(each.weight**2 for each in self.layers.values()) ** 0.5
+        return math.hypot(*(each.weight for each in self.layers.values()))
 
     @property
     def mapped(self) -> float:
         """‖C(A(W))‖ of all weights together: the root of the sum of squares."""
-        return sum(each.mapped**2 for each in self.layers.values()) ** 0.5
+        return math.hypot(*(each.mapped for each in self.layers.values()))
 
 
 class Constraints:
@@ -59,7 +51,7 @@ class Constraints:
 
     Args:
         models: modules, DDP or not, or references to modules. The ``RemoteModule`` and
-            the RRefs that a module holds are followed, too.
+            the references that a module holds are followed, too.
 
     Raises:
         ValueError: no weight is constrained, or a module on another worker holds
@@ -81,14 +73,14 @@ class Constraints:
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
 
-        Inside a context of distributed autograd, the terms of other workers are part
-        of the graph.
+        Inside a context of :mod:`~cdopt_tutorial.engines.gradients`, the terms of other
+        workers are part of the graph.
 
         Raises:
             ValueError: a layer's ``penalty_param`` is 0, as CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
-        terms += [remote_method(_penalty, ref) for ref in self._elsewhere.values()]
+        terms += [gradients.call(ref, _penalty) for ref in self._elsewhere.values()]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()
@@ -96,7 +88,7 @@ class Constraints:
         """Each weight's distance from its manifold."""
         layers = {name: _distance(each) for name, each in self._here.items()}
         for prefix, reference in self._elsewhere.items():
-            for name, distance in remote_method(_feasibility, reference).items():
+            for name, distance in apply(reference, _feasibility).items():
                 layers[joined(prefix, name)] = distance
         return Feasibility(layers)
 
@@ -111,32 +103,32 @@ class Constraints:
         for weight, value in found:
             weight.copy_(value)
         for reference in self._elsewhere.values():
-            remote_method(_project_all, reference)
+            apply(reference, _project_all)
 
     def _add(self, name: str, model: Model) -> None:
         """Take a model's own constraints, and go after its references."""
-        if isinstance(model, Reference):
-            return self._ask(name, model)
+        if is_reference(model):
+            self._ask(name, model)
+            return
         if ("", id(model)) in self._asked:  # a module may refer to itself
-            return None
+            return
         self._asked.add(("", id(model)))
         for own, constraint in constraints_of(model).items():
             if all(constraint.weight is not e.weight for e in self._here.values()):
                 self._here[joined(name, own)] = constraint
         for own, reference in references_of(model).items():
             self._ask(joined(name, own), reference)
-        return None
 
     def _ask(self, name: str, reference: Reference) -> None:
         """Find out what is behind a reference, unless that is known already."""
-        if isinstance(reference, LocalRef) or reference.is_owner():
+        if reference.is_owner():
             value = reference.local_value()
             if isinstance(value, nn.Module):
                 self._add(name, value)
             return
         owner = reference.owner_name()
         try:
-            number, is_constrained, refers = remote_method(_look, reference)
+            number, is_constrained, refers = apply(reference, _look)
         except RuntimeError as error:
             raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
         if refers:
@@ -150,23 +142,14 @@ class Constraints:
 
 
 def penalty(*models: Model) -> Tensor:
-    """Σ penalty_param ‖C(W)‖² of models; see :meth:`Constraints.penalty`.
-
-    For a loop, make :class:`Constraints` once: it remembers where to ask.
-    """
+    """See :meth:`Constraints.penalty`; a loop makes :class:`Constraints` only once."""
     return Constraints(*models).penalty()
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far the weights of models are from their manifolds.
+    """How far the weights of models, or of references, are from their manifolds.
 
-    Called by whoever holds the models, or a reference to them; computed in float64
-    by the worker that owns a weight.
-
-    Returns:
-        ‖C(W)‖, of the weight that is trained, as `weight`, and ‖C(A(W))‖, of the one
-        that a layer computes with, as `mapped`; for each weight under its name in
-        `layers`. All are 0 exactly on the manifold.
+    Computed in float64 by the worker that owns a weight; 0 exactly on the manifold.
     """
     return Constraints(*models).feasibility()
 
@@ -188,15 +171,15 @@ def _term(name: str, constraint: Constraint) -> Tensor:
 def _distance(constraint: Constraint) -> Distance:
     # A sum of squares in float32 would be off by more than a projection leaves.
     weight = constraint.weight.detach().double()
-    mapped, distance = constraint.map_and_distance(weight)
-    squares = distance, constraint.distance_of(mapped)
+    mapped, distance = constraint.surface.map_and_distance(weight)
+    squares = distance, constraint.surface.distance(mapped)
     return Distance(*(square.item() ** 0.5 for square in squares))
 
 
 def _nearest(name: str, constraint: Constraint) -> Tensor:
+    on, weight = constraint.surface, constraint.weight.detach().double()
     try:
-        weight = constraint.weight.detach().double()
-        return constraint.nearest(constraint.map_and_distance(weight)[0])
+        return on.nearest(on.map_and_distance(weight)[0])
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"{name}: {error}") from error
 

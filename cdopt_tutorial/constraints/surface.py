@@ -48,18 +48,13 @@ def _exact(method: Callable) -> Callable:
 class Surface:
     """The manifold that a weight is to lie on, of any dtype and on any device.
 
-    A weight with more than two axes, as a convolution's, is taken as the matrix of
-    its first axis by all others.
-
-    Attributes:
-        make: CDOpt's class of the manifold.
-        blocks: into how many equal blocks the rows are split, each on its own.
-        transpose: whether CDOpt's X is the transpose of the weight, or of a block.
+    A weight with more than two axes counts as the matrix of its first axis by all
+    others.
     """
 
-    make: Callable[..., Any]
-    blocks: int
-    transpose: bool
+    make: Callable[..., Any]  #: CDOpt's class of the manifold
+    blocks: int  #: into how many equal blocks the rows are split, each on its own
+    transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
     @_exact
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,14 +65,8 @@ class Surface:
             # Of a plain matrix nothing was split: to reshape would be one more node.
             plain = mapped.shape == weight.shape
             return mapped if plain else mapped.reshape(weight.shape), distance
-        return self.map(weight), self.distance(weight)
-
-    @_exact
-    def map(self, weight: Tensor) -> Tensor:
-        """A(W), shaped as the weight."""
-        if self.make is stiefel_torch:
-            return self.map_and_distance(weight)[0]
-        return self._weight(self._of(weight).A(self._point(weight)), weight)
+        mapped = self._of(weight).A(self._point(weight))
+        return self._weight(mapped, weight), self.distance(weight)
 
     @_exact
     def distance(self, weight: Tensor) -> Tensor:
@@ -87,11 +76,7 @@ class Surface:
     @_exact
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
-        """The feasible weight that CDOpt's ``Post_process`` finds.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The feasible weight that CDOpt's ``Post_process`` finds; see `feasible`."""
         exact = weight.double()  # a decomposition in float32 is off by many roundings
         found = self._of(exact).Post_process(self._point(exact))
         found = self._weight(found, weight).contiguous()
@@ -119,15 +104,15 @@ def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
     """What a projection found, if it is feasible.
 
     Raises:
-        ValueError: it is not: CDOpt has no projection for this manifold, or the weight
-            has no nearest point.
+        ValueError: CDOpt has no projection for this manifold, or the weight no nearest
+            point.
     """
-    left = distance(found).sqrt().item()
+    left, shape = distance(found).sqrt().item(), tuple(found.shape)
     # Some ulps for each element; NaN is not below it either.
     if not left <= 100 * torch.finfo(found.dtype).eps * math.sqrt(found.numel()):
         raise ValueError(
-            f"no projection of a weight of shape {tuple(found.shape)} onto this "
-            f"manifold: ‖C‖ is {left:.1e} after it"
+            f"no projection of a weight of shape {shape} onto this manifold: "
+            f"‖C‖ is {left:.1e} after it"
         )
     return found
 
@@ -141,29 +126,22 @@ def _manifold(make: Callable, shape: tuple, dtype: torch.dtype, device: torch.de
 def surface(
     manifold: Manifold, weight: Tensor, blocks: int = 1, transpose: bool | None = None
 ) -> Surface:
-    """The manifold for a weight.
+    """The manifold for a weight; :class:`Surface` has the arguments.
 
-    Args:
-        manifold: a name of ``MANIFOLDS``, or one of CDOpt's classes.
-        weight: what is to lie on it.
-        blocks: into how many equal blocks the rows are split, each on its own.
-        transpose: whether CDOpt's X is the transpose of the weight. None turns, for
-            the Stiefel manifold, what is wider than tall, and else nothing.
+    With ``transpose`` None, what is wider than tall is turned for the Stiefel manifold,
+    and else nothing.
 
     Raises:
         ValueError: no such manifold, or the weight does not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if make is None:
-        raise ValueError(
-            f"manifold is {manifold!r}, but must be {' or '.join(MANIFOLDS)}"
-        )
+        known = " or ".join(MANIFOLDS)
+        raise ValueError(f"manifold is {manifold!r}, but must be {known}")
     if isinstance(make, type) and issubclass(make, euclidean_torch):
         raise ValueError(f"{make.__name__} constrains nothing")
     if isinstance(weight, nn.UninitializedParameter):
-        raise ValueError(
-            "the weight has no shape yet: let the layer see an input first"
-        )
+        raise ValueError("the weight has no shape yet: let the layer see an input")
     if weight.ndim < 2 or not weight.is_floating_point():
         raise ValueError(
             f"the weight has shape {tuple(weight.shape)} and is {weight.dtype}, but "

@@ -1,4 +1,4 @@
-"""The digits as bags of (pixel, level) tokens, shared out to trainers.
+"""Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers.
 
 A token says that a pixel has a level of grey, white included: there are 64 · 17. To
 leave the white ones out would halve the bags, and a model with a bias could express as
@@ -8,29 +8,37 @@ little, and white, which it sees most, would tell it nothing.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.data.digits import LEVELS, Digits, load_digits
+NUM_LEVELS = 17  # of grey, with white
+VALID_SHARE, TEST_SHARE = 0.1, 0.2
 
-NUM_LEVELS = LEVELS + 1  # with white
+
+@cache
+def load_digits() -> tuple[Tensor, Tensor]:
+    """The 8×8 images of the UCI "Optical Recognition of Handwritten Digits" test set.
+
+    Returns:
+        Images (1797, 64) float64 from 0 to 1, row by row; labels (1797,) int64.
+    """
+    from sklearn import datasets  # takes long to import
+
+    found = datasets.load_digits()
+    images = torch.as_tensor(found.data, dtype=torch.float64) / (NUM_LEVELS - 1)
+    return images, torch.as_tensor(found.target, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels.
+    """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels."""
 
-    Attributes:
-        tokens: (n,) int64, all bags after each other.
-        offsets: (b,) int64, where each bag begins.
-        labels: (b,) int64.
-    """
-
-    tokens: Tensor
-    offsets: Tensor
-    labels: Tensor
+    tokens: Tensor  #: (n,) int64, all bags after each other
+    offsets: Tensor  #: (b,) int64, where each bag begins
+    labels: Tensor  #: (b,) int64
 
     def __len__(self) -> int:
         """Number of bags."""
@@ -43,11 +51,7 @@ class Bags:
         return torch.cat((self.offsets, end)).diff()
 
     def select(self, chosen: Tensor) -> "Bags":
-        """Some of the bags.
-
-        Args:
-            chosen: (c,) int64, their numbers; none is fine.
-        """
+        """Some of the bags, by their numbers (c,) int64; none is fine."""
         lengths = self.lengths[chosen]
         offsets = lengths.cumsum(0) - lengths
         # Token i of a chosen bag is token i of that bag here.
@@ -58,67 +62,39 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class BagSplit:
-    """What is learnt from, what is chosen by, and what it is tested on.
+    """What is learnt from, what is chosen by, and what it is tested on."""
 
-    Attributes:
-        train: bags to learn from.
-        valid: bags by which a model is watched, and its settings are chosen.
-        test: bags that have had no part in either.
-        num_tokens: different tokens, rows of an embedding table.
-        num_classes: different labels.
+    train: Bags  #: bags to learn from
+    valid: Bags  #: bags by which a model is watched, and its settings are chosen
+    test: Bags  #: bags that have had no part in either
+    num_tokens: int  #: different tokens, rows of an embedding table
+    num_classes: int  #: different labels
+
+
+def digit_bags(seed: int = 0) -> BagSplit:
+    """The digits: a tenth is held out at random to choose by, a fifth to test on.
+
+    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's,
+    and has nothing to do with a model's.
     """
-
-    train: Bags
-    valid: Bags
-    test: Bags
-    num_tokens: int
-    num_classes: int
-
-
-def bags_of(digits: Digits) -> Bags:
-    """Images as bags: pixel p with the level l, 0 to 16, is the token 17 p + l."""
-    levels = (digits.images * LEVELS).round().long()
-    num_images, num_pixels = levels.shape
+    images, labels = load_digits()
+    levels = (images * (NUM_LEVELS - 1)).round().long()
+    total, num_pixels = levels.shape
     tokens = levels + NUM_LEVELS * torch.arange(num_pixels)
-    offsets = num_pixels * torch.arange(num_images)
-    return Bags(tokens.flatten(), offsets, digits.labels)
-
-
-def digit_bags(
-    valid_share: float = 0.1, test_share: float = 0.2, seed: int = 0
-) -> BagSplit:
-    """The digits, with two parts held out at random; the same for the same seed.
-
-    Args:
-        valid_share: part of the images that settings are chosen by, 0.01 to 0.4.
-        test_share: part of the images for the test, 0.01 to 0.4.
-        seed: of the split, which has nothing to do with a model's.
-
-    Raises:
-        ValueError: a share is out of its range.
-    """
-    for name, share in {"valid_share": valid_share, "test_share": test_share}.items():
-        if not 0.01 <= share <= 0.4:
-            raise ValueError(f"{name} is {share}, but must be 0.01 to 0.4")
-    bags = bags_of(load_digits())
-    order = torch.randperm(len(bags), generator=torch.Generator().manual_seed(seed))
-    held = [round(share * len(bags)) for share in (test_share, valid_share)]
-    parts = order.split([*held, len(bags) - sum(held)])
+    bags = Bags(tokens.flatten(), num_pixels * torch.arange(total), labels)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    held = [round(share * total) for share in (TEST_SHARE, VALID_SHARE)]
+    parts = order.split([*held, total - sum(held)])
     test, valid, train = (bags.select(part) for part in parts)
-    return BagSplit(train, valid, test, num_tokens=64 * NUM_LEVELS, num_classes=10)
+    return BagSplit(train, valid, test, num_pixels * NUM_LEVELS, num_classes=10)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One trainer's part of a joint batch.
+    """One trainer's part of a joint batch."""
 
-    Attributes:
-        bags: this trainer's; there may be none.
-        joint: bags of all trainers together.
-    """
-
-    bags: Bags
-    joint: int
+    bags: Bags  #: this trainer's; there may be none
+    joint: int  #: bags of all trainers together
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,26 +102,20 @@ class Shard:
     """One trainer's own part of the training data, which never leaves it.
 
     All trainers draw the same joint batches, by numbers; each takes from them what it
-    owns. So the joint batches do not depend on how many trainers there are, and every
-    trainer knows, without asking, how large they are. How many bags of a joint batch
-    are a trainer's is left to chance, as in the original.
-
-    Attributes:
-        bags: this trainer's.
-        begin: number of the first of them in the training data.
-        total: bags in the training data.
+    owns. So these do not depend on how many trainers there are, and every trainer
+    knows, without asking, how large they are. How many bags of a joint batch are a
+    trainer's is left to chance, as in the original.
     """
 
-    bags: Bags
-    begin: int
-    total: int
+    bags: Bags  #: this trainer's
+    begin: int  #: number of the first of them in the training data
+    total: int  #: bags in the training data
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One pass over the training data, in an order that the seed fixes.
+        """One pass over the training data, in joint batches of ``batch_size``.
 
-        Args:
-            batch_size: of the joint batches; the last one has what is left.
-            seed: of this pass, the same for all trainers.
+        The last one has what is left. The order is the seed's, the same for all
+        trainers.
         """
         generator = torch.Generator().manual_seed(seed)
         for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
@@ -155,11 +125,7 @@ class Shard:
 
 
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
-    """Cut training data for several trainers.
-
-    Args:
-        bags: the training data.
-        shares: each trainer's, in any unit, above 0; (1, 1) are two halves.
+    """Cut training data for several trainers by their shares; (1, 1) are two halves.
 
     Raises:
         ValueError: a share is not above 0, or would be less than one bag.
@@ -168,13 +134,12 @@ def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
         raise ValueError(f"shares are {tuple(shares)}, but all must be above 0")
     sums = [0, *accumulate(shares)]
     ends = [round(len(bags) * part / sums[-1]) for part in sums]
-    sizes = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
-    if min(sizes) < 1:
+    if any(begin == end for begin, end in pairwise(ends)):
         raise ValueError(
             f"the smallest of {len(shares)} shares comes to none of {len(bags)} bags, "
             "but each trainer needs at least 1"
         )
     return [
-        Shard(bags.select(torch.arange(begin, begin + size)), begin, len(bags))
-        for begin, size in zip(ends, sizes, strict=False)
+        Shard(bags.select(torch.arange(begin, end)), begin, len(bags))
+        for begin, end in pairwise(ends)
     ]

@@ -17,37 +17,13 @@ from cdopt_tutorial.data.text import Corpus
 _FALLBACK = np.array([0.0, 0.5, 1.0, 1.5])
 
 
-class Unigram:
-    """How likely words are, whatever came before.
-
-    Their relative frequencies, less a discount that is shared out evenly over the
-    vocabulary: no word is impossible.
-
-    Args:
-        tokens: (n,) int64 to learn from, at least one.
-        vocab_size: words of the vocabulary.
-    """
-
-    def __init__(self, tokens: Tensor, vocab_size: int):
-        counts = np.bincount(tokens.numpy(), minlength=vocab_size)
-        self._probabilities = _discounted(counts)
-
-    def probability(self, words: ArrayLike) -> NDArray[np.float64]:
-        """Probabilities of words, in the shape of ``words``; over all they sum to 1."""
-        return self._probabilities[words]
-
-
 class Bigram:
     """How likely words are after a given word: Kneser-Ney, modified, interpolated.
 
     A pair's relative frequency, less a discount by its count. What that leaves is
     shared out not by how frequent the words are, but by how many different words each
     was seen to follow (Kneser and Ney 1995). A word that nothing was seen to follow
-    leaves everything to that.
-
-    Args:
-        tokens: (n,) int64 to learn from, at least two.
-        vocab_size: words of the vocabulary.
+    leaves everything to that. Learns from tokens (n,), at least two.
     """
 
     def __init__(self, tokens: Tensor, vocab_size: int):
@@ -60,14 +36,10 @@ class Bigram:
         freed = np.bincount(before, discounts, minlength=vocab_size)
         self._seen = (counts - discounts) / totals[before]
         self._freed = np.where(totals > 0, freed / np.maximum(totals, 1), 1.0)
-        self._continued = _discounted(np.bincount(after, minlength=vocab_size))
+        self._continued = unigram(after, vocab_size)
 
     def probability(self, before: ArrayLike, words: ArrayLike) -> NDArray[np.float64]:
-        """Probabilities of words after the words ``before``.
-
-        The two are broadcast to one shape, which is the result's. Over the whole
-        vocabulary the probabilities after any word sum to 1.
-        """
+        """Probabilities of words after the words ``before``, broadcast to one shape."""
         before, words = np.broadcast_arrays(before, words)
         pairs = before * len(self._freed) + words
         place = np.minimum(np.searchsorted(self._pairs, pairs), len(self._pairs) - 1)
@@ -75,17 +47,27 @@ class Bigram:
         return seen + self._freed[before] * self._continued[words]
 
 
+def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
+    """How likely each word of a vocabulary is, (vocab_size,), whatever came before.
+
+    The relative frequencies in ``words``, less a discount that goes to all alike: no
+    word is impossible.
+    """
+    counts = np.bincount(words, minlength=vocab_size)
+    discounts = _discounts(counts)[np.minimum(counts, 3)]
+    return (counts - discounts + discounts.sum() / len(counts)) / counts.sum()
+
+
 def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part for the unigram model of the training part.
 
-    Counts the words from the second on, those that a :class:`Bigram` predicts too.
+    Counts the words from the second on, as :func:`bigram_perplexity` does.
 
     Raises:
         ValueError: a part has fewer than 2 tokens.
     """
-    valid = _valid(corpus)
-    model = Unigram(corpus.train, len(corpus.vocabulary))
-    return _perplexity(model.probability(valid[1:]))
+    train, valid = _parts(corpus)
+    return _perplexity(unigram(train.numpy(), len(corpus.vocabulary))[valid[1:]])
 
 
 def bigram_perplexity(corpus: Corpus) -> float:
@@ -96,27 +78,20 @@ def bigram_perplexity(corpus: Corpus) -> float:
     Raises:
         ValueError: a part has fewer than 2 tokens.
     """
-    valid = _valid(corpus)
-    model = Bigram(corpus.train, len(corpus.vocabulary))
+    train, valid = _parts(corpus)
+    model = Bigram(train, len(corpus.vocabulary))
     return _perplexity(model.probability(valid[:-1], valid[1:]))
 
 
-def _valid(corpus: Corpus) -> NDArray[np.int64]:
+def _parts(corpus: Corpus) -> tuple[Tensor, NDArray[np.int64]]:
     for name in ("train", "valid"):
-        if len(getattr(corpus, name)) < 2:
-            length = len(getattr(corpus, name))
+        if (length := len(getattr(corpus, name))) < 2:
             raise ValueError(f"{name} has {length} tokens, but must have at least 2")
-    return corpus.valid.numpy()
+    return corpus.train, corpus.valid.numpy()
 
 
 def _perplexity(probabilities: NDArray[np.float64]) -> float:
     return float(np.exp(-np.log(probabilities).mean()))
-
-
-def _discounted(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Probabilities (vocab_size,) by counts, less a discount that goes to all alike."""
-    discounts = _discounts(counts)[np.minimum(counts, 3)]
-    return (counts - discounts + discounts.sum() / len(counts)) / counts.sum()
 
 
 def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.data.text import Corpus, Vocabulary
 
 MAX_CONTEXTS = 4_096  # more would make the exact solution slow
@@ -24,47 +25,32 @@ class Grammar:
     but how likely they are cannot: with order 2, a bigram model stays above the
     entropy rate, and only a model with a memory comes down to it.
 
-    A *context* is what the next word depends on: a walk of ``order`` words. There are
-    num_words · branching^(order - 1), numbered by their first word and, as digits to
-    the base ``branching``, the choices after it.
+    A *context* is what the next word depends on: a walk of ``order`` words. They are
+    numbered by their first word and, as digits to the base ``branching``, the choices
+    after it.
 
     The chain is ergodic for every seed. The successors contain a cycle through all
     words and one that leaves out a single word: every word can be reached, and the
     lengths of the two have no common divisor. Every choice has a probability of at
     least ``0.1 / branching``.
 
-    Attributes:
-        num_words: at least 2.
-        branching: successors of each word, from 2 to ``num_words``.
-        seed: of the language, at least 0.
-        order: words on which the next one depends, at least 1.
-
     Raises:
         ValueError: a value is out of its range, or there are over 4,096 contexts.
     """
 
-    num_words: int = 16
-    branching: int = 4
-    seed: int = 0
-    order: int = 2
+    num_words: int = 16  #: at least 2
+    branching: int = 4  #: successors of each word, from 2 to ``num_words``
+    seed: int = 0  #: of the language, at least 0
+    order: int = 2  #: words on which the next one depends, at least 1
 
     def __post_init__(self):
-        for name, least in (("num_words", 2), ("branching", 2), ("order", 1)):
-            if getattr(self, name) < least:
-                value = getattr(self, name)
-                raise ValueError(f"{name} is {value}, but must be at least {least}")
-        if self.branching > self.num_words:
-            raise ValueError(
-                f"branching is {self.branching}, but must be at most num_words, "
-                f"{self.num_words}"
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}, but must be at least 0")
-        if self.num_contexts > MAX_CONTEXTS:
-            raise ValueError(
-                f"{self.num_contexts} contexts, num_words · branching^(order - 1), "
-                f"but there must be at most {MAX_CONTEXTS}"
-            )
+        at_least(self, 2, "num_words", "branching")
+        at_least(self, 1, "order")
+        at_least(self, 0, "seed")
+        allowed = f"at most num_words, {self.num_words}"
+        check(self, "branching", self.branching <= self.num_words, allowed)
+        allowed = f"at most {MAX_CONTEXTS}: num_words · branching^(order - 1)"
+        check(self, "num_contexts", self.num_contexts <= MAX_CONTEXTS, allowed)
 
     @property
     def num_contexts(self) -> int:
@@ -125,8 +111,8 @@ class Grammar:
         """Nats per word of the best model that sees only the last ``order`` words.
 
         0 is the unigram model, 1 the bigram model; from the grammar's own order on it
-        is the entropy rate. It is the conditional entropy of the next word given so
-        many, for the best such model has just those probabilities.
+        is the entropy rate. It is the conditional entropy of the next word, given so
+        many before it.
 
         Raises:
             ValueError: ``order`` is negative.
@@ -147,9 +133,8 @@ class Grammar:
         Raises:
             ValueError: ``length`` or ``seed`` is negative.
         """
-        for name, value in (("length", length), ("seed", seed)):
-            if value < 0:
-                raise ValueError(f"{name} is {value}, but must be at least 0")
+        if length < 0 or seed < 0:
+            raise ValueError(f"length {length} and seed {seed} must be 0 or more")
         rng = np.random.default_rng([self.seed, 2, seed])
         context = rng.choice(self.num_contexts, p=self.stationary)
         words = self._walks[context].tolist()
@@ -161,40 +146,6 @@ class Grammar:
             words.append(names[context][choice])
             context = after[context][choice]
         return torch.tensor(words[:length], dtype=torch.int64)
-
-    def log_likelihood(self, tokens: Tensor) -> float:
-        """Mean log-probability of a text's words, in nats per word (negative).
-
-        Of tokens (n,) the first ``order`` are taken as given. On the grammar's own
-        samples its negative tends to the entropy rate; on a finite one it is what
-        the best model would reach, noise of the sample included. ``-inf`` if a word
-        follows that cannot.
-
-        Raises:
-            ValueError: the text is shorter than ``order`` + 1, or a word's number is
-                out of its range.
-        """
-        words = tokens.numpy()
-        if words.ndim != 1 or len(words) <= self.order:
-            raise ValueError(
-                f"tokens have the shape {words.shape}, but must have (n,) with n at "
-                f"least {self.order + 1}"
-            )
-        if words.min() < 0 or words.max() >= self.num_words:
-            raise ValueError(f"a token is not one of 0 to {self.num_words - 1}")
-        choice_of = np.full((self.num_words, self.num_words), -1)
-        np.put_along_axis(
-            choice_of, self.successors, np.arange(self.branching)[None], axis=1
-        )
-        choices = choice_of[words[:-1], words[1:]]
-        if choices.min() < 0:
-            return -np.inf
-        contexts = words[: -self.order]
-        for place in range(self.order - 1):
-            after = choices[place : place + len(contexts)]
-            contexts = contexts * self.branching + after
-        likely = self.probabilities[contexts, choices[self.order - 1 :]]
-        return float(np.log(likely).mean())
 
     def corpus(self, train_tokens: int, valid_tokens: int) -> Corpus:
         """Two independent samples of so many words each."""

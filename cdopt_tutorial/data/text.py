@@ -13,7 +13,10 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor
 
+from cdopt_tutorial.checks import at_least
+
 UNKNOWN = "<unk>"  # no text has such a token: `tokenize` would cut it in three
+MIN_COUNT = 2  # of a word that is known
 MIN_TOKENS = 1_000  # of a corpus; in fewer there is nothing to learn or to measure
 BLOCK_TOKENS = 1_000  # of a held-out block of the reference: about one section
 
@@ -38,27 +41,23 @@ def reference_text() -> str:
     """The Python language reference, as every CPython carries it.
 
     The topics of ``pydoc_data.topics`` in alphabetical order, without two things that
-    would make a model look better than it is. Ruled lines of tables and headings are
-    left out: each is a run of one mark, as good as certain after the first. And the
-    topics overlap; a paragraph told before is left out, or much of what is held out
-    for validation would stand word for word in the training part.
+    would make a model look better than it is. A ruled line is a run of one mark, as
+    good as certain after the first. And topics overlap: were a paragraph there twice,
+    much of the validation part would stand word for word in the training part.
     """
-    told, kept = set(), []
+    kept: dict[str, str] = {}
     for topic in sorted(topics):
         for paragraph in _PARAGRAPH.split(_RULED_LINE.sub("", topics[topic])):
-            words = " ".join(paragraph.split())
-            if words and words not in told:
-                told.add(words)
-                kept.append(paragraph.strip("\n"))
-    return "\n\n".join(kept) + "\n"
+            kept.setdefault(" ".join(paragraph.split()), paragraph.strip("\n"))
+    kept.pop("", None)
+    return "\n\n".join(kept.values()) + "\n"
 
 
 def read_text(path: str | PathLike) -> str:
     """The text of a file in UTF-8.
 
     Raises:
-        ValueError: it is missing, no regular file, unreadable, empty or binary; one
-            line that names it.
+        ValueError: it can't be read, or is no text; one line that names it.
     """
     path = Path(path)
     try:
@@ -82,21 +81,12 @@ def read_text(path: str | PathLike) -> str:
 
 
 def tokenize(text: str) -> list[str]:
-    r"""Cut a text into lower-cased words and single punctuation marks.
-
-    A word is a run of letters, digits and underscores (``\w+``), so ``__init__`` is
-    one token; every other character that is not white space is a token by itself.
-    White space only separates: lines and paragraphs leave no trace.
-    """
+    r"""Cut a text into lower-cased words, ``\w+``, and single punctuation marks."""
     return _TOKEN.findall(text.lower())
 
 
 def detokenize(tokens: Iterable[str]) -> str:
-    """Join tokens into one line that is easy to read.
-
-    Marks are set as in prose, quotation marks in pairs, operators without a gap.
-    Words stay apart, so :func:`tokenize` gives the same tokens back.
-    """
+    """Join tokens into a line set as prose is; :func:`tokenize` gives them back."""
     line = " ".join(tokens)
     for pattern, replacement in _SPACING:
         line = pattern.sub(replacement, line)
@@ -118,26 +108,17 @@ class Vocabulary:
     words: tuple[str, ...]
 
     def __post_init__(self):
-        if not self.words:
-            raise ValueError("a vocabulary of 0 words, but it must have at least 1")
-        if len(self._ids) < len(self.words):
-            twice = Counter(self.words).most_common(1)[0][0]
-            raise ValueError(f"a vocabulary has {twice!r} twice")
+        known, total = len(self._ids), len(self.words)
+        if known < total or not total:
+            raise ValueError(f"{known} of {total} words differ, but all must, and 1 be")
 
     @classmethod
-    def build(
-        cls, tokens: Iterable[str], max_size: int | None = None, min_count: int = 2
-    ) -> "Vocabulary":
+    def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
         """The words of a training text: ``<unk>``, then the most frequent first.
 
-        A word that occurs only once becomes ``<unk>`` too. That is how ``<unk>`` comes
-        to occur in the training part; otherwise no model could learn what surrounds
-        it, and each unknown word of the validation part would cost without bound.
-
-        Args:
-            tokens: of the training part alone.
-            max_size: most words, ``<unk>`` included, at least 2; None for no limit.
-            min_count: a word occurs at least so often, or it is unknown.
+        A word that occurs only once becomes ``<unk>``, too. Otherwise no model could
+        learn what surrounds it, and each unknown word of the validation part would cost
+        without bound. At most ``max_size`` words, ``<unk>`` included, are known.
 
         Raises:
             ValueError: ``max_size`` is below 2.
@@ -145,14 +126,11 @@ class Vocabulary:
         if max_size is not None and max_size < 2:
             raise ValueError(f"max_size is {max_size}, but must be at least 2")
         counts = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
-        words = [word for word, count in counts if count >= min_count]
+        words = [word for word, count in counts if count >= MIN_COUNT]
         return cls((UNKNOWN, *words[: max_size and max_size - 1]))
 
     def __len__(self) -> int:
         return len(self.words)
-
-    def __contains__(self, word: str) -> bool:
-        return word in self._ids
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
         """Numbers (n,) int64 of n tokens.
@@ -178,47 +156,35 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A text in numbers, with a part held out.
+    """A text in numbers, with a part held out."""
 
-    Attributes:
-        vocabulary: made of the training part.
-        train: tokens (n,) int64 to learn from, in the order of the text.
-        valid: tokens (m,) int64 that no model has seen.
-    """
-
-    vocabulary: Vocabulary
-    train: Tensor
-    valid: Tensor
+    vocabulary: Vocabulary  #: made of the training part
+    train: Tensor  #: tokens (n,) int64 to learn from, in the order of the text
+    valid: Tensor  #: tokens (m,) int64 that no model has seen
 
 
 def load_corpus(
-    path: str | PathLike | None = None,
-    valid_share: float = 0.1,
-    max_vocab: int | None = None,
+    path: str | PathLike | None = None, max_vocab: int | None = None
 ) -> Corpus:
-    """Read a text, hold a part of it out, and number its words.
+    """Read a text, hold a tenth of it out, and number its words.
 
-    Of a file, the end is held out, for a text is read from its beginning. The
-    reference has no such order: its topics are alphabetical, and its last tenth is
-    about little but dictionaries and sequences. So it is cut, between paragraphs, into
-    blocks of about 1,000 tokens, and blocks are held out at regular intervals: with
-    the share of 0.1 the fifth, the fifteenth, and so on.
+    Of a file, the end is held out. The topics of the reference are alphabetical, and
+    its end is about little but dictionaries and sequences. So it is cut, between
+    paragraphs, into blocks of about 1,000 tokens, and of every ten the fifth is held
+    out.
 
     Args:
         path: of a text in UTF-8; None for the Python reference.
-        valid_share: part of the text that is held out, 0.01 to 0.5.
         max_vocab: most words of the vocabulary, ``<unk>`` included, at least 2.
 
     Raises:
-        ValueError: the file is no text or too short, or an argument is out of its
-            range; one line.
+        ValueError: the file is no text or too short, or ``max_vocab`` is below 2; one
+            line.
     """
-    if not 0.01 <= valid_share <= 0.5:
-        raise ValueError(f"valid_share is {valid_share}, but must be 0.01 to 0.5")
     if path is None:
-        train, valid = _hold_out_blocks(reference_text(), valid_share)
+        train, valid = _hold_out_blocks(reference_text())
     else:
-        train, valid = _hold_out_tail(path, valid_share)
+        train, valid = _hold_out_tail(path)
     vocabulary = Vocabulary.build(train, max_vocab)
     if len(vocabulary) < 2:
         raise _unfit(path, "no word occurs twice, so that there is nothing to learn")
@@ -228,44 +194,27 @@ def load_corpus(
 class Stream:
     """A text cut into columns that are read side by side, window by window.
 
-    For truncated back-propagation through time (Williams and Peng 1990): of n tokens,
-    column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and every
-    window takes the next ``seq_len`` rows. So each column of a window goes on where
-    the same column of the last one ended, and a hidden state may be carried over.
-
-    Fewer than ``batch_size`` tokens at the end of the text are not read. All else is:
-    where ``seq_len`` does not divide L, the last window is shorter.
-
-    Args:
-        tokens: (n,) int64.
-        seq_len: rows of a window, the tokens through which a gradient flows.
-        batch_size: columns.
-
-    Attributes:
-        seq_len: as given.
-        batch_size: columns, of this shard if it is one.
+    For truncated back-propagation through time (Williams and Peng 1990): of tokens
+    (n,), column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and
+    every window takes the next ``seq_len`` rows, the last one what is left. So each
+    column of a window goes on where the same column of the last one ended, and a hidden
+    state may be carried over. Fewer than ``batch_size`` tokens at the end are not read.
 
     Raises:
         ValueError: an argument is below 1, or the text is too short for the columns.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
-        for name, value in (("seq_len", seq_len), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but must be at least 1")
+        self.seq_len, self.batch_size = seq_len, batch_size
+        at_least(self, 1, "seq_len", "batch_size")
         if tokens.dim() != 1 or len(tokens) <= batch_size:
             raise ValueError(
                 f"tokens have the shape {tuple(tokens.shape)}, but {batch_size} "
                 f"columns need (n,) with n at least {batch_size + 1}"
             )
-        self.seq_len = seq_len
         rows = (len(tokens) - 1) // batch_size
         # One row more than is read: the last target of each column.
         self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()
-
-    @property
-    def batch_size(self) -> int:
-        return self._columns.shape[1]
 
     @property
     def num_tokens(self) -> int:
@@ -277,16 +226,12 @@ class Stream:
         return -(-(len(self._columns) - 1) // self.seq_len)
 
     def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The windows in their order: inputs and targets, (seq_len, batch_size) each.
+        """Inputs and their next tokens, (seq_len, batch_size) each, window by window.
 
-        The targets are the inputs' next tokens, in the same column.
-
-        Args:
-            start: number of the first window, 0 to ``len(stream)``: a run that is
-                resumed after k windows goes on with ``windows(start=k)``.
+        A run that is resumed after k windows goes on with ``windows(start=k)``.
 
         Raises:
-            ValueError: there is no such window.
+            ValueError: ``start`` is not 0 to ``len(stream)``.
         """
         if not 0 <= start <= len(self):
             raise ValueError(f"start is {start}, but must be 0 to {len(self)}")
@@ -298,12 +243,8 @@ class Stream:
         Where the columns cannot be shared out evenly, the first trainers have one
         more. All shards have the same number of windows and the same rows.
 
-        Args:
-            rank: of the trainer, 0 to ``num_trainers`` - 1.
-            num_trainers: at most ``batch_size``, so that each has a column.
-
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: there are more trainers than columns, or no such rank.
         """
         if not 1 <= num_trainers <= self.batch_size:
             raise ValueError(
@@ -313,8 +254,9 @@ class Stream:
         if not 0 <= rank < num_trainers:
             raise ValueError(f"rank is {rank}, but must be 0 to {num_trainers - 1}")
         shard = copy.copy(self)
-        parts = self._columns.tensor_split(num_trainers, dim=1)
-        shard._columns = parts[rank].contiguous()  # so that it pickles no more
+        columns = self._columns.tensor_split(num_trainers, dim=1)[rank]
+        # A copy, so that no more than these pickles.
+        shard._columns, shard.batch_size = columns.contiguous(), columns.shape[1]
         return shard
 
     def _window(self, number: int) -> tuple[Tensor, Tensor]:
@@ -328,18 +270,16 @@ def _unfit(path: str | PathLike | None, why: str) -> ValueError:
     return ValueError(f"corpus {name}: {why}")
 
 
-def _hold_out_tail(
-    path: str | PathLike, valid_share: float
-) -> tuple[list[str], list[str]]:
+def _hold_out_tail(path: str | PathLike) -> tuple[list[str], list[str]]:
     tokens = tokenize(read_text(path))
     if len(tokens) < MIN_TOKENS:
         held = f"it has {len(tokens)} tokens (words and punctuation marks)"
         raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
-    end = len(tokens) - round(valid_share * len(tokens))
+    end = len(tokens) - round(len(tokens) / 10)
     return tokens[:end], tokens[end:]
 
 
-def _hold_out_blocks(text: str, valid_share: float) -> tuple[list[str], list[str]]:
+def _hold_out_blocks(text: str) -> tuple[list[str], list[str]]:
     blocks: list[list[str]] = [[]]
     for paragraph in _PARAGRAPH.split(text):
         if len(blocks[-1]) >= BLOCK_TOKENS:
@@ -347,7 +287,5 @@ def _hold_out_blocks(text: str, valid_share: float) -> tuple[list[str], list[str
         blocks[-1] += tokenize(paragraph)
     parts: tuple[list[str], list[str]] = [], []
     for number, block in enumerate(blocks):
-        # True whenever the share of the blocks so far passes another half-integer.
-        before, after = (int(valid_share * n + 0.5) for n in (number, number + 1))
-        parts[after > before].extend(block)
+        parts[number % 10 == 4].extend(block)
     return parts

@@ -7,45 +7,35 @@ eigenvectors; ``torch.linalg.eigh`` gives both. Here Σ is the digits' covarianc
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import geoopt
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parametrizations
 
-from cdopt_tutorial.constraints import stiefel_map
-from cdopt_tutorial.data.digits import covariance, load_digits
-
-TARGET = 1e-6  # the relative gap that a learning rate is chosen to reach soonest
-NEAR = 1e-3  # ‖XᵀX - I‖ of which the square, by which A(X) is off, is below TARGET too
-GRID = tuple(2.0 ** (power / 2) for power in range(-8, 11))  # of rates, in their unit
+from cdopt_tutorial.checks import check
+from cdopt_tutorial.constraints import stiefel_constraint, stiefel_map
+from cdopt_tutorial.data.bags import load_digits
 
 
 @dataclass(frozen=True)
 class Problem:
     """Minimise -tr(XᵀΣX) / 2 over XᵀX = I.
 
-    Attributes:
-        matrix: Σ, (n, n), symmetric up to rounding, float64.
-        p: columns of X, from 1 to n - 1.
-
     Raises:
-        ValueError: the matrix is not symmetric, or p is out of its range.
+        ValueError: p is out of its range.
     """
 
-    matrix: Tensor
-    p: int = 5
+    matrix: Tensor  #: Σ, (n, n), symmetric, float64
+    p: int = 5  #: columns of X, from 1 to n - 1
 
     def __post_init__(self):
-        shape = tuple(self.matrix.shape)
-        square = len(shape) == 2 and shape[0] == shape[1]
-        if not (square and torch.allclose(self.matrix, self.matrix.T)):
-            raise ValueError(f"the matrix, of shape {shape}, must be symmetric")
-        if not 1 <= self.p < shape[0]:
-            raise ValueError(f"p is {self.p}, but must be from 1 to {shape[0] - 1}")
+        n = len(self.matrix)
+        check(self, "p", 1 <= self.p < n, f"from 1 to {n - 1}")
 
     def value(self, x: Tensor) -> Tensor:
         """f at any x (n, p), on the manifold or not: a scalar."""
@@ -71,18 +61,6 @@ class Problem:
         """How far f at a feasible x is above the minimum, relative to it."""
         return (self.value(x).item() - self.minimum) / abs(self.minimum)
 
-    def angle(self, x: Tensor) -> float:
-        """Largest angle, in radians, between the span of a feasible x and the answer's.
-
-        Its sine is the norm of what of x lies outside of the answer's span. NaN if x
-        has a NaN.
-        """
-        best = self.eigen[1][:, : self.p]
-        outside = x - best @ (best.T @ x)
-        if outside.isnan().any():
-            return math.nan
-        return torch.linalg.matrix_norm(outside, 2).clamp(max=1).arcsin().item()
-
     def start(self, seed: int = 0) -> Tensor:
         """A point (n, p) of the manifold, drawn uniformly."""
         generator = torch.Generator().manual_seed(seed)
@@ -90,9 +68,10 @@ class Problem:
         return polar(torch.randn(shape, generator=generator, dtype=torch.float64))
 
 
-def digits_problem(p: int = 5) -> Problem:
-    """The principal subspace of the 64 pixels of the digits, of dimension p."""
-    return Problem(covariance(load_digits().images), p)
+def digits_problem() -> Problem:
+    """The principal subspace of the 64 pixels of the digits, of dimension 5."""
+    images, _ = load_digits()
+    return Problem(images.T.cov())
 
 
 def polar(x: Tensor) -> Tensor:
@@ -106,42 +85,20 @@ def polar(x: Tensor) -> Tensor:
     return left @ right
 
 
-def distance(x: Tensor) -> float:
-    """‖XᵀX - I‖, the Frobenius norm."""
-    return torch.linalg.norm(x.T @ x - torch.eye(x.shape[1], dtype=x.dtype)).item()
-
-
 @dataclass(frozen=True)
 class Solution:
-    """A run of a method; the lists have an entry for the start and for each step.
+    """A run of a method; the lists have an entry for the start and for each step."""
 
-    Attributes:
-        method: its name in ``METHODS``.
-        seconds: since the start; to evaluate the entries does not count.
-        gap: relative to the minimum, of f at the feasible point nearest to what the
-            method holds; NaN, and the run's end, where that is not finite.
-        feasibility: ‖XᵀX - I‖ of what it holds.
-        x: (n, p), the feasible point nearest to what it holds at the end.
-        angle: of the span of ``x`` with the answer's, in radians.
-    """
-
-    method: str
-    seconds: list[float]
+    seconds: list[float]  #: since the start; to evaluate the entries does not count
+    #: relative to the minimum, of f at the feasible point nearest to what the method
+    #: holds; NaN, and the run's end, where that is not finite.
     gap: list[float]
-    feasibility: list[float]
-    x: Tensor
-    angle: float
+    feasibility: list[float]  #: ‖XᵀX - I‖ of what it holds
+    x: Tensor  #: (n, p), the feasible point nearest to what it holds at the end
 
 
-@dataclass(frozen=True)
-class Held:
-    """What an optimizer moves.
-
-    Attributes:
-        parameters: for the optimizer.
-        loss: what it minimises.
-        x: (n, p), which is to end up on the manifold.
-    """
+class Held(NamedTuple):
+    """What an optimizer moves, what it minimises, and what is to be feasible."""
 
     parameters: Iterable[nn.Parameter]
     loss: Callable[[], Tensor]
@@ -150,28 +107,23 @@ class Held:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to keep the constraint.
+    """One way to keep the constraint."""
 
-    Attributes:
-        hold: makes what is optimized of the problem, the start and penalty_param.
-        lr: learning rate, in units: what :func:`best_lr` chose for the digits; L-BFGS
-            has 1, for its line search finds its own steps.
-        optimizer: made of the parameters and the learning rate.
-        unit: of the learning rate; None is one over the problem's ``scale``.
-        steps: of the optimizer.
-        penalty_param: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
-        decays: whether the learning rate falls to 0 along half a cosine.
-        projects: whether each step ends with the polar projection.
-    """
-
+    #: makes what is optimized of the problem, the start and penalty_param.
     hold: Callable[[Problem, Tensor, float], Held]
+    #: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest steps, of
+    #: rates up to 32 a factor of √2 apart; the slowest of ten starts counts. L-BFGS has
+    #: 1, for its line search finds its own steps.
     lr: float
+    #: made of the parameters and the learning rate.
     optimizer: Callable[..., optim.Optimizer] = optim.SGD
+    #: of the learning rate; None is one over the problem's ``scale``.
     unit: float | None = None
-    steps: int = 600
+    steps: int = 600  #: of the optimizer
+    #: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
     penalty_param: float = 0.1
-    decays: bool = False
-    projects: bool = False
+    decays: bool = False  #: whether the learning rate falls to 0 along half a cosine
+    projects: bool = False  #: whether each step ends with the polar projection
 
 
 def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
@@ -184,13 +136,8 @@ def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
     return Held([x], loss, lambda: x)
 
 
-def _free(problem: Problem, start: Tensor, _: float) -> Held:
-    x = nn.Parameter(start)
-    return Held([x], lambda: problem.value(x), lambda: x)
-
-
-def _riemannian(problem: Problem, start: Tensor, _: float) -> Held:
-    x = geoopt.ManifoldParameter(start, manifold=geoopt.Stiefel())
+def _direct(make: Callable, problem: Problem, start: Tensor, _: float) -> Held:
+    x = make(start)
     return Held([x], lambda: problem.value(x), lambda: x)
 
 
@@ -220,41 +167,33 @@ METHODS = {
     "dissolving, L-BFGS": Method(
         _dissolved, 1, _LBFGS, unit=1, steps=25, penalty_param=1
     ),
-    "projection": Method(_free, 32, projects=True),
-    "geoopt": Method(_riemannian, 2**0.5, geoopt.optim.RiemannianSGD),
+    "projection": Method(partial(_direct, nn.Parameter), 32, projects=True),
+    "geoopt": Method(
+        partial(_direct, partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())),
+        2**0.5,
+        geoopt.optim.RiemannianSGD,
+    ),
     "cayley": Method(partial(_parametrized, "cayley"), 2**1.5),
     "householder": Method(partial(_parametrized, "householder"), 2**-0.5),
     "matrix_exp": Method(partial(_parametrized, "matrix_exp"), 2),
 }
 
 
-def solve(
-    method: str,
-    problem: Problem,
-    seed: int = 0,
-    steps: int | None = None,
-    lr: float | None = None,
-    penalty_param: float | None = None,
-) -> Solution:
+def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solution:
     """Minimise by one method, with the gradient of the whole of f in each step.
 
     Args:
         method: a name of ``METHODS``.
         problem: what to minimise.
         seed: of the start, which is the same for all methods.
-        steps: of the optimizer; one of L-BFGS is of ten iterations.
-        lr: learning rate in the method's unit.
-        penalty_param: factor of ‖XᵀX - I‖² in the loss, for those that dissolve. What
-            is None is the method's own.
+        changes: attributes of :class:`Method` that are to be others.
 
     Raises:
         ValueError: there is no such method.
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
-    given = {"steps": steps, "lr": lr, "penalty_param": penalty_param}
-    given = {name: value for name, value in given.items() if value is not None}
-    chosen = replace(METHODS[method], **given)
+    chosen = replace(METHODS[method], **changes)
     held = chosen.hold(problem, problem.start(seed), chosen.penalty_param)
     step = _stepper(chosen, held, problem)
     seconds, gap, feasibility = [0.0], [], []
@@ -265,12 +204,10 @@ def solve(
             seconds.append(seconds[-1] + time.perf_counter() - began)
         x = held.x().detach()
         gap.append(problem.gap(polar(x)))
-        feasibility.append(distance(x))
+        feasibility.append(stiefel_constraint(x).norm().item())
         if math.isnan(gap[-1]):
             break
-    nearest = polar(x)
-    angle = problem.angle(nearest)
-    return Solution(method, seconds, gap, feasibility, nearest, angle)
+    return Solution(seconds, gap, feasibility, polar(x))
 
 
 def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]:
@@ -294,40 +231,3 @@ def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]
                 held.x().copy_(polar(held.x()))
 
     return step
-
-
-def best_lr(
-    method: str,
-    problem: Problem,
-    seeds: Sequence[int] = range(10),
-    grid: Sequence[float] = GRID,
-) -> float:
-    """The learning rate that comes to the target in the fewest steps.
-
-    There a run is once its gap is at most ``TARGET`` and its feasibility at most
-    ``NEAR``, for good. The seed that takes longest counts: a rate must do for all. Of
-    rates that are equal, the smallest; where none comes there, the one with the
-    smallest gap at the end.
-
-    Args:
-        method: a name of ``METHODS``.
-        problem: what to minimise.
-        seeds: of the starts.
-        grid: rates to try, in the method's unit.
-    """
-
-    def cost(lr: float) -> tuple[float, float]:
-        return max(_cost(solve(method, problem, seed, lr=lr)) for seed in seeds)
-
-    return min(sorted(grid), key=cost)
-
-
-def _cost(run: Solution) -> tuple[float, float]:
-    """Steps to the target, and, only if it is not reached, the gap at the end."""
-    there = [
-        gap <= TARGET and off <= NEAR
-        for gap, off in zip(run.gap, run.feasibility, strict=True)
-    ]
-    if there[-1]:
-        return len(there) - [*there[::-1], False].index(False), 0.0
-    return math.inf, math.inf if math.isnan(run.gap[-1]) else run.gap[-1]

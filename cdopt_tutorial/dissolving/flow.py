@@ -8,14 +8,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.dissolving.recurrent import stiefel
 
 NUM_INPUTS = 10
-
-
-def _orthogonal_rnn(num_inputs: int, hidden: int) -> nn.RNN:
-    rnn = nn.RNN(num_inputs, hidden)
-    nn.init.orthogonal_(rnn.weight_hh_l0)
-    return constraints.dissolve_recurrent(rnn)
 
 
 def _dissolved_lstm(per_gate: bool) -> Callable[[int, int], nn.LSTM]:
@@ -24,9 +19,9 @@ def _dissolved_lstm(per_gate: bool) -> Callable[[int, int], nn.LSTM]:
     )
 
 
-LAYERS = {
+LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "RNN": nn.RNN,
-    "Stiefel RNN": _orthogonal_rnn,
+    "Stiefel RNN": stiefel,
     "LSTM": nn.LSTM,
     "LSTM, stacked": _dissolved_lstm(per_gate=False),
     "LSTM, per gate": _dissolved_lstm(per_gate=True),
@@ -44,38 +39,21 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
         rnn: of one layer and one direction, with the time first.
         inputs: (T, num_inputs), of the layer's dtype.
         direction: v, (hidden,).
-
-    Returns:
-        T + 1 norms; the last is that of v itself.
     """
-    states = [_start(rnn, direction)]
+    is_lstm = isinstance(rnn, nn.LSTM)
+    zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
+    states = [tuple(part.requires_grad_() for part in zeros.unbind())]
     with parametrize.cached():  # the weight is the same at every step
         for one in inputs:
-            _, state = rnn(one.view(1, 1, -1), _packed(states[-1]))
-            states.append(state if isinstance(state, tuple) else (state,))
+            state = states[-1] if is_lstm else states[-1][0]
+            _, state = rnn(one.view(1, 1, -1), state)
+            states.append(state if is_lstm else (state,))
     parts = [part for state in states for part in state]
     loss = states[-1][0].flatten() @ direction
     # What nothing depends on has no gradient: the last cell does not enter h_T again.
     found = torch.autograd.grad(loss, parts, allow_unused=True, materialize_grads=True)
-    each = len(states[0])
-    return [
-        torch.stack(found[place : place + each]).norm().item()
-        for place in range(0, len(found), each)
-    ]
-
-
-def _start(rnn: nn.RNNBase, direction: Tensor) -> tuple[Tensor, ...]:
-    """The state 0, of which gradients can be asked."""
-    count = 2 if isinstance(rnn, nn.LSTM) else 1
-    return tuple(
-        direction.new_zeros(1, 1, rnn.hidden_size).requires_grad_()
-        for _ in range(count)
-    )
-
-
-def _packed(state: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """The state as the layer takes it."""
-    return state if len(state) > 1 else state[0]
+    each = torch.stack(found).view(len(states), -1)
+    return each.norm(dim=1).tolist()
 
 
 def flows(
@@ -83,13 +61,8 @@ def flows(
 ) -> dict[str, list[list[float]]]:
     """Gradient norms of each kind of layer as torch starts it, in float64.
 
-    All layers of a seed see the same inputs, one of ten symbols a step, and the same
-    direction, a unit vector.
-
-    Args:
-        hidden: width of the layers.
-        steps: T.
-        seeds: of the starts, the inputs and the direction.
+    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
+    the same direction, a unit vector.
 
     Returns:
         For each kind of layer, a list per seed of what :func:`gradient_norms` gives.
@@ -110,27 +83,16 @@ def _flow(make: Callable, hidden: int, steps: int, seed: int) -> list[float]:
 
 
 def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
-    """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched.
-
-    Args:
-        make: one of ``LAYERS``, or anything that takes num_inputs and hidden.
-        hidden: width of the layer.
-        seed: of its weights.
-    """
+    """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(NUM_INPUTS, hidden).double()
 
 
 def gate_singular_values(rnn: nn.RNNBase) -> Tensor:
-    """Singular values of each gate's part of the hidden-to-hidden weight.
+    """Singular values (gates, hidden) of each gate's part of a layer's weight_hh.
 
-    Args:
-        rnn: of one layer; its weight may be free or dissolved.
-
-    Returns:
-        (gates, hidden), from the largest; the gates are those of ``torch.nn``: input,
-        forget, cell and output for an LSTM.
+    The gates are in torch's order: input, forget, cell and output for an LSTM.
     """
     weight = rnn.weight_hh_l0.detach()
     return torch.linalg.svdvals(weight.unflatten(0, (-1, rnn.hidden_size)))

@@ -9,44 +9,43 @@ from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial import constraints
 
-
-def _free(num_inputs: int, hidden: int, _: float) -> nn.RNN:
-    return nn.RNN(num_inputs, hidden)
+PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
 
 
-def _orthogonal(num_inputs: int, hidden: int, _: float) -> nn.RNN:
+def orthogonal_start(num_inputs: int, hidden: int) -> nn.RNN:
+    """An RNN that is free, and begins with an orthogonal hidden-to-hidden weight."""
     rnn = nn.RNN(num_inputs, hidden)
     nn.init.orthogonal_(rnn.weight_hh_l0)
     return rnn
 
 
-def _stiefel(num_inputs: int, hidden: int, penalty_param: float) -> nn.RNN:
-    rnn = _orthogonal(num_inputs, hidden, penalty_param)
-    return constraints.dissolve_recurrent(rnn, penalty_param=penalty_param)
+def stiefel(num_inputs: int, hidden: int) -> nn.RNN:
+    """An RNN whose hidden-to-hidden weight is dissolved."""
+    rnn = orthogonal_start(num_inputs, hidden)
+    return constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
 
 
-def _parametrized(num_inputs: int, hidden: int, penalty_param: float) -> nn.RNN:
-    rnn = _orthogonal(num_inputs, hidden, penalty_param)
+def _exact(num_inputs: int, hidden: int) -> nn.RNN:
+    rnn = orthogonal_start(num_inputs, hidden)
     # Of torch's three maps this was the fastest at a width of 64.
     return parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
 
 
-def _lstm(num_inputs: int, hidden: int, _: float) -> nn.LSTM:
+def _lstm(num_inputs: int, hidden: int) -> nn.LSTM:
     rnn = nn.LSTM(num_inputs, hidden)
     # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
     nn.init.ones_(rnn.bias_hh_l0.detach()[hidden : 2 * hidden])
     return rnn
 
 
-# Hidden-to-hidden weights: free; free from an orthogonal start; dissolved; exactly
-# orthogonal; an LSTM's; and free with the penalty of the dissolved one.
-MODELS: dict[str, Callable[[int, int, float], nn.RNNBase]] = {
-    "free": _free,
-    "orthogonal start": _orthogonal,
-    "Stiefel": _stiefel,
-    "torch's orthogonal": _parametrized,
+# Each is made of num_inputs and hidden; "penalty alone" has that of "Stiefel".
+MODELS: dict[str, Callable[[int, int], nn.RNNBase]] = {
+    "free": nn.RNN,
+    "orthogonal start": orthogonal_start,
+    "Stiefel": stiefel,
+    "torch's orthogonal": _exact,
     "LSTM": _lstm,
-    "penalty alone": _orthogonal,
+    "penalty alone": orthogonal_start,
 }
 
 
@@ -58,23 +57,14 @@ class Model(nn.Module):
         num_inputs: different input symbols.
         num_outputs: different output symbols.
         hidden: width of the recurrent layer.
-        penalty_param: factor of ‖C(W)‖² in the penalty of "Stiefel" and "penalty
-            alone".
     """
 
-    def __init__(
-        self,
-        name: str,
-        num_inputs: int,
-        num_outputs: int,
-        hidden: int,
-        penalty_param: float,
-    ):
+    def __init__(self, name: str, num_inputs: int, num_outputs: int, hidden: int):
         super().__init__()
-        self.name, self.penalty_param = name, penalty_param
+        self.name = name
         # Drawn first, so that all models of a seed start with the same readout.
         self.readout = nn.Linear(hidden, num_outputs)
-        self.rnn = MODELS[name](num_inputs, hidden, penalty_param)
+        self.rnn = MODELS[name](num_inputs, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (seq_len, batch, num_outputs) of inputs (seq_len, batch) int64."""
@@ -89,7 +79,8 @@ class Model(nn.Module):
         if self.name == "Stiefel":
             return constraints.penalty(self.rnn)
         if self.name == "penalty alone":
-            return self.penalty_param * _violation(self.rnn.weight_hh_l0).square().sum()
+            off = constraints.stiefel_constraint(self.rnn.weight_hh_l0)
+            return PENALTY_PARAM * off.square().sum()
         return 0.0
 
     @torch.no_grad()
@@ -101,9 +92,5 @@ class Model(nn.Module):
         if self.name == "Stiefel":
             found = constraints.feasibility(self.rnn)
             return found.weight, found.mapped
-        distance = _violation(self.rnn.weight_hh_l0).norm().item()
-        return distance, distance
-
-
-def _violation(weight: Tensor) -> Tensor:
-    return weight.T @ weight - torch.eye(weight.shape[1], dtype=weight.dtype)
+        off = constraints.stiefel_constraint(self.rnn.weight_hh_l0).norm().item()
+        return off, off

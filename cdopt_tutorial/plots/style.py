@@ -1,19 +1,24 @@
-"""How a role looks, in every diagram and every plot; the two sizes of a figure."""
+"""How roles and curves look in every figure, and what all figures share."""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from importlib.resources import as_file, files
+from textwrap import fill
 
 from matplotlib import style
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 INK = "#010203"
 """Stands for the text colour of the page until `show.figure` puts that in."""
 
-SIZES = {"wide": (7.2, 3.8), "small": (4.6, 3.2)}
-"""Width and height in inches of the two sizes that a figure may have."""
+WIDTH = 7.2
+"""Inches that a figure may be wide."""
+
+_MOST_COLUMNS = 4
+_LINE = 40  # letters of a name in a legend, above which it takes a second line
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,6 @@ class Look:
     color: str
     linestyle: str | tuple
     marker: str
-    hatch: str
 
 
 _DOTS = (0, (1.2, 1.2))
@@ -32,16 +36,17 @@ _DASH_DOT = (0, (5, 1.5, 1.2, 1.5))
 
 # Each has a contrast of at least 3 on a white and on a dark page, and each two
 # differ to people who see no red, no green or no blue; tests/test_plots.py.
-_BLUE = Look("#4696e6", "-", "o", "")
-_OCHRE = Look("#c8821e", _DASHES, "s", "////")
-_TEAL = Look("#1e8278", _DASH_DOT, "^", "....")
-_PINK = Look("#f01ea5", _DOTS, "D", "\\\\\\\\")
-_VIOLET = Look("#8c37fa", "-", "P", "xxxx")
-_BROWN = Look("#8c6414", _DASHES, "X", "----")
+_BLUE = Look("#4696e6", "-", "o")
+_OCHRE = Look("#c8821e", _DASHES, "s")
+_TEAL = Look("#1e8278", _DASH_DOT, "^")
+_PINK = Look("#f01ea5", _DOTS, "D")
+_VIOLET = Look("#8c37fa", "-", "P")
+_BROWN = Look("#8c6414", _DASHES, "X")
 
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 """Looks of things that are no roles, in the order they are drawn."""
 
+# In the order of their lanes: who leads, who works, who serves.
 _ROLES = {
     "agent": (_BLUE,),
     "master": (_VIOLET,),
@@ -51,38 +56,33 @@ _ROLES = {
 }
 
 
-def split_name(worker: str) -> tuple[str, int]:
-    """Return the role and the number in a worker's name: `observer1` has 1."""
-    role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
-    return role, int(number or 0)
-
-
-def is_role(worker: str) -> bool:
-    """Tell whether `worker` names a role of the book, numbered or not."""
-    return split_name(worker)[0] in _ROLES
-
-
 def look(worker: str) -> Look:
     """Return how the worker of this name is drawn; numbers take turns.
 
     Raises:
         ValueError: the name is not that of a role of the book.
     """
-    if not is_role(worker):
+    role, number = _split(worker)
+    if role not in _ROLES:
         raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
-    role, number = split_name(worker)
     return _ROLES[role][number % len(_ROLES[role])]
 
 
 def in_order(workers: Sequence[str]) -> list[str]:
-    """Sort names as diagrams show them: who leads, who works, who serves."""
-    rank = {role: k for k, role in enumerate(_ROLES)}
+    """Sort names of workers, each once: who leads, who works, who serves."""
+    roles = list(_ROLES)
 
-    def key(worker: str) -> tuple[int, str, int]:
-        role, number = split_name(worker)
-        return rank.get(role, len(rank)), role, number
+    def key(worker: str) -> tuple[int, int]:
+        role, number = _split(worker)
+        return roles.index(role), number
 
     return sorted(set(workers), key=key)
+
+
+def _split(worker: str) -> tuple[str, int]:
+    """Return the role and the number in a worker's name: `observer1` has 1."""
+    role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
+    return role, int(number or 0)
 
 
 def styled(draw: Callable) -> Callable:
@@ -97,17 +97,24 @@ def styled(draw: Callable) -> Callable:
     return wrapper
 
 
-def new_figure(size: str, height: float | None = None) -> Figure:
-    """Return an empty figure of one of the two sizes.
+def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
+    """Put a legend above all axes, and make the figure higher by it.
+
+    It has as many columns as fit, and long names take more than one line.
 
     Args:
-        size: `wide` or `small`.
-        height: inches, where the content decides it.
-
-    Raises:
-        ValueError: there is no such size.
+        fig: whose layout leaves room for what is outside of the axes.
+        handles: what the legend says, each with its label.
+        options: more of matplotlib's for a legend.
     """
-    if size not in SIZES:
-        raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
-    width, usual = SIZES[size]
-    return Figure(figsize=(width, height or usual))
+    for handle in handles:
+        handle.set_label(fill(handle.get_label(), _LINE))
+    for columns in range(_MOST_COLUMNS, 0, -1):
+        legend = fig.legend(
+            handles=handles, loc="outside upper left", ncols=columns, **options
+        )
+        box = legend.get_window_extent()
+        if box.width <= fig.bbox.width or columns == 1:
+            break
+        legend.remove()
+    fig.set_figheight(fig.get_figheight() + box.height / fig.dpi)

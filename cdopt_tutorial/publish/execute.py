@@ -23,15 +23,10 @@ from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import (
-    CellExecutionError,
-    CellTimeoutError,
-    DeadKernelError,
-)
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from cdopt_tutorial.publish.figures import Value, claimed
-from cdopt_tutorial.publish.parameters import inject
+from cdopt_tutorial.publish.chapter import Value, claimed, read_chapter
 from cdopt_tutorial.publish.project import Project
 
 DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
@@ -50,31 +45,41 @@ class Execution:
     """What became of one chapter."""
 
     path: Path
+    notebook: NotebookNode
+    """The chapter with its outputs, as far as it ran."""
     seconds: float
     """Time of the run that made the result, now or earlier."""
     cached: bool
     """True if an earlier result was reused."""
-    figures: Mapping[str, Value]
-    """What it claimed, as far as it ran, by the names in the prose."""
     error: str | None = None
     """Why the chapter failed, for people to read; None if it ran through."""
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What it claimed, as far as it ran, by the names in the prose."""
+        return claimed(self.notebook)
+
+
+def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
+    """Return a name for files under `root`, their content, and the `repr` of facts."""
+    sha = hashlib.sha256(f"{facts}\n".encode())
+    for file in files:
+        content = file.read_bytes()
+        sha.update(f"{file.relative_to(root)} {len(content)}\n".encode())
+        sha.update(content)
+    return sha.hexdigest()[:16]
 
 
 def digest(project: Project, device: str) -> str:
     """Return the name of all that decides a result besides the chapter itself.
 
-    Called by `execute` and by `render`. It covers the sources of the package,
-    the pinned versions, Python, the libraries installed, and the device.
+    That is the sources of the package, the pinned versions, Python, the libraries
+    installed, and the device.
     """
-    sha = hashlib.sha256()
     files = [*project.package.rglob("*.py"), *project.package.rglob("*.mplstyle")]
-    for file in [*sorted(files), project.root / "constraints.txt"]:
-        content = file.read_bytes()
-        sha.update(f"{file.relative_to(project.root)} {len(content)}\n".encode())
-        sha.update(content)
     versions = [platform.python_version(), *map(version, LIBRARIES)]
-    sha.update(f"{versions} {device}".encode())
-    return sha.hexdigest()[:16]
+    files = [*sorted(files), project.root / "constraints.txt"]
+    return fingerprint(project.root, files, (versions, device))
 
 
 def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
@@ -97,21 +102,6 @@ def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
         return None
 
 
-def read_chapter(
-    path: Path, values: Mapping[str, object] | None = None
-) -> NotebookNode:
-    """Read a notebook in the one format that the cache hashes, and set parameters.
-
-    Raises:
-        ValueError: it has no parameter of a name in `values`.
-    """
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":  # else old figures would pass for new ones
-            cell.outputs, cell.execution_count = [], None
-    return inject(notebook, values or {})
-
-
 def execute(
     notebooks: Iterable[Path],
     *,
@@ -122,7 +112,6 @@ def execute(
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
-    Called by the commands `execute` and `build` and by the tests.
     A chapter that fails does not stop the others; its `Execution.error` says why.
 
     Args:
@@ -136,52 +125,46 @@ def execute(
         ValueError: a notebook has no parameter of a name in `parameters`.
     """
     values = parameters or {}
-    chapters = {path: read_chapter(path, values.get(path, {})) for path in notebooks}
+    chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
     cache = open_cache(project, device)
     done = []
     for path, chapter in chapters.items():
-        result = None if force else find_result(cache, chapter)
-        if result is None:
-            done.append(_run(path, chapter, cache, project, device))
-        else:
+        if result := None if force else find_result(cache, chapter):
             seconds = result.record.data["execution_seconds"]
-            done.append(
-                Execution(path, seconds, cached=True, figures=claimed(result.nb))
-            )
+            done.append(Execution(path, result.nb, seconds, cached=True))
+            continue
+        ran = _run(path, chapter, project, device)
+        if ran.error is None:
+            about = {"execution_seconds": ran.seconds}
+            bundle = CacheBundleIn(chapter, str(path), data=about)
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        done.append(ran)
     return done
 
 
 def _run(
-    path: Path,
-    notebook: NotebookNode,
-    cache: JupyterCacheAbstract,
-    project: Project,
-    device: str,
+    path: Path, notebook: NotebookNode, project: Project, device: str
 ) -> Execution:
-    """Run one chapter; store its result, or keep what there is of it."""
+    """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
     print(f"running {name} on {device}", flush=True)
     failed = project.build / "failed" / path.name
-    progress = _Progress(notebook)
+    failed.unlink(missing_ok=True)
+    progress, error = _Progress(notebook), None
     begin = time.monotonic()
     try:
         _run_cells(notebook, progress, device)
-    except (CellExecutionError, CellTimeoutError, RuntimeError) as error:
+    except (CellExecutionError, CellTimeoutError, RuntimeError) as raised:
         # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
-        message = (
-            f"{name} failed in {progress.where()}\n{_reason(notebook, error)}\n"
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", str(raised)).strip()
+        error = (
+            f"{name} failed in {progress.where}\n{reason}\n"
             f"kept as far as it ran: {project.relative(failed)}"
         )
-        seconds = time.monotonic() - begin
-        figures = claimed(notebook)
-        return Execution(path, seconds, cached=False, figures=figures, error=message)
     seconds = time.monotonic() - begin
-    failed.unlink(missing_ok=True)
-    bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return Execution(path, seconds, cached=False, figures=claimed(notebook))
+    return Execution(path, notebook, seconds, cached=False, error=error)
 
 
 class _KernelManager(AsyncKernelManager):
@@ -208,11 +191,9 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
         )
         # A reader's own IPython configuration must not change a result.
         own = {"IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
+        env = {**os.environ, **own, DEVICE_VARIABLE: device}
         try:
-            client.execute(
-                env={**os.environ, **own, DEVICE_VARIABLE: device},
-                transport_encryption="auto",
-            )
+            client.execute(env=env, transport_encryption="auto")
         except DeadKernelError:
             # nbclient answers Ctrl-C by stopping the kernel, then finds it dead.
             if hasattr(client, "_async_cleanup_kernel_future"):
@@ -227,13 +208,12 @@ class _Progress:
         cells = enumerate(notebook.cells)
         code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
         self._number = {index: k for k, index in enumerate(code, start=1)}
-        self._cell = "no cell: the kernel did not start"
-        self._begin = 0.0
+        self.where = "no cell: the kernel did not start"
 
     def begin(self, cell: NotebookNode, cell_index: int) -> None:
         first = cell.source.strip().splitlines()[0]
         number, total = self._number[cell_index], len(self._number)
-        self._cell = f"code cell {number} of {total}, which begins\n    {first}"
+        self.where = f"code cell {number} of {total}, which begins\n    {first}"
         label = f"  [{number:{len(str(total))}}/{total}] {first[:60]:60}"
         print(label, end=" ", flush=True)
         self._begin = time.monotonic()
@@ -242,17 +222,3 @@ class _Progress:
         failed = execute_reply["content"]["status"] == "error"
         seconds = f"{time.monotonic() - self._begin:6.1f} s"
         print(f"{seconds}  FAILED" if failed else seconds, flush=True)
-
-    def where(self) -> str:
-        """Return the cell that was begun last."""
-        return self._cell
-
-
-def _reason(notebook: NotebookNode, error: Exception) -> str:
-    """Return what went wrong in the kernel's own words, without terminal colours."""
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
-    lines = [out.traceback for out in outputs if out.output_type == "error"][-1:]
-    words = ["\n".join(traceback) for traceback in lines]
-    if not isinstance(error, CellExecutionError):
-        words.insert(0, str(error).splitlines()[0])
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(words)).strip()

@@ -3,12 +3,15 @@
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+VERSION = version("cdopt-tutorial")
 
 _URL = r"https?://[\w.-]+(:\d+)?(/[\w./~%-]*)?"
 _REPOSITORY = r"https?://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?"
@@ -20,13 +23,7 @@ _LAUNCH = {
     "notebook_interface": "jupyterlab",
 }
 
-_NOT_READ = [
-    "404.html",
-    "genindex.html",
-    "py-modindex.html",
-    "search.html",
-    "_modules/*",
-]
+_NOT_READ = "404.html genindex.html py-modindex.html search.html _modules/*".split()
 """Pages that nobody looks for; a site map does without."""
 
 _PREVIEW = {
@@ -52,7 +49,7 @@ class Site:
 
 
 def read_site() -> Site:
-    """Return the site that the environment tells of; called by `render`.
+    """Return the site that the environment tells of.
 
     The variables are CDOPT_TUTORIAL_URL, CDOPT_TUTORIAL_REPOSITORY and
     CDOPT_TUTORIAL_BRANCH. One that is empty counts as not set.
@@ -75,24 +72,28 @@ def read_site() -> Site:
 
 def _read(name: str, pattern: str, needed: str) -> re.Match | None:
     """Return the match of a variable's value, or None if the variable is not set."""
-    name = f"CDOPT_TUTORIAL_{name}"
-    value = os.environ.get(name)
-    if not value:
-        return None
-    match = re.fullmatch(pattern, value, re.ASCII)
-    if match is None:
-        raise ValueError(f"{name} is {value!r}: {needed} is needed")
+    value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
+    match = re.fullmatch(pattern, value, re.ASCII) if value else None
+    if value and not match:
+        raise ValueError(f"CDOPT_TUTORIAL_{name} is {value!r}: {needed} is needed")
     return match
 
 
-def add_site(config: dict[str, Any], site: Site) -> None:
-    """Add to a configuration of jupyter-book what follows from `site`, for `render`.
+def add_site(config: dict[str, Any], site: Site, foot: str) -> None:
+    """Add to a configuration of jupyter-book what follows from `site`.
 
     What is not known adds nothing: a local build has no address to open.
+
+    Args:
+        config: is changed.
+        site: where the pages go.
+        foot: what stands at the foot of each.
     """
     # Straight to Sphinx: the book's own `html_theme_options` replace what
     # jupyter-book makes of its keys `launch_buttons` and `repository`.
     sphinx = config["sphinx"]["config"]
+    theme = sphinx.setdefault("html_theme_options", {})
+    theme["extra_footer"] = foot
     if site.url:
         sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
         sphinx |= {
@@ -107,52 +108,30 @@ def add_site(config: dict[str, Any], site: Site) -> None:
             **_PREVIEW,
         }
     if site.repository:
-        _theme_options(config).update(
-            repository_url=site.repository,
-            repository_branch=site.branch,
-            use_repository_button=True,
-            launch_buttons=_LAUNCH,
-        )
-
-
-def add_edition(config: dict[str, Any], root: Path) -> None:
-    """Add the version and the date of the book in `root` to the foot of each page.
-
-    Raises:
-        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
-    """
-    _theme_options(config)["extra_footer"] = edition(root)
+        theme |= {
+            "repository_url": site.repository,
+            "repository_branch": site.branch,
+            "use_repository_button": True,
+            "launch_buttons": _LAUNCH,
+        }
 
 
 def edition(root: Path) -> str:
-    """Return which book this is: its version and its date.
+    """Return which book `root` holds: its version, and the day of its last commit.
+
+    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH.
 
     Raises:
         ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
     """
-    return f"Version {package_version()}, {_date(root)}"
-
-
-def package_version() -> str:
-    """Return the version of the installed package."""
-    return version("cdopt-tutorial")
-
-
-def _theme_options(config: dict[str, Any]) -> dict[str, Any]:
-    return config["sphinx"]["config"].setdefault("html_theme_options", {})
-
-
-def _date(root: Path) -> str:
-    """Return the day of the last commit, or of the build where there is none."""
-    seconds = _last_commit(root) or os.environ.get("SOURCE_DATE_EPOCH")
-    if not seconds:
-        return datetime.now(UTC).date().isoformat()
+    seconds = _last_commit(root) or os.environ.get("SOURCE_DATE_EPOCH") or time.time()
     try:
-        return datetime.fromtimestamp(int(seconds), UTC).date().isoformat()
+        day = datetime.fromtimestamp(int(seconds), UTC).date()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
             f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
         ) from None
+    return f"Version {VERSION}, {day.isoformat()}"
 
 
 def _last_commit(root: Path) -> str:
@@ -162,7 +141,6 @@ def _last_commit(root: Path) -> str:
         return ""
     command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
     except OSError:
         return ""
-    return done.stdout.strip()
