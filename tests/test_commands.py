@@ -275,9 +275,13 @@ class TestJson:
         with pytest.raises(TypeError):
             common.write_json(file, {"a": object()})
         assert file.read_text() == "earlier"
+        same = tmp_path / "same"
+        same.hardlink_to(file)
         common.write_json(file, {"a": None})
         assert json.loads(file.read_text()) == {"a": None}
-        assert list(tmp_path.iterdir()) == [file]
+        # Another file took its place, so nobody ever reads half of one.
+        assert same.read_text() == "earlier"
+        assert set(tmp_path.iterdir()) == {file, same}
         common.write_json(None, {"a": 1})
 
     def test_goes_into_a_pipe(self, tmp_path):
@@ -432,6 +436,14 @@ class TestExitCode:
         monkeypatch.setattr("cdopt_tutorial.bench.launch.measure", measure)
         assert cli.main(["bench", "launch"]) == 1
         assert "ps raised KeyError" in capsys.readouterr().err
+
+    def test_of_a_book_that_can_not_be_read(self, monkeypatch, capsys):
+        def this_project():
+            raise PermissionError("the book is another's")
+
+        monkeypatch.setattr(execute.project, "this_project", this_project)
+        assert cli.main(["execute"]) == 2
+        assert capsys.readouterr().err == "cdopt-tutorial: the book is another's\n"
 
     def test_of_an_interrupted_run(self, monkeypatch, capsys):
         def run(*_, **__):
