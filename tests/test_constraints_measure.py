@@ -6,7 +6,12 @@ import warnings
 import cdopt.nn as theirs
 import pytest
 import torch
-from cdopt.manifold_torch import euclidean_torch, stiefel_torch, symp_stiefel_torch
+from cdopt.manifold_torch import (
+    euclidean_torch,
+    oblique_torch,
+    stiefel_torch,
+    symp_stiefel_torch,
+)
 from cdopt.nn.utils.set_constraints import set_constraint_dissolving
 from torch import nn
 
@@ -77,6 +82,27 @@ class TestCdopt:
             assert (mine is None) == (yours is None)
             if mine is not None:
                 torch.testing.assert_close(mine, yours, rtol=1e-12, atol=1e-14)
+
+    @pytest.mark.parametrize("shape", [(4, 8), (8, 4), (5, 5)])
+    def test_of_unit_rows_or_columns_as_cdopt_takes_them(self, shape):
+        options = STIEFEL | {"manifold_class": oblique_torch}
+        layer = move_(theirs.Linear_cdopt(*shape, **options))
+        with torch.no_grad():
+            layer.weight[0].mul_(1.5)  # so that rows and columns differ
+        expected = theirs.get_quad_penalty(layer)
+        torch.testing.assert_close(constraints.penalty(layer), expected)
+        constraints.project_(layer)
+        assert violations(layer) < 1e-12
+
+    def test_of_a_layer_that_computes_without_the_map(self):
+        layer = move_(CDOPT["tall"](**STIEFEL))
+        mapped = 2 * (0.75 * 0.21**2 - 0.25 * 0.21**3)
+        assert constraints.feasibility(layer).mapped == pytest.approx(mapped)
+        layer = move_(CDOPT["tall"](forward_with_A=False, **STIEFEL))
+        found = constraints.feasibility(layer)
+        assert found.mapped == found.weight == pytest.approx(0.21 * 2)
+        constraints.project_(layer)
+        assert constraints.feasibility(layer).mapped < 1e-12
 
     def test_of_a_bilinear_layer(self):
         """CDOpt's own fails: it gives C the shape of the weight."""

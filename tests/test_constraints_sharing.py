@@ -249,6 +249,16 @@ def test_passes_without_a_penalty_leave_nothing_behind():
         gc.enable()
 
 
+def test_a_pass_that_answers_a_call_leaves_nothing_behind():
+    """The main thread's pass keeps its distance for the penalty, another's does not."""
+    model, x = copy.deepcopy(Net()), drawn(2, 4, seed=0)
+    rule = model.first.parametrizations.weight[0]
+    in_thread(model, x)
+    assert not rule._seen
+    model(x)
+    assert rule._seen
+
+
 def test_gradients_of_two_threads_do_not_mix():
     """Two threads train on one model: each gets the gradients of its own input."""
     model, wrong = Net(), []

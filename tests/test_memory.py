@@ -142,6 +142,12 @@ def test_all_models_start_with_the_same_readout_and_orthogonal_ones_alike():
         assert not torch.allclose(models[name](inputs), start)
 
 
+def test_only_the_forget_gates_of_the_lstm_begin_open():
+    """torch's order of the gates is input, forget, cell, output."""
+    is_one = (made("LSTM").rnn.bias_hh_l0.view(4, 8) == 1).all(dim=1)
+    assert is_one.tolist() == [False, True, False, False]
+
+
 @pytest.mark.parametrize("name", ["Stiefel", "torch's orthogonal"])
 def test_the_gradient_reaches_the_parameter_behind_the_map(name):
     model = made(name).double()
