@@ -188,6 +188,19 @@ class TestPolicy:
         loss = policy_loss(Policy(8).to("meta"), [episodes([3]), episodes([2])], 0.9)
         assert loss.device.type == "meta"
 
+    def test_is_where_the_config_says(self):
+        config = ReinforceConfig()
+        assert Agent(config).policy.device.type == "cpu"
+        object.__setattr__(config, "device", "meta")
+        assert Agent(config).policy.device.type == "meta"
+
+    def test_begins_by_the_seed_whatever_was_drawn_before(self):
+        before = torch.get_rng_state()
+        weights = [Agent(ReinforceConfig(seed=i)).weights() for i in (1, 1, 2)]
+        assert torch.equal(torch.get_rng_state(), before)
+        first, same, other = (found["affine1.weight"] for found in weights)
+        assert torch.equal(first, same) and not torch.equal(first, other)
+
 
 class TestEnvironment:
     def test_vectorised_cartpole_is_cartpole(self):
@@ -351,15 +364,17 @@ class TestScore:
 
 
 class TestTwin:
+    FEW = {"num_envs": 3, "seed": 5, "max_episodes": 60, "gamma": 0.9, "lr": 0.02}
+
     @pytest.mark.parametrize("conversation", CONVERSATIONS)
     def test_learns_the_same_without_anything_of_the_package(self, conversation):
-        config = ReinforceConfig(conversation, 2, num_envs=3, seed=5, max_episodes=60)
+        config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
         ours, weights = self.both(config, "CartPole-v1")
         assert all(map(torch.equal, ours.weights.values(), weights))
 
     def test_and_where_the_time_limit_cuts_episodes(self, short_episodes):
         environment = short_episodes(15)
-        config = ReinforceConfig("batched", 2, num_envs=3, seed=5, max_episodes=60)
+        config = ReinforceConfig("batched", num_observers=2, **self.FEW)
         ours, weights = self.both(config, environment)
         assert min(ours.score.rewards) < max(ours.score.rewards) == 15
         for one, other in zip(ours.weights.values(), weights, strict=True):
@@ -466,16 +481,27 @@ def test_all_who_wait_are_answered_once_the_last_has_come_or_left(order, leaving
     }
 
 
-def test_a_film_is_as_long_as_its_longer_half():
-    falling = watch.frames(Agent(ReinforceConfig(seed=2)).weights())
-    assert 3 < len(falling) < 100
-    assert (falling[0].shape, falling[0].dtype) == ((200, 300, 3), np.uint8)
+def test_a_film_shows_every_other_step_at_half_the_size():
+    agent = Agent(ReinforceConfig(seed=2))
+    falling = watch.frames(agent.weights())
+    actor = Actor(agent.policy, seed=0)
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    state, over, steps = env.reset(seed=0)[0], False, 0
+    picture = env.render()
+    while not over:
+        state, _, over, _, _ = env.step(actor.select(state[None])[0])
+        steps += 1
+    assert len(falling) == (steps + 1) // 2 > 3
+    mean = picture.reshape(200, 2, 300, 2, 3).mean(axis=(1, 3))
+    assert np.array_equal(falling[0], mean.astype(np.uint8))
     assert len({picture.tobytes() for picture in falling}) == len(falling)
-    film = watch.side_by_side(falling[:1], falling)
-    assert [picture.shape for picture in film] == [(200, 600, 3)] * len(falling)
-    assert all(np.array_equal(picture[:, :300], falling[0]) for picture in film)
-    right = [picture[:, 300:] for picture in film]
-    assert np.array_equal(right, falling)
+
+
+def test_the_film_that_is_over_stands_still():
+    one, two, three = np.arange(3 * 2 * 4 * 3, dtype=np.uint8).reshape(3, 2, 4, 3)
+    film = watch.side_by_side([one, two], [three, one, two])
+    expected = [(one, three), (two, one), (two, two)]
+    assert np.array_equal(film, [np.concatenate(pair, axis=1) for pair in expected])
 
 
 @pytest.mark.parametrize("conversation", ["batched", "local-policy"])
@@ -484,6 +510,12 @@ def test_it_solves_cartpole_over_rpc(conversation):
     assert score.solved
     assert sum(score.rewards[-100:]) / 100 >= 475
     assert len(score.rewards) < 3000
+
+
+def test_a_round_trip_serves_as_many_environments_as_its_conversation_is_good_for():
+    found = [ReinforceConfig(conversation).num_envs for conversation in CONVERSATIONS]
+    assert found == [1, 1, 16, 32]
+    assert ReinforceConfig("batched", num_envs=5).num_envs == 5
 
 
 @pytest.mark.parametrize(
