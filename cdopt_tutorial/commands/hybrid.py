@@ -3,6 +3,7 @@
 import argparse
 import math
 
+from cdopt_tutorial import hybrid
 from cdopt_tutorial.commands.common import (
     add_training_flags,
     bad_input,
@@ -12,10 +13,9 @@ from cdopt_tutorial.commands.common import (
     read_config,
     write_json,
 )
-from cdopt_tutorial.hybrid import HybridConfig, Job, Progress, check, run_locally
-from cdopt_tutorial.hybrid import run as run_on_workers
+from cdopt_tutorial.hybrid import HybridConfig, Job
 
-SMOKE_STEPS = 30
+SMOKE = {"max_steps": 30}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,17 +26,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, test, and compare; losses are in nats, null is what there is none of."""
     with bad_input():
-        job = read_job(args)
+        job = Job(read_config(args, HybridConfig, SMOKE))
+        if args.against_local and job.config.semantics == "original":
+            raise ValueError("semantics original has no equal in one process")
+        hybrid.check(job)
     with named_failure():
-        result = run_on_workers(job, deadline=math.inf, on_report=_log)
-    difference = None
+        result = hybrid.run(job, deadline=math.inf, on_report=_log)
+    found = result.as_json() | {"losses": result.losses}
+    found["max_parameter_difference"] = None
     if args.against_local:
-        local = run_locally(job)
-        difference = print_difference(result.max_parameter_difference(local))
-    found = result.as_json() | {
-        "losses": result.losses,
-        "max_parameter_difference": difference,
-    }
+        gap = result.max_parameter_difference(hybrid.run_locally(job))
+        found["max_parameter_difference"] = print_difference(gap)
     write_json(args.json, found)
     held = found["feasibility"]
     print(
@@ -48,22 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_job(args: argparse.Namespace) -> Job:
-    """The job that the flags describe.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-    fixed = {"max_steps": SMOKE_STEPS} if args.smoke else {}
-    config = read_config(args, HybridConfig, **fixed)
-    if args.against_local and config.semantics == "original":
-        raise ValueError("semantics original has no equal in one process")
-    job = Job(config)
-    check(job)
-    return job
-
-
-def _log(_, note: Progress) -> None:
+def _log(_, note: hybrid.Progress) -> None:
     """Print what the first trainer reports after an epoch.
 
     Raises:

@@ -14,7 +14,7 @@ from cdopt_tutorial.commands.common import (
 )
 from cdopt_tutorial.reinforce import ReinforceConfig
 
-SMOKE_EPISODES = 40
+SMOKE = {"max_episodes": 40}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,15 +28,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless it was only to be tried."""
     with bad_input():
-        fixed = {"max_episodes": SMOKE_EPISODES} if args.smoke else {}
-        fixed["num_observers"] = _num_observers(args)
-        config = read_config(args, ReinforceConfig, **fixed)
+        args.num_observers = _num_observers(args.world_size, args.num_observers)
+        config = read_config(args, ReinforceConfig, SMOKE)
     print(
         f"This will run until reward threshold of {reinforce.Score.threshold} is "
         "reached. Ctrl+C to exit."
     )
+    log = partial(_log, config.log_interval)
     with named_failure():
-        log = partial(_log, config.log_interval)
         training = reinforce.run(config, deadline=math.inf, on_report=log)
     score = training.score
     write_json(args.json, training.as_json())
@@ -51,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if score.solved or args.smoke else 1
 
 
-def _num_observers(args: argparse.Namespace) -> int:
-    size, number = args.world_size, args.num_observers
+def _num_observers(size: int | None, number: int | None) -> int:
     if size is None:
         return ReinforceConfig.num_observers if number is None else number
     if size < 2:

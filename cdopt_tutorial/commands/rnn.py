@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cdopt_tutorial import data
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.commands.common import (
     add_training_flags,
@@ -18,17 +19,11 @@ from cdopt_tutorial.commands.common import (
     writable,
     write_json,
 )
-from cdopt_tutorial.data import (
-    Grammar,
-    bigram_perplexity,
-    load_corpus,
-    unigram_perplexity,
-)
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
-SMOKE_STEPS = 30
-GRAMMAR = "grammar"
-GRAMMAR_TOKENS = 100_000, 20_000
+SMOKE = {"max_steps": 30}
+GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
     if args.against_local:
-        found["max_parameter_difference"] = _difference(job, histories[0])
+        local = rnn.run_locally(replace(job, keep=None))
+        gap = max_difference(histories[0].weights, local.weights)
+        found["max_parameter_difference"] = print_difference(gap)
     write_json(args.json, found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}, "
@@ -68,30 +65,27 @@ def read_job(args: argparse.Namespace) -> Job:
     Raises:
         ValueError: a value is out of its range, or a file does not fit.
     """
-    fixed: dict[str, Any] = {"max_steps": SMOKE_STEPS} if args.smoke else {}
-    if args.against_local:
-        fixed["dropout"] = 0.0
-    config = read_config(args, RNNConfig, **fixed)
+    config = read_config(args, RNNConfig, SMOKE)
     if args.device not in ("auto", "cpu"):
         raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     resume = args.resume and rnn.checkpoint.load(args.resume)
-    if args.corpus == GRAMMAR:
-        corpus = Grammar(seed=args.seed).corpus(*GRAMMAR_TOKENS)
+    if args.corpus == "grammar":
+        corpus = data.Grammar(seed=args.seed).corpus(*GRAMMAR_TOKENS)
     else:
-        corpus = load_corpus(args.corpus)
+        corpus = data.load_corpus(args.corpus)
     return Job(config, corpus, resume, args.checkpoint and args.checkpoint.absolute())
 
 
 def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any]:
     """What goes into the JSON; losses in nats, times in seconds."""
     first, vocab_size = histories[0], len(job.corpus.vocabulary)
-    return _constrained(first) | {
+    found = {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": first.perplexity,
-        "baseline_perplexity": bigram_perplexity(job.corpus),
-        "unigram_perplexity": unigram_perplexity(job.corpus),
+        "baseline_perplexity": data.bigram_perplexity(job.corpus),
+        "unigram_perplexity": data.unigram_perplexity(job.corpus),
         # Nothing is read where the checkpoint was of a complete run.
         "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
         "bytes_per_step": wire if math.isfinite(wire) else None,
@@ -101,27 +95,14 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
         "losses": [history.losses for history in histories],
         "staleness": [history.staleness for history in histories],
     }
-
-
-def _constrained(history: History) -> dict[str, Any]:
-    """What goes into the JSON of constrained weights: norms, after each step."""
-    if history.projected is None:
-        return {}
-    return {
-        "feasibility": {
-            "weight": [found.weight for found in history.feasibility],
-            "mapped": [found.mapped for found in history.feasibility],
-        },
-        "projected_perplexity": history.projected.perplexity,
-        "projected_feasibility": history.projected.feasibility.weight,
-    }
-
-
-def _difference(job: Job, history: History) -> float:
-    """Largest difference of any parameter from the same training in one process."""
-    local = rnn.run_locally(replace(job, keep=None)).weights
-    gaps = [(history.weights[n] - w).abs().max().item() for n, w in local.items()]
-    return print_difference(max(gaps))
+    if first.projected is not None:  # norms, after each step and at the end
+        kinds = "weight", "mapped"
+        found["feasibility"] = {
+            kind: [getattr(each, kind) for each in first.feasibility] for kind in kinds
+        }
+        found["projected_perplexity"] = first.projected.perplexity
+        found["projected_feasibility"] = first.projected.feasibility.weight
+    return found
 
 
 def _log(_, note: rnn.Progress) -> None:
