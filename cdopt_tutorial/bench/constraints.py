@@ -28,6 +28,15 @@ LR = 1e-3
 TURNS = 7
 BUDGET = 0.3  # seconds of a variant's turn
 BASELINE = "plain"
+VARIANTS = (
+    BASELINE,
+    "fused",
+    "cdopt.nn",
+    "geoopt",
+    "cayley",
+    "householder",
+    "matrix_exp",
+)
 COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
 
 Step = Callable[[], None]
@@ -53,15 +62,10 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
 def step_costs(
     widths: Sequence[int], turns: int, budget: float
 ) -> dict[str, list[tuple[int, float]]]:
-    """Each variant's median step over the plain layer's; called by chapter 3.
+    """Each variant's median step over the plain layer's, as (width d, ratio).
 
-    Args:
-        widths: d, even.
-        turns: of each variant, at each width.
-        budget: seconds of a turn, but at least one step is timed.
-
-    Returns:
-        By variant: (width, ratio) for each width. The plain layer's is 1.
+    Called by chapter 3. Each variant has so many turns at each width, and each turn a
+    budget of seconds, but at least one step.
 
     Raises:
         ValueError: a width is not even and at least 2.
@@ -77,19 +81,17 @@ def _step_times(
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
+    values = {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return {
-            d: interleave(
-                {
-                    name: partial(_time, make(d), budget)
-                    for name, make in VARIANTS.items()
-                },
+        for d in widths:
+            steps = {name: make_step(name, d) for name in VARIANTS}
+            values[d] = interleave(
+                {name: partial(_time, step, budget) for name, step in steps.items()},
                 range(1, turns + 1),
                 lambda line, d=d: progress(f"d={d}: {line}"),
             )
-            for d in widths
-        }
+    return values
 
 
 def _time(step: Step, budget: float, _: int) -> dict[str, float]:
@@ -108,13 +110,9 @@ def _ratios(
     return ratios
 
 
-def _step(
-    layer: nn.Module,
-    d: int,
-    penalty: Callable[[], Tensor] | None = None,
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-) -> Step:
+def make_step(variant: str, d: int) -> Step:
     """One step of training; the target is random, for what it is takes no time."""
+    layer, penalty, optimizer = _layer(variant, d)
     x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
     moves = optimizer(layer.parameters(), lr=LR)
 
@@ -129,19 +127,23 @@ def _step(
     return step
 
 
-def _plain(d: int) -> Step:
-    return _step(nn.Linear(d, d // 2), d)
-
-
-def _fused(d: int) -> Step:
-    layer = constraints.dissolve(nn.Linear(d, d // 2), penalty_param=PENALTY_PARAM)
-    return _step(layer, d, constraints.Constraints(layer).penalty)
-
-
-def _cdopt(d: int) -> Step:
-    options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
-    layer = Linear_cdopt(d, d // 2, dtype=torch.float32, **options)
-    return _step(layer, d, lambda: get_quad_penalty(layer))
+def _layer(
+    variant: str, d: int
+) -> tuple[nn.Module, Callable[[], Tensor] | None, type[torch.optim.Optimizer]]:
+    """A variant's layer, its penalty if it has one, and its kind of optimizer."""
+    if variant == "geoopt":
+        return _Transposed(d), None, geoopt.optim.RiemannianSGD
+    if variant == "cdopt.nn":
+        options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
+        layer = Linear_cdopt(d, d // 2, dtype=torch.float32, **options)
+        return layer, partial(get_quad_penalty, layer), torch.optim.SGD
+    layer = nn.Linear(d, d // 2)
+    if variant == "fused":
+        layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM)
+        return layer, constraints.Constraints(layer).penalty, torch.optim.SGD
+    if variant != BASELINE:
+        layer = parametrizations.orthogonal(layer, orthogonal_map=variant)
+    return layer, None, torch.optim.SGD
 
 
 class _Transposed(nn.Module):
@@ -156,23 +158,3 @@ class _Transposed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight.mT, self.bias)
-
-
-def _geoopt(d: int) -> Step:
-    return _step(_Transposed(d), d, optimizer=geoopt.optim.RiemannianSGD)
-
-
-def _orthogonal(kind: str, d: int) -> Step:
-    layer = nn.Linear(d, d // 2)
-    return _step(parametrizations.orthogonal(layer, orthogonal_map=kind), d)
-
-
-VARIANTS: dict[str, Callable[[int], Step]] = {
-    BASELINE: _plain,
-    "fused": _fused,
-    "cdopt.nn": _cdopt,
-    "geoopt": _geoopt,
-    "cayley": partial(_orthogonal, "cayley"),
-    "householder": partial(_orthogonal, "householder"),
-    "matrix_exp": partial(_orthogonal, "matrix_exp"),
-}

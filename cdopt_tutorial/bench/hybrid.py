@@ -20,16 +20,10 @@ WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
 TURNS = 5
 TRAINERS = (1, 2, 4)
 BASELINE = "local"
-UNITS = {
-    "step": "s",
-    "samples": "1/s",
-    "bytes": "B/step",
-    "bytes by arithmetic": "B/step",
-    "lookup": "s/step",
-    "dense forward": "s/step",
-    "backward": "s/step",
-    "optimizer": "s/step",
-}
+PHASES = ("lookup", "dense forward", "backward", "optimizer")
+UNITS = {"step": "s", "samples": "1/s"}
+UNITS |= dict.fromkeys(("bytes", "bytes by arithmetic"), "B/step")
+UNITS |= dict.fromkeys(PHASES, "s/step")
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:

@@ -21,15 +21,9 @@ SMOKE_VOCAB_SIZE = 500
 WARM_UP = 2  # steps that do not count: buffers are made, pages touched
 TURNS = 5
 BASELINE = "local"
-UNITS = {
-    "step": "s",
-    "tokens": "1/s",
-    "bytes": "B/step",
-    "bytes by arithmetic": "B/step",
-    "forward": "s/step",
-    "backward": "s/step",
-    "optimizer": "s/step",
-}
+UNITS = {"step": "s", "tokens": "1/s"}
+UNITS |= dict.fromkeys(("bytes", "bytes by arithmetic"), "B/step")
+UNITS |= dict.fromkeys(("forward", "backward", "optimizer"), "s/step")
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:

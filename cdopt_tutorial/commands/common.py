@@ -39,17 +39,6 @@ def bad_input() -> Iterator[None]:
         raise UsageError(error) from error
 
 
-@contextmanager
-def named_failure() -> Iterator[None]:
-    """Turn a worker's failure into a `Failed`: its name and traceback, and no other."""
-    from cdopt_tutorial.engines import WorkerError
-
-    try:
-        yield
-    except WorkerError as error:
-        raise Failed(error) from error
-
-
 def check_finite(loss: float) -> None:
     """End a training that diverged."""
     if not math.isfinite(loss):

@@ -4,15 +4,7 @@ import argparse
 import math
 
 from cdopt_tutorial import hybrid
-from cdopt_tutorial.commands.common import (
-    add_training_flags,
-    bad_input,
-    check_finite,
-    named_failure,
-    print_difference,
-    read_config,
-    write_json,
-)
+from cdopt_tutorial.commands import common
 from cdopt_tutorial.hybrid import HybridConfig, Job
 
 SMOKE = {"max_steps": 30}
@@ -20,24 +12,23 @@ SMOKE = {"max_steps": 30}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    add_training_flags(parser, HybridConfig, run)
+    common.add_training_flags(parser, HybridConfig, run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, test, and compare; losses are in nats, null is what there is none of."""
-    with bad_input():
-        job = Job(read_config(args, HybridConfig, SMOKE))
+    with common.bad_input():
+        job = Job(common.read_config(args, HybridConfig, SMOKE))
         if args.against_local and job.config.semantics == "original":
             raise ValueError("semantics original has no equal in one process")
         hybrid.check(job)
-    with named_failure():
-        result = hybrid.run(job, deadline=math.inf, on_report=_log)
+    result = hybrid.run(job, deadline=math.inf, on_report=_log)
     found = result.as_json() | {"losses": result.losses}
     found["max_parameter_difference"] = None
     if args.against_local:
         gap = result.max_parameter_difference(hybrid.run_locally(job))
-        found["max_parameter_difference"] = print_difference(gap)
-    write_json(args.json, found)
+        found["max_parameter_difference"] = common.print_difference(gap)
+    common.write_json(args.json, found)
     held = found["feasibility"]
     print(
         f"test accuracy {found['test_accuracy']:.3f}, loss {found['loss']:.3f}, "
@@ -55,7 +46,7 @@ def _log(_, note: hybrid.Progress) -> None:
         Failed: at once, since weights that are not finite can't be projected.
     """
     score = note.valid
-    check_finite(note.train_loss + (score.loss if score else 0))
+    common.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
         print(
             f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"

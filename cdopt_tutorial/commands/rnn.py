@@ -9,16 +9,7 @@ from typing import Any
 
 from cdopt_tutorial import data
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.commands.common import (
-    add_training_flags,
-    bad_input,
-    check_finite,
-    named_failure,
-    print_difference,
-    read_config,
-    writable,
-    write_json,
-)
+from cdopt_tutorial.commands import common
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
@@ -28,29 +19,33 @@ GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    add_training_flags(parser, RNNConfig, run, without="momentum")
+    common.add_training_flags(parser, RNNConfig, run, without="momentum")
     flag = parser.add_argument
     flag("--async", dest="sync", action="store_false", help="the same as --no-sync")
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
-    flag("--checkpoint", type=writable, metavar="FILE", help="keep checkpoints here")
+    flag(
+        "--checkpoint",
+        type=common.writable,
+        metavar="FILE",
+        help="keep checkpoints here",
+    )
     flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, evaluate, and compare; 1 if the training diverged."""
-    with bad_input():
+    with common.bad_input():
         job = read_job(args)
         rnn.check(job)
-    with named_failure():
-        histories = rnn.run(job, deadline=math.inf, on_report=_log)
-        wire = rnn.traffic.measured_bytes(job)
-    check_finite(histories[0].perplexity)
+    histories = rnn.run(job, deadline=math.inf, on_report=_log)
+    wire = rnn.traffic.measured_bytes(job)
+    common.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
     if args.against_local:
         local = rnn.run_locally(replace(job, keep=None))
         gap = max_difference(histories[0].weights, local.weights)
-        found["max_parameter_difference"] = print_difference(gap)
-    write_json(args.json, found)
+        found["max_parameter_difference"] = common.print_difference(gap)
+    common.write_json(args.json, found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}, "
         f"bigram model {found['baseline_perplexity']:.1f}; "
@@ -65,7 +60,7 @@ def read_job(args: argparse.Namespace) -> Job:
     Raises:
         ValueError: a value is out of its range, or a file does not fit.
     """
-    config = read_config(args, RNNConfig, SMOKE)
+    config = common.read_config(args, RNNConfig, SMOKE)
     if args.device not in ("auto", "cpu"):
         raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
     if args.against_local and not args.sync:
