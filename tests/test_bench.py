@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from cdopt_tutorial.bench import hybrid, launch, reinforce, rnn, rows
-from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.engines.trace import Span
 
 
@@ -56,12 +55,12 @@ class TestRows:
         spans = [
             Span(worker, name, begin, begin + 10**8 * length)
             for worker, name, begin, length in [
-                ("t0", "forward", 0, 1), ("t0", "backward", 5, 2),
-                ("t0", "forward", 7, 3), ("t0", "forward", 9, 7),
-                ("t1", "forward", 0, 9), ("t1", "else", 0, 9),
+                ("trainer0", "forward", 0, 1), ("trainer0", "backward", 5, 2),
+                ("trainer0", "forward", 7, 3), ("trainer0", "forward", 9, 7),
+                ("trainer1", "forward", 0, 9), ("trainer1", "else", 0, 9),
             ]
         ]  # fmt: skip
-        found = rows.phases(Trace(spans=spans), "t0")
+        found = rows.phases(lambda job, trace: trace.spans.extend(job), spans)
         assert found == {"forward": 0.3, "backward": 0.2}
 
 
@@ -231,16 +230,15 @@ def test_each_way_to_start_is_in_a_parent_of_its_own(smoke, monkeypatch):
     assert more["values"][launch.BASELINE]["start to end"] == [
         1.5 + 3 * turn for turn in range(turns)
     ]
-    names = ["time_spawn", "time_first_launch", "time_later_launch"]
-    for name, code in zip(names * turns, asked, strict=True):
-        assert name in code and f"f({2 if smoke else 4})" in code
+    number = 2 if smoke else 4
+    spawn, start = (f"print(time_{way}({number}))" for way in ("spawn", "launch"))
+    codes = [code.partition("; ")[2] for code in asked]
+    assert codes == [spawn, start, f"{start}; {start}"] * turns
     assert all(math.isfinite(row.ratio) for row in found)
 
 
-def test_a_later_launch_is_timed_after_another(monkeypatch):
+def test_a_launch_is_of_so_many_workers(monkeypatch):
     launched = []
     monkeypatch.setattr(launch, "launch", launched.append)
-    launch.time_first_launch(3)
+    assert launch.time_launch(3) > 0
     assert [list(roles) for roles in launched] == [["worker0", "worker1", "worker2"]]
-    launch.time_later_launch(3)
-    assert len(launched) == 3

@@ -28,25 +28,17 @@ LR = 1e-3
 TURNS = 7
 BUDGET = 0.3  # seconds of a variant's turn
 BASELINE = "plain"
-VARIANTS = (
-    BASELINE,
-    "fused",
-    "cdopt.nn",
-    "geoopt",
-    "cayley",
-    "householder",
-    "matrix_exp",
-)
+EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
+VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
 
 Step = Callable[[], None]
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Time the step of every variant; in a smoke run, one turn at the smallest width.
+    """Time all variants; in a smoke run, one turn at the smallest width.
 
-    The rows are over the plain layer of the same width; "fused over" has the step of
-    "fused" over those of its kind, by d/2.
+    "fused over" has the step of "fused" over those of its kind, by d/2.
     """
     widths, turns = (WIDTHS[:1], 1) if smoke else (WIDTHS, TURNS)
     values = _step_times(widths, turns, BUDGET, progress)
@@ -141,7 +133,7 @@ def _layer(
     if variant == "fused":
         layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM)
         return layer, constraints.Constraints(layer).penalty, torch.optim.SGD
-    if variant != BASELINE:
+    if variant in EXACT:
         layer = parametrizations.orthogonal(layer, orthogonal_map=variant)
     return layer, None, torch.optim.SGD
 

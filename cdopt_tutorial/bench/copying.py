@@ -19,11 +19,11 @@ from cdopt_tutorial.dissolving.tasks import CopyingMemory, NextWord
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 SEEDS = (101, 102, 103, 104, 105)  # not those of the chapter, which reports other runs
 CONFIGS = {"copying": MemoryConfig(), "next word": next_word_config()}
-SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4}
 SMOKE_TASKS = {
     "copying": CopyingMemory(num_copies=2, delay=3),
     "next word": NextWord(text_len=1_000),
 }
+SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4}
 FIGURES = ("loss", "recall", "weight", "mapped", "seconds")  # of a run, in the JSON
 
 
@@ -56,10 +56,7 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
 
 
 def best_lr(runs: Sequence[Run], model: str) -> float:
-    """The learning rate with the lowest mean final loss of a model.
-
-    A run that is not finite rules its learning rate out.
-    """
+    """The learning rate with the lowest mean final loss; not if a run is not finite."""
     means = _means(runs, model)
     return min(means, key=means.__getitem__)
 

@@ -9,7 +9,6 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial.bench.rows import Measured, Progress, compare, phases
 from cdopt_tutorial.data.bags import digit_bags
-from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
 from cdopt_tutorial.hybrid.model import SEMANTICS
 from cdopt_tutorial.hybrid.traffic import expected_bytes, measured_bytes
@@ -53,9 +52,8 @@ def variants(smoke: bool = False) -> dict[str, Job]:
 
 
 def _figures(job: Job, turn: int) -> dict[str, float]:
-    trace = Trace()  # in a run of its own, which it may slow down
-    run(job, trace=trace)
-    found = _speed(run(job)) | phases(trace, "trainer0")
+    each_phase = phases(run, job)
+    found = _speed(run(job)) | each_phase
     if turn == 1:  # no turn sends more than another
         found["bytes"] = measured_bytes(job)
         found["bytes by arithmetic"] = expected_bytes(job.config, job.data)

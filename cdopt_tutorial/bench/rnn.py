@@ -8,7 +8,6 @@ import torch
 
 from cdopt_tutorial.bench.rows import Measured, Progress, compare, phases
 from cdopt_tutorial.data import Corpus, Vocabulary
-from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig, run, run_locally
 from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
 
@@ -56,9 +55,8 @@ def _local_figures(job: Job, _: int) -> dict[str, float]:
 
 
 def _figures(job: Job, _: int) -> dict[str, float]:
-    trace = Trace()  # in a run of its own, which it may slow down
-    run(job, trace=trace)
-    found = _speed(job.config, run(job)[0]) | phases(trace, "trainer0")
+    each_phase = phases(run, job)
+    found = _speed(job.config, run(job)[0]) | each_phase
     found["bytes"] = measured_bytes(job)
     vocab_size = len(job.corpus.vocabulary)
     found["bytes by arithmetic"] = expected_bytes(job.config, vocab_size)

@@ -36,20 +36,13 @@ def compare(
     units: Mapping[str, str],
     baseline: str,
 ) -> Measured:
-    """The rows of variants measured in turns, and every single value.
-
-    `units` has each figure that is to be reported, and `baseline` is the variant that
-    the others are compared with.
-    """
+    """The rows of variants measured in turns, and every single value."""
     values = interleave(variants, turns, progress)
     return rows(values, units, baseline), {"values": values}
 
 
 def interleave(variants: Variants, turns: Iterable[int], progress: Progress) -> Values:
-    """Measure each variant once a turn, so that a slow minute of the machine hits all.
-
-    A turn is a number, for instance a seed.
-    """
+    """Measure each variant once a turn, so that a slow minute hits all alike."""
     values: Values = {name: {} for name in variants}
     for turn in turns:
         for name, measure in variants.items():
@@ -59,15 +52,17 @@ def interleave(variants: Variants, turns: Iterable[int], progress: Progress) -> 
     return values
 
 
-def phases(trace: Trace, worker: str) -> dict[str, float]:
-    """Median seconds that a worker spends in each phase of a step, by its name.
+def phases(run: Callable, job: Any) -> dict[str, float]:
+    """Median seconds that the first trainer spends in each phase of a step, by name.
 
-    They show what holds several workers back: the last phase is where they wait for
-    each other, and the others grow where all workers compute on the same cores.
+    It is a run of its own, which tracing may slow down. The phases show what holds
+    several workers back: in the last one they wait for each other, and the others grow
+    where all workers compute on the same cores.
     """
-    seconds: dict[str, list[float]] = {}
+    trace, seconds = Trace(), {}
+    run(job, trace=trace)
     for span in trace.spans:
-        if span.worker == worker:
+        if span.worker == "trainer0":
             seconds.setdefault(span.name, []).append((span.ended - span.started) / 1e9)
     return {name: statistics.median(each) for name, each in seconds.items()}
 
@@ -75,7 +70,8 @@ def phases(trace: Trace, worker: str) -> dict[str, float]:
 def rows(values: Values, units: Mapping[str, str], baseline: str) -> list[Row]:
     """Medians of what :func:`interleave` measured, each over the baseline variant's.
 
-    A figure that the baseline does not have is compared with the first variant's.
+    A figure without a unit is left out; one that the baseline does not have is
+    compared with the first variant's.
     """
     medians = {
         (variant, figure): statistics.median(measured)

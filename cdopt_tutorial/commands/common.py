@@ -48,10 +48,7 @@ def check_finite(loss: float) -> None:
 def add_training_flags(
     parser: argparse.ArgumentParser, config: type, run: Callable, without: str = ""
 ) -> None:
-    """Add a flag for each field of a config but one, and those of all that train.
-
-    The config is a dataclass, whose docstring says under "Attributes" what they are.
-    """
+    """Add a flag for each field of a config but one, and those of all that train."""
     types, helps = get_type_hints(config), _attributes(config)
     for field in fields(config):
         if field.name in (without, "dtype", "device"):
@@ -94,11 +91,7 @@ def _reading(hint: Any, default: Any) -> dict[str, Any]:
 def read_config(
     args: argparse.Namespace, config: type, smoke: Mapping[str, Any]
 ) -> Any:
-    """The config that the flags describe, with what a smoke run has instead.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """The config that the flags describe, with what a smoke run has instead."""
     values = {}
     for field in fields(config):
         value = getattr(args, field.name, field.default)
@@ -123,11 +116,7 @@ def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
 
 
 def writable(name: str) -> Path:
-    """The path of a file that can be written, which is seen without writing it.
-
-    Raises:
-        UsageError: it can't.
-    """
+    """The path of a file that can be written; tried without writing it."""
     path = Path(name)
     if path.is_dir():
         raise UsageError(f"can't write {path}: it is a directory")

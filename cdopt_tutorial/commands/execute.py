@@ -22,16 +22,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("--force", action="store_true", help="run even if a valid result is cached")
     profiles = "full: as the book shows them; smoke: short runs (default: full)"
     flag("--profile", choices=project.PROFILES, default="full", help=profiles)
-    flag(
-        "-p",
-        "--parameter",
-        dest="values",
-        nargs=2,
-        metavar=("NAME", "VALUE"),
-        action="append",
-        default=[],
-        help="set a parameter of every chapter that is run; figures are not compared",
-    )
+    values = "set a parameter of every chapter that is run; figures are not compared"
+    pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
+    flag("-p", "--parameter", dest="values", default=[], help=values, **pairs)
     update = "show the figures that moved, then write them to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
     add_device(parser)
@@ -39,12 +32,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run chapters, say what became of each, and which figures moved.
+    """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved.
 
     `args.device` becomes the device that was picked.
-
-    Returns:
-        1 if a chapter failed; else DRIFTED if a figure moved and stays moved; else 0.
     """
     with bad_input():
         book = project.this_project()
@@ -72,12 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _values(
     args: argparse.Namespace, book: project.Project, was: Reference
 ) -> dict[Path, dict]:
-    """What is set from outside in each notebook that is to run.
-
-    Raises:
-        ValueError: there is no such notebook, profile or parameter, or the reference
-            is to be updated by what it doesn't hold.
-    """
+    """What is set from outside in each notebook that is to run, once it is checked."""
     own = {name: chapter.read_value(text) for name, text in args.values}
     if args.update_reference and (own or args.device != "cpu"):
         raise ValueError("--update-reference is for runs on the cpu with no -p")
@@ -116,9 +101,8 @@ def _compare(
     """Print every figure that is not as the reference has it; return how many."""
     moved = 0
     for result in done:
-        drift = was.drift(
-            result.path.stem, profile, result.figures, complete=result.error is None
-        )
+        name, complete = result.path.stem, result.error is None
+        drift = was.drift(name, profile, result.figures, complete=complete)
         if drift:
             print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
         for name, how in drift.items():

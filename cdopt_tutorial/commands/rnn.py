@@ -23,12 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     flag("--async", dest="sync", action="store_false", help="the same as --no-sync")
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
-    flag(
-        "--checkpoint",
-        type=common.writable,
-        metavar="FILE",
-        help="keep checkpoints here",
-    )
+    keep = "keep checkpoints here"
+    flag("--checkpoint", type=common.writable, metavar="FILE", help=keep)
     flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
 
 
@@ -55,11 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_job(args: argparse.Namespace) -> Job:
-    """The job that the flags describe.
-
-    Raises:
-        ValueError: a value is out of its range, or a file does not fit.
-    """
+    """The job that the flags describe; ValueError if it can't be done."""
     config = common.read_config(args, RNNConfig, SMOKE)
     if args.device not in ("auto", "cpu"):
         raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
