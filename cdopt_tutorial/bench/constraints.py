@@ -33,6 +33,7 @@ VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
 
 Step = Callable[[], None]
+Ratios = list[tuple[int, float]]  # with the width before
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
@@ -51,9 +52,7 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     return measured, {"fused over": fused_over, "values": values}
 
 
-def step_costs(
-    widths: Sequence[int], turns: int, budget: float
-) -> dict[str, list[tuple[int, float]]]:
+def step_costs(widths: Sequence[int], turns: int, budget: float) -> dict[str, Ratios]:
     """Each variant's median step over the plain layer's, as (width d, ratio).
 
     Called by chapter 3. Each variant has so many turns at each width, and each turn a
@@ -91,9 +90,7 @@ def _time(step: Step, budget: float, _: int) -> dict[str, float]:
     return {"step": timer.blocked_autorange(min_run_time=budget).median}
 
 
-def _ratios(
-    values: dict[int, Values], name: str, other: str
-) -> list[tuple[int, float]]:
+def _ratios(values: dict[int, Values], name: str, other: str) -> Ratios:
     """The median step of a variant over another's, at each width."""
     ratios = []
     for d, of in values.items():
