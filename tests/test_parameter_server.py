@@ -18,6 +18,7 @@ from cdopt_tutorial.parameter_server import (
     Job,
     RNNConfig,
     Trainer,
+    build_all,
     check,
     checkpoint,
     run,
@@ -220,6 +221,21 @@ class TestModel:
         with pytest.raises((ValueError, RuntimeError)):
             # What the original did, without its coincidence of sizes.
             F.cross_entropy(logits, targets)
+
+    def test_each_part_begins_with_a_seed_of_its_own(self):
+        plain = []
+        layers = (torch.nn.Embedding, 9, 6), (torch.nn.LSTM, 6, 5, 2)
+        for number, (kind, *sizes) in enumerate((*layers, (torch.nn.Linear, 5, 9))):
+            torch.manual_seed(3 * 2 + number)
+            layer = kind(*sizes)
+            if kind is not torch.nn.LSTM:
+                torch.nn.init.uniform_(layer.weight, -0.1, 0.1)
+            plain.append(layer.double())
+        torch.nn.init.zeros_(plain[2].bias)
+        parts = build_all(9, replace(EXACT, seed=2)).parameters()
+        expected = [weight for layer in plain for weight in layer.parameters()]
+        for found, weight in zip(parts, expected, strict=True):
+            assert torch.equal(found, weight)
 
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
         modes = launch(
