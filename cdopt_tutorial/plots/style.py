@@ -43,14 +43,9 @@ SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 
 _LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
 
-LOOKS = (
-    *SERIES,
-    Look(_BLUE.color, _LONG, "v"),
-    Look(_OCHRE.color, _SHORT, "*"),
-    Look(_TEAL.color, _LONG, "<"),
-    Look(_PINK.color, _SHORT, ">"),
-    Look(_VIOLET.color, _LONG, "p"),
-    Look(_BROWN.color, _SHORT, "d"),
+LOOKS = SERIES + tuple(
+    Look(first.color, line, marker)
+    for first, line, marker in zip(SERIES, [_LONG, _SHORT] * 3, "v*<>pd", strict=True)
 )
 """For more things than there are colours: the second round is told by the rest."""
 
