@@ -41,18 +41,12 @@ _BROWN = Look("#8c6414", _DASHES, "X")
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 """Looks of things that are no roles, in the order they are drawn."""
 
+# For more things than there are colours: the second round is told by the rest.
 _LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
-
-LOOKS = (
-    *SERIES,
-    Look(_BLUE.color, _LONG, "v"),
-    Look(_OCHRE.color, _SHORT, "*"),
-    Look(_TEAL.color, _LONG, "<"),
-    Look(_PINK.color, _SHORT, ">"),
-    Look(_VIOLET.color, _LONG, "p"),
-    Look(_BROWN.color, _SHORT, "d"),
+LOOKS = SERIES + tuple(
+    Look(first.color, line, marker)
+    for first, line, marker in zip(SERIES, [_LONG, _SHORT] * 3, "v*<>pd", strict=True)
 )
-"""For more things than there are colours: the second round is told by the rest."""
 
 # In the order of their lanes: who leads, who works, who serves.
 _ROLES = {
@@ -84,8 +78,8 @@ def _place(worker: str) -> tuple[int, int]:
     return list(_ROLES).index(role), int(number or 0)
 
 
+# Makes a function that draws use the style sheet, and nothing else.
 styled = style.context(["default", f"{__package__}.tutorial"])
-"""Makes a function that draws use the style sheet, and nothing else."""
 
 
 def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:

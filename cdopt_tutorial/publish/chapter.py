@@ -32,11 +32,8 @@ def read_chapter(
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """Set parameters of a notebook, in place, where papermill would set them.
 
-    They stand in a cell of their own, behind the one that is tagged `parameters`.
-
-    Raises:
-        ValueError: there is no such cell, or more than one, or it is no plain Python
-            or sets no such name.
+    They stand in a cell of their own, behind the one that is tagged `parameters`. If
+    that is not there once, is no plain Python, or lacks a name, a ValueError says so.
     """
     # What was set from outside before is overruled, as papermill does it.
     others = [c for c in notebook.cells if not _tagged(c, "injected-parameters")]

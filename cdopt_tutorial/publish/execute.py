@@ -31,8 +31,7 @@ from cdopt_tutorial.publish.project import Project
 
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 
-# What decides a figure besides the chapter: the files of the package of these kinds,
-# and these libraries.
+# What decides a result besides a chapter: files of the package, and libraries.
 _KINDS = (".py", ".mplstyle", ".svg")
 _LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
 
@@ -57,20 +56,12 @@ class Execution:
 
 def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
     """Return a name for files under `root`, their content, and the `repr` of facts."""
-    sha = hashlib.sha256(f"{facts}\n".encode())
-    for file in files:
-        content = file.read_bytes()
-        sha.update(f"{file.relative_to(root)} {len(content)}\n".encode())
-        sha.update(content)
-    return sha.hexdigest()[:16]
+    contents = [(f"{f.relative_to(root)}", f.read_bytes()) for f in files]
+    return hashlib.sha256(repr((facts, contents)).encode()).hexdigest()[:16]
 
 
 def digest(project: Project, device: str) -> str:
-    """Return the name of all that decides a result besides the chapter itself.
-
-    That is the sources of the package, the pinned versions, Python, the libraries
-    installed, and the device.
-    """
+    """Return the name of all that decides a result besides the chapter itself."""
     files = sorted(f for f in project.package.rglob("*") if f.suffix in _KINDS)
     files.append(project.root / "constraints.txt")
     versions = [platform.python_version(), *map(version, _LIBRARIES)]
@@ -107,12 +98,9 @@ def execute(
     """Run the notebooks one after another, each only if it has no valid result.
 
     A chapter that fails does not stop the others; its `Execution.error` says why.
-
     CDOPT_TUTORIAL_DEVICE tells a chapter the device. With `force` even one that has
-    a valid result is run; `parameters` has what to set in each instead of its own.
-
-    Raises:
-        ValueError: a notebook has no parameter of a name in `parameters`.
+    a valid result is run; `parameters` has what to set in each instead of its own,
+    and a name that a notebook has not is a ValueError before any is run.
     """
     values = parameters or {}
     chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
@@ -123,18 +111,15 @@ def execute(
             seconds = result.record.data["execution_seconds"]
             done.append(Execution(path, result.nb, seconds, cached=True))
             continue
-        ran = _run(path, chapter, project, device)
-        if ran.error is None:
-            about = {"execution_seconds": ran.seconds}
+        done.append(_run(path, chapter, project, device))
+        if done[-1].error is None:
+            about = {"execution_seconds": done[-1].seconds}
             bundle = CacheBundleIn(chapter, str(path), data=about)
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-        done.append(ran)
     return done
 
 
-def _run(
-    path: Path, notebook: NotebookNode, project: Project, device: str
-) -> Execution:
+def _run(path: Path, notebook: NotebookNode, project: Project, device: str):
     """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
     print(f"running {name} on {device}", flush=True)

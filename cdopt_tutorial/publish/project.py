@@ -27,15 +27,9 @@ class Project:
 
 
 def this_project() -> Project:
-    """Return the project that this package was installed from.
-
-    Raises:
-        ValueError: the package was installed without the book around it.
-    """
+    """Return the project around this package; a ValueError if there is no book."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "_config.yml").is_file():
-        raise ValueError(
-            f"no book around the installed package: {root} has no _config.yml; "
-            "install from a clone with `make book`"
-        )
+        what = f"no book around the installed package: {root} has no _config.yml; "
+        raise ValueError(f"{what}install from a clone with `make book`")
     return Project(root)

@@ -17,10 +17,8 @@ from cdopt_tutorial.publish.project import PROFILES, Project
 class Reference:
     """The table of one book, read when it is made; empty if there is none yet.
 
-    A chapter goes by the name of its notebook, without `.ipynb`.
-
-    Raises:
-        ValueError: the file is no table of this kind; the message names the place.
+    A chapter goes by the name of its notebook, without `.ipynb`. A file that is no
+    table of this kind is a ValueError that names the place.
     """
 
     def __init__(self, project: Project) -> None:
@@ -32,25 +30,19 @@ class Reference:
             name = project.relative(self._path)
             raise ValueError(f"{name} can't be read: {error}") from error
         for chapter, parts in self._table.unwrap().items():
-            if not isinstance(parts, dict) or not all(
-                isinstance(part, dict) for part in parts.values()
-            ):
+            inner = parts.values() if isinstance(parts, dict) else [parts]
+            if not all(isinstance(part, dict) for part in inner):
                 raise ValueError(f"{chapter}: tables are needed, `smoke` and `figures`")
             for name, row in parts.get("figures", {}).items():
                 _check(f"{chapter}: {name}", row)
 
     def parameters(self, chapter: str, profile: str) -> dict[str, object]:
-        """Return what a profile sets in a chapter; `full` sets nothing.
-
-        Raises:
-            ValueError: the chapter has no such profile.
-        """
-        if profile == "full":
+        """Return what a profile sets in a chapter; a ValueError if it has no such."""
+        if profile == "full":  # that is the chapter as it stands
             return {}
-        part = self._table.get(chapter, {}).get(profile)
-        if part is None:
+        if profile not in self._table.get(chapter, {}):
             raise ValueError(f"{chapter} has no profile {profile!r}")
-        return part.unwrap()
+        return self._table[chapter][profile].unwrap()
 
     def drift(
         self, chapter: str, profile: str, figures: Figures, *, complete: bool = True
@@ -73,19 +65,15 @@ class Reference:
         return moved
 
     def update(self, chapter: str, profile: str, figures: Figures) -> None:
-        """Make the table say what a chapter claims now, and write it.
-
-        What the table says of tolerances, and its comments, stay.
-        """
+        """Write what a chapter claims now; tolerances and comments stay."""
         part = self._table.setdefault(chapter, tomlkit.table())
         rows = part.setdefault("figures", tomlkit.table())
         for name in self.drift(chapter, profile, figures):
             if name in figures:
-                if name not in rows:  # a new one may move by a usual share
-                    rows[name] = tomlkit.inline_table().append("within", "1 %")
+                usual = tomlkit.inline_table().append("within", "1 %")
                 value = figures[name]
                 short = float(_short(value)) if isinstance(value, float) else value
-                rows[name][profile] = short
+                rows.setdefault(name, usual)[profile] = short
             else:
                 del rows[name][profile]
                 if not set(PROFILES) & set(rows[name]):

@@ -45,23 +45,18 @@ class Site:
 
 
 def read_site() -> Site:
-    """Return the site that the environment tells of.
+    """Return the site that CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH tell of.
 
-    The variables are CDOPT_TUTORIAL_URL, CDOPT_TUTORIAL_REPOSITORY and
-    CDOPT_TUTORIAL_BRANCH. One that is empty counts as not set.
-
-    Raises:
-        ValueError: a variable has a bad value; the message is one line.
+    One that is empty counts as not set; a bad one is a ValueError of one line.
     """
     url = _read("URL", _URL, "an address like https://host/path/")
-    repository = _read(
-        "REPOSITORY", _REPOSITORY, "an address like https://github.com/OWNER/NAME"
-    )
+    github = "an address like https://github.com/OWNER/NAME"
+    repository = _read("REPOSITORY", _REPOSITORY, github)
     branch = _read("BRANCH", _BRANCH, "the name of a branch")
     return Site(
-        url=url and url[0].rstrip("/") + "/",
-        repository=repository and f"https://github.com/{'/'.join(repository.groups())}",
-        branch=branch[0] if branch else Site.branch,
+        url[0].rstrip("/") + "/" if url else None,
+        "https://github.com/{}/{}".format(*repository.groups()) if repository else None,
+        branch[0] if branch else Site.branch,
     )
 
 
@@ -75,10 +70,7 @@ def _read(name: str, pattern: str, needed: str) -> re.Match | None:
 
 
 def add_site(config: dict[str, Any], site: Site) -> None:
-    """Add to a configuration of jupyter-book, in place, what follows from `site`.
-
-    What is not known adds nothing: a local build has no address to open.
-    """
+    """Add to a configuration of jupyter-book, in place, what follows from `site`."""
     # Straight to Sphinx: the book's own `html_theme_options` replace what
     # jupyter-book makes of its keys `launch_buttons` and `repository`.
     sphinx = config["sphinx"]["config"]
@@ -108,10 +100,8 @@ def add_site(config: dict[str, Any], site: Site) -> None:
 def edition(root: Path) -> str:
     """Return which book `root` holds: its version, and the day of its last commit.
 
-    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH.
-
-    Raises:
-        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
+    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH, which
+    raises ValueError if it is no time.
     """
     seconds = ""
     # A book unpacked inside another project's checkout has not that one's date.
@@ -124,7 +114,6 @@ def edition(root: Path) -> str:
     try:
         day = datetime.fromtimestamp(int(seconds), UTC).date()
     except (ValueError, OverflowError, OSError):
-        raise ValueError(
-            f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
-        ) from None
+        what = f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
+        raise ValueError(what) from None
     return f"Version {VERSION}, {day.isoformat()}"

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
+import torch
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 from PIL import Image
@@ -36,8 +37,7 @@ _LEGIBLE_WIDTH = 460  # CSS pixels; a narrower figure scrolls in its frame
 def source(*objects) -> Markdown:
     """Show the source of classes or functions as it is in the package now.
 
-    Raises:
-        ValueError: the source is not in a file, so there is no path to show.
+    What is in no file, and so has no path to show, is a ValueError.
     """
     project, texts = Project(Path(__file__).resolve().parents[2]), []
     for obj in objects:
@@ -69,13 +69,9 @@ def glue(name: str, value: object) -> None:
 
 
 def environment(device: str = "cpu") -> HTML:
-    """Show what the chapter was run on, for the foot of a page.
-
-    `device` is where it computed, by torch's name, or "auto".
-    """
-    facts = {"Python": platform.python_version()}
-    facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
-    facts["device"] = _device(device)
+    """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
+    facts = {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
+    facts = {"Python": platform.python_version(), **facts, "device": _device(device)}
     facts["cores"] = str(len(os.sched_getaffinity(0)))
     facts["date"] = date.today().isoformat()
     cells = "".join(
@@ -90,8 +86,6 @@ def environment(device: str = "cpu") -> HTML:
 
 def _device(name: str) -> str:
     """Say which device that is: its name, and what is behind it."""
-    import torch  # here, since most of what this module shows does without
-
     # Without a GPU all is on the CPU, or the chapter did not come this far.
     if name == "cpu" or not torch.cuda.is_available():
         return "cpu"
@@ -107,8 +101,6 @@ class Progress:
     To be used as a context manager; leaving it with an exception says so. It is full
     at `total`; `label` says in a few words what is going on.
     """
-
-    _MIN_INTERVAL = 0.1
 
     def __init__(self, total: float, label: str) -> None:
         if total <= 0:
@@ -131,7 +123,7 @@ class Progress:
         self._value, self._text = value, text
         now = time.monotonic()
         # A page keeps only the last state: more updates than seen are a cost.
-        if now - self._shown_at >= self._MIN_INTERVAL:
+        if now - self._shown_at >= 0.1:
             self._shown_at = now
             self._handle.update(self)
 
@@ -164,10 +156,7 @@ def diagram(name: str, *, caption: str) -> HTML:
 def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
     """Show a figure of `plots` as one inline SVG for a light page and a dark one.
 
-    `alt` says what it shows, for those who can't see it.
-
-    Raises:
-        ValueError: there is no alt text.
+    `alt`, which can't be empty, says what it shows, for those who can't see it.
     """
     if not alt.strip():
         raise ValueError("a figure needs an alt text")
@@ -187,10 +176,8 @@ def _inline(svg: str, width: float, alt: str) -> str:
     mark = "f" + hashlib.sha256(inner.encode()).hexdigest()[:8]
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
     box = re.search(r'viewBox="[^"]*"', svg).group()
-    style = (
-        f"width:100%;max-width:{width:.0f}px;min-width:{_LEGIBLE_WIDTH}px;height:auto;"
-        "stroke-linejoin:round;stroke-linecap:butt"
-    )
+    style = f"width:100%;max-width:{width:.0f}px;min-width:{_LEGIBLE_WIDTH}px;"
+    style += "height:auto;stroke-linejoin:round;stroke-linecap:butt"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" {box} role="img" '
@@ -203,11 +190,9 @@ def video(
 ) -> HTML:
     """Show frames as a video that is part of the page and plays offline.
 
-    Frames are arrays of shape (height, width, 3), uint8; that with the index `poster`
-    is shown before it plays. `label` says what it shows, for those who can't see it.
-
-    Raises:
-        ValueError: no frames, no label, or a frame of another shape or type.
+    Frames are arrays of shape (height, width, 3), uint8, else a ValueError; that with
+    the index `poster` is shown before it plays. `label`, which can't be empty, says
+    what it shows, for those who can't see it.
     """
     if not frames or not label.strip():
         raise ValueError("a video needs frames and a label")
