@@ -1,7 +1,5 @@
 """Roles for the tests of the parameter server; they must be importable by workers."""
 
-import threading
-
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
@@ -9,13 +7,13 @@ from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import attach, gradients
+from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.optimizer import choice
 from cdopt_tutorial.engines.reference import apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
-from cdopt_tutorial.parameter_server.system import Owner, Trainer
+from cdopt_tutorial.parameter_server.system import Owner
 
 
 def split_model(config, vocab_size):
@@ -150,23 +148,3 @@ def switch_modes(config):
 
 def is_training(module):
     return module.drop.training
-
-
-def step_in_between():
-    """Attach: while the first trainer computes its loss, the second one steps.
-
-    By the server's clock: the first waits in its loss until another step was taken.
-    """
-    attach.wrap(Trainer.loss, _wait_for_another)
-
-
-def _wait_for_another(loss, trainer, *args):
-    before = trainer.owners[0].rpc_sync().version()
-    found = loss(trainer, *args)
-    if trainer.rank == 0:
-        waited = threading.Event()
-        for _ in range(2000):
-            if trainer.owners[0].rpc_sync().version() > before:
-                break
-            waited.wait(0.005)
-    return found

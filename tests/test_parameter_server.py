@@ -278,10 +278,19 @@ class TestTrainers:
             assert history.staleness == [0] * 5
 
     def test_a_step_during_the_forward_pass_makes_stale(self):
-        few = replace(EXACT, num_trainers=2, sync=False, max_steps=3)
-        attached = {"attach": rnn_roles.step_in_between, "polling": False}
-        first, _ = run(Job(few, CORPUS), **attached)
-        assert min(first.staleness) >= 1
+        config = replace(EXACT, num_trainers=2, sync=False)
+        trainer = Trainer(OneProcess(), 0, Job(config, CORPUS))
+        window = *next(trainer.stream.windows()), trainer.hidden(0)
+        assert trainer.step(*window)[1] == 0
+        whole = trainer.model.loss
+
+        def loss_while_another_steps(*args):
+            found = whole(*args)
+            trainer.owners[0].rpc_sync().step(None, 1.0)
+            return found
+
+        trainer.model.loss = loss_while_another_steps
+        assert [trainer.step(*window)[1] for _ in range(2)] == [1, 1]
 
 
 def test_it_comes_near_to_the_floor_of_the_grammar():
