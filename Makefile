@@ -4,6 +4,8 @@ PYTHON ?= python3
 PORT ?= 8000
 BIN := .venv/bin
 STAMP := .venv/.installed
+# As `lint-imports` does, which would not survive a move of this folder.
+LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint()
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
@@ -18,9 +20,10 @@ book: $(STAMP) ## run the chapters and render the book into _build/html
 test: lint ## lint, unit tests, chapters, strict build, pages in a browser
 	@$(BIN)/python -m pytest -n 2
 
-lint: $(STAMP) ## check style and formatting
+lint: $(STAMP) ## check style, formatting and who imports whom
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
+	@$(BIN)/python -c "$(LINT_IMPORTS)" --no-logo --no-cache
 
 serve: book ## serve the book on 127.0.0.1, port $PORT (8000)
 	@echo "http://127.0.0.1:$(PORT)"

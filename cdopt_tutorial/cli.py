@@ -3,11 +3,18 @@
 import argparse
 import signal
 import sys
+from importlib import import_module
 
-from cdopt_tutorial.commands import bench, hybrid, publish, reinforce, rnn
-from cdopt_tutorial.commands.common import UsageError
+from cdopt_tutorial.commands.common import Failed, UsageError
 
-COMMANDS = (reinforce, rnn, hybrid, bench, publish)
+COMMANDS = {
+    "reinforce": "chapter 1: train an agent and its observers on CartPole",
+    "rnn": "chapter 2: train an RNN split over a trainer and a server",
+    "hybrid": "chapter 5: train a table by RPC, and replicas of a layer by DDP",
+    "bench": "measure speed, all variants in one run",
+    "execute": "run chapters that have no result yet, compare their figures",
+    "build": "run the chapters, then render the book",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,19 +30,27 @@ def main(argv: list[str] | None = None) -> int:
     """
     # Terminated like interrupted: by an exception, so that everything is cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parser = _Parser(prog="cdopt-tutorial", description=__doc__.partition(": ")[2])
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        args = parser.parse_args(argv)
+        args = _parser(argv[:1]).parse_args(argv)
         return args.run(args)
-    except UsageError as error:
+    except (UsageError, Failed) as error:
         print(f"cdopt-tutorial: {error}", file=sys.stderr)
-        return 2
+        return error.code
     except KeyboardInterrupt:
         print("cdopt-tutorial: interrupted", file=sys.stderr)
         return 130
+
+
+def _parser(chosen: list[str]) -> argparse.ArgumentParser:
+    """The parser, with the flags of the chosen command: others are not imported."""
+    parser = _Parser(prog="cdopt-tutorial", description=__doc__.partition(": ")[2])
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what)
+        if chosen == [name]:
+            import_module(f"cdopt_tutorial.commands.{name}").add(command)
+    return parser
 
 
 if __name__ == "__main__":

@@ -9,25 +9,34 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed.rpc as rpc
 from cdopt.nn import get_quad_penalty
+from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
-from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.hybrid import HybridModel, Table, dense_layer, trainer, training
-from cdopt_tutorial.hybrid.server import JointStep
+from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines.pace import place
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.hybrid import (
+    Table,
+    attached,
+    dense_layer,
+    replicas,
+    run_locally,
+    system,
+)
 
 PARTS = {  # of a step, and what is called in them
-    "hook": (trainer, "loss_factor"),
-    "optimizer": (DistributedOptimizer, "step"),
-    "scoring": (trainer._Loop, "_score"),
+    "forward": (system.Trainer, "scores"),
+    "hook": (system, "loss_factor"),
+    "optimizer": (system, "move"),
+    "scoring": (system.Trainer, "score"),
     "ps lookup": (Table, "forward"),
-    "ps step": (JointStep, "_apply"),
+    "ps step": (system, "move"),
 }
 
 
 def stall(part):
     """Make this process stall whenever it comes to a part of a step."""
-    trainer.SELDOM = 1  # do not wait longer after an epoch
     owner, name = PARTS[part]
     original = getattr(owner, name)
 
@@ -39,6 +48,12 @@ def stall(part):
         return factor
 
     setattr(owner, name, stalls)
+
+
+def attach_impatiently(deadline):
+    """Do not wait longer for what is done after an epoch."""
+    attached.attach(system.Trainer, deadline)
+    place(replicas.barrier, deadline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +91,15 @@ class Slow(Shard):
 
 def disturbed_master(job, number, how):
     """A master whose trainer of this number is in trouble in its third step."""
-    tasks = training.tasks(job, training.cut(job))
+    tasks = system.tasks(job)
     tasks[number] = disturbed(tasks[number], how)
-    return training.drive(job, tasks)
+    return system.drive(TorchRPC(), job, tasks)
 
 
 def napping_master(job, seconds):
     """A master whose trainers all rest in their third step, at the same time."""
-    tasks = training.tasks(job, training.cut(job))
-    return training.drive(job, [disturbed(task, "nap", seconds) for task in tasks])
+    tasks = [disturbed(task, "nap", seconds) for task in system.tasks(job)]
+    return system.drive(TorchRPC(), job, tasks)
 
 
 def disturbed(task, *how):
@@ -96,15 +111,33 @@ def disturbed(task, *how):
 def killing_master(job, victim):
     """A master that kills a worker while all of them train."""
     threading.Timer(1.0, rpc.rpc_async, (victim, die)).start()
-    return training.run_master(job)
+    return system.run_master(TorchRPC(), job)
+
+
+def counting_master(job):
+    """A master that asks what is left on the server after a run with cuts."""
+    system.run_master(TorchRPC("cut"), job)
+    return rpc.rpc_sync("ps", kept)
+
+
+def kept():
+    return len(gradients._kept_gradients), len(gradients._kept_graphs)
+
+
+class OriginalModel(nn.Module):
+    """The original's model: a module elsewhere, and a layer here."""
+
+    def __init__(self, job):
+        super().__init__()
+        args = job.data.num_tokens, job.config
+        self.table = RemoteModule("ps/cpu", Table, args)
+        self.fc = dense_layer(job.data.num_classes, job.config)
 
 
 def ask_cdopt(job):
     """What CDOpt's penalty says of the original's model."""
-    table = RemoteModule("ps/cpu", Table, (job.data.num_tokens, job.config))
-    model = HybridModel(table, dense_layer(job.data.num_classes, job.config), "cpu")
     try:
-        return f"the penalty is {get_quad_penalty(model)}"
+        return f"the penalty is {get_quad_penalty(OriginalModel(job))}"
     except ValueError as error:
         return str(error)
 
@@ -115,4 +148,18 @@ def die():
 
 def train_slowly(job):
     """Training in one process, whose reports take long: nobody waits for it."""
-    return training.run_locally(job, tell=lambda _: time.sleep(1.0))
+    return run_locally(job, on_report=lambda *_: time.sleep(1.0))
+
+
+def differ(rank, perturbed):
+    """A trainer's role: how far two replicas are apart, one of which was moved."""
+    replicas.join(rank, 2, gpus=())
+    layer = nn.Linear(2, 3, dtype=torch.float64)
+    replicas.replicate(layer, "cpu")
+    differences = replicas.Differences(layer)
+    differences.ask()
+    with torch.no_grad():
+        layer.weight[1, 1] += 0.25 * (rank == perturbed)
+        layer.bias[2] -= 0.125 * (rank == perturbed)
+    differences.ask()
+    return differences.answers(), differences.answers()

@@ -1,25 +1,31 @@
 """Roles for the tests of the parameter server; they must be importable by workers."""
 
+import threading
+
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn
+from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines.remote import parameter_rrefs, remote_method
-from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.engines import attach, gradients
+from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.reference import apply
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
-from cdopt_tutorial.parameter_server.optimizer import Distributed
-from cdopt_tutorial.parameter_server.steps import gather
+from cdopt_tutorial.parameter_server.system import Owner, Trainer
 
 
 def split_model(config, vocab_size):
+    engine = TorchRPC()
     refs = {
-        name: rpc.remote("ps", build, args=(name, vocab_size, config))
+        name: engine.remote("ps", build, name, vocab_size, config)
         for name in ("embedding", "decoder")
     }
-    refs["rnn"] = rpc.RRef(build("rnn", vocab_size, config))
-    rnn = refs["rnn"].local_value()
+    rnn = build("rnn", vocab_size, config)
+    refs["rnn"] = engine.reference(rnn)
     return RNNModel(refs["embedding"], refs["decoder"], rnn, config), refs
 
 
@@ -27,7 +33,7 @@ def train_plainly(config, corpus):
     """As listings do that step a plain optimizer on each worker."""
     model, refs = split_model(config, len(corpus.vocabulary))
     for ref in refs.values():
-        remote_method(make_plain_optimizer, ref, config.lr)
+        apply(ref, make_plain_optimizer, config.lr)
     stream = Stream(corpus.train, config.seq_len, config.batch_size)
     hidden = model.start(config.batch_size)
     for tokens, targets in stream.windows():
@@ -35,9 +41,13 @@ def train_plainly(config, corpus):
             loss, hidden = model.loss(tokens, targets, hidden)
             dist_autograd.backward(context_id, [loss])
             for ref in refs.values():
-                remote_method(step_plain_optimizer, ref)
+                apply(ref, step_plain_optimizer)
         hidden = tuple(state.detach() for state in hidden)
-    return gather(refs)
+    return {
+        f"{part}.{name}": weight
+        for part, ref in refs.items()
+        for name, weight in apply(ref, weights_of).items()
+    }
 
 
 def make_plain_optimizer(module, lr):
@@ -46,6 +56,10 @@ def make_plain_optimizer(module, lr):
 
 def step_plain_optimizer(module):
     module.optimizer.step()
+
+
+def weights_of(module):
+    return {name: value.detach().clone() for name, value in module.named_parameters()}
 
 
 class Two(nn.Module):
@@ -63,29 +77,59 @@ class Two(nn.Module):
         return self.a.item(), self.b.item()
 
 
-def step_twice(server):
+class ForgetfulSGD(torch.optim.SGD):
+    """A class that torch does not compile, and that leaves ``.grad`` as it is."""
+
+
+HALF = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
+
+
+def rrefs_of(module):
+    return [rpc.RRef(parameter) for parameter in module.parameters()]
+
+
+def step_twice(clearing):
     """Both numbers after a step that touches both, and one that touches one."""
-    config = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
-    rref = rpc.remote(server, Two)
-    optimizer = Distributed(remote_method(parameter_rrefs, rref), config)
+    kind = choice(HALF)[0] if clearing else ForgetfulSGD
+    two = TorchRPC().remote("ps", Two)
+    optimizer = DistributedOptimizer(kind, apply(two, rrefs_of), lr=0.5)
     seen = []
     for with_b in (True, False):
         with dist_autograd.context() as context_id:
-            loss = remote_method(Two.total, rref, with_b)
+            loss = gradients.call(two, Two.total, with_b)
             dist_autograd.backward(context_id, [loss])
             optimizer.step(context_id)
-        seen.append(remote_method(Two.values, rref))
+        seen.append(apply(two, Two.values))
     return [list(values) for values in zip(*seen, strict=True)]
 
 
-def optimizer_kinds(server):
-    config = RNNConfig(optimizer="adam")
-    rrefs = remote_method(parameter_rrefs, rpc.remote(server, Two))
-    rrefs["here"] = rpc.RRef(nn.Parameter(torch.ones(1)))
-    optimizer = Distributed(rrefs, config)
+def step_owner_twice(engine):
+    """The same by an owner, ‖g‖² of each context, and how many the owner has kept."""
+    two = engine.remote("ps", Two)
+    owner = engine.remote("ps", Owner, {"two": two}, HALF)
+    seen, norms = [], []
+    for with_b in (True, False):
+        with engine.context() as context:
+            gradients.backward(context, gradients.call(two, Two.total, with_b))
+            norms.append(owner.rpc_sync().squared_norm(context))
+            owner.rpc_sync().step(context, 1.0)
+        seen.append(apply(two, Two.values))
+    kept = apply(owner, number_kept)
+    return [list(values) for values in zip(*seen, strict=True)], norms, kept
+
+
+def number_kept(_):
+    return len(gradients._kept_gradients)
+
+
+def optimizer_kinds():
+    kind, arguments = choice(RNNConfig(optimizer="adam"))
+    rrefs = apply(TorchRPC().remote("ps", Two), rrefs_of)
+    rrefs.append(rpc.RRef(nn.Parameter(torch.ones(1))))
+    optimizer = DistributedOptimizer(kind, rrefs, **arguments)
     return [
         rpc.rpc_sync(rref.owner(), kind_of, args=(rref,))
-        for rref in optimizer._optimizer.remote_optimizers
+        for rref in optimizer.remote_optimizers
     ]
 
 
@@ -99,10 +143,30 @@ def switch_modes(config):
     for switch in (model.eval, model.train, model.eval):
         switch()
         modes.append(
-            tuple(remote_method(is_training, refs[n]) for n in ("embedding", "decoder"))
+            tuple(apply(refs[n], is_training) for n in ("embedding", "decoder"))
         )
     return modes
 
 
 def is_training(module):
     return module.drop.training
+
+
+def step_in_between():
+    """Attach: while the first trainer computes its loss, the second one steps.
+
+    By the server's clock: the first waits in its loss until another step was taken.
+    """
+    attach.wrap(Trainer.loss, _wait_for_another)
+
+
+def _wait_for_another(loss, trainer, *args):
+    before = trainer.owners[0].rpc_sync().version()
+    found = loss(trainer, *args)
+    if trainer.rank == 0:
+        waited = threading.Event()
+        for _ in range(2000):
+            if trainer.owners[0].rpc_sync().version() > before:
+                break
+            waited.wait(0.005)
+    return found

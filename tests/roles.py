@@ -1,6 +1,8 @@
 """Roles that the tests launch; they must be importable by the workers."""
 
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,10 +11,12 @@ import time
 import warnings
 
 import torch
+import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.engines import report, span
-from cdopt_tutorial.engines.remote import Handle
+from cdopt_tutorial.engines import gradients, meeting, pace, passed, report, span, trace
+from cdopt_tutorial.engines.reference import Ref, apply
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 
 
 class TwoArguments(Exception):
@@ -39,9 +43,9 @@ class Counter:
         raise TwoArguments("odd", "very")
 
     @rpc.functions.async_execution
-    def add_later(self, values):
+    def add_later(self, values, seconds=0):
         future = torch.futures.Future()
-        future.set_result(values + 1)
+        threading.Timer(seconds, future.set_result, (values + 1,)).start()
         return future
 
 
@@ -73,6 +77,86 @@ def converse(other, calls):
     rref.rpc_async().add(torch.ones(5)).wait()
     rref.rpc_sync().add_later(torch.ones(2))
     return rpc.rpc_sync(other, identify)[0]
+
+
+def talk(other, calls, then=None):
+    """The same call several times; and then another worker does so."""
+    for number in range(calls):
+        rpc.rpc_sync(other, sleep, args=(0.01 * number,))
+    if then is not None:
+        rpc.rpc_sync(then, talk, args=(other, calls))
+
+
+def wait_for_late(other, seconds):
+    """One call whose answer comes so much later than its function returns."""
+    rpc.remote(other, Counter).rpc_sync().add_later(torch.ones(1), seconds)
+
+
+def go_through(ref_to):
+    """Calls by every helper of the book that runs something for a caller."""
+    engine = TorchRPC()
+    ref = engine.remote(ref_to, Counter, name="counter")
+    ref.rpc_sync().add(1)
+    gradients.call(ref, Counter.add, 1)
+    apply(rpc.remote(ref_to, Counter), Counter.add, 1)
+
+
+def triple(values):
+    return 3 * values.square()
+
+
+def triple_later(values):
+    future = torch.futures.Future()
+    threading.Timer(0.3, future.set_result, (values,)).start()
+    return future
+
+
+def mark_all():
+    """Attached from outside: functions of this module get marks."""
+    trace.mark(call, "call")
+    trace.mark_backward(triple, "backward")
+    trace.mark_until(triple_later, "until")
+
+
+def be_marked(other):
+    this = sys.modules[__name__]
+    values = torch.ones(3, requires_grad=True)
+    this.call(other, "add", torch.ones(1))
+    result = this.triple(values)
+    time.sleep(0.3)
+    result.sum().backward()
+    this.triple_later(values).wait()
+    return values.grad
+
+
+def one_step(seconds):
+    time.sleep(seconds)
+
+
+def keep_pace(*seconds):
+    """A worker's steps, which take so long; places are attached from outside."""
+    for each in seconds:
+        sys.modules[__name__].one_step(each)
+    passed(math.inf)
+    time.sleep(0.5)
+
+
+def place_steps():
+    pace.place(one_step, 2.0)
+
+
+def place_steps_at_server():
+    pace.place(one_step, 2.0, "server")
+
+
+def place_last_step():
+    pace.place(one_step, 0.3, then=math.inf)
+
+
+def dawdle(seconds):
+    """One step, and then nothing for a time."""
+    sys.modules[__name__].one_step(0)
+    time.sleep(seconds)
 
 
 def pass_on(middle, last):
@@ -121,6 +205,17 @@ def report_and_sleep(seconds):
     time.sleep(seconds)
 
 
+def meet_and_sleep(rank, seconds):
+    """Join a process group, too."""
+    dist.init_process_group("gloo", meeting("all"), rank=rank, world_size=2)
+    report_and_sleep(seconds)
+
+
+def hold_the_interpreter():
+    """No other thread of this process gets to run for as good as ever."""
+    re.match("(a+)+$", 60 * "a" + "b")
+
+
 def report_all(records):
     for record in records:
         report(record)
@@ -161,16 +256,16 @@ def hooked():
 
 
 def offer_counter():
-    return Handle.to(Counter())
+    return Ref.to(Counter())
 
 
-def use_handle(other):
-    """Calls through a handle to an object that another worker made."""
-    handle = rpc.rpc_sync(other, offer_counter)
-    results = [handle.worker, handle.call("add", 10), handle.call("add", 10)]
-    results.append(handle.call("add_later", 5))
+def use_reference(other):
+    """Calls through a reference to an object that another worker made."""
+    ref = rpc.rpc_sync(other, offer_counter)
+    counter = ref.rpc_sync()
+    results = [ref.worker, counter.add(10), counter.add(10), counter.add_later(5)]
     try:
-        handle.call("fail", "ValueError")
+        counter.fail("ValueError")
     except ValueError as error:
         results.append("no such thing" if "no such thing" in str(error) else str(error))
     return results

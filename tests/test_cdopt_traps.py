@@ -572,7 +572,7 @@ def changed(before, layers):
 
 
 def by_rrefs(layers):
-    """Which weights move in a step of the seed's optimizer."""
+    """Which weights move in a step of the original's optimizer."""
     before = [snapshot(layer) for layer in layers]
     rrefs = [RRef(p) for layer in layers for p in layer.parameters()]
     optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=0.1)

@@ -6,7 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -161,8 +161,8 @@ class TestSave:
     def state(self):
         config = replace(STILL, max_steps=1)
         (history,) = local(config)
-        return checkpoints.make(
-            config, CORPUS.vocabulary.words, weights=history.weights, optimizer={},
+        return checkpoints.Checkpoint(
+            asdict(config), list(CORPUS.vocabulary.words), history.weights, {},
             epoch=0, window=1, hidden=(torch.zeros(2, 4, 5),) * 2, losses=[[1.0]],
         )  # fmt: skip
 

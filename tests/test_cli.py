@@ -6,7 +6,6 @@ import signal
 import pytest
 from running import Running
 
-from cdopt_tutorial.bench import rows
 from cdopt_tutorial.bench.reinforce import traffic
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import group
@@ -154,18 +153,6 @@ class TestBench:
         for row in written:
             assert set(row) == {"name", "value", "unit", "baseline", "ratio"}
             assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])
-
-    def test_variants_take_turns(self):
-        order = []
-        variants = {
-            name: lambda turn, name=name: order.append((name, turn)) or {"x": turn}
-            for name in "ab"
-        }
-        values = rows.interleave(variants, [1, 2, 9], lambda _: None)
-        assert order == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 9), ("b", 9)]
-        (a, b) = rows.rows(values, {"x": "s"}, baseline="b")
-        assert (a.value, a.ratio, a.baseline) == (2, 1.0, "b: x")
-        assert b.name == "b: x"
 
     def test_traffic_falls_from_one_conversation_to_the_next(self):
         per_step, packed = traffic("per-step", 1), traffic("packed", 1)

@@ -9,15 +9,19 @@ import torch
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.constraints import Constraints, feasibility
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines.remote import LocalRef
+from cdopt_tutorial.engines.gradients import WAYS
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import (
     Job,
     RNNConfig,
+    Trainer,
     checkpoint,
+    compare,
     run,
     run_locally,
     sample,
-    start,
 )
 from cdopt_tutorial.parameter_server.model import build
 
@@ -27,14 +31,14 @@ EXACT = RNNConfig(
     dtype="float64", manifold="stiefel", penalty_param=0.5,
 )  # fmt: skip
 CORPUS = Grammar(num_words=9, branching=3).corpus(900, 200)
-WAYS = {
+HELD = {
     "stacked": {},
     "per gate": {"per_gate": True},
     "oblique LSTM": {"manifold": "oblique"},
     "Stiefel decoder": {"where": "server"},
     "unit word vectors": {"manifold": "oblique", "where": "server"},
 }
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+every_way = pytest.mark.parametrize("way", HELD.values(), ids=HELD)
 
 
 def difference(one, other):
@@ -45,9 +49,10 @@ def difference(one, other):
 
 @every_way
 @pytest.mark.parametrize("num_trainers", [1, 3])
-def test_equals_one_process(way, num_trainers):
+@pytest.mark.parametrize("crossing", WAYS)
+def test_equals_one_process(way, num_trainers, crossing):
     config = replace(EXACT, num_trainers=num_trainers, **way)
-    distributed = run(Job(config, CORPUS))[0]
+    distributed = run(Job(config, CORPUS), engine=TorchRPC(crossing))[0]
     local = run_locally(Job(config, CORPUS))
     begin = run_locally(Job(replace(config, max_steps=1, lr=1e-300), CORPUS))
     free = run_locally(Job(replace(config, manifold="none", per_gate=False), CORPUS))
@@ -73,7 +78,7 @@ def test_stays_near_the_manifold_and_projects_onto_it(way):
 
 
 def test_only_the_named_part_is_constrained():
-    for way in WAYS.values():
+    for way in HELD.values():
         config = replace(EXACT, **way)
         for part in ("embedding", "rnn", "decoder"):
             module = build(part, 9, config)
@@ -106,9 +111,23 @@ def test_the_penalty_reaches_the_server():
     assert held < 0.3 * loose.weight
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_penalty_counts_once_for_each_step(sync):
+    for rank in (0, 1):
+        config = replace(EXACT, num_trainers=2, sync=sync)
+        trainer = Trainer(OneProcess(), rank, Job(config, CORPUS))
+        off = {name: 1.1 * weight for name, weight in trainer.gather("weights").items()}
+        trainer.on_owners("load", off, {})
+        loss, mean, _ = trainer.loss(*next(trainer.stream.windows()), trainer.hidden(0))
+        own = mean / 2 if sync else mean  # half of the joint batch
+        penalty = 0.0 if sync and rank == 1 else trainer.constraints.penalty().item()
+        assert loss.item() - own == pytest.approx(penalty, rel=1e-9, abs=1e-12)
+        assert penalty > 0.1 or (sync and rank == 1)
+
+
 def test_trainers_out_of_step_can_share_constrained_weights():
     for name in ("stacked", "Stiefel decoder"):
-        way = WAYS[name]
+        way = HELD[name]
         config = replace(EXACT, num_trainers=2, sync=False, lr=0.02, **way)
         histories = run(Job(config, CORPUS))
         assert [len(h.losses) for h in histories] == [50, 50]
@@ -119,7 +138,7 @@ def test_trainers_out_of_step_can_share_constrained_weights():
 @pytest.mark.parametrize("name", ["per gate", "Stiefel decoder"])
 def test_goes_on_from_a_checkpoint(name, tmp_path):
     config = replace(EXACT, dropout=0.3, optimizer="adam", lr=0.01, save_every=10)
-    config = replace(config, **WAYS[name])
+    config = replace(config, **HELD[name])
     whole = run(Job(config, CORPUS))[0]
     file = tmp_path / "kept"
     # Where chance begins anew in a pass of 22 windows, after the 10th of the second.
@@ -162,9 +181,8 @@ def test_a_constrained_model_writes():
 @every_way
 def test_a_control_begins_alike_and_is_free(way):
     config = replace(EXACT, max_steps=1, **way)
-    free, begun = start.left_free(config, CORPUS.vocabulary.words)
-    held = run_locally(Job(config, CORPUS))
-    control = run_locally(Job(free, CORPUS, resume=begun))
+    job = Job(config, CORPUS)
+    held, control = run_locally(job), run_locally(compare.control(job))
     assert control.losses == pytest.approx(held.losses, rel=1e-12)
     assert control.projected is None
 

@@ -15,12 +15,12 @@ from books import write_chapter
 from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
+from cdopt_tutorial.publish.chapter import read_chapter
 from cdopt_tutorial.publish.execute import (
     digest,
     execute,
     find_result,
     open_cache,
-    read_chapter,
 )
 from cdopt_tutorial.publish.project import Project, this_project
 
@@ -32,6 +32,7 @@ def book(tmp_path) -> Project:
     (project.package / "publish").mkdir(parents=True)
     (project.package / "a.py").write_text("x = 1\n")
     (project.package / "publish" / "b.mplstyle").write_text("font.size: 10\n")
+    (project.package / "publish" / "c.svg").write_text("<svg></svg>\n")
     (project.root / "constraints.txt").write_text("torch==2.13.0\n")
     (project.root / "notebooks").mkdir()
     return project
@@ -64,7 +65,8 @@ def test_prose_does_not_make_a_result_stale_but_code_does(book):
 
 @pytest.mark.parametrize(
     "changed",
-    ["cdopt_tutorial/a.py", "cdopt_tutorial/publish/b.mplstyle", "constraints.txt"],
+    ["cdopt_tutorial/a.py", "cdopt_tutorial/publish/b.mplstyle"]
+    + ["cdopt_tutorial/publish/c.svg", "constraints.txt"],
 )
 def test_digest_follows_sources_and_constraints(book, changed):
     before = digest(book, "cpu")
@@ -85,7 +87,9 @@ def test_digest_follows_names_device_and_python(book, monkeypatch):
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("library", ["torch", "cdopt", "geoopt", "numpy"])
+@pytest.mark.parametrize(
+    "library", ["torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn"]
+)
 def test_digest_follows_each_library(book, monkeypatch, library):
     before = digest(book, "cpu")
     monkeypatch.setattr(
@@ -114,8 +118,14 @@ def test_changed_package_makes_the_result_stale_and_old_caches_go(book):
         assert not execute([path], project=book)[0].cached
         time.sleep(0.01)
     assert len(list(book.results.iterdir())) == 2
+    # Of those kept, the one opened last counts as young.
     (book.package / "a.py").write_text("x = 2\n")
-    assert execute([path], project=book)[0].cached
+    open_cache(book, "cpu")
+    time.sleep(0.01)
+    for k, cached in [(9, False), (2, True)]:
+        (book.package / "a.py").write_text(f"x = {k}\n")
+        assert execute([path], project=book)[0].cached is cached
+        time.sleep(0.01)
 
 
 def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(book):
@@ -128,6 +138,16 @@ def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(book):
     assert outputs(book, path, "meta") == f"{sys.executable}\nmeta\n"
     assert not list(book.root.rglob("left.txt"))
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_readers_own_ipython_changes_no_result(book, tmp_path, monkeypatch):
+    startup = tmp_path / "own" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00.py").write_text("own = 1\n")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "own"))
+    path = write_chapter(book, "print('own' in globals())")
+    execute([path], project=book)
+    assert outputs(book, path) == "False\n"
 
 
 def test_failing_chapter_fails_each_time_and_says_where(book, capsys):

@@ -1,28 +1,36 @@
 """Chapter 5: DDP and RPC together equal one process, free and constrained."""
 
 import itertools
+import pickle
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import hybrid_roles
 import pytest
 import torch
 from torch.nn import functional as F
 
-from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags
-from cdopt_tutorial.engines import Role, Trace, WorkerError, launch, share
+from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
+from cdopt_tutorial.engines import Role, Trace, Wire, WorkerError, launch, share
+from cdopt_tutorial.engines.gradients import WAYS
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
+    History,
     HybridConfig,
     Job,
+    Result,
+    make,
     replicas,
     run,
     run_locally,
-    steps,
-    training,
+    system,
 )
-from cdopt_tutorial.hybrid.history import difference
-from cdopt_tutorial.hybrid.model import weights_of
+from cdopt_tutorial.hybrid.history import Recorder
+from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
+from cdopt_tutorial.hybrid.system import launch_options
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50
@@ -53,26 +61,28 @@ def data() -> BagSplit:
 
 def begin_of(job):
     """The parameters before any step."""
-    return weights_of(training.make(job))
+    model = make(job)
+    return weights_of(model.table, "table") | weights_of(model.dense, "dense")
 
 
-def assert_equal_to_local(job):
-    local, distributed = run_locally(job), run(job)
+def assert_equal_to_local(job, way):
+    local, distributed = run_locally(job), run(job, engine=TorchRPC(way))
     assert len(distributed.losses) == len(local.losses) == STEPS
-    assert difference(local.weights, begin_of(job)) > 0.01  # they moved
+    assert max_difference(local.weights, begin_of(job)) > 0.01  # they moved
     assert distributed.max_parameter_difference(local) <= 1e-10
     assert distributed.losses == pytest.approx(local.losses, abs=1e-9)
     return distributed, local
 
 
+@pytest.mark.parametrize("way", WAYS)
 class TestEquality:
     @pytest.mark.parametrize("num_trainers", [1, 2, 3])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_with_one_process(self, data, num_trainers, kind):
+    def test_with_one_process(self, data, num_trainers, kind, way):
         config = replace(
             EXACT, num_trainers=num_trainers, shares=SHARES[num_trainers], **KINDS[kind]
         )
-        distributed, local = assert_equal_to_local(Job(config, data))
+        distributed, local = assert_equal_to_local(Job(config, data), way)
         for history in distributed.trainers:
             assert history.replica_differences == [0.0] * STEPS
         if config.constrained is None:
@@ -93,20 +103,125 @@ class TestEquality:
             assert history.projected.feasibility.mapped < 1e-6
             assert history.projected.replica_difference == 0
 
-    def test_with_adam(self, data):
+    def test_with_adam(self, data, way):
         config = replace(EXACT, optimizer="adam", lr=0.01, manifold="stiefel")
-        assert_equal_to_local(Job(config, data))
+        assert_equal_to_local(Job(config, data), way)
 
-    def test_where_a_trainer_has_no_image_of_a_batch(self, data):
+    def test_where_a_trainer_has_no_image_of_a_batch(self, data, way):
         config = replace(EXACT, num_trainers=3, shares=(40.0, 1.0, 1.0))
-        distributed, _ = assert_equal_to_local(Job(config, data))
+        distributed, _ = assert_equal_to_local(Job(config, data), way)
         assert min(distributed.trainers[1].images) == 0
 
-    def test_is_not_that_of_the_original(self, data):
-        job = Job(replace(EXACT, shares=(3.0, 1.0), semantics="seed"), data)
-        seed, local = run(job), run_locally(job)
-        assert seed.max_parameter_difference(local) > 1e-3
-        assert seed.replica_difference == 0
+    def test_is_not_that_of_the_original(self, data, way):
+        job = Job(replace(EXACT, shares=(3.0, 1.0), semantics="original"), data)
+        original, local = run(job, engine=TorchRPC(way)), run_locally(job)
+        assert original.max_parameter_difference(local) > 1e-3
+        assert original.replica_difference == 0
+
+
+class Twin:
+    """The same training in plain torch, by formulas; it shares nothing with the loop.
+
+    ``parts`` are what each trainer learns from, of which none depends on another's.
+    """
+
+    def __init__(self, config, begin):
+        self.config = config
+        self.weights = {name: w.clone().requires_grad_() for name, w in begin.items()}
+
+    def scores(self, bags):
+        """Scores, and the penalty."""
+        penalty = 0.0
+        table, dense, bias = self.weights.values()
+        if self.config.constrained == "table":  # columns of norm 1
+            squares = table.square().sum(0)
+            table, penalty = 2 * table / (1 + squares), (squares - 1).square().sum()
+        if self.config.constrained == "dense":  # orthonormal rows
+            gram = dense @ dense.T
+            penalty = (gram - torch.eye(len(gram))).square().sum()
+            dense = 1.5 * dense - 0.5 * gram @ dense
+        vectors = table[bags.tokens.view(-1, 64)].sum(1)
+        return vectors @ dense.T + bias, self.config.penalty_param * penalty
+
+    def losses_of_epoch(self, epoch, train, optimizer):
+        generator = torch.Generator().manual_seed(1000 * self.config.seed + epoch)
+        order = torch.randperm(len(train), generator=generator)
+        for chosen in order.split(self.config.batch_size):
+            bags = train.select(chosen)
+            scores, penalty = self.scores(bags)
+            loss = F.cross_entropy(scores, bags.labels)
+            optimizer.zero_grad()
+            (loss + penalty).backward()
+            optimizer.step()
+            yield loss.item()
+
+    @torch.no_grad()
+    def score(self, bags):
+        scores, _ = self.scores(bags)
+        right = sum(s.argmax() == k for s, k in zip(scores, bags.labels, strict=True))
+        return right.item() / len(bags), F.cross_entropy(scores, bags.labels).item()
+
+
+def drawn(config, data):
+    """Parameters to begin with, on their manifolds, and no layer's own."""
+    table = torch.randn(data.num_tokens, config.embedding, dtype=torch.float64)
+    dense = torch.randn(10, config.embedding, dtype=torch.float64)
+    names = {part: "weight" for part in ("table", "dense")}
+    if config.constrained is not None:
+        names[config.constrained] = "parametrizations.weight.original"
+    return {
+        f"table.{names['table']}": table / table.norm(dim=0),
+        f"dense.{names['dense']}": torch.linalg.qr(dense.T)[0].T.contiguous(),
+        "dense.bias": torch.randn(10, dtype=torch.float64),
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", ["free", "stiefel", "oblique table"])
+def test_one_process_is_plain_torch(data, kind, optimizer):
+    config = replace(
+        EXACT, max_steps=None, epochs=2, seed=5, optimizer=optimizer, lr=0.02,
+        penalty_param=0.3, **KINDS[kind],
+    )  # fmt: skip
+    begin = drawn(config, data)
+    twin = Twin(config, begin)
+    kinds = {"sgd": {"lr": 0.02, "momentum": 0.9}, "adam": {"lr": 0.02}}
+    make_optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
+    stepper = make_optimizer(twin.weights.values(), **kinds[optimizer])
+    losses, valid = [], []
+    for epoch in range(2):
+        losses.append(list(twin.losses_of_epoch(epoch, data.train, stepper)))
+        valid.append(twin.score(data.valid))
+    found, told = run_locally(Job(config, data, begin)), []
+    run_locally(Job(config, data, begin), on_report=lambda who, n: told.append(n))
+    assert found.losses == pytest.approx(losses[0] + losses[1], rel=1e-10)
+    assert max_difference(found.weights, twin.weights) <= 1e-10
+    notes = found.trainers[0].progress
+    assert [(n.valid.accuracy, n.valid.loss) for n in notes] == [
+        pytest.approx(each, rel=1e-10) for each in valid
+    ]
+    test = twin.score(data.test)
+    assert (found.test.accuracy, found.test.loss) == pytest.approx(test, rel=1e-10)
+    assert test != valid[-1]
+    assert [(n.trainer, n.epoch, n.step, n.images) for n in notes] == [
+        (0, 1, 11, 331), (0, 2, 22, 662),
+    ]  # fmt: skip
+    means = [(32 * sum(each[:10]) + 11 * each[10]) / 331 for each in losses]
+    assert [n.train_loss for n in notes] == pytest.approx(means, rel=1e-10)
+    assert [n.train_loss for n in told] == [n.train_loss for n in notes]
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps"), [(5, [5]), (11, [11]), (12, [11, 12]), (None, [11, 22, 33])]
+)
+def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
+    config = replace(EXACT, epochs=3, max_steps=limit)
+    (history,) = run_locally(Job(config, data)).trainers
+    assert [note.step for note in history.progress] == steps
+    assert [note.epoch for note in history.progress] == [1, 2, 3][: len(steps)]
+    assert len(history.losses) == len(history.step_seconds) == steps[-1]
+    assert min(history.step_seconds) > 0
+    assert history.progress[-1].seconds == sum(history.step_seconds)
 
 
 class TestOriginalSemantics:
@@ -115,7 +230,7 @@ class TestOriginalSemantics:
     @pytest.fixture
     def job(self, data):
         config = replace(
-            EXACT, semantics="seed", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
+            EXACT, semantics="original", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
             max_steps=1,
         )  # fmt: skip
         return Job(config, data)
@@ -126,7 +241,7 @@ class TestOriginalSemantics:
 
     def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job):
         moves, alone = self.moves(job), []
-        for shard in training.cut(job):
+        for shard in shards(job.data.train, job.config.shares):
             batch = next(shard.batches(job.config.batch_size, 1000 * job.config.seed))
             alone.append(gradients_of_mean(job, batch.bags))
         for name, move in moves.items():
@@ -136,8 +251,38 @@ class TestOriginalSemantics:
 
     def test_the_table_moves_about_as_often_as_there_are_trainers(self, job):
         exact = replace(job, config=replace(job.config, semantics="exact"))
-        seed, exact = (self.moves(each)["table.weight"] for each in (job, exact))
-        assert 1.5 < (seed * exact).sum() / exact.square().sum() < 2.5
+        original, exact = (self.moves(each)["table.weight"] for each in (job, exact))
+        assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_every_trainer_has_a_momentum_of_its_own(self, way):
+        """Shown where no trainer's images have a token of the other's."""
+        tokens = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5]])
+        labels = torch.tensor([0, 1, 1, 0, 1])
+        bags = Bags(tokens.flatten(), 2 * torch.arange(5), labels)
+        config = HybridConfig(
+            semantics="original", shares=(3, 2), embedding=3, batch_size=5, epochs=4,
+            lr=0.3, dtype="float64",
+        )  # fmt: skip
+        job = Job(config, BagSplit(bags, bags, bags, num_tokens=6, num_classes=2))
+        found = run(job, engine=TorchRPC(way)).weights
+        begin = {n: w.requires_grad_() for n, w in begin_of(job).items()}
+        table, *dense = begin.values()
+        parts = [(tokens[:3], labels[:3]), (tokens[3:], labels[3:])]
+        moves = [torch.optim.SGD([table], 0.3, momentum=0.9) for _ in parts]
+        move_dense = torch.optim.SGD(dense, 0.3, momentum=0.9)
+        for _ in range(4):
+            grads = []
+            for some, right in parts:
+                loss = F.cross_entropy(F.linear(table[some].sum(1), *dense), right)
+                grads.append(torch.autograd.grad(loss, [table, *dense]))
+            for move, (of_table, *_) in zip(moves, grads, strict=True):
+                table.grad = of_table
+                move.step()
+            for part, *both in zip(dense, *(g[1:] for g in grads), strict=True):
+                part.grad = sum(both) / 2
+            move_dense.step()
+        assert max_difference(found, begin) <= 1e-12
 
 
 def gradients_of_mean(job, bags):
@@ -152,12 +297,12 @@ def gradients_of_mean(job, bags):
 
 
 @pytest.mark.parametrize("kind", list(KINDS)[1:])
-@pytest.mark.parametrize("semantics", ["seed", "exact"])
+@pytest.mark.parametrize("semantics", ["original", "exact"])
 def test_the_penalty_enters_a_step_once(kind, semantics):
     config = HybridConfig(num_trainers=3, semantics=semantics, **KINDS[kind])
-    factors = [steps.penalty_factor(trainer, config) for trainer in range(3)]
+    factors = [system.penalty_factor(trainer, config) for trainer in range(3)]
     # DDP and the exact step take means; of the original's table steps each counts.
-    summed = semantics == "seed" and config.constrained == "table"
+    summed = semantics == "original" and config.constrained == "table"
     assert sum(factors) / (1 if summed else 3) == 1
 
 
@@ -170,7 +315,7 @@ class TestTrouble:
         master = Role(hybrid_roles.disturbed_master, (job, trainer, how))
         begin = time.monotonic()
         with pytest.raises(WorkerError) as caught:
-            launch(training.roles(job, master), polling=False, rpc_timeout=0, **options)
+            launch(system.roles(job, master), **launch_options(job.config) | options)
         assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
         return caught.value
 
@@ -184,6 +329,7 @@ class TestTrouble:
     @pytest.mark.parametrize(
         ("part", "trainer", "named"),
         [
+            ("forward", 1, "trainer1"),
             ("hook", 1, "trainer1"),
             ("optimizer", 1, "trainer1"),
             ("scoring", 0, "trainer0"),
@@ -193,7 +339,9 @@ class TestTrouble:
     )
     def test_whoever_stalls_is_named_not_who_waits(self, data, part, trainer, named):
         config = replace(EXACT, max_steps=None, step_deadline=1.0)
-        error = self.caught(Job(config, data), part, trainer, deadline=30)
+        attach = partial(hybrid_roles.attach_impatiently, config.step_deadline)
+        options = {"attach": attach} if part == "scoring" else {}
+        error = self.caught(Job(config, data), part, trainer, deadline=30, **options)
         late = "missed its deadline of 1 s for its part of a step"
         assert error.headline == f"{named} {late}"
         assert "in stalls" in error.details or "in <lambda>" in error.details
@@ -221,19 +369,36 @@ class TestTrouble:
         job = Job(replace(EXACT, max_steps=None), data)
         master = Role(hybrid_roles.killing_master, (job, victim))
         with pytest.raises(WorkerError) as caught:
-            launch(training.roles(job, master), polling=False, rpc_timeout=0)
+            launch(system.roles(job, master), **launch_options(job.config))
         assert caught.value.headline == f"{victim} was killed by SIGKILL"
 
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
     config = replace(EXACT, num_trainers=2, max_steps=4)
     master = Role(hybrid_roles.napping_master, (Job(config, data), 3.5))
-    roles = training.roles(Job(config, data), master)
-    histories = launch(roles, polling=False, rpc_timeout=3.0)["master"]
+    roles = system.roles(Job(config, data), master)
+    options = launch_options(config) | {"rpc_timeout": 3.0}
+    histories = launch(roles, **options)["master"]
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_no_step_leaves_anything_on_the_server(data, semantics):
+    job = Job(replace(EXACT, semantics=semantics, max_steps=3), data)
+    roles = system.roles(job, Role(hybrid_roles.counting_master, (job,)))
+    assert launch(roles, **launch_options(job.config))["master"] == (0, 0)
+
+
 class TestBegin:
+    @pytest.mark.parametrize("part", ["table.weight", "dense.weight", "dense.bias"])
+    def test_depends_on_the_seed_alone(self, data, part):
+        one, again, other = (
+            begin_of(Job(replace(EXACT, seed=seed), data))[part] for seed in (3, 3, 4)
+        )
+        assert torch.equal(one, again) and not torch.equal(one, other)
+        if part == "table.weight":
+            assert one.std().item() == pytest.approx(0.01, rel=0.05)
+
     def test_a_run_begins_with_the_parameters_that_are_given(self, data):
         config = replace(EXACT, max_steps=1, momentum=0.0, manifold="stiefel")
         given = {n: w + 0.25 for n, w in begin_of(Job(config, data)).items()}
@@ -241,7 +406,7 @@ class TestBegin:
         distributed, local = run(job), run_locally(job)
         assert distributed.max_parameter_difference(local) <= 1e-12
         still = run(replace(job, config=replace(config, lr=1e-300)))
-        assert difference(still.weights, given) == 0
+        assert max_difference(still.weights, given) == 0
 
     @pytest.mark.parametrize(
         ("begin", "message"),
@@ -257,25 +422,76 @@ class TestBegin:
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
     job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
-    roles = training.roles(job, Role(hybrid_roles.ask_cdopt, (job,)))
+    roles = system.roles(job, Role(hybrid_roles.ask_cdopt, (job,)))
     assert "not supported for RemoteModule" in launch(roles)["master"]
 
 
-def test_who_calls_whom(data):
+def test_a_trainer_is_handed_no_more_than_its_own_part(data):
+    sizes = [len(pickle.dumps(task)) for task in system.tasks(Job(EXACT, data))]
+    half = data.train.tokens.nbytes / 2
+    assert all(half < size < 2 * half for size in sizes)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_calls_whom(data, way):
     trace = Trace()
-    run(Job(replace(EXACT, max_steps=2, epochs=1), data), trace=trace)
+    job = Job(replace(EXACT, max_steps=2, epochs=1), data)
+    run(job, engine=TorchRPC(way), trace=trace)
     assert trace.workers == ["trainer0", "trainer1", "master", "ps"]
     called = {(call.caller, call.callee) for call in trace.calls}
     assert ("master", "ps") in called
     assert ("master", "trainer0") in called and ("master", "trainer1") in called
     assert ("trainer0", "ps") in called and ("trainer1", "ps") in called
-    handed = [call for call in trace.calls if call.method == "run_trainer"]
-    shard = data.train.tokens.nbytes / 2
-    assert all(shard < call.request_bytes < 2 * shard for call in handed)
     own = {"lookup", "dense forward", "backward", "all-reduce", "optimizer"}
     expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
     for worker, names in expected.items():
         assert {s.name for s in trace.spans if s.worker == worker} == names
+
+
+def test_a_trainer_is_handed_its_own_part_of_the_data_only(data):
+    wire = Wire()
+    job = Job(replace(EXACT, max_steps=1, epochs=1), data)
+    run(job, wire=wire, polling=False)
+    shard = data.train.tokens.nbytes / 2
+    # The first one has what is held out, too.
+    assert shard < wire.received["trainer1"] < 1.5 * shard < wire.received["trainer0"]
+
+
+@pytest.mark.parametrize("perturbed", [0, 1])
+def test_a_replica_that_is_not_like_the_other_is_noticed(perturbed):
+    roles = {f"trainer{i}": Role(hybrid_roles.differ, (i, perturbed)) for i in range(2)}
+    found = launch(roles)
+    assert found["trainer0"] == found["trainer1"]
+    answers, once_more = found["trainer0"]
+    assert answers == pytest.approx([0.0, 0.25], rel=1e-12) and once_more == []
+
+
+class Apart:
+    """Replicas that are a little further apart each time that somebody asks."""
+
+    def __init__(self):
+        self.asked, self.told = 0, 0
+
+    def ask(self):
+        self.asked += 1
+
+    def answers(self):
+        new, self.told = range(self.told + 1, self.asked + 1), self.asked
+        return [0.25 * number for number in new]
+
+
+def test_differences_are_recorded_after_each_step_and_when_all_is_projected():
+    history = History("")
+    record = Recorder(history, None, Apart())
+    assert list(record("abc")) == ["a", "b", "c"]
+    assert history.replica_differences == [0.25, 0.5, 0.75]
+    assert record.difference() == 1.0
+    assert len(history.step_seconds) == 3 and history.feasibility == []
+
+
+def test_the_largest_difference_of_all_steps_is_told():
+    one, other = (History("", replica_differences=gaps) for gaps in ([0, 0.5], [2, 1]))
+    assert Result(HybridConfig(), [one, other]).replica_difference == 2
 
 
 @pytest.mark.parametrize("num_trainers", range(1, 5))
@@ -316,7 +532,7 @@ def test_the_digits_are_told_apart():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"semantics": "hope"}, "semantics is 'hope', but must be exact or seed"),
+        ({"semantics": "hope"}, "semantics is 'hope', but must be exact or original"),
         ({"num_trainers": 0}, "num_trainers is 0, but must be at least 1"),
         ({"shares": (1.0,)}, "one above 0 for each of 2 trainers"),
         ({"shares": (1.0, 0.0)}, "one above 0 for each of 2 trainers"),
@@ -362,9 +578,9 @@ class TestBags:
 
     @pytest.mark.parametrize("shares", list(SHARES.values())[1:])
     def test_the_shards_batches_are_the_joint_ones(self, data, shares):
-        parts = training.shards(data.train, shares)
+        parts = shards(data.train, shares)
         assert sum(len(part.bags) for part in parts) == len(data.train)
-        (whole,) = training.shards(data.train, (1.0,))
+        (whole,) = shards(data.train, (1.0,))
         joint = whole.batches(32, seed=3)
         each = [part.batches(32, seed=3) for part in parts]
         sizes = []

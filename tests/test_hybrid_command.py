@@ -1,7 +1,5 @@
 """The command `cdopt-tutorial hybrid`: good runs, bad input, and workers that die."""
 
-import argparse
-import dataclasses
 import json
 import math
 import signal
@@ -83,36 +81,6 @@ class TestRun:
         assert error.count("\n") == 1
 
 
-class TestOptions:
-    def config(self, *args):
-        parser = argparse.ArgumentParser()
-        command.add(parser.add_subparsers())
-        return command._job(parser.parse_args(["hybrid", *args])).config
-
-    def test_have_the_defaults_of_the_config(self):
-        assert self.config() == HybridConfig()
-
-    def test_reach_the_config(self):
-        other = HybridConfig(
-            num_trainers=3, semantics="seed", shares=(2.0, 1.0, 1.0), embedding=12,
-            manifold="stiefel", by="cdopt", penalty_param=0.25, optimizer="adam",
-            lr=0.01, momentum=0.5, batch_size=32, epochs=2, max_steps=7,
-            step_deadline=5.0, seed=3,
-        )  # fmt: skip
-        options = {"penalty_param": "penalty"}
-        args = []
-        for field in dataclasses.fields(other):
-            value = getattr(other, field.name)
-            if value != field.default:
-                args.append(
-                    f"--{options.get(field.name, field.name)}".replace("_", "-")
-                )
-                args += map(str, value if field.name == "shares" else [value])
-        assert self.config(*args) == other
-        oblique = "--manifold", "oblique", "--where", "server"
-        assert self.config(*oblique).constrained == "table"
-
-
 class TestBadInput:
     @pytest.fixture(autouse=True)
     def no_process_starts(self, monkeypatch):
@@ -127,7 +95,10 @@ class TestBadInput:
             (["--num-trainers", "0"], "num_trainers is 0, but must be at least 1"),
             (["--num-trainers", "two"], "invalid int value"),
             (["--num-trainers", "9999"], "each trainer needs at least 1"),
-            (["--semantics", "hope"], "semantics is 'hope', but must be exact or seed"),
+            (
+                ["--semantics", "hope"],
+                "semantics is 'hope', but must be exact or original",
+            ),
             (["--shares", "1"], "one above 0 for each of 2 trainers"),
             (["--shares", "1", "nan"], "one above 0 for each of 2 trainers"),
             (["--shares", "inf", "1"], "one above 0 for each of 2 trainers"),
@@ -148,7 +119,7 @@ class TestBadInput:
             (["--step-deadline", "0"], "step_deadline is 0.0"),
             (["--step-deadline", "inf"], "step_deadline is inf"),
             (["--seed", "-3"], "seed is -3"),
-            (["--semantics", "seed", "--against-local"], "no equal in one process"),
+            (["--semantics", "original", "--against-local"], "no equal in one process"),
             (["--seed", "99999999999999999999"], "below 2**31"),
             (["--device", "abacus"], "must be auto, cpu, cuda or cuda:N"),
             (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
@@ -211,7 +182,7 @@ def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(tmp_path):
         "local: samples",
         *(
             f"{semantics}, 2 trainers: {figure}"
-            for semantics in ("exact", "seed")
+            for semantics in ("exact", "original")
             for figure in bench.UNITS
         ),
     }
@@ -221,7 +192,9 @@ def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(tmp_path):
 def test_the_bench_times_one_process_and_three_numbers_of_trainers():
     local, *others = bench.variants().values()
     assert [(each.config.semantics, each.config.num_trainers) for each in others] == [
-        (semantics, number) for semantics in ("exact", "seed") for number in (1, 2, 4)
+        (semantics, number)
+        for semantics in ("exact", "original")
+        for number in (1, 2, 4)
     ]
     for job in (local, *others):  # all steps are of full joint batches
         assert len(job.data.train) == job.config.max_steps * job.config.batch_size

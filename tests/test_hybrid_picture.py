@@ -3,9 +3,8 @@
 import torch
 
 from cdopt_tutorial.data.bags import digit_bags
-from cdopt_tutorial.hybrid import HybridConfig, Job
+from cdopt_tutorial.hybrid import HybridConfig, Job, make
 from cdopt_tutorial.hybrid.picture import ink_scores
-from cdopt_tutorial.hybrid.training import make
 
 
 def model_that_likes(pixel, data, **constraint):

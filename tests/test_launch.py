@@ -18,6 +18,7 @@ from running import wait_for_end
 
 from cdopt_tutorial.engines import Role, WorkerError, group, launch, pack, serve
 from cdopt_tutorial.engines.errors import origin
+from cdopt_tutorial.engines.process import LOOPBACK
 
 LONG = 300  # seconds; nothing that takes so long may be waited for
 
@@ -139,41 +140,26 @@ class TestRefusal:
         with pytest.raises(ValueError, match="rpc_timeout is -1"):
             launch({"worker": Role(serve)}, rpc_timeout=-1)
 
-    def test_a_function_inside_a_function(self):
+    @pytest.mark.parametrize(
+        "value", [open(os.devnull), threading.Lock(), (n for n in "ab")]
+    )
+    def test_what_does_not_pickle(self, value):
         def inner():
-            pass
+            return value
 
-        for function in (inner, lambda: None):
-            with pytest.raises(ValueError, match=r"worker: .*%%writefile"):
-                launch({"worker": Role(function)})
-
-    def test_a_function_of_a_notebook(self, monkeypatch):
-        namespace = {"__name__": "__main__"}
-        exec("def cell(): pass", namespace)
-        monkeypatch.setattr(
-            sys.modules["__main__"], "cell", namespace["cell"], raising=False
-        )
-        with pytest.raises(
-            ValueError, match="cell is defined in this notebook.*%%writefile"
-        ):
-            launch({"worker": Role(namespace["cell"])})
-
-    def test_an_argument_of_a_notebooks_class(self, monkeypatch):
-        cls = type("Cell", (), {"__module__": "__main__"})
-        monkeypatch.setattr(sys.modules["__main__"], "Cell", cls, raising=False)
-        with pytest.raises(ValueError, match="Cell is defined in this notebook"):
-            launch({"worker": Role(roles.identify, (cls(),))})
-
-    def test_an_argument_that_does_not_pickle(self):
-        with pytest.raises(ValueError, match="worker: its role can't be sent"):
-            launch({"worker": Role(roles.identify, (open(os.devnull),))})  # noqa: SIM115
+        for role in (Role(roles.identify, (value,)), Role(inner), Role(lambda: value)):
+            with pytest.raises(ValueError, match="^worker: .*cannot pickle") as caught:
+                launch({"idle": Role(serve), "worker": role})
+            assert "\n" not in str(caught.value)
 
     def test_a_module_without_a_file(self, monkeypatch):
         module = type(sys)("made_on_the_fly")
         exec("def f(): pass", module.__dict__)
         monkeypatch.setitem(sys.modules, "made_on_the_fly", module)
         with pytest.raises(ValueError, match="defined in module made_on_the_fly"):
-            pack.pack("worker", module.f)
+            pack.pack({"worker": module.f})
+        with pytest.raises(ValueError, match="defined in module made_on_the_fly"):
+            pack.pack({"worker": lambda: module})
 
 
 class TestFailure:
@@ -270,11 +256,6 @@ class TestFailure:
         assert error.headline == "b missed the run's deadline of 2 s"
         assert "in sleep" in error.details  # where it was
 
-    def test_the_deadline_of_a_role(self):
-        stalled = Role(roles.sleep, (LONG,), deadline=2)
-        error = failure({"a": Role(roles.sleep, (LONG,)), "b": stalled})
-        assert error.headline == "b missed its deadline of 2 s"
-
     def test_a_result_that_does_not_pickle(self):
         error = failure({"worker": Role(roles.give_unpicklable)})
         assert error.worker == "worker"
@@ -319,32 +300,78 @@ class TestFailure:
         assert origin("just a text") is None
 
 
+class TestPace:
+    """Who works in step with others, and gets no further, is named."""
+
+    STALLED = "missed its deadline of 2 s for its part of a step"
+
+    def system(self, *b):
+        return {
+            "a": Role(roles.keep_pace, (0, 0.5, 0)),
+            "b": Role(roles.keep_pace, b),
+            "server": Role(serve),
+        }
+
+    def test_who_is_furthest_behind_and_late_is_named(self):
+        error = failure(self.system(0, LONG, 0), attach=roles.place_steps)
+        assert error.headline == f"b {self.STALLED}"
+        assert "in one_step" in error.details  # where it was
+
+    def test_whom_it_waits_for_is_named_in_its_place(self):
+        error = failure(self.system(0, LONG, 0), attach=roles.place_steps_at_server)
+        assert error.headline == f"server {self.STALLED}"
+
+    def test_after_a_step_it_waits_for_nobody(self):
+        error = failure(
+            self.system() | {"b": Role(roles.dawdle, (LONG,))},
+            attach=roles.place_steps_at_server,
+        )
+        assert error.headline == f"b {self.STALLED}"
+
+    def test_nobody_who_keeps_pace_is(self):
+        # Each step has two seconds, and all of them together take longer.
+        assert launch(self.system(1.2, 0, 1.2), attach=roles.place_steps)["b"] is None
+
+    def test_after_the_last_step_there_is_time(self):
+        role = {"a": Role(roles.dawdle, (1,))}
+        assert launch(role, attach=roles.place_last_step) == {"a": None}
+
+
 class TestParent:
     SCRIPT = """
 import roles
 from cdopt_tutorial.engines import Role, launch
 launch(
-    {{"a": Role(roles.report_and_sleep, (300,)), "b": Role(roles.{b}, {args})}},
+    {{"a": Role(roles.{a}, {args_a}), "b": Role(roles.{b}, {args_b})}},
     on_report=lambda _, pid: print(pid, flush=True),
 )
 """
+    WAITS = "report_and_sleep", (LONG,)
 
-    def start(self, b, args):
+    def start(self, a, b, **env):
+        """The parent, and all processes below it when the first worker reported."""
+        script = self.SCRIPT.format(a=a[0], args_a=a[1], b=b[0], args_b=b[1])
         process = subprocess.Popen(
-            [sys.executable, "-c", self.SCRIPT.format(b=b, args=args)],
+            [sys.executable, "-c", script], env=os.environ | env,
             cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        first = psutil.Process(int(process.stdout.readline()))
+        first = int(process.stdout.readline())
         time.sleep(0.5)  # until the other one has begun, too
-        return process, first, psutil.Process(process.pid).children(recursive=True)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert first in {child.pid for child in children}
+        return process, children
 
     @pytest.mark.parametrize(
-        ("b", "args"),
-        [("sleep", (300,)), ("send_self", ("SIGSTOP",))],
-        ids=["busy", "stopped"],
+        "b",
+        [
+            ("sleep", (LONG,)),
+            ("send_self", ("SIGSTOP",)),
+            ("hold_the_interpreter", ()),
+        ],
+        ids=["busy", "stopped", "deaf"],
     )
-    def test_workers_go_with_a_killed_parent(self, b, args):
-        process, _, children = self.start(b, args)
+    def test_workers_go_with_a_killed_parent(self, b):
+        process, children = self.start(self.WAITS, b)
         assert len(children) >= 3  # two workers and their server
         process.kill()
         process.wait()
@@ -356,17 +383,24 @@ launch(
                     child.kill()
 
     def test_workers_listen_on_loopback_only(self):
-        process, first, children = self.start("sleep", (300,))
+        # Whatever the environment or the name of the host would have them take.
+        others = set(psutil.net_if_addrs()) - {LOOPBACK}
+        other = min(others, default="none0")
+        process, children = self.start(
+            ("meet_and_sleep", (0, LONG)), ("meet_and_sleep", (1, LONG)),
+            TP_SOCKET_IFNAME=other, GLOO_SOCKET_IFNAME=other,
+        )  # fmt: skip
         try:
             listening = [
-                connection.laddr.ip
+                [
+                    connection.laddr.ip
+                    for connection in child.net_connections(kind="inet")
+                    if connection.status == psutil.CONN_LISTEN
+                ]
                 for child in children
-                for connection in child.net_connections(kind="inet")
-                if connection.status == psutil.CONN_LISTEN
             ]
-            assert first.pid in {child.pid for child in children}
-            assert listening
-            assert set(listening) <= {"127.0.0.1", "::1"}
+            assert sum(map(bool, listening)) == 2  # the workers, and not their server
+            assert {ip for ips in listening for ip in ips} <= {"127.0.0.1", "::1"}
         finally:
             process.kill()
             process.wait()

@@ -99,10 +99,12 @@ def test_moved_folder_is_set_up_afresh(clone):
 def test_make_j_takes_one_target_after_another(clone):
     done = make(clone, "-j4", "book", "test", PYTHON="./python")
     assert done.returncode == 0
-    assert calls(clone)[-4:] == [
+    assert calls(clone)[-5:] == [
         "-m cdopt_tutorial.cli build",
         "-m ruff check",
         "-m ruff format --check",
+        "-c from importlinter.cli import lint_imports_command as lint; lint() "
+        "--no-logo --no-cache",
         "-m pytest -n 2",
     ]
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -10,6 +11,9 @@ import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from notebook_errors import unannounced
+from notebook_types import complaints
 
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import this_project
@@ -49,7 +53,102 @@ def test_claims_the_figures_of_the_reference(done, project):
     drift = Reference(project).drift(
         done.path.stem, "full", done.figures, complete=done.error is None
     )
-    assert not drift, "\n".join(map(str, drift))
+    assert not drift, drift
+
+
+def test_shows_no_error_that_its_cell_does_not_announce(done):
+    assert unannounced(done.notebook) == []
+
+
+TYPE_ERROR = "TypeError: join() got an unexpected keyword argument 'num_gpus'"
+TRACEBACK = ["Traceback (most recent call last)", "  File ...", "ValueError: no"]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        new_output("stream", text=f"all is well\n{TYPE_ERROR}\n"),
+        new_output("stream", name="stderr", text="\n".join(TRACEBACK)),
+        new_output("stream", text="torch.OutOfMemoryError: CUDA out of memory"),
+        new_output("stream", text="trainer1 raised RuntimeError"),
+        new_output("stream", text="observer1 exited with code 3 before it finished"),
+        new_output("stream", text="{'trainer0': KeyError('a')}"),
+        new_output("error", ename="E", evalue="", traceback=TRACEBACK),
+        new_output("execute_result", data={"text/plain": f"[{TYPE_ERROR!r}]"}),
+        new_output("display_data", data={"text/html": f"<p><b>{TYPE_ERROR}</b></p>"}),
+        new_output("display_data", data={"text/html": "<i>(stopped: ValueError)</i>"}),
+        new_output("display_data", data={"text/markdown": f"It says\n{TYPE_ERROR}"}),
+    ],
+    ids=lambda output: output.output_type,
+)
+def test_an_error_needs_a_tag(output):
+    # Behind one that shows nothing of the sort.
+    cell = new_code_cell("f()", outputs=[new_output("stream", text="1"), output])
+    notebook = new_notebook(cells=[new_markdown_cell("# A"), cell])
+    assert unannounced(notebook)
+    for tag in ("prints-error", "raises-exception"):
+        cell.metadata["tags"] = [tag]
+        assert unannounced(notebook) == []
+    cell.metadata["tags"] = ["parameters"]
+    assert unannounced(notebook)
+
+
+def test_an_announcement_needs_an_error():
+    cell = new_code_cell("f()", outputs=[new_output("stream", text="1")])
+    assert unannounced(new_notebook(cells=[cell])) == []
+    cell.metadata["tags"] = ["prints-error"]
+    assert unannounced(new_notebook(cells=[cell])) == ["shows no error: f()"]
+
+
+def test_no_error_is_seen_where_there_is_none():
+    code = "````python\ndef f():\n    raise ValueError(1)\n````"
+    outputs = [
+        new_output("display_data", data={"text/markdown": f"`a.py`:\n\n{code}\n"}),
+        new_output("stream", text="mean squared error: 0.1\nerror (float64): 1e-12"),
+    ]
+    assert unannounced(new_notebook(cells=[new_code_cell("", outputs=outputs)])) == []
+
+
+@pytest.fixture(scope="module")
+def complain(tmp_path_factory, project):
+    """Returns what the type checker says of a notebook's code cells."""
+    cache = tmp_path_factory.mktemp("mypy")
+
+    def run(*sources):
+        folder = tmp_path_factory.mktemp("cells")
+        return complaints(sources, folder, project.root, cache)
+
+    return run
+
+
+@every_chapter
+def test_names_and_keywords_are_those_of_the_package(path, complain):
+    assert complain(*(cell.source for cell in code_cells(path))) == []
+
+
+@pytest.mark.parametrize(
+    "cell, what",
+    [
+        (
+            "%%writefile shortcut.py\n"
+            "from cdopt_tutorial.hybrid import replicas\n\n\n"
+            "def gradient(rank):\n    replicas.join(rank, 2, num_gpus=0)",
+            'shortcut.py:5: error: Unexpected keyword argument "num_gpus" for "join"',
+        ),
+        ("show.figur(1)", 'has no attribute "figur"'),
+        ("def later():\n    show.glue('a')", 'Missing positional argument "value"'),
+        ("replace(hybrid.HybridConfig(), epoch=1)", 'argument "epoch"'),
+        ("from cdopt_tutorial.show import glu", 'has no attribute "glu"'),
+        ("import cdopt_tutorial.nothing", "cdopt_tutorial.nothing"),
+        ("print(undefined)", 'Name "undefined" is not defined'),
+    ],
+)
+def test_a_wrong_name_or_keyword_is_found(complain, cell, what):
+    imports = "from dataclasses import replace\nfrom cdopt_tutorial import hybrid, show"
+    good = "%pip install a\nx = 1\nx = 'a'\nshow.glue('a', x.upper())"
+    assert complain(imports, good) == []
+    (complaint,) = complain(imports, good, cell)
+    assert what in complaint
 
 
 def test_chapters_import_only_what_the_install_cell_brings():
@@ -110,6 +209,35 @@ def test_number_of_cells(path):
     exercises = [i for i, cell in enumerate(cells) if "## Exercises" in cell.source]
     assert len(exercises) == 1
     assert exercises[0] - 1 in CELLS
+
+
+def solutions(path):
+    """The code cells of each solution, by the label of its exercise."""
+    found, label = {}, None
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            directive = r"^```\{solution-(start|end)\} ?(\S*)"
+            for what, name in re.findall(directive, cell.source, re.MULTILINE):
+                label = name if what == "start" else None
+                if label is not None:
+                    found[label] = []
+        elif label is not None:
+            found[label].append(cell.source)
+    return found
+
+
+@every_chapter
+def test_every_solution_asserts_its_claim(path):
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    exercises = re.findall(r"^```\{exercise\}\n:label: (\S+)", prose, re.MULTILINE)
+    found = solutions(path)
+    assert exercises and list(found) == exercises
+    for label, sources in found.items():
+        # A cell that only writes a file asserts nothing on the page.
+        code = "\n".join(TransformerManager().transform_cell(s) for s in sources)
+        nodes = ast.walk(ast.parse(code))
+        assert any(isinstance(node, ast.Assert) for node in nodes), label
 
 
 @every_chapter

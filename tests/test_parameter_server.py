@@ -1,15 +1,30 @@
 """Chapter 2: every distributed training equals the same training in one process."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import rnn_roles
+import rnn_twin
 import torch
 from torch.nn import functional as F
 
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import Role, Trace, launch, serve
-from cdopt_tutorial.parameter_server import Job, RNNConfig, run, run_locally
+from cdopt_tutorial.engines.gradients import WAYS
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.parameter_server import (
+    Job,
+    RNNConfig,
+    Trainer,
+    build_all,
+    check,
+    checkpoint,
+    run,
+    run_locally,
+    traffic,
+)
 from cdopt_tutorial.parameter_server.model import summed_loss
 
 EXACT = RNNConfig(
@@ -18,6 +33,7 @@ EXACT = RNNConfig(
     dtype="float64",
 )  # fmt: skip
 CORPUS = Grammar(num_words=9, branching=3).corpus(700, 200)
+both_ways = pytest.mark.parametrize("way", WAYS)
 
 
 def difference(one, other):
@@ -32,8 +48,8 @@ def still(config):
     return replace(config, max_steps=1, lr=1e-300)
 
 
-def assert_equal_to_local(config):
-    distributed = run(Job(config, CORPUS))
+def assert_equal_to_local(config, way):
+    distributed = run(Job(config, CORPUS), engine=TorchRPC(way))
     local = run_locally(Job(config, CORPUS))
     begin = run_locally(Job(still(config), CORPUS)).weights
     assert len(local.losses) == 50
@@ -43,6 +59,7 @@ def assert_equal_to_local(config):
 
 
 class TestEquality:
+    @both_ways
     @pytest.mark.parametrize("num_trainers", [1, 2])
     @pytest.mark.parametrize("cut", ["logits", "loss"])
     @pytest.mark.parametrize(
@@ -54,14 +71,15 @@ class TestEquality:
         ],
         ids=["sgd", "clipped momentum", "adam"],
     )
-    def test_with_one_process(self, num_trainers, cut, how):
+    def test_with_one_process(self, num_trainers, cut, how, way):
         config = replace(EXACT, num_trainers=num_trainers, cut=cut, **how)
-        distributed, local = assert_equal_to_local(config)
+        distributed, local = assert_equal_to_local(config, way)
         if num_trainers == 1:
             assert distributed[0].losses == pytest.approx(local.losses, abs=1e-9)
 
-    def test_of_uneven_shards(self):
-        assert_equal_to_local(replace(EXACT, num_trainers=3))
+    @both_ways
+    def test_of_uneven_shards(self, way):
+        assert_equal_to_local(replace(EXACT, num_trainers=3), way)
 
     def test_fails_for_an_optimizer_that_reads_grad(self):
         # The fault of a whole class of listings: distributed autograd leaves the
@@ -77,17 +95,113 @@ class TestEquality:
         assert difference(plain, local) > 0.01
 
 
+class TestTwin:
+    """Against plain torch: the tests' own model, windows, schedule and evaluation."""
+
+    HOW = {
+        "clipped momentum": {"momentum": 0.9, "lr": 0.2, "clip": 0.05},
+        "adam": {"optimizer": "adam", "lr": 0.02, "clip": 0.5},
+    }
+    CONFIG = replace(
+        EXACT, dropout=0.4, lr_decay=0.5, epochs=2, max_steps=None, save_every=6
+    )
+
+    @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+    def test_is_the_same_training(self, how, tmp_path):
+        config = replace(self.CONFIG, **how)
+        torch.manual_seed(5)
+        twin = rnn_twin.Twin(9, config)
+        begin = twin.named()
+        losses, valid = rnn_twin.train(twin, CORPUS, config)
+        assert len(losses) == 40
+        assert valid[1] < valid[0] - 0.01
+        whole = run_locally(Job(config, CORPUS, begin=begin))
+        file = tmp_path / "file"
+        # In the midst of the second pass.
+        part = replace(config, max_steps=32)
+        run_locally(Job(part, CORPUS, keep=file, begin=begin))
+        resumed = run_locally(Job(config, CORPUS, checkpoint.load(file)))
+        for history in (whole, resumed):
+            assert history.losses == pytest.approx(losses, rel=1e-10)
+            assert difference(history.weights, twin.named()) < 1e-10
+            assert history.perplexity == pytest.approx(math.exp(valid[1]), rel=1e-10)
+        notes = [note for note in whole.progress if note.valid_loss]
+        assert [note.valid_loss for note in notes] == pytest.approx(valid, rel=1e-10)
+        assert [(n.epoch, n.step, n.tokens) for n in notes] == [
+            (1, 20, 695), (2, 40, 1390)
+        ]  # fmt: skip
+        assert whole.progress[0].train_loss == pytest.approx(sum(losses[:10]) / 10)
+
+    @both_ways
+    def test_draws_the_server_s_dropout_there(self, way):
+        # With one layer there is no dropout in the LSTM, which is the trainer's.
+        config = replace(self.CONFIG, num_layers=1)
+        twin = rnn_twin.Twin(9, config)
+        begin = twin.named()
+        losses, _ = rnn_twin.train(twin, CORPUS, replace(config, clip=1e9), stream=1)
+        (history,) = run(Job(config, CORPUS, begin=begin), engine=TorchRPC(way))
+        assert history.losses == pytest.approx(losses, rel=1e-10)
+
+    def test_begins_with_some_parameters(self):
+        bias = {"decoder.decoder.bias": torch.arange(9.0).double()}
+        for config in (EXACT, replace(EXACT, num_trainers=2)):
+            (first, *_) = run(Job(still(config), CORPUS, begin=bias))
+            own = run_locally(Job(still(EXACT), CORPUS)).weights
+            assert difference(first.weights, own | bias) < 1e-12
+
+    @pytest.mark.parametrize("name", ["decoder.decoder.bias", "bias"])
+    def test_does_not_begin_with_what_is_no_parameter(self, name):
+        job = Job(EXACT, CORPUS, begin={name: torch.zeros(3)})
+        with pytest.raises(
+            ValueError, match=rf"begin has {name} \(3,\), but .*embedding"
+        ):
+            check(job)
+
+
+class TestLoss:
+    """What a trainer minimises, of its own columns."""
+
+    def loss(self, rank, **how):
+        config = replace(EXACT, num_trainers=2, **how)
+        trainer = Trainer(OneProcess(), rank, Job(config, CORPUS))
+        tokens, targets = next(iter(trainer.stream.windows()))
+        loss, mean, _ = trainer.loss(tokens, targets, trainer.hidden(0))
+        return (loss / mean).item(), targets.shape[1]
+
+    def test_in_step_is_a_share_of_the_joint_batch_s_mean(self):
+        for rank, columns in ((0, 3), (1, 2)):
+            share, own = self.loss(rank)
+            assert own == columns
+            assert share == pytest.approx(columns / 5, rel=1e-12)
+
+    def test_out_of_step_is_its_own_mean(self):
+        for rank in (0, 1):
+            assert self.loss(rank, sync=False)[0] == pytest.approx(1.0, rel=1e-12)
+
+
 class TestOptimizer:
     def test_does_not_step_with_a_stale_gradient(self):
-        touched, untouched = launch(
-            {"ps": Role(serve), "trainer0": Role(rnn_roles.step_twice, ("ps",))}
-        )["trainer0"]
-        assert touched == [1.0 - 0.5, 1.0 - 0.5 - 0.5]
-        assert untouched == [1.0 - 0.5, 1.0 - 0.5]
+        def step_twice(clearing):
+            role = Role(rnn_roles.step_twice, (clearing,))
+            return launch({"ps": Role(serve), "trainer0": role})["trainer0"]
+
+        assert step_twice(clearing=True) == [[0.5, 0.0], [0.5, 0.5]]
+        assert step_twice(clearing=False) == [[0.5, 0.0], [0.5, 0.0]]
+
+    @pytest.mark.parametrize("way", [*WAYS, None])
+    def test_of_an_owner_does_not_either(self, way):
+        if way is None:
+            moved, squares, kept = rnn_roles.step_owner_twice(OneProcess())
+        else:
+            role = Role(rnn_roles.step_owner_twice, (TorchRPC(way),))
+            found = launch({"ps": Role(serve), "trainer0": role})
+            moved, squares, kept = found["trainer0"]
+        assert moved == [[0.5, 0.0], [0.5, 0.5]]
+        assert (squares, kept) == ([2.0, 1.0], 0)
 
     def test_is_not_compiled_by_torchscript(self, capfd):
         kinds = launch(
-            {"ps": Role(serve), "trainer0": Role(rnn_roles.optimizer_kinds, ("ps",))}
+            {"ps": Role(serve), "trainer0": Role(rnn_roles.optimizer_kinds)}
         )["trainer0"]
         assert kinds == ["_LocalOptimizer"] * 2
         assert "deprecat" not in capfd.readouterr().err
@@ -108,6 +222,21 @@ class TestModel:
             # What the original did, without its coincidence of sizes.
             F.cross_entropy(logits, targets)
 
+    def test_each_part_begins_with_a_seed_of_its_own(self):
+        plain = []
+        layers = (torch.nn.Embedding, 9, 6), (torch.nn.LSTM, 6, 5, 2)
+        for number, (kind, *sizes) in enumerate((*layers, (torch.nn.Linear, 5, 9))):
+            torch.manual_seed(3 * 2 + number)
+            layer = kind(*sizes)
+            if kind is not torch.nn.LSTM:
+                torch.nn.init.uniform_(layer.weight, -0.1, 0.1)
+            plain.append(layer.double())
+        torch.nn.init.zeros_(plain[2].bias)
+        parts = build_all(9, replace(EXACT, seed=2)).parameters()
+        expected = [weight for layer in plain for weight in layer.parameters()]
+        for found, weight in zip(parts, expected, strict=True):
+            assert torch.equal(found, weight)
+
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
         modes = launch(
             {"ps": Role(serve), "trainer0": Role(rnn_roles.switch_modes, (EXACT,))}
@@ -115,18 +244,19 @@ class TestModel:
         assert modes == [(False, False), (True, True), (False, False)]
 
     def test_the_cuts_differ_in_what_comes_back(self):
-        calls = {}
+        calls, sent = {}, {}
+        corpus = Grammar(num_words=200, branching=3).corpus(700, 200)
         for cut in ("logits", "loss"):
-            trace = Trace()
-            run(Job(replace(EXACT, cut=cut, max_steps=1), CORPUS), trace=trace)
-            # The first of each name: evaluation ends on a shorter window.
-            calls[cut] = {call.method: call for call in reversed(trace.calls)}
-        logits = calls["logits"]["Decoder.forward"]
-        loss = calls["loss"]["Decoder.loss"]
-        assert "Decoder.forward" not in calls["loss"]
-        # 7 x 5 tokens, 9 words, 8 bytes, against one number; plus the wrapping.
-        assert logits.response_bytes - loss.response_bytes == 7 * 5 * 9 * 8 - 8
-        assert loss.request_bytes - logits.request_bytes == pytest.approx(280, abs=40)
+            job, trace = Job(replace(EXACT, cut=cut, max_steps=1), corpus), Trace()
+            run(job, trace=trace)
+            calls[cut] = {call.method for call in trace.calls}
+            sent[cut] = traffic.measured_bytes(job)
+        assert "Decoder.forward" in calls["logits"] - calls["loss"]
+        assert "Decoder.loss" in calls["loss"] - calls["logits"]
+        # For each of 7 x 5 tokens a number of 8 bytes a word, there and back, against
+        # its target.
+        more = 7 * 5 * (2 * len(corpus.vocabulary) * 8 - 8)
+        assert sent["logits"] - sent["loss"] == pytest.approx(more, rel=0.1)
 
 
 class TestTrainers:
@@ -146,6 +276,12 @@ class TestTrainers:
         few = replace(EXACT, num_trainers=2, max_steps=5)
         for history in run(Job(few, CORPUS)):
             assert history.staleness == [0] * 5
+
+    def test_a_step_during_the_forward_pass_makes_stale(self):
+        few = replace(EXACT, num_trainers=2, sync=False, max_steps=3)
+        attached = {"attach": rnn_roles.step_in_between, "polling": False}
+        first, _ = run(Job(few, CORPUS), **attached)
+        assert min(first.staleness) >= 1
 
 
 def test_it_comes_near_to_the_floor_of_the_grammar():

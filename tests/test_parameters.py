@@ -1,12 +1,10 @@
 """Parameters set from outside: where they go, and which there are."""
 
-from copy import deepcopy
-
+import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from cdopt_tutorial.publish.execute import read_chapter
-from cdopt_tutorial.publish.parameters import inject, parameters, read_value
+from cdopt_tutorial.publish.chapter import inject, read_chapter, read_value
 
 
 def notebook(*sources: str, tagged: int = 1):
@@ -15,39 +13,55 @@ def notebook(*sources: str, tagged: int = 1):
     return new_notebook(cells=cells)
 
 
+def injected(chapter, values):
+    inject(chapter, values)
+    return chapter
+
+
 def test_parameters_are_the_names_of_the_tagged_cell():
     source = (
-        "epochs: int = 3  # many\nsizes = {\n    'a': 1,\n}\nprint(epochs)\na = b = 1"
+        "epochs: int = 3  # many\nsizes = {\n    'a': dict(x=1),\n}\nprint(epochs)\n"
+        "a = b = [i for i in range(3)]"
     )
-    expected = ["epochs", "sizes", "a", "b"]
-    assert sorted(parameters(notebook(source, "other = 1"))) == sorted(expected)
+    chapter = notebook("early = 1", source, "other = 1", tagged=2)
+    for name in ("epochs", "sizes", "a", "b"):
+        inject(chapter, {name: 2})
+    for name in ("early", "other", "dict", "x", "print", "i"):
+        with pytest.raises(ValueError, match=f"no parameter '{name}'"):
+            inject(chapter, {name: 2})
 
 
 def test_values_stand_in_a_cell_of_their_own_behind_the_others():
-    chapter = inject(notebook("epochs = 3\nseeds = [1]", "epochs"), {"seeds": [1, 2]})
-    _, given, set_outside, use = chapter.cells
-    assert given.source == "epochs = 3\nseeds = [1]"
+    values = {"seeds": (1, 2), "device": "cuda:1"}
+    chapter = notebook("epochs = 3\nseeds = [1]\ndevice = 'cpu'", "epochs")
+    _, given, set_outside, use = injected(chapter, values).cells
+    assert given.source.startswith("epochs = 3\nseeds = [1]")
     assert set_outside.metadata.tags == ["injected-parameters"]
     names = {}
     for cell in (given, set_outside, use):
         exec(cell.source, names)
-    assert (names["epochs"], names["seeds"]) == (3, [1, 2])
+    assert names["epochs"] == 3
+    assert {name: names[name] for name in values} == values
 
 
-def test_without_values_the_notebook_stays_as_it_is():
+def test_without_values_the_notebook_stays_as_it_is(tmp_path):
     chapter = notebook("x = 1")
-    before = deepcopy(chapter)
-    assert inject(chapter, {}) is chapter
-    assert chapter == before
+    nbformat.write(chapter, tmp_path / "a.ipynb")
+    assert read_chapter(tmp_path / "a.ipynb", {}) == chapter
+    with_value = read_chapter(tmp_path / "a.ipynb", {"x": 2})
+    assert [cell.source for cell in with_value.cells[2:]] == [
+        "# Set from outside:\nx = 2"
+    ]
 
 
 def test_what_was_set_before_is_overruled():
-    chapter = inject(inject(notebook("x = 1"), {"x": 2}), {"x": 3})
-    assert [cell.source for cell in chapter.cells[2:]] == ["# Set from outside:\nx = 3"]
+    chapter = injected(injected(notebook("x = 1", "x"), {"x": 2}), {"x": 3})
+    sources = [cell.source for cell in chapter.cells[1:]]
+    assert sources == ["x = 1", "# Set from outside:\nx = 3", "x"]
 
 
 def test_same_values_make_the_same_code():
-    first, second = (inject(notebook("x = 1"), {"x": 2}) for _ in range(2))
+    first, second = (injected(notebook("x = 1"), {"x": 2}) for _ in range(2))
     assert first.cells[2].source == second.cells[2].source
 
 
@@ -60,6 +74,10 @@ def test_notebook_without_the_cell_is_refused():
     plain = new_notebook(cells=[new_code_cell("x = 1")])
     with pytest.raises(ValueError, match="0 cells are tagged"):
         inject(plain, {"x": 2})
+    with pytest.raises(ValueError, match="2 cells are tagged"):
+        twice = notebook("x = 1", "x = 2")
+        twice.cells[2].metadata["tags"] = ["parameters"]
+        inject(twice, {"x": 2})
     with pytest.raises(ValueError, match="no plain Python"):
         inject(notebook("%time x = 1"), {"x": 2})
 

@@ -8,8 +8,8 @@ from books import write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli, show
-from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
-from cdopt_tutorial.publish.figures import claimed
+from cdopt_tutorial.publish.chapter import claimed, read_chapter
+from cdopt_tutorial.publish.execute import find_result, open_cache
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
@@ -40,23 +40,32 @@ def book(tmp_path) -> Project:
 
 def moved(book, profile="full", complete=True, **figures) -> list[str]:
     drift = Reference(book).drift("01_a", profile, figures, complete=complete)
-    return [str(each) for each in drift]
+    return [f"{name}: {how}" for name, how in drift.items()]
 
 
 def test_what_is_near_enough_has_not_moved(book):
     near = {"near": 10.4, "share": -2.19, "gap": 9e-11, "speed": 900.0, "count": 7}
     assert moved(book, **FIGURES) == moved(book, **near) == []
+    near |= {"near": 10.5, "share": -1.81, "gap": 1e-10, "speed": -inf}
+    assert moved(book, **near) == []
+    near |= {"near": 9.5, "gap": -1.0}
+    assert moved(book, **near) == []
 
 
 @pytest.mark.parametrize(
     "name, value, message",
     [
         ("near", 10.6, "near: was 10, is 10.6 (± 0.5)"),
+        ("near", 9.4, "near: was 10, is 9.4 (± 0.5)"),
         ("share", -1.7, "share: was -2, is -1.7 (± 10 %)"),
+        ("share", -2.3, "share: was -2, is -2.3 (± 10 %)"),
+        ("share", 2.0, "share: was -2, is 2 (± 10 %)"),
         ("gap", 1e-9, "gap: was 0, is 1e-09 (allowed: at most 1e-10)"),
         ("gap", float("nan"), "gap: was 0, is nan (allowed: at most 1e-10)"),
         ("near", float("nan"), "near: was 10, is nan (± 0.5)"),
+        ("near", -inf, "near: was 10, is -inf (± 0.5)"),
         ("count", 8, "count: was 7, is 8 (± 0)"),
+        ("count", 6, "count: was 7, is 6 (± 0)"),
         ("count", "seven", "count: was 7, is seven (± 0)"),
     ],
 )
@@ -78,6 +87,8 @@ def test_new_and_lost_figures_are_told(book):
 def test_profiles_have_values_of_their_own(book):
     assert moved(book, "smoke", near=8.1) == []
     assert moved(book, "smoke", near=10.0) == ["near: was 8, is 10 (± 0.5)"]
+    share = moved(book, "smoke", near=8.0, share=-2.0)
+    assert share == ["share: -2, and the reference has none"]
     reference = Reference(book)
     assert reference.parameters("01_a", "smoke") == {"epochs": 1}
     assert reference.parameters("01_a", "full") == {}
@@ -98,6 +109,18 @@ def test_update_writes_what_moved_and_keeps_the_rest(book):
     assert "speed = {machine = true, full = 3.0}" in text
     assert "count" not in text
     assert moved(book, **figures | {"new": 3})
+
+
+def test_update_keeps_a_figure_that_another_profile_claims(book):
+    Reference(book).update("01_a", "full", {"count": 7})
+    text = (book.root / "notebooks" / "reference.toml").read_text()
+    assert moved(book, "smoke", near=8.0) == [] and "share" not in text
+
+
+def test_nothing_is_near_to_infinity(book):
+    path = book.root / "notebooks" / "reference.toml"
+    path.write_text('[01_a.figures]\nx = {within = "1 %", full = inf}\n')
+    assert moved(book, x=5.0) == ["x: was inf, is 5 (± 1 %)"]
 
 
 def test_update_begins_a_table(book):

@@ -1,10 +1,16 @@
-"""Chapter 1: the learner against formulas, conversations against one process."""
+"""Chapter 1: the learner against formulas, conversations against one process.
 
+And one process against a program that shares nothing with it.
+"""
+
+import sys
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
+import reinforce_twin
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,22 +18,24 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdopt_tutorial.engines import Trace
-from cdopt_tutorial.engines.remote import LocalRef
+from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.reinforce import (
     CONVERSATIONS,
-    Actor,
     Agent,
     Episodes,
     Observer,
     Policy,
     ReinforceConfig,
+    Round,
     Score,
     discounted_returns,
     run,
     run_locally,
+    system,
+    watch,
 )
-from cdopt_tutorial.reinforce.learner import episode_returns, policy_loss
-from cdopt_tutorial.reinforce.waiting import WaitingRoom
+from cdopt_tutorial.reinforce.learner import Actor, episode_returns, policy_loss
 
 
 def quadratic(rewards, gamma):
@@ -56,6 +64,31 @@ def episodes(lengths, truncated=None, rewards=None, seed=0):
     )
 
 
+def touched(function):
+    """How many numbers a function computes as tensors, or moves within lists."""
+    moved = []
+
+    def note(_, event, called):
+        inserts = event == "c_call" and called.__name__ == "insert"
+        if inserts and isinstance(called.__self__, list):
+            moved.append(len(called.__self__))
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                moved.append(result.numel())
+            return result
+
+    with Counter():
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
+    return sum(moved)
+
+
 class TestReturns:
     @given(
         rewards=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60),
@@ -70,21 +103,23 @@ class TestReturns:
 
     def test_take_one_pass(self):
         # The original inserted every return at the front of a list: T passes.
-        class Counter(TorchDispatchMode):
-            elements = 0
+        def originals(rewards, gamma):
+            following, returns = 0.0, []
+            for reward in rewards.tolist()[::-1]:
+                following = reward + gamma * following
+                returns.insert(0, following)
 
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                result = function(*args, **(kwargs or {}))
-                if isinstance(result, torch.Tensor):
-                    self.elements += result.numel()
-                return result
+        def growth(function):
+            _, short, middle, long = (  # torch itself does more in the first
+                touched(partial(function, torch.ones(steps), 0.9))
+                for steps in (2, 100, 200, 300)
+            )
+            return short, (long - middle) - (middle - short)
 
-        counts = []
-        for steps in (100, 200, 300):
-            with Counter() as counter:
-                discounted_returns(torch.ones(steps), 0.9)
-            counts.append(counter.elements)
-        assert counts[2] - counts[1] == counts[1] - counts[0] < 500
+        short, growing = growth(discounted_returns)
+        assert growing == 0 < short < 10 * 100
+        short, growing = growth(originals)
+        assert (short, growing) == (100 * 99 / 2, 100 * 100)
 
     @given(
         lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
@@ -133,7 +168,7 @@ class TestPolicy:
     def test_actions_follow_the_probabilities(self):
         policy = Policy()
         scores = torch.tensor([[0.0, 1.5]]).expand(20_000, 2)
-        share = Actor(policy, seed=1).draw(scores).mean()
+        share = Actor(policy, seed=1).draw(np.zeros((20_000, 4)), scores).mean()
         assert share == pytest.approx(
             torch.sigmoid(torch.tensor(1.5)).item(), abs=0.015
         )
@@ -147,6 +182,24 @@ class TestPolicy:
         policy_loss(policy, [paid], gamma=0.01).backward()
         optimizer.step()
         assert torch.softmax(policy(batch.states), -1)[..., 1].mean() > before
+
+    def test_loss_is_computed_where_the_policy_is(self):
+        # A tensor that was left behind can't be computed with: a GPU is not needed.
+        loss = policy_loss(Policy(8).to("meta"), [episodes([3]), episodes([2])], 0.9)
+        assert loss.device.type == "meta"
+
+    def test_is_where_the_config_says(self):
+        config = ReinforceConfig()
+        assert Agent(config).policy.device.type == "cpu"
+        object.__setattr__(config, "device", "meta")
+        assert Agent(config).policy.device.type == "meta"
+
+    def test_begins_by_the_seed_whatever_was_drawn_before(self):
+        before = torch.get_rng_state()
+        weights = [Agent(ReinforceConfig(seed=i)).weights() for i in (1, 1, 2)]
+        assert torch.equal(torch.get_rng_state(), before)
+        first, same, other = (found["affine1.weight"] for found in weights)
+        assert torch.equal(first, same) and not torch.equal(first, other)
 
 
 class TestEnvironment:
@@ -170,16 +223,38 @@ class TestEnvironment:
 
     def test_every_observer_has_its_own_chance(self):
         # The original gave all observers one seed.
-        config = ReinforceConfig(num_observers=3, seed=7)
-        seeds = {
-            config.seed_of(i, use)
-            for i in range(3)
-            for use in ("environments", "actions")
-        }
-        assert len(seeds) == 6
-        assert config.seed_of(1, "actions") == replace(config, num_observers=9).seed_of(
-            1, "actions"
-        )
+        config = ReinforceConfig("per-step", num_observers=3, num_envs=64, seed=7)
+        uses = ("environments", "actions")
+        assert len({config.seed_of(i, use) for i in range(3) for use in uses}) == 6
+        more = replace(config, num_observers=9)
+        assert config.seed_of(1, "actions") == more.seed_of(1, "actions")
+        alike, agent = np.zeros((64, 4), dtype=np.float32), Agent(config)
+        assert len({agent.select_action(i, alike).tobytes() for i in range(3)}) == 3
+        observers = [Observer(i, config) for i in range(3)]
+        starts = [watched(o).states[0] for o in observers for _ in range(2)]
+        assert len({start.tobytes() for start in starts}) == 6  # in each round, too
+
+    def test_one_that_acts_itself_draws_as_the_agent_would(self):
+        config = ReinforceConfig("local-policy", num_observers=3, num_envs=16, seed=7)
+        by_agent = one_round(replace(config, conversation="per-step"))[1]
+        by_itself = one_round(config)[1]
+        for one, other in zip(by_agent, by_itself, strict=True):
+            assert torch.equal(one.actions, other.actions)
+        assert not torch.equal(by_itself[0].actions[0], by_itself[1].actions[0])
+
+    def test_what_the_time_limit_cuts_is_told_from_a_fall(self):
+        observer = Observer(0, ReinforceConfig("per-step", 1, num_envs=2))
+        lengths, truncated = observer.run_episode(LocalRef(Balancer()))
+        assert lengths[0] == 500 > 20 > lengths[1]
+        assert truncated.tolist() == [True, False]
+
+    def test_a_fall_in_the_last_step_is_a_fall(self, short_episodes):
+        config = ReinforceConfig("per-step", 1, num_envs=1)
+        (length,), _ = Observer(0, config).run_episode(LocalRef(Pusher()))
+        short_episodes(int(length))
+        assert Observer(0, config).run_episode(LocalRef(Pusher())) == (length, False)
+        short_episodes(int(length) - 1)
+        assert Observer(0, config).run_episode(LocalRef(Pusher())) == (length - 1, True)
 
     def test_lengths_and_totals_count_only_what_belongs_to_an_episode(self):
         agent, batch = one_round(ReinforceConfig(num_observers=1, num_envs=8))
@@ -187,6 +262,56 @@ class TestEnvironment:
         assert done.totals == done.lengths.tolist()  # CartPole pays 1 a step
         assert len(set(done.totals)) > 1
         assert done.states.shape == (int(done.lengths.max()), 8, 4)
+
+
+@pytest.fixture
+def short_episodes(monkeypatch):
+    """Has episodes end after so many steps."""
+
+    def limit(steps):
+        name, cartpole = f"Short{steps}-v0", gymnasium.spec("CartPole-v1")
+        gymnasium.register(
+            name,
+            entry_point=cartpole.entry_point,
+            vector_entry_point=cartpole.vector_entry_point,
+            max_episode_steps=steps,
+        )
+        monkeypatch.setattr(system, "ENVIRONMENT", name)
+        return name
+
+    return limit
+
+
+class Pusher:
+    """In the agent's place: pushes to the right, and keeps what it was told."""
+
+    def __init__(self):
+        self.states, self.rewards = [], []
+
+    def select_action(self, observer, states):
+        self.states.append(states)
+        return self.action(states)
+
+    def action(self, states):
+        return np.ones(len(states), dtype=np.int64)
+
+    def report_reward(self, observer, rewards):
+        self.rewards.append(rewards)
+
+
+class Balancer(Pusher):
+    """Keeps the pole of the first environment up."""
+
+    def action(self, states):
+        actions = super().action(states)
+        actions[0] = states[0, 2] + states[0, 3] > 0
+        return actions
+
+
+def watched(observer):
+    pusher = Pusher()
+    observer.run_episode(LocalRef(pusher))
+    return pusher
 
 
 def one_round(config):
@@ -202,9 +327,9 @@ class TestScore:
         lengths = [10, 20, 30, 40]
         score = Score()
         if split == 1:
-            score.add([episodes([length]) for length in lengths], 1.0)
+            score.add([episodes([length]) for length in lengths])
         else:
-            score.add([episodes(lengths)], 1.0)
+            score.add([episodes(lengths)])
         running = 0.0
         for length in lengths:
             running = 0.05 * length + 0.95 * running
@@ -213,49 +338,90 @@ class TestScore:
 
     def test_is_solved_by_the_mean_of_a_hundred_episodes(self):
         score = Score()
-        score.add([episodes([500] * 99)], 1.0)
+        score.add([episodes([500] * 99)])
         assert not score.solved
-        score.add([episodes([500])], 2.0)
+        score.add([episodes([500])])
         assert score.solved
         assert Score.threshold == 475
 
+    def test_only_the_last_hundred_count(self):
+        score = Score()
+        score.add([episodes([10] * 50 + [475] * 99)])
+        assert not score.solved
+        score.add([episodes([475])])
+        assert (score.mean_reward, score.solved) == (475, True)
+        score.add([episodes([474])])
+        assert not score.solved
+
+    def test_is_told_round_by_round(self):
+        score = Score()
+        first = score.add([episodes([10, 20])])
+        running = 0.05 * 20 + 0.95 * 0.05 * 10
+        assert first == Round(1, 2, 30, 15.0, pytest.approx(running), 15.0)
+        second = score.add([episodes([30]), episodes([60])])
+        running = 0.05 * 60 + 0.95 * (0.05 * 30 + 0.95 * running)
+        assert second == Round(2, 4, 120, 45.0, pytest.approx(running), 30.0)
+
+
+class TestTwin:
+    FEW = {"num_envs": 3, "seed": 5, "max_episodes": 60, "gamma": 0.9, "lr": 0.02}
+
+    @pytest.mark.parametrize("conversation", CONVERSATIONS)
+    def test_learns_the_same_without_anything_of_the_package(self, conversation):
+        config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
+        ours, weights = self.both(config, "CartPole-v1")
+        assert all(map(torch.equal, ours.weights.values(), weights))
+
+    def test_and_where_the_time_limit_cuts_episodes(self, short_episodes):
+        environment = short_episodes(15)
+        config = ReinforceConfig("batched", num_observers=2, **self.FEW)
+        ours, weights = self.both(config, environment)
+        assert min(ours.score.rewards) < max(ours.score.rewards) == 15
+        for one, other in zip(ours.weights.values(), weights, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+
+    def both(self, config, environment):
+        ours = run_locally(config)
+        rewards, env_steps, weights = reinforce_twin.train(config, environment, 10)
+        assert ours.score.rewards == rewards
+        assert ours.score.env_steps == env_steps
+        assert len(ours.weights) == len(weights) == 4
+        return ours, weights
+
 
 class TestConversations:
-    FEW = {"num_envs": 2, "max_episodes": 8, "seed": 3}
+    FEW = {"num_envs": 2, "max_episodes": 16, "seed": 3}
 
     @pytest.mark.parametrize("conversation", CONVERSATIONS)
     def test_over_rpc_and_in_one_process_are_the_same(self, conversation):
-        config = ReinforceConfig(conversation, num_observers=1, **self.FEW)
-        assert_same(run(config), run_locally(config))
+        config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
+        reports, told = [], []
+        local = run_locally(config, lambda *report: reports.append(report))
+        remote = run(config, on_report=lambda *report: told.append(report))
+        assert remote.score.rewards == local.score.rewards
+        assert remote.weights.keys() == local.weights.keys()
+        for name, weight in remote.weights.items():
+            assert torch.equal(weight, local.weights[name])
+        assert remote.rounds == local.rounds
+        assert told == reports == [("agent", record) for record in local.rounds]
+        assert [record.number for record in local.rounds] == [1, 2, 3, 4]
 
-    def test_all_four_learn_the_same(self):
-        trainings = [
-            run_locally(ReinforceConfig(conversation, num_observers=1, **self.FEW))
-            for conversation in CONVERSATIONS
-        ]
-        for other in trainings[1:]:
-            assert_same(other, trainings[0])
-
-    def test_two_observers_do_over_rpc_what_they_do_in_one_process(self):
-        config = ReinforceConfig("per-step", num_observers=2, **self.FEW)
-        assert_same(run(config), run_locally(config))
-
-    def test_an_observer_does_what_it_would_do_alone(self):
-        alone = one_round(ReinforceConfig("per-step", num_observers=1, **self.FEW))[1]
-        both = one_round(ReinforceConfig("per-step", num_observers=2, **self.FEW))[1]
-        for field in ("states", "actions", "rewards", "lengths"):
-            assert torch.equal(getattr(both[0], field), getattr(alone[0], field))
-        assert torch.equal(
-            episode_returns(both[0], 0.99), episode_returns(alone[0], 0.99)
-        )
-        assert not torch.equal(both[0].states[0], both[1].states[0])
+    def test_an_observer_does_what_it_would_do_among_more(self):
+        two = one_round(ReinforceConfig("per-step", num_observers=2, **self.FEW))[1]
+        more = one_round(ReinforceConfig("per-step", num_observers=3, **self.FEW))[1]
+        for one, other in zip(two, more, strict=False):
+            for field in ("states", "actions", "rewards", "lengths"):
+                assert torch.equal(getattr(one, field), getattr(other, field))
+            returns = episode_returns(one, 0.99)
+            assert torch.equal(returns, episode_returns(other, 0.99))
+        assert not torch.equal(two[0].states[0], two[1].states[0])
 
     @pytest.mark.parametrize(
         ("conversation", "calls_a_step", "calls_a_round"),
         [
             ("per-step", 2, 0),
             ("packed", 1, 1),
-            ("batched", 1, 2),
+            ("batched", 1, 1),
             ("local-policy", 0, 2),
         ],
     )
@@ -297,34 +463,45 @@ class TestConversations:
         assert passes == [6] * together + [3] * alone
 
 
-class TestWaitingRoom:
-    @settings(max_examples=30)
-    @given(st.permutations(range(4)), st.sets(st.integers(0, 3), max_size=3))
-    def test_answers_all_once_the_last_has_come_or_left(self, order, leaving):
-        seen = []
-        room = WaitingRoom(lambda asked: seen.append(list(asked)) or dict(asked))
-        room.expect(range(4))
-        futures = {}
-        for guest in order:
-            if guest in leaving:
-                room.leave(guest)
-            else:
-                futures[guest] = room.enter(guest, guest * 10)
-        assert seen == [sorted(futures)]
-        assert {guest: future.wait() for guest, future in futures.items()} == {
-            guest: guest * 10 for guest in futures
-        }
+@settings(max_examples=30)
+@given(st.permutations(range(4)), st.sets(st.integers(0, 3), max_size=3))
+def test_all_who_wait_are_answered_once_the_last_has_come_or_left(order, leaving):
+    seen = []
+    waiting = Rendezvous(lambda asked: seen.append(list(asked)) or dict(asked))
+    waiting.expect(range(4))
+    futures = {}
+    for guest in order:
+        if guest in leaving:
+            waiting.leave(guest)
+        else:
+            futures[guest] = waiting.enter(guest, guest * 10)
+    assert seen == [sorted(futures)]
+    assert {guest: future.wait() for guest, future in futures.items()} == {
+        guest: guest * 10 for guest in futures
+    }
 
-    def test_an_error_reaches_everyone_who_waits(self):
-        def answer(_):
-            raise ArithmeticError("no answer")
 
-        room = WaitingRoom(answer)
-        room.expect([1, 2])
-        futures = [room.enter(1, None), room.enter(2, None)]
-        for future in futures:
-            with pytest.raises(Exception, match="no answer"):
-                future.wait()
+def test_a_film_shows_every_other_step_at_half_the_size():
+    agent = Agent(ReinforceConfig(seed=2))
+    falling = watch.frames(agent.weights())
+    actor = Actor(agent.policy, seed=0)
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    state, over, steps = env.reset(seed=0)[0], False, 0
+    picture = env.render()
+    while not over:
+        state, _, over, _, _ = env.step(actor.select(state[None])[0])
+        steps += 1
+    assert len(falling) == (steps + 1) // 2 > 3
+    mean = picture.reshape(200, 2, 300, 2, 3).mean(axis=(1, 3))
+    assert np.array_equal(falling[0], mean.astype(np.uint8))
+    assert len({picture.tobytes() for picture in falling}) == len(falling)
+
+
+def test_the_film_that_is_over_stands_still():
+    one, two, three = np.arange(3 * 2 * 4 * 3, dtype=np.uint8).reshape(3, 2, 4, 3)
+    film = watch.side_by_side([one, two], [three, one, two])
+    expected = [(one, three), (two, one), (two, two)]
+    assert np.array_equal(film, [np.concatenate(pair, axis=1) for pair in expected])
 
 
 @pytest.mark.parametrize("conversation", ["batched", "local-policy"])
@@ -333,6 +510,12 @@ def test_it_solves_cartpole_over_rpc(conversation):
     assert score.solved
     assert sum(score.rewards[-100:]) / 100 >= 475
     assert len(score.rewards) < 3000
+
+
+def test_a_round_trip_serves_as_many_environments_as_its_conversation_is_good_for():
+    found = [ReinforceConfig(conversation).num_envs for conversation in CONVERSATIONS]
+    assert found == [1, 1, 16, 32]
+    assert ReinforceConfig("batched", num_envs=5).num_envs == 5
 
 
 @pytest.mark.parametrize(
@@ -344,20 +527,15 @@ def test_it_solves_cartpole_over_rpc(conversation):
         ),
         ({"num_observers": 0}, "num_observers is 0"),
         ({"num_envs": 0}, "num_envs is 0"),
+        ({"hidden": 0}, "hidden is 0"),
+        ({"max_episodes": 0}, "max_episodes is 0, but must be at least 1"),
         ({"gamma": 1.2}, "gamma is 1.2, but must be above 0 and at most 1"),
         ({"gamma": 0.0}, "gamma is 0.0"),
-        ({"lr": 0.0}, "lr is 0.0"),
-        ({"seed": -1}, "seed is -1"),
+        ({"lr": 0.0}, "lr is 0.0, but must be above 0"),
+        ({"seed": -1}, "seed is -1, but must be at least 0"),
         ({"log_interval": 0}, "log_interval is 0"),
     ],
 )
 def test_a_config_out_of_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         ReinforceConfig(**change)
-
-
-def assert_same(one, other):
-    assert one.score.rewards == other.score.rewards
-    assert one.score.env_steps == other.score.env_steps
-    for name, weight in one.weights.items():
-        torch.testing.assert_close(weight, other.weights[name], rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""References beside RRef: the local one, and the handle."""
+"""References beside RRef: the local one, and the one that is only a name."""
 
 import pickle
 import threading
@@ -7,7 +7,7 @@ import pytest
 import roles
 
 from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.remote import Handle, LocalRef
+from cdopt_tutorial.engines.reference import LocalRef, Ref
 
 
 class TestLocalRef:
@@ -33,18 +33,18 @@ class TestLocalRef:
             future.wait()
 
 
-class TestHandle:
+class TestRef:
     def test_is_the_same_for_the_same_object_only(self):
         one, two = roles.Counter(), roles.Counter()
-        assert Handle.to(one) == Handle.to(one) != Handle.to(two)
+        assert Ref.to(one) == Ref.to(one) != Ref.to(two)
 
     def test_works_without_rpc(self):
-        handle = pickle.loads(pickle.dumps(Handle.to(roles.Counter())))
-        assert [handle.call("add", 10), handle.call("add", 10)] == [11, 12]
-        assert handle.call("add_later", 1) == 2
+        counter = pickle.loads(pickle.dumps(Ref.to(roles.Counter()))).rpc_sync()
+        assert [counter.add(10), counter.add(10)] == [11, 12]
+        assert counter.add_later(1) == 2
 
     def test_calls_the_object_where_it_lives(self):
         results = launch(
-            {"agent": Role(roles.use_handle, ("other",)), "other": Role(serve)}
+            {"agent": Role(roles.use_reference, ("other",)), "other": Role(serve)}
         )["agent"]
         assert results == ["other", 11, 12, 6, "no such thing"]

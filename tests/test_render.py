@@ -1,6 +1,9 @@
 """The pages: strict each time, nothing run, nothing done when nothing changed."""
 
+import re
+
 import pytest
+import yaml
 from books import write_chapter, write_contents
 
 from cdopt_tutorial.publish import render as module
@@ -43,11 +46,82 @@ def test_pages_hold_the_result_and_are_built_once(book):
     assert "New prose" in page and "42" in page
 
 
-def test_a_result_made_anew_is_rendered_anew(book):
+@pytest.fixture
+def builds(book, monkeypatch):
+    """Builds nothing but an empty front page; raises what the list begins with."""
+    errors = []
+
+    def build(project, config):
+        project.html.mkdir()
+        (project.html / "index.html").touch()
+        if errors:  # a build with warnings leaves its pages there, too
+            raise errors.pop()
+
+    monkeypatch.setattr(module, "_run_builder", build)
     run(book)
-    render(book)
-    execute(book.chapters(), project=book, force=True)
     assert render(book) is True
+    return errors
+
+
+def test_a_result_made_anew_is_rendered_anew(book, builds):
+    execute(book.chapters(), project=book, force=True)
+    assert [render(book), render(book)] == [True, False]
+
+
+def test_another_version_is_rendered_anew(book, builds, monkeypatch):
+    monkeypatch.setattr(module, "VERSION", "9.9")
+    assert [render(book), render(book)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["CONTRIBUTING.md", "tests/test_a.py", "book/deep/a.svg", "_toc.yml"]
+    + ["_config.yml", "constraints.txt"],
+)
+def test_another_source_is_rendered_anew(book, builds, file):
+    (book.root / file).parent.mkdir(exist_ok=True)
+    with (book.root / file).open("a") as source:
+        source.write("# New\n")
+    run(book)
+    assert [render(book), render(book)] == [True, False]
+
+
+def test_a_page_that_is_gone_is_rendered_again(book, builds):
+    (book.html / "index.html").unlink()
+    assert [render(book), render(book)] == [True, False]
+
+
+def test_a_build_that_failed_is_not_up_to_date(book, builds):
+    index = book.root / "book/index.md"
+    good = index.read_text()
+    index.write_text("# Bad\n")
+    builds.append(RenderError())
+    with pytest.raises(RenderError):
+        render(book)
+    index.write_text(good)
+    assert render(book) is True
+
+
+def test_a_page_quotes_figures_and_minutes(book):
+    show = "from cdopt_tutorial import show\nshow.glue('01-x', 0.25)"
+    write_chapter(book, show)
+    (done,) = run(book)
+    config = yaml.safe_load((book.root / "_config.yml").read_text())
+    config["parse"] = {"myst_enable_extensions": ["substitution"]}
+    (book.root / "_config.yml").write_text(yaml.safe_dump(config))
+    quote = "\nx is {{ figures['01-x'] }}, {{ minutes['01_a'] }} minutes\n"
+    with (book.root / "book/index.md").open("a") as file:
+        file.write(quote)
+    render(book)
+    page = (book.html / "book/index.html").read_text()
+    assert f"x is 0.25, {done.seconds / 60} minutes" in page
+
+
+def test_builder_that_ends_badly_is_a_failure(book, monkeypatch):
+    run(book)
+    monkeypatch.setattr(module, "_BUILDER", "raise SystemExit('said last')")
+    with pytest.raises(RenderError, match="jupyter-book failed:\nsaid last"):
+        render(book)
 
 
 def test_chapter_without_a_result_fails_each_time(book):
@@ -61,15 +135,17 @@ def test_chapter_without_a_result_fails_each_time(book):
 def test_warning_fails_each_time_and_is_named(book):
     run(book)
     with (book.root / "book/index.md").open("a") as file:
-        file.write("\n[nowhere](nowhere.md)\n")
+        file.write("\n[nowhere](nowhere.md), {py:func}`nothing.of_the_sort`\n")
     for _ in range(2):
-        with pytest.raises(RenderError, match="WARNING.*nowhere"):
+        with pytest.raises(RenderError) as caught:
             render(book)
+        for missing in ("nowhere", "nothing.of_the_sort"):
+            assert re.search(f"WARNING.*{missing}", str(caught.value))
 
 
 def test_builder_that_runs_a_chapter_itself_is_a_failure(book, monkeypatch):
     run(book)
-    monkeypatch.setattr(module, "_fingerprint", lambda *args: "blind")
+    monkeypatch.setattr(module, "_results", lambda *args: {})
     write_chapter(book, "print(43)")
     with pytest.raises(RenderError, match="Executing notebook"):
         render(book)

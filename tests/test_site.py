@@ -15,7 +15,7 @@ from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import render
-from cdopt_tutorial.publish.site import Site, add_edition, package_version, read_site
+from cdopt_tutorial.publish.site import VERSION, Site, edition, read_site
 
 URL = "https://books.example/some/book/"
 PUBLISHED = {
@@ -199,15 +199,9 @@ def test_every_page_has_the_edition_and_a_new_day_builds_none(book, monkeypatch)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     render(book)
     for name in ("book/index.html", "notebooks/01_a.html", "404.html", "search.html"):
-        assert f"Version {package_version()}, 1970-01-02" in page(book, name)
+        assert f"Version {VERSION}, 1970-01-02" in page(book, name)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "172800")
     assert render(book) is False
-
-
-def edition(root) -> str:
-    config = {"sphinx": {"config": {}}}
-    add_edition(config, root)
-    return config["sphinx"]["config"]["html_theme_options"]["extra_footer"]
 
 
 def git(folder, *args: str) -> None:

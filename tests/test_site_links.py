@@ -9,7 +9,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from browsing import is_ours, pages
 
-from cdopt_tutorial.publish.execute import find_result, open_cache, read_chapter
+from cdopt_tutorial.publish.chapter import read_chapter
+from cdopt_tutorial.publish.execute import find_result, open_cache
 from cdopt_tutorial.publish.project import this_project
 
 FRONT = "book/index.html"

@@ -24,10 +24,11 @@ SIZE = 4_000_000  # bytes of what is sent, beside which messages weigh little
 MESSAGES = 10_000  # bytes around it, of one worker: joining, calling, leaving
 
 
-def count(first, second=SERVING):
+def count(first, second=SERVING, **options):
     """The wire of two workers."""
     wire = Wire()
-    launch({"first": first, "second": second}, polling=False, wire=wire)
+    roles_ = {"first": first, "second": second}
+    launch(roles_, polling=False, wire=wire, **options)
     return wire
 
 
@@ -97,6 +98,12 @@ class TestRun:
         wire = count(Role(wire_roles.ask_and_leave, ("second", SIZE)))
         assert SIZE < wire.received["first"] < SIZE + MESSAGES
 
+    def test_a_role_may_outlive_the_others(self):
+        # Longer than a call may take: those who are done wait without a limit.
+        late = Role(wire_roles.send_late, ("first", SIZE))
+        wire = count(SERVING, late, rpc_timeout=1)
+        assert SIZE < wire.received["first"] < SIZE + MESSAGES
+
     def test_who_counts_late_counts_no_more(self):
         # To leave, the second one tells the first one, who may still be counting.
         late = count(Role(wire_roles.count_late))
@@ -139,7 +146,7 @@ class TestRun:
 class TestBytesPerStep:
     def test_what_both_runs_send_cancels(self):
         def run(steps, wire):
-            wire.fill({"first": 700 + 30 * steps, "second": 20 * steps})
+            wire.received = {"first": 700 + 30 * steps, "second": 20 * steps}
 
         assert bytes_per_step(run, 4) == 50
 

@@ -32,6 +32,12 @@ def ask_and_leave(other, num_bytes):
     rpc.rpc_async(other, give_late, args=(num_bytes,))
 
 
+def send_late(other, num_bytes):
+    """When the role of the other one has returned long since."""
+    time.sleep(3)
+    send(other, num_bytes)
+
+
 def count_late():
     """Serve, and count when the others have counted long since."""
     count = wire.received_bytes

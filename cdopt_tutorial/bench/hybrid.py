@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from cdopt_tutorial.bench.rows import Row, interleave, one_thread, phases, rows
+from cdopt_tutorial.bench.rows import Row, compare, one_thread, phases
 from cdopt_tutorial.data.bags import digit_bags
 from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
-from cdopt_tutorial.hybrid.config import SEMANTICS
+from cdopt_tutorial.hybrid.model import SEMANTICS
 from cdopt_tutorial.hybrid.traffic import expected_bytes, measured_bytes
 
 STEPS = 60
@@ -35,21 +35,13 @@ UNITS = {
 def measure(
     progress: Callable[[str], None], smoke: bool = False
 ) -> tuple[list[Row], dict]:
-    """Time all variants in turns.
-
-    Args:
-        progress: called with a line before each measurement.
-        smoke: one turn of a few steps, with two trainers only.
-
-    Returns:
-        The rows, and every single value.
-    """
+    """Time all variants in turns; in a smoke run, one turn, with two trainers only."""
     timed = {
         name: partial(_local_figures if name == BASELINE else _figures, job)
         for name, job in variants(smoke).items()
     }
-    values = interleave(timed, range(1, 2 if smoke else TURNS + 1), progress)
-    return rows(values, UNITS, BASELINE), {"values": values}
+    turns = range(1, 2 if smoke else TURNS + 1)
+    return compare(timed, turns, progress, UNITS, BASELINE)
 
 
 def variants(smoke: bool = False) -> dict[str, Job]:

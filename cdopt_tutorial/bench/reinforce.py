@@ -1,9 +1,10 @@
 """The four conversations side by side: speed, time to solve, calls and bytes."""
 
 from collections.abc import Callable
+from functools import partial
 
-from cdopt_tutorial.bench.rows import Row, interleave, rows
-from cdopt_tutorial.engines import Trace
+from cdopt_tutorial.bench.rows import Row, compare
+from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 
 NUM_OBSERVERS = 2
@@ -22,22 +23,12 @@ UNITS = {
 def measure(
     progress: Callable[[str], None], smoke: bool = False
 ) -> tuple[list[Row], dict]:
-    """Train every conversation to the end, seed by seed.
-
-    Args:
-        progress: called with a line before each measurement.
-        smoke: one seed and a few episodes, so nothing is solved.
-
-    Returns:
-        The rows, and every single value, with whether each run solved.
-    """
+    """Train every conversation to the end, seed by seed; in a smoke run, not so far."""
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
     variants = {
-        name: lambda seed, name=name: figures(name, seed, limit)
-        for name in CONVERSATIONS
+        name: partial(figures, name, max_episodes=limit) for name in CONVERSATIONS
     }
-    values = interleave(variants, [1] if smoke else SEEDS, progress)
-    return rows(values, UNITS, BASELINE), {"values": values}
+    return compare(variants, [1] if smoke else SEEDS, progress, UNITS, BASELINE)
 
 
 def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:
@@ -65,12 +56,12 @@ def traffic(
 ) -> dict[str, float]:
     """Calls and bytes an environment step, both ways, from a short traced run.
 
-    A run of its own, so that recording does not slow down what is timed.
+    A run of its own, so that recording does not slow down what is timed. The bytes are
+    those of the workers' sockets, with all that the start and the end send.
     """
     config = ReinforceConfig(
         conversation, NUM_OBSERVERS, seed=seed, max_episodes=max_episodes
     )
-    trace = Trace()
-    steps = run(config, trace=trace).score.env_steps
-    sent = sum(call.request_bytes + call.response_bytes for call in trace.calls)
-    return {"calls": len(trace.calls) / steps, "bytes": sent / steps}
+    trace, wire = Trace(), Wire()
+    steps = run(config, trace=trace, wire=wire, polling=False).score.env_steps
+    return {"calls": len(trace.calls) / steps, "bytes": wire.total / steps}

@@ -3,20 +3,22 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from cdopt_tutorial.bench.rows import Row, interleave, phases, rows
+from cdopt_tutorial.bench.rows import Row, compare, phases
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.engines import Trace
-from cdopt_tutorial.parameter_server import Job, RNNConfig, run, run_locally
+from cdopt_tutorial.parameter_server import History, Job, RNNConfig, run, run_locally
 from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
 
-VOCAB_SIZE = 10_000
 CONFIG = RNNConfig(
     embedding=200, hidden=200, num_layers=2, dropout=0.2, seq_len=35, batch_size=20,
     optimizer="sgd", lr=0.1, clip=0.25, epochs=1, max_steps=14,
 )  # fmt: skip
+VOCAB_SIZE = 10_000
+SMOKE_VOCAB_SIZE = 500
 WARM_UP = 2  # steps that do not count: buffers are made, pages touched
 TURNS = 5
 BASELINE = "local"
@@ -29,55 +31,43 @@ UNITS = {
     "backward": "s/step",
     "optimizer": "s/step",
 }
-VARIANTS = {
-    "local": CONFIG,
-    "logits": replace(CONFIG, cut="logits"),
-    "loss": CONFIG,
-    "loss, 2 trainers": replace(CONFIG, num_trainers=2),
-}
 
 
 def measure(
     progress: Callable[[str], None], smoke: bool = False
 ) -> tuple[list[Row], dict]:
-    """Time all variants in turns.
-
-    Args:
-        progress: called with a line before each measurement.
-        smoke: one turn at a vocabulary of 500 and a width of 32.
-
-    Returns:
-        The rows, and every single value.
-    """
-    variants = {
-        name: lambda _, name=name, config=config: _time(
-            name, _size(config, smoke), smoke
-        )
-        for name, config in VARIANTS.items()
+    """Time all variants in turns; in a smoke run, one turn of a small model."""
+    config = replace(CONFIG, embedding=32, hidden=32, max_steps=10) if smoke else CONFIG
+    corpus = random_corpus(SMOKE_VOCAB_SIZE if smoke else VOCAB_SIZE, config)
+    configs = {
+        "logits": replace(config, cut="logits"),
+        "loss": config,
+        "loss, 2 trainers": replace(config, num_trainers=2),
     }
-    values = interleave(variants, range(1, 2 if smoke else TURNS + 1), progress)
-    return rows(values, UNITS, BASELINE), {"values": values}
+    variants = {BASELINE: partial(_local_figures, Job(config, corpus))}
+    variants |= {n: partial(_figures, Job(each, corpus)) for n, each in configs.items()}
+    turns = range(1, 2 if smoke else TURNS + 1)
+    return compare(variants, turns, progress, UNITS, BASELINE)
 
 
-def _size(config: RNNConfig, smoke: bool) -> RNNConfig:
-    return replace(config, embedding=32, hidden=32, max_steps=10) if smoke else config
+def _local_figures(job: Job, _: int) -> dict[str, float]:
+    return _speed(job.config, run_locally(job))
 
 
-def _time(name: str, config: RNNConfig, smoke: bool) -> dict[str, float]:
-    job = Job(config, random_corpus(500 if smoke else VOCAB_SIZE, config))
-    alone = name == BASELINE
-    histories = [run_locally(job)] if alone else run(job)
-    step = statistics.median(histories[0].step_seconds[WARM_UP:])
-    found = {"step": step, "tokens": config.seq_len * config.batch_size / step}
-    if not alone:
-        trace = Trace()
-        run(job, trace=trace)
-        found |= phases(trace, "trainer0")
-        found["bytes"] = measured_bytes(job)
-        found["bytes by arithmetic"] = expected_bytes(
-            config, len(job.corpus.vocabulary)
-        )
+def _figures(job: Job, _: int) -> dict[str, float]:
+    trace = Trace()  # in a run of its own, which it may slow down
+    run(job, trace=trace)
+    found = _speed(job.config, run(job)[0]) | phases(trace, "trainer0")
+    found["bytes"] = measured_bytes(job)
+    found["bytes by arithmetic"] = expected_bytes(
+        job.config, len(job.corpus.vocabulary)
+    )
     return found
+
+
+def _speed(config: RNNConfig, history: History) -> dict[str, float]:
+    step = statistics.median(history.step_seconds[WARM_UP:])
+    return {"step": step, "tokens": config.seq_len * config.batch_size / step}
 
 
 def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:

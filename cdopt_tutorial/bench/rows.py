@@ -15,39 +15,48 @@ from cdopt_tutorial.engines import Trace
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a bench.
+    """One figure of a bench."""
 
-    Attributes:
-        name: what was measured.
-        value: its median.
-        unit: of the value.
-        baseline: name of the row that it is compared with; its own if of none.
-        ratio: value over the baseline's value.
-    """
-
-    name: str
-    value: float
-    unit: str
-    baseline: str
-    ratio: float
+    name: str  #: what was measured
+    value: float  #: its median
+    unit: str  #: of the value
+    baseline: str  #: name of the row that it is compared with; its own if of none
+    ratio: float  #: value over the baseline's value
 
 
-def interleave(
-    variants: Mapping[str, Callable[[int], Mapping[str, float]]],
+Variants = Mapping[str, Callable[[int], Mapping[str, float]]]
+Values = dict[str, dict[str, list[float]]]
+
+
+def compare(
+    variants: Variants,
     turns: Iterable[int],
     progress: Callable[[str], None],
-) -> dict[str, dict[str, list[float]]]:
-    """Measure each variant once a turn, so that a slow minute of the machine hits all.
+    units: Mapping[str, str],
+    baseline: str,
+) -> tuple[list[Row], dict[str, Values]]:
+    """The rows of variants measured in turns, and every single value.
 
     Args:
         variants: by name; called with the turn, gives its figures by name.
         turns: for instance the seeds.
         progress: called with a line before each measurement.
+        units: of each figure; a figure that is not in it is not reported.
+        baseline: the variant that the others are compared with.
+    """
+    values = interleave(variants, turns, progress)
+    return rows(values, units, baseline), {"values": values}
+
+
+def interleave(
+    variants: Variants, turns: Iterable[int], progress: Callable[[str], None]
+) -> Values:
+    """Measure each variant once a turn, so that a slow minute of the machine hits all.
 
     Returns:
         All values by variant and figure.
     """
-    values: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
+    values: Values = {name: {} for name in variants}
     for turn in turns:
         for name, measure in variants.items():
             progress(f"{name}, turn {turn}")
@@ -68,17 +77,10 @@ def one_thread() -> Iterator[None]:
 
 
 def phases(trace: Trace, worker: str) -> dict[str, float]:
-    """Seconds that a worker spends in each phase of a step, by the phase's name.
+    """Median seconds that a worker spends in each phase of a step, by its name.
 
     They show what holds several workers back: the last phase is where they wait for
     each other, and the others grow where all workers compute on the same cores.
-
-    Args:
-        trace: of a run.
-        worker: its name.
-
-    Returns:
-        Medians over the steps.
     """
     seconds: dict[str, list[float]] = {}
     for span in trace.spans:
@@ -87,19 +89,10 @@ def phases(trace: Trace, worker: str) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def rows(
-    values: Mapping[str, Mapping[str, list[float]]],
-    units: Mapping[str, str],
-    baseline: str,
-) -> list[Row]:
+def rows(values: Values, units: Mapping[str, str], baseline: str) -> list[Row]:
     """Medians of what :func:`interleave` measured, each over the baseline variant's.
 
     A figure that the baseline does not have is compared with the first variant's.
-
-    Args:
-        values: by variant and figure.
-        units: of each figure; a figure that is not in it is not reported.
-        baseline: the variant to compare with.
     """
     medians = {
         (variant, figure): statistics.median(measured)
@@ -109,18 +102,11 @@ def rows(
     }
     measured = []
     for (variant, figure), median in medians.items():
-        # A baseline without this figure: the first variant that has it stands in.
         first = next(name for name, other in medians if other == figure)
         against = baseline if (baseline, figure) in medians else first
-        measured.append(
-            Row(
-                f"{variant}: {figure}",
-                median,
-                units[figure],
-                f"{against}: {figure}",
-                median / medians[against, figure],
-            )
-        )
+        ratio = median / medians[against, figure]
+        name, other = f"{variant}: {figure}", f"{against}: {figure}"
+        measured.append(Row(name, median, units[figure], other, ratio))
     return measured
 
 

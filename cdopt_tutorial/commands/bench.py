@@ -3,7 +3,7 @@
 import argparse
 import importlib
 
-from cdopt_tutorial.commands.common import JsonFile, add_json, bad_input, named_failure
+from cdopt_tutorial.commands.common import add_run_flags, named_failure, write_json
 
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
@@ -15,14 +15,12 @@ BENCHES = {
 }
 
 
-def add(commands) -> None:
-    """Add the parser, with one subcommand for each bench."""
-    parser = commands.add_parser("bench", help="measure speed, all variants in one run")
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add a subcommand for each bench."""
     benches = parser.add_subparsers(metavar="BENCH", required=True)
     for name, what in BENCHES.items():
         bench = benches.add_parser(name, help=what)
-        bench.add_argument("--smoke", action="store_true", help="a run of seconds")
-        add_json(bench)
+        add_run_flags(bench)
         bench.set_defaults(run=run, bench=name)
 
 
@@ -30,12 +28,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
     from cdopt_tutorial.bench.rows import report, table
 
-    with bad_input():
-        results = JsonFile(args.json)
     bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
     with named_failure():
         measured, more = bench.measure(_progress, args.smoke)
-    results.write(report(measured, **more))
+    write_json(args.json, report(measured, **more))
     print(table(measured))
     return 0
 

@@ -19,19 +19,12 @@ from cdopt_tutorial.engines.reference import Reference, is_reference
 
 @dataclass(frozen=True)
 class Constraint:
-    """One weight on a manifold.
+    """One weight on a manifold."""
 
-    Attributes:
-        weight: W, what an optimizer moves.
-        penalty_param: factor of ‖C(W)‖² in the penalty.
-        surface: the manifold.
-        distance: gives ‖C(W)‖², a scalar with a graph.
-    """
-
-    weight: Tensor
-    penalty_param: float
-    surface: "Surface | CdoptSurface"
-    distance: Callable[[], Tensor]
+    weight: Tensor  #: W, what an optimizer moves
+    penalty_param: float  #: factor of ‖C(W)‖² in the penalty
+    surface: "Surface | CdoptSurface"  #: the manifold
+    distance: Callable[[], Tensor]  #: gives ‖C(W)‖², a scalar with a graph
 
 
 @dataclass(frozen=True)

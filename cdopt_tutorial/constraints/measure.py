@@ -20,26 +20,17 @@ Model = nn.Module | Reference
 
 
 class Distance(NamedTuple):
-    """How far one weight is from its manifold.
+    """How far one weight is from its manifold."""
 
-    Attributes:
-        weight: ‖C(W)‖ of the free parameter W, Frobenius norm.
-        mapped: ‖C(A(W))‖ of A(W), with which the layer computes.
-    """
-
-    weight: float
-    mapped: float
+    weight: float  #: ‖C(W)‖ of the free parameter W, Frobenius norm
+    mapped: float  #: ‖C(A(W))‖ of A(W), with which the layer computes
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """How far the weights of a model are from their manifolds.
+    """How far the weights of a model are from their manifolds."""
 
-    Attributes:
-        layers: each weight's distances, by its name.
-    """
-
-    layers: dict[str, Distance]
+    layers: dict[str, Distance]  #: each weight's distances, by its name
 
     @property
     def weight(self) -> float:

@@ -50,16 +50,11 @@ class Surface:
 
     A weight with more than two axes counts as the matrix of its first axis by all
     others.
-
-    Attributes:
-        make: CDOpt's class of the manifold.
-        blocks: into how many equal blocks the rows are split, each on its own.
-        transpose: whether CDOpt's X is the transpose of the weight, or of a block.
     """
 
-    make: Callable[..., Any]
-    blocks: int
-    transpose: bool
+    make: Callable[..., Any]  #: CDOpt's class of the manifold
+    blocks: int  #: into how many equal blocks the rows are split, each on its own
+    transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
     @_exact
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,17 +34,11 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels.
+    """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels."""
 
-    Attributes:
-        tokens: (n,) int64, all bags after each other.
-        offsets: (b,) int64, where each bag begins.
-        labels: (b,) int64.
-    """
-
-    tokens: Tensor
-    offsets: Tensor
-    labels: Tensor
+    tokens: Tensor  #: (n,) int64, all bags after each other
+    offsets: Tensor  #: (b,) int64, where each bag begins
+    labels: Tensor  #: (b,) int64
 
     def __len__(self) -> int:
         """Number of bags."""
@@ -68,21 +62,13 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class BagSplit:
-    """What is learnt from, what is chosen by, and what it is tested on.
+    """What is learnt from, what is chosen by, and what it is tested on."""
 
-    Attributes:
-        train: bags to learn from.
-        valid: bags by which a model is watched, and its settings are chosen.
-        test: bags that have had no part in either.
-        num_tokens: different tokens, rows of an embedding table.
-        num_classes: different labels.
-    """
-
-    train: Bags
-    valid: Bags
-    test: Bags
-    num_tokens: int
-    num_classes: int
+    train: Bags  #: bags to learn from
+    valid: Bags  #: bags by which a model is watched, and its settings are chosen
+    test: Bags  #: bags that have had no part in either
+    num_tokens: int  #: different tokens, rows of an embedding table
+    num_classes: int  #: different labels
 
 
 def digit_bags(seed: int = 0) -> BagSplit:
@@ -105,15 +91,10 @@ def digit_bags(seed: int = 0) -> BagSplit:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One trainer's part of a joint batch.
+    """One trainer's part of a joint batch."""
 
-    Attributes:
-        bags: this trainer's; there may be none.
-        joint: bags of all trainers together.
-    """
-
-    bags: Bags
-    joint: int
+    bags: Bags  #: this trainer's; there may be none
+    joint: int  #: bags of all trainers together
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,16 +105,11 @@ class Shard:
     owns. So these do not depend on how many trainers there are, and every trainer
     knows, without asking, how large they are. How many bags of a joint batch are a
     trainer's is left to chance, as in the original.
-
-    Attributes:
-        bags: this trainer's.
-        begin: number of the first of them in the training data.
-        total: bags in the training data.
     """
 
-    bags: Bags
-    begin: int
-    total: int
+    bags: Bags  #: this trainer's
+    begin: int  #: number of the first of them in the training data
+    total: int  #: bags in the training data
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
         """One pass over the training data, in joint batches of ``batch_size``.

@@ -34,20 +34,14 @@ class Grammar:
     lengths of the two have no common divisor. Every choice has a probability of at
     least ``0.1 / branching``.
 
-    Attributes:
-        num_words: at least 2.
-        branching: successors of each word, from 2 to ``num_words``.
-        seed: of the language, at least 0.
-        order: words on which the next one depends, at least 1.
-
     Raises:
         ValueError: a value is out of its range, or there are over 4,096 contexts.
     """
 
-    num_words: int = 16
-    branching: int = 4
-    seed: int = 0
-    order: int = 2
+    num_words: int = 16  #: at least 2
+    branching: int = 4  #: successors of each word, from 2 to ``num_words``
+    seed: int = 0  #: of the language, at least 0
+    order: int = 2  #: words on which the next one depends, at least 1
 
     def __post_init__(self):
         at_least(self, 2, "num_words", "branching")

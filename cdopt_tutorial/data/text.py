@@ -156,17 +156,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A text in numbers, with a part held out.
+    """A text in numbers, with a part held out."""
 
-    Attributes:
-        vocabulary: made of the training part.
-        train: tokens (n,) int64 to learn from, in the order of the text.
-        valid: tokens (m,) int64 that no model has seen.
-    """
-
-    vocabulary: Vocabulary
-    train: Tensor
-    valid: Tensor
+    vocabulary: Vocabulary  #: made of the training part
+    train: Tensor  #: tokens (n,) int64 to learn from, in the order of the text
+    valid: Tensor  #: tokens (m,) int64 that no model has seen
 
 
 def load_corpus(

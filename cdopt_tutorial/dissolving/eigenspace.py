@@ -26,16 +26,12 @@ from cdopt_tutorial.data.bags import load_digits
 class Problem:
     """Minimise -tr(XᵀΣX) / 2 over XᵀX = I.
 
-    Attributes:
-        matrix: Σ, (n, n), symmetric, float64.
-        p: columns of X, from 1 to n - 1.
-
     Raises:
         ValueError: p is out of its range.
     """
 
-    matrix: Tensor
-    p: int = 5
+    matrix: Tensor  #: Σ, (n, n), symmetric, float64
+    p: int = 5  #: columns of X, from 1 to n - 1
 
     def __post_init__(self):
         n = len(self.matrix)
@@ -91,20 +87,14 @@ def polar(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Solution:
-    """A run of a method; the lists have an entry for the start and for each step.
+    """A run of a method; the lists have an entry for the start and for each step."""
 
-    Attributes:
-        seconds: since the start; to evaluate the entries does not count.
-        gap: relative to the minimum, of f at the feasible point nearest to what the
-            method holds; NaN, and the run's end, where that is not finite.
-        feasibility: ‖XᵀX - I‖ of what it holds.
-        x: (n, p), the feasible point nearest to what it holds at the end.
-    """
-
-    seconds: list[float]
+    seconds: list[float]  #: since the start; to evaluate the entries does not count
+    #: relative to the minimum, of f at the feasible point nearest to what the method
+    #: holds; NaN, and the run's end, where that is not finite.
     gap: list[float]
-    feasibility: list[float]
-    x: Tensor
+    feasibility: list[float]  #: ‖XᵀX - I‖ of what it holds
+    x: Tensor  #: (n, p), the feasible point nearest to what it holds at the end
 
 
 class Held(NamedTuple):
@@ -117,29 +107,23 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """One way to keep the constraint.
+    """One way to keep the constraint."""
 
-    Attributes:
-        hold: makes what is optimized of the problem, the start and penalty_param.
-        lr: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest
-            steps, of rates up to 32 a factor of √2 apart; the slowest of ten starts
-            counts. L-BFGS has 1, for its line search finds its own steps.
-        optimizer: made of the parameters and the learning rate.
-        unit: of the learning rate; None is one over the problem's ``scale``.
-        steps: of the optimizer.
-        penalty_param: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
-        decays: whether the learning rate falls to 0 along half a cosine.
-        projects: whether each step ends with the polar projection.
-    """
-
+    #: makes what is optimized of the problem, the start and penalty_param.
     hold: Callable[[Problem, Tensor, float], Held]
+    #: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest steps, of
+    #: rates up to 32 a factor of √2 apart; the slowest of ten starts counts. L-BFGS has
+    #: 1, for its line search finds its own steps.
     lr: float
+    #: made of the parameters and the learning rate.
     optimizer: Callable[..., optim.Optimizer] = optim.SGD
+    #: of the learning rate; None is one over the problem's ``scale``.
     unit: float | None = None
-    steps: int = 600
+    steps: int = 600  #: of the optimizer
+    #: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
     penalty_param: float = 0.1
-    decays: bool = False
-    projects: bool = False
+    decays: bool = False  #: whether the learning rate falls to 0 along half a cosine
+    projects: bool = False  #: whether each step ends with the polar projection
 
 
 def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:

@@ -25,26 +25,19 @@ CLIP = 1.0  # the norm to which longer gradients are cut
 class MemoryConfig:
     """Settings of the comparison; checked when they are made.
 
-    Attributes:
-        task: what to learn.
-        lrs: learning rate of RMSprop for each model of ``MODELS`` that is trained.
-        seeds: each gives every model a start, and the same batches.
-        hidden: width of the recurrent layer.
-        batch_size: sequences of a step.
-        steps: of the optimizer.
-        interval: steps that are averaged to a point of the curves.
-
     Raises:
         ValueError: a value is out of its range.
     """
 
-    task: CopyingMemory | NextWord = CopyingMemory()
+    task: CopyingMemory | NextWord = CopyingMemory()  #: what to learn
+    #: learning rate of RMSprop for each model of ``MODELS`` that is trained.
     lrs: Mapping[str, float] = field(default_factory=lambda: dict(LEARNING_RATES))
+    #: each gives every model a start, and the same batches.
     seeds: Sequence[int] = (1, 2, 3, 4, 5)
-    hidden: int = 64
-    batch_size: int = 32
-    steps: int = 1_000
-    interval: int = 25
+    hidden: int = 64  #: width of the recurrent layer
+    batch_size: int = 32  #: sequences of a step
+    steps: int = 1_000  #: of the optimizer
+    interval: int = 25  #: steps that are averaged to a point of the curves
 
     def __post_init__(self):
         at_least(self, 1, "hidden", "batch_size", "steps", "interval")
@@ -70,18 +63,13 @@ def next_word_config(**changes: Any) -> MemoryConfig:
 class Job:
     """One run to do.
 
-    Attributes:
-        model: a name of ``MODELS``.
-        lr: learning rate, above 0.
-        seed: of the start and the batches, at least 0.
-
     Raises:
         ValueError: a value is out of its range.
     """
 
-    model: str
-    lr: float
-    seed: int
+    model: str  #: a name of ``MODELS``
+    lr: float  #: learning rate, above 0
+    seed: int  #: of the start and the batches, at least 0
 
     def __post_init__(self):
         choices(self, model=MODELS)
@@ -98,26 +86,19 @@ class Run:
     """What a run gave.
 
     Loss and recall are taken on each batch before it is learned from.
-
-    Attributes:
-        job: what was trained.
-        steps: of the optimizer, at the end of each interval.
-        losses: nats, mean of each interval, without the penalty.
-        recalls: mean of each interval.
-        weight: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end. It says
-            nothing of an LSTM, whose gates it takes as one matrix.
-        mapped: the same of the matrix that the forward pass uses: A(W) for "Stiefel",
-            Q for "torch's orthogonal", and else W itself.
-        seconds: that the run took; not compared.
     """
 
-    job: Job
-    steps: list[int]
-    losses: list[float]
-    recalls: list[float]
+    job: Job  #: what was trained
+    steps: list[int]  #: of the optimizer, at the end of each interval
+    losses: list[float]  #: nats, mean of each interval, without the penalty
+    recalls: list[float]  #: mean of each interval
+    #: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end. It says nothing of an
+    #: LSTM, whose gates it takes as one matrix.
     weight: float
+    #: the same of the matrix that the forward pass uses: A(W) for "Stiefel", Q for
+    #: "torch's orthogonal", and else W itself.
     mapped: float
-    seconds: float = field(compare=False)
+    seconds: float = field(compare=False)  #: that the run took; not compared
 
     @property
     def loss(self) -> float:

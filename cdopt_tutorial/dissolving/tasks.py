@@ -26,17 +26,13 @@ class CopyingMemory:
     (1997); in this form Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural
     Networks, ICML 2016, section 5.1.
 
-    Attributes:
-        num_symbols: symbols to choose from, at least 2.
-        num_copies: K, symbols to remember, at least 1.
-        delay: L, steps from the last symbol to the first of the answer, at least 1.
-
     Raises:
         ValueError: a value is out of its range.
     """
 
-    num_symbols: int = 8
-    num_copies: int = 5
+    num_symbols: int = 8  #: symbols to choose from, at least 2
+    num_copies: int = 5  #: K, symbols to remember, at least 1
+    #: L, steps from the last symbol to the first of the answer, at least 1.
     delay: int = 30
 
     def __post_init__(self):
@@ -86,19 +82,15 @@ class CopyingMemory:
 class NextWord:
     """The next word of a synthetic language, given those before it.
 
-    Attributes:
-        grammar: the language. What comes next depends on its last ``order`` words;
-            all that lies further back is better forgotten.
-        seq_len: words of a sequence, above the grammar's order.
-        text_len: words of the text from which sequences are cut at random.
-
     Raises:
         ValueError: ``seq_len`` or ``text_len`` is too small.
     """
 
+    #: the language. What comes next depends on its last ``order`` words; all that lies
+    #: further back is better forgotten.
     grammar: Grammar = Grammar(num_words=8, branching=4, seed=0, order=3)
-    seq_len: int = 35
-    text_len: int = 300_000
+    seq_len: int = 35  #: words of a sequence, above the grammar's order
+    text_len: int = 300_000  #: words of the text from which sequences are cut at random
 
     def __post_init__(self):
         at_least(self, self.grammar.order + 1, "seq_len")

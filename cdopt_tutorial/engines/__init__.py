@@ -2,7 +2,8 @@
 
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.launch import Role, launch
-from cdopt_tutorial.engines.process import meeting, passed, report, serve
+from cdopt_tutorial.engines.pace import passed
+from cdopt_tutorial.engines.process import meeting, report, serve
 from cdopt_tutorial.engines.share import share
 from cdopt_tutorial.engines.trace import Trace, span
 from cdopt_tutorial.engines.wire import Wire, bytes_per_step

@@ -1,14 +1,10 @@
 """The device to compute on: what is asked for, checked against what is there."""
 
 import re
-from collections.abc import Mapping
 
 import torch
 
-DeviceMaps = Mapping[str, Mapping[str, str]]
-"""By the name of a peer: a device of one's own, and the peer's that stands for it."""
-
-_GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
+_NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 
 
 def pick_device(wish: str) -> str:
@@ -30,7 +26,7 @@ def pick_device(wish: str) -> str:
     """
     if wish == "auto":
         return "cuda" if num_gpus() else "cpu"
-    if wish not in ("cpu", "cuda") and not _names_a_gpu(wish):
+    if not _NAMES.fullmatch(str(wish)):
         allowed = "auto, cpu, cuda or cuda:N"
         raise ValueError(f"device is {wish!r}, but must be {allowed}")
     if wish != "cpu" and not gpus_of(wish):
@@ -54,44 +50,6 @@ def num_gpus() -> int:
     """How many GPUs this process can use."""
     # Torch counts the GPUs of a driver that is too old for it as well.
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def check_device_maps(device_maps: Mapping[str, DeviceMaps]) -> None:
-    """See whether the workers of a run could pass tensors by these maps.
-
-    Called by :func:`~cdopt_tutorial.engines.launch.launch`. Torch would see it only
-    when all workers have started.
-
-    Args:
-        device_maps: each worker's, by its name.
-
-    Raises:
-        ValueError: a map is to nobody, has a device that is not there, or is not
-            one-to-one.
-    """
-    for worker, maps in device_maps.items():
-        for peer, own_to_peers in maps.items():
-            told = f"the device map of {worker} to {peer}"
-            if peer not in device_maps:
-                known = ", ".join(device_maps)
-                raise ValueError(f"{told} is to none of the workers {known}")
-            for device in (*own_to_peers, *own_to_peers.values()):
-                _check_mapped(told, device)
-            if len(set(own_to_peers.values())) < len(own_to_peers):
-                raise ValueError(
-                    f"{told} is {dict(own_to_peers)}, but must be one-to-one"
-                )
-
-
-def _check_mapped(told: str, device: str) -> None:
-    if device != "cpu" and not _names_a_gpu(device):
-        raise ValueError(f"{told} has {device!r}, but must have cpu or cuda:N")
-    if device != "cpu" and not gpus_of(device):
-        raise ValueError(f"{told} has {device!r}, but {_what_is_there()}")
-
-
-def _names_a_gpu(device: object) -> bool:
-    return isinstance(device, str) and _GPU.fullmatch(device) is not None
 
 
 def _what_is_there() -> str:

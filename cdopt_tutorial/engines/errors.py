@@ -34,17 +34,11 @@ class WorkerError(RuntimeError):
 
 
 class Origin(NamedTuple):
-    """Where an exception that came back from a call was raised.
-
-    Attributes:
-        worker: name of the worker that raised it.
-        kind: name of the exception's class.
-        traceback: the remote traceback.
-    """
+    """Where an exception that came back from a call was raised."""
 
     worker: str
-    kind: str
-    traceback: str
+    kind: str  # name of the exception's class
+    traceback: str  # the remote one
 
 
 def origin(message: str) -> Origin | None:

@@ -10,9 +10,10 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -21,6 +22,8 @@ import psutil
 
 from cdopt_tutorial.engines import process
 from cdopt_tutorial.engines.errors import WorkerError
+from cdopt_tutorial.engines.pace import read_pace
+from cdopt_tutorial.engines.settings import Settings
 
 # Imported once by the fork server, so that no worker pays for them again. Our own
 # systems stay out: a reader who edits one gets the new text in the next run.
@@ -30,6 +33,7 @@ PRELOAD = (
     "torch._dynamo",  # whoever makes an optimizer imports it, in a second
     "gymnasium.envs.classic_control",
     "cdopt.nn",
+    "cloudpickle",
     "cdopt_tutorial.engines.process",
     "cdopt_tutorial.engines.fork_server",
 )
@@ -45,58 +49,43 @@ EXIT = 5.0  # seconds that a finished worker may take to leave
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
 
 
-class _Inbox:
-    """A worker's messages, at the parent.
-
-    Unlike a ``Connection`` it does not wait for the rest of a message, which would
-    never come from a worker that was stopped as it sent it.
-
-    Args:
-        connection: the parent's end of the pipe.
-    """
-
-    def __init__(self, connection: Connection):
-        self._connection, self._bytes = connection, bytearray()
-
-    def take(self) -> list[bytes]:
-        """What has come in whole since the last time; never waits.
-
-        Raises:
-            EOFError: nothing has come, and nothing will, since the worker has gone.
-        """
-        part = os.read(self._connection.fileno(), CHUNK)
-        if not part:
-            raise EOFError
-        self._bytes += part
-        messages = []
-        while len(self._bytes) >= process.HEADER:
-            end = process.HEADER + int.from_bytes(self._bytes[: process.HEADER], "big")
-            if len(self._bytes) < end:
-                break
-            messages.append(bytes(self._bytes[process.HEADER : end]))
-            del self._bytes[:end]
-        return messages
-
-
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     """The parent's view of one worker."""
 
     name: str
     process: BaseProcess
     connection: Connection
-    inbox: _Inbox
-    log: str
-    deadline: float | None
-    phase: str = "starting"  # then joining, running, serving, done
-    result: Any = None
-    calls: Any = None
-    received: int | None = None
+    phase: str = "starting"  # then joining, running, serving, done or failed
+    done: tuple[Any, Any, Any] = (None, None, None)
     stopped_since: float | None = None
+    unread: bytearray = field(default_factory=bytearray)
 
     @property
     def settled(self) -> bool:
         return self.phase in ("done", "failed")
+
+    def take(self) -> list[bytes]:
+        """The messages that have come in whole since the last time; never waits.
+
+        ``Connection.recv`` would wait for the rest of a message, which never comes
+        from a worker that was stopped as it sent it.
+
+        Raises:
+            EOFError: nothing has come, and nothing will, since the worker has gone.
+        """
+        part = os.read(self.connection.fileno(), CHUNK)
+        if not part:
+            raise EOFError
+        self.unread += part
+        messages = []
+        while len(self.unread) >= process.HEADER:
+            end = process.HEADER + int.from_bytes(self.unread[: process.HEADER], "big")
+            if len(self.unread) < end:
+                break
+            messages.append(bytes(self.unread[process.HEADER : end]))
+            del self.unread[:end]
+        return messages
 
 
 def fork_context():
@@ -106,26 +95,36 @@ def fork_context():
     return context
 
 
-class Group:
-    """The workers of one run; a context manager that leaves no process behind.
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that are started here do not run the parent's script once more.
 
-    Used by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent.
-
-    Args:
-        settings: what all workers share.
-        packed: each worker's pickled role, by name.
-        roles: each worker's deadline and number of threads, by name.
-        on_report: called with the name and the record of each report.
+    What they need of it travels by value, so a script needs no guard against itself.
     """
+    prepared = spawn.get_preparation_data
+
+    def prepare(name: str) -> dict[str, Any]:
+        data = prepared(name)
+        return {key: data[key] for key in data if not key.startswith("init_main")}
+
+    spawn.get_preparation_data = prepare
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = prepared
+
+
+class Group:
+    """The workers of one run; a context manager that leaves no process behind."""
 
     def __init__(
         self,
-        settings: process.Settings,
-        packed: Mapping[str, bytes],
-        roles: Mapping[str, Any],
+        settings: Settings,
+        packed: Mapping[str, bytes],  # each worker's role, by name
+        num_threads: Mapping[str, int],
         on_report: Callable[[str, Any], None] | None,
     ):
-        self._settings, self._packed, self._roles = settings, packed, roles
+        self._settings, self._packed, self._threads = settings, packed, num_threads
         self._on_report = on_report
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
@@ -134,8 +133,9 @@ class Group:
         self._begin = time.monotonic()
         context = fork_context()
         try:
-            for rank, (name, role) in enumerate(self._packed.items()):
-                self._start(context, rank, name, role)
+            with _without_main():
+                for rank, name in enumerate(self._packed):
+                    self._start(context, rank, name)
         except BaseException:
             self._end()
             raise
@@ -144,19 +144,14 @@ class Group:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def wait(self, deadline: float, join_deadline: float) -> tuple[dict, list, dict]:
-        """Wait until every role is done, or raise for the worker that failed first.
-
-        Args:
-            deadline: seconds that the run may take.
-            join_deadline: seconds until all must have joined.
+    def wait(
+        self, deadline: float, join_deadline: float
+    ) -> dict[str, tuple[Any, Any, Any]]:
+        """Wait until every role is done, or raise the failure that explains the others.
 
         Returns:
-            The roles' results by name, what each worker recorded of its calls, and
-            the bytes that it received by name.
-
-        Raises:
-            WorkerError: names the worker whose failure explains the others'.
+            By name, what the role returned, what the worker recorded of its calls, and
+            the bytes that it received.
         """
         while not all(worker.settled for worker in self._workers):
             self._take_messages(TICK)
@@ -165,23 +160,17 @@ class Group:
             self._look_at_pace()
             if self._failures:
                 raise self._cause()
-        results = {worker.name: worker.result for worker in self._workers}
-        calls = [worker.calls for worker in self._workers]
-        return results, calls, {w.name: w.received for w in self._workers}
+        return {worker.name: worker.done for worker in self._workers}
 
-    def _start(self, context, rank: int, name: str, role: bytes) -> None:
+    def _start(self, context, rank: int, name: str) -> None:
         # By a file: Process would write a large role into a pipe, and wait for ever
         # if the worker is stopped before it has read it.
-        with open(process.role_path(self._settings, name), "wb") as file:
-            file.write(role)
+        with open(self._settings.path(name, "role"), "wb") as file:
+            file.write(self._packed[name])
         ours, theirs = context.Pipe(duplex=False)
-        wanted = self._roles[name]
-        args = (self._settings, name, rank, wanted.num_threads, theirs)
+        args = (self._settings, name, rank, self._threads[name], theirs)
         child = context.Process(target=process.main, args=args, name=name)
-        log = process.log_path(self._settings, name)
-        self._workers.append(
-            _Worker(name, child, ours, _Inbox(ours), log, wanted.deadline)
-        )
+        self._workers.append(_Worker(name, child, ours))
         with theirs:  # closed here, or our end would not see the worker go
             try:
                 child.start()
@@ -194,11 +183,9 @@ class Group:
         for worker in self._workers:
             if not worker.settled:
                 waited[worker.connection] = waited[worker.process.sentinel] = worker
-        for worker in {
-            id(w): w for w in map(waited.get, wait(list(waited), timeout))
-        }.values():
+        for worker in dict.fromkeys(map(waited.get, wait(list(waited), timeout))):
             try:
-                messages = worker.inbox.take() if worker.connection.poll() else None
+                messages = worker.take() if worker.connection.poll() else None
             except (EOFError, OSError):
                 messages = None
             if messages is None:
@@ -217,20 +204,18 @@ class Group:
             case "output", (stream, line):
                 print(f"[{worker.name}] {line}", file=getattr(sys, stream))
             case "result", (result, calls, received):
-                worker.result, worker.calls = pickle.loads(result), calls
-                worker.received = received
+                worker.done = pickle.loads(result), calls, received
                 worker.phase = "done"
-            case "failed", (failure,):
+            case "failed", (name, reason, details, lost_peer):
                 worker.phase = "failed"
-                rank = _LOST_PEER if failure.lost_peer else _RAISED
-                self._fail(rank, failure.worker, failure.reason, failure.details)
+                rank = _LOST_PEER if lost_peer else _RAISED
+                self._fail(rank, name, reason, details)
 
     def _note_death(self, worker: _Worker) -> None:
         worker.process.join(EXIT)
         worker.phase = "failed"
-        self._fail(
-            _DIED, worker.name, _describe_exit(worker.process), _tail(worker.log)
-        )
+        reason = _describe_exit(worker.process)
+        self._fail(_DIED, worker.name, reason, self._log(worker))
 
     def _look_for_stopped(self) -> None:
         now = time.monotonic()
@@ -240,18 +225,14 @@ class Group:
             elif worker.stopped_since is None:
                 worker.stopped_since = now
             elif now - worker.stopped_since > STOPPED:
-                self._fail(
-                    _DIED, worker.name, "was stopped (SIGSTOP) and did not go on"
-                )
+                reason = "was stopped (SIGSTOP) and did not go on"
+                self._fail(_DIED, worker.name, reason)
 
     def _look_at_clock(self, deadline: float, join_deadline: float) -> None:
         passed = time.monotonic() - self._begin
         slowest = [w for w in self._workers if w.phase == "starting"]
         joining = slowest or [w for w in self._workers if w.phase == "joining"]
         running = [w for w in self._workers if w.phase == "running"]
-        for worker in running:
-            if worker.deadline is not None and passed > worker.deadline:
-                self._miss(worker, f"its deadline of {worker.deadline:g} s")
         if joining and passed > join_deadline:
             self._miss(joining[0], f"the deadline of {join_deadline:g} s to join")
         elif passed > deadline:
@@ -260,23 +241,38 @@ class Group:
 
     def _look_at_pace(self) -> None:
         """Fail the run if the worker that is furthest behind gets no further."""
-        workers = {worker.name: worker for worker in self._workers}
-        paces = [
-            (name, pace)
-            for name, worker in workers.items()
-            if not worker.settled and (pace := process.read_pace(self._settings, name))
-        ]
-        behind = min((pace.places for _, pace in paces), default=0)
-        for name, pace in paces:
+        paces = {}
+        for worker in self._workers:
+            pace = read_pace(self._settings.path(worker.name, "pace"))
+            if pace is not None and not worker.settled:
+                paces[worker.name] = pace
+        behind = min((pace.places for pace in paces.values()), default=0)
+        for name, pace in paces.items():
             if pace.places == behind and time.monotonic() > pace.until:
-                worker = workers[pace.waits_for or name]
+                late = pace.waits_for or name
                 what = f"its deadline of {pace.seconds:g} s for its part of a step"
-                self._miss(worker, what)
+                self._miss(next(w for w in self._workers if w.name == late), what)
                 return
 
     def _miss(self, worker: _Worker, what: str, others: list[_Worker] = ()) -> None:
         also = f" (and {', '.join(w.name for w in others)})" if others else ""
-        self._fail(_LATE, worker.name, f"missed {what}{also}", _stacks(worker))
+        self._fail(_LATE, worker.name, f"missed {what}{also}", self._stacks(worker))
+
+    def _stacks(self, worker: _Worker) -> str:
+        """What a worker that is late is doing: the stacks of its threads."""
+        if worker.phase == "starting":  # it can't tell yet
+            return ""
+        with suppress(ProcessLookupError):
+            os.kill(worker.process.pid, signal.SIGUSR1)
+            time.sleep(TICK)
+        return self._log(worker)
+
+    def _log(self, worker: _Worker, lines: int = 40) -> str:
+        """The end of what the worker's C++ libraries wrote."""
+        path = self._settings.path(worker.name, "log")
+        with suppress(OSError), open(path, errors="replace") as log:
+            return "".join(log.readlines()[-lines:])
+        return ""
 
     def _fail(self, rank: int, worker: str, reason: str, details: str = "") -> None:
         self._failures.append((rank, WorkerError(worker, reason, details)))
@@ -326,19 +322,3 @@ def _describe_exit(child: BaseProcess) -> str:
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code} before it finished"
-
-
-def _stacks(worker: _Worker) -> str:
-    """What a worker that is late is doing: the stacks of its threads."""
-    if worker.phase == "starting":  # it can't tell yet
-        return ""
-    with suppress(ProcessLookupError):
-        os.kill(worker.process.pid, signal.SIGUSR1)
-        time.sleep(TICK)
-    return _tail(worker.log)
-
-
-def _tail(path: str, lines: int = 40) -> str:
-    with suppress(OSError), open(path, errors="replace") as log:
-        return "".join(log.readlines()[-lines:])
-    return ""

@@ -8,36 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdopt_tutorial.engines import pack, process
-from cdopt_tutorial.engines.device import DeviceMaps, check_device_maps
+from cdopt_tutorial.engines import edited, pack
 from cdopt_tutorial.engines.group import Group
+from cdopt_tutorial.engines.settings import Settings
 from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one worker does: a function that it can import, and its arguments.
+    """What one worker does: a function and its arguments."""
 
-    Attributes:
-        function: defined at the top level of a module, not in a notebook.
-        args: its positional arguments; they are pickled.
-        kwargs: its keyword arguments; they are pickled.
-        deadline: seconds after the start by which the function must have returned.
-            None by default: then only the deadline of the whole run holds.
-        num_threads: threads of torch's operators in this worker.
-        device_maps: by the name of another worker, which of its devices stands for
-            which of this one's, such as ``{"ps": {"cuda:0": "cuda:1"}}``: what a call
-            carries from the one arrives on the other, and the answer comes back the
-            same way. Without a map calls carry tensors of the CPU only.
-    """
-
+    #: of a module that the worker can import, or of the notebook or script.
     function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()  #: its positional arguments; they are pickled
+    #: its keyword arguments; they are pickled.
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    deadline: float | None = None
-    num_threads: int = 1
-    device_maps: DeviceMaps = field(default_factory=dict)
+    num_threads: int = 1  #: threads of torch's operators in this worker
 
 
 def launch(
@@ -61,6 +48,10 @@ def launch(
     listen on the loopback device only. What a worker prints is printed here, under
     its name.
 
+    Workers import modules afresh. What a role needs of the notebook or script itself
+    is sent along by value, to all workers, so they can call each other with it; their
+    results are of the notebook's own classes.
+
     Args:
         roles: the workers' names and roles.
         deadline: seconds that the whole run may take.
@@ -76,73 +67,49 @@ def launch(
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.engines.process.report`.
         trace: filled with every call of the run; None records nothing.
-        wire: filled with the bytes of the run, for which the workers must not poll
-            nor have device maps: what they pass then passes no socket. None counts
-            nothing.
+        wire: filled with the bytes of the run, for which the workers must not poll:
+            what they pass then passes no socket. None counts nothing.
 
     Returns:
         What each role's function returned, by name.
 
     Raises:
-        ValueError: a role can't be sent to a worker, or an argument is out of
-            range; raised before any process starts.
+        ValueError: a role can't be sent to a worker, an argument is out of range, or
+            a module was edited since it was imported; raised before any process
+            starts.
         WorkerError: a worker raised, died, exited early, was stopped, did not join,
-            or missed its deadline. All others have been ended by then.
+            or got no further in time. All others have been ended by then.
     """
     _check_roles(roles)
     _check_positive(
-        deadline=deadline,
-        join_deadline=join_deadline,
-        rpc_threads=rpc_threads,
+        deadline=deadline, join_deadline=join_deadline, rpc_threads=rpc_threads
     )
-    if rpc_timeout < 0:
-        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
-    if polling and wire is not None:
-        raise ValueError("polling is True, but must be False where bytes are counted")
-    device_maps = _device_maps(roles)
-    if any(device_maps.values()) and wire is not None:
-        raise ValueError("there are device maps, but bytes can't be counted with them")
-    packed, modules = _packed(roles)
+    _check_options(rpc_timeout, polling, wire)
+    edited.refuse()
+    contents = {
+        name: (attach, role.function, role.args, dict(role.kwargs))
+        for name, role in roles.items()
+    }
+    packed, modules = pack.pack(contents)
     with _private_folder() as folder:
-        settings = process.Settings(
+        settings = Settings(
             world_size=len(roles),
             folder=folder,
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
             polling=polling,
-            device_maps=device_maps,
             modules=modules,
-            attach=attach,
             traced=trace is not None,
             counted=wire is not None,
         )
-        with Group(settings, packed, roles, on_report) as group:
-            results, halves, received = group.wait(deadline, join_deadline)
+        num_threads = {name: role.num_threads for name, role in roles.items()}
+        with Group(settings, packed, num_threads, on_report) as group:
+            done = group.wait(deadline, join_deadline)
     if trace is not None:
-        trace.fill(halves)
+        trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
-        wire.fill(received)
-    return results
-
-
-def _packed(roles: Mapping[str, Role]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """The roles as they travel, and the modules that any of them needs."""
-    packed, modules = {}, set()
-    for name, role in roles.items():
-        content = role.function, role.args, dict(role.kwargs)
-        packed[name], needed = pack.pack(name, content)
-        modules |= needed
-    return packed, tuple(sorted(modules))
-
-
-def _device_maps(roles: Mapping[str, Role]) -> dict[str, DeviceMaps]:
-    """Each worker's maps, checked, in types that can be sent to it."""
-    device_maps = {
-        name: {peer: dict(devices) for peer, devices in role.device_maps.items()}
-        for name, role in roles.items()
-    }
-    check_device_maps(device_maps)
-    return device_maps
+        wire.received = {name: received for name, (_, _, received) in done.items()}
+    return {name: result for name, (result, _, _) in done.items()}
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:
@@ -161,6 +128,13 @@ def _check_positive(**numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}, but must be above 0")
+
+
+def _check_options(rpc_timeout: float, polling: bool, wire: Wire | None) -> None:
+    if rpc_timeout < 0:
+        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
+    if polling and wire is not None:
+        raise ValueError("polling is True, but must be False where bytes are counted")
 
 
 @contextmanager

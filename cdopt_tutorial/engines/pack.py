@@ -1,41 +1,96 @@
-"""Pickle what a worker is to run, and refuse at once what it could not import."""
+"""Pickle what workers are to run, and refuse at once what they could not load.
+
+What a module has goes by its name. What was defined in the parent's ``__main__``, a
+notebook or a script, goes by value, and is then in the ``__main__`` of every worker:
+there torch's own pickler finds it by its name when workers call each other.
+"""
 
 import importlib.util
 import io
 import pickle
 import sys
+import types
+from collections.abc import Mapping
 from typing import Any
 
-_WAY_OUT = (
-    "put it into a file (in a notebook: begin the cell with %%writefile my_roles.py), "
-    "import it from there, and launch again"
-)
+import cloudpickle
 
 
-def pack(worker: str, content: Any) -> tuple[bytes, set[str]]:
-    """Pickle a role for its worker.
+def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Pickle a role for each worker; called by the launcher, in the parent.
 
-    Plain pickle, not multiprocessing's: there torch passes tensors as file
+    Not by multiprocessing's own pickler: with that, torch passes tensors as file
     descriptors, here their values travel.
 
     Args:
-        worker: name of the worker, for the message.
-        content: function, positional and keyword arguments.
+        contents: function and arguments by the names of the workers.
 
     Returns:
-        The pickle, and the modules that whoever loads it has to import.
+        The pickles, and the modules that any of them needs.
 
     Raises:
-        ValueError: something in it can't be pickled, or lives where a fresh process
-            can't import it: a notebook, a function body, a module made on the fly.
+        ValueError: something can't be pickled, or is of a module that a fresh process
+            can't import.
     """
-    try:
-        packed = pickle.dumps(content)
-        reader = _Importable(io.BytesIO(packed))
-        reader.load()
-    except Exception as error:
-        raise ValueError(f"{worker}: {_explain(error)}") from error
-    return packed, reader.modules
+    definitions: dict[str, Any] = {}
+    packed, modules = {}, set()
+    for worker, content in contents.items():
+        try:
+            packed[worker] = _dumps(({}, content), definitions)
+            reader = _Importable(io.BytesIO(packed[worker]))
+            reader.load()
+        except Exception as error:
+            raise ValueError(f"{worker}: {_explain(error)}") from error
+        modules |= reader.modules
+    if definitions:  # of any worker, so all must have them
+        packed = {
+            worker: _dumps((definitions, content), {})
+            for worker, content in contents.items()
+        }
+    return packed, tuple(sorted(modules))
+
+
+def unpack(packed: bytes) -> Any:
+    """What :func:`pack` was given for this worker; called once, in the worker."""
+    definitions, content = pickle.loads(packed)
+    main_namespace().update(definitions)
+    return content
+
+
+def main_namespace() -> dict[str, Any]:
+    """What stands for the ``__main__`` of the process that loads a pickle."""
+    return vars(sys.modules["__main__"])
+
+
+class _MainNamespace:
+    def __reduce__(self):
+        return main_namespace, ()
+
+
+def _dumps(content: Any, definitions: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, definitions).dump(content)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Notes the functions and classes of ``__main__`` that it comes by."""
+
+    def __init__(self, file: io.BytesIO, definitions: dict[str, Any]):
+        super().__init__(file)
+        self._definitions, self._main = definitions, main_namespace()
+        # The globals of a function are those of the worker's __main__, not a copy for
+        # each pickle: what one function assigns, another one sees.
+        self.globals_ref[id(self._main)] = _MainNamespace()
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, io.TextIOWrapper):  # cloudpickle would send a copy
+            raise TypeError("cannot pickle an open file")
+        if isinstance(value, type | types.FunctionType):
+            name = value.__qualname__
+            if value.__module__ == "__main__" and self._main.get(name) is value:
+                self._definitions[name] = value
+        return super().reducer_override(value)
 
 
 class _NotImportable(Exception):
@@ -50,10 +105,26 @@ class _Importable(pickle.Unpickler):
         self.modules: set[str] = set()
 
     def find_class(self, module: str, name: str) -> Any:
+        self._check(module, name)
+        found = super().find_class(module, name)
+        if found is cloudpickle.cloudpickle.subimport:
+            return self._module
+        if found is main_namespace:  # ours must not be written to
+            return dict
+        if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+            # With the number of the class, the one before the last, we would get
+            # our own class, and write copies of its methods into it.
+            return lambda *args: found(*args[:-2], None, args[-1])
+        return found
+
+    def _module(self, name: str) -> types.ModuleType:
+        self._check(name, name)
+        return sys.modules[name]
+
+    def _check(self, module: str, name: str) -> None:
         if module == "__main__" or not _has_source(module):
             raise _NotImportable(f"{name} is defined in {_where(module)}")
         self.modules.add(module)
-        return super().find_class(module, name)
 
 
 def _has_source(module: str) -> bool:
@@ -69,6 +140,9 @@ def _where(module: str) -> str:
 
 def _explain(error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-    if isinstance(error, _NotImportable) or "lambda" in reason or "<locals>" in reason:
-        return f"{reason}, where a worker process can't import it: {_WAY_OUT}"
+    if isinstance(error, _NotImportable):
+        return (
+            f"{reason}, where a worker process can't import it: put it into a file or "
+            "a cell of the notebook, and launch again"
+        )
     return f"its role can't be sent to a worker: {type(error).__name__}: {reason}"

@@ -8,78 +8,28 @@ import os
 import pickle
 import shutil
 import signal
-import struct
 import sys
 import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from cdopt_tutorial.engines import trace, wire
-from cdopt_tutorial.engines.device import DeviceMaps
+from cdopt_tutorial.engines import pace, pack, trace, wire
 from cdopt_tutorial.engines.errors import origin
+from cdopt_tutorial.engines.settings import Settings
 
 HEADER = 8  # bytes that tell how long the message behind them is
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 # Texts by which torch says that the other end of a call has gone.
 _LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all workers of a run need to know to join it.
-
-    Attributes:
-        world_size: number of workers.
-        folder: the run's own directory, with the rendezvous file and the logs.
-        rpc_timeout: seconds until an unanswered call fails.
-        rpc_threads: threads that answer calls.
-        polling: whether idle workers poll shared memory for messages.
-        device_maps: each worker's, by its name.
-        modules: what any of the roles needs; every worker imports it first.
-        attach: called before the role begins; None does nothing.
-        traced: whether to record every call.
-        counted: whether to count what the sockets receive.
-    """
-
-    world_size: int
-    folder: str
-    rpc_timeout: float
-    rpc_threads: int
-    polling: bool
-    device_maps: Mapping[str, DeviceMaps]
-    modules: tuple[str, ...]
-    attach: Callable[[], None] | None
-    traced: bool
-    counted: bool
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception that left a role, as text, since not every exception pickles.
-
-    Attributes:
-        worker: where the exception was raised first.
-        reason: one line.
-        details: traceback, remote part included.
-        lost_peer: whether it only says that another worker has gone.
-    """
-
-    worker: str
-    reason: str
-    details: str
-    lost_peer: bool = False
 
 
 class Channel:
@@ -117,9 +67,6 @@ class _Forwarded(io.TextIOBase):
 
 _channel: Channel | None = None
 _settings: Settings | None = None
-_pace_file = -1  # a file, since the launcher can read it whatever we are stuck in
-_places = 0
-_PACE = struct.Struct("<qdd128s")
 
 
 def serve() -> None:
@@ -153,68 +100,7 @@ def meeting(name: str) -> str:
         The ``init_method``: a file in the directory of this run, so no port is opened
         to the world, and nothing is left of it.
     """
-    return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
-
-
-class Pace(NamedTuple):
-    """How far a worker has come in work that it does in step with others.
-
-    Attributes:
-        places: that it has passed.
-        until: when it must have passed the next one, on ``time.monotonic``'s clock.
-        seconds: that it has for that.
-        waits_for: name of the worker that it asks on the way; empty for none.
-    """
-
-    places: int
-    until: float
-    seconds: float
-    waits_for: str
-
-
-def passed(seconds: float, waits_for: str = "") -> None:
-    """Note that this worker has passed one more place in its work; for roles.
-
-    Workers that wait for each other all pass the same places, so the one that has
-    passed the fewest waits for none of the others. If it passes no further one in
-    time, the launcher fails the run and names it. That holds in the threads that
-    answer calls, too, where the deadline of a role does not, and costs two
-    microseconds. In a process that was not launched nothing happens.
-
-    Args:
-        seconds: until the next place; infinite behind the last one.
-        waits_for: another kind of worker, which is asked for something on the way,
-            and is named in this one's place.
-    """
-    global _places
-    if _settings is not None:
-        _places += 1
-        pace = _places, time.monotonic() + seconds, seconds, waits_for.encode()
-        os.pwrite(_pace_file, _PACE.pack(*pace), 0)
-
-
-def read_pace(settings: Settings, name: str) -> Pace | None:
-    """How far a worker has come; None if it passes no places. For the launcher."""
-    with suppress(OSError), open(_pace_path(settings, name), "rb") as file:
-        content = file.read()
-        if content:
-            *numbers, waits_for = _PACE.unpack(content)
-            return Pace(*numbers, waits_for.rstrip(b"\0").decode())
-    return None
-
-
-def _pace_path(settings: Settings, name: str) -> str:
-    return os.path.join(settings.folder, f"{name}.pace")
-
-
-def log_path(settings: Settings, name: str) -> str:
-    """Where a worker's C++ libraries write."""
-    return os.path.join(settings.folder, f"{name}.log")
-
-
-def role_path(settings: Settings, name: str) -> str:
-    """Where the launcher leaves a worker's packed role."""
-    return os.path.join(settings.folder, f"{name}.role")
+    return "env://" if _settings is None else _settings.meeting(name)
 
 
 def main(
@@ -225,35 +111,39 @@ def main(
     connection: Connection,
 ) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    global _channel, _settings, _pace_file
+    global _channel, _settings
     _leave_with_parent(settings.folder)
     _channel, _settings = Channel(connection), settings
-    _pace_file = os.open(_pace_path(settings, name), os.O_WRONLY | os.O_CREAT, 0o600)
-    channel = _channel
-    _redirect_output(log_path(settings, name), channel)
+    pace.begin(settings.path(name, "pace"))
+    _redirect_output(settings.path(name, "log"), _channel)
     try:
         torch.set_num_threads(num_threads)
-        # Before the first call comes: a worker that only serves would import what it
-        # is asked for in the threads that answer, and two of them can get in each
-        # other's way ("cannot import name ... from partially initialized module").
-        for module in settings.modules:
-            importlib.import_module(module)
-        with open(role_path(settings, name), "rb") as role:
-            function, args, kwargs = pickle.load(role)
-        channel.send("phase", "joining")
-        if settings.traced:
-            trace.install(name)
-        if settings.attach is not None:
-            settings.attach()
-        _join(settings, name, rank)
-        channel.send("phase", "running")
-        result = pickle.dumps(function(*args, **kwargs))
-        channel.send("phase", "serving")
-        received = wire.count() if settings.counted else None
-        rpc.shutdown()
-        channel.send("result", result, trace.collect(), received)
+        _play(settings, name, rank, _channel)
     except BaseException as error:  # the parent decides what becomes of it
-        channel.send("failed", _describe(name, error))
+        _channel.send("failed", *_describe(name, error))
+
+
+def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
+    """Run the role, among the others."""
+    # Before the first call comes: a worker that only serves would import what it is
+    # asked for in the threads that answer, and two of them can get in each other's
+    # way ("cannot import name ... from partially initialized module").
+    for module in settings.modules:
+        importlib.import_module(module)
+    packed = Path(settings.path(name, "role")).read_bytes()
+    attach, function, args, kwargs = pack.unpack(packed)
+    channel.send("phase", "joining")
+    if settings.traced:
+        trace.install(name)
+    if attach is not None:
+        attach()
+    _join(settings, name, rank)
+    channel.send("phase", "running")
+    result = pickle.dumps(function(*args, **kwargs))
+    channel.send("phase", "serving")
+    received = wire.count() if settings.counted else None
+    rpc.shutdown()
+    channel.send("result", result, trace.collect(), received)
 
 
 def _leave_with_parent(folder: str) -> None:
@@ -295,45 +185,38 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     """Join the RPC group: rendezvous by file, listen on the loopback device only."""
     os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     ignore_own_warning()
-    rpc.init_rpc(
-        name,
-        rank=rank,
-        world_size=settings.world_size,
-        rpc_backend_options=rpc_options(settings, name),
-    )
-
-
-def rpc_options(settings: Settings, name: str) -> rpc.TensorPipeRpcBackendOptions:
-    """How a worker's RPC agent is to talk to the others'."""
-    mapped = any(settings.device_maps.values())
-    return rpc.TensorPipeRpcBackendOptions(
-        init_method=f"file://{settings.folder}/rendezvous",
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=settings.meeting("rendezvous"),
         rpc_timeout=settings.rpc_timeout,
         num_worker_threads=settings.rpc_threads,
-        device_maps=settings.device_maps[name],
         # None takes the fastest: shared memory for messages, and for tensors a
         # look into the other's. Sockets do not poll, and count what they carry.
         _transports=None if settings.polling else ["uv"],
-        # The basic channel carries no tensor of a GPU.
-        _channels=None if settings.polling or mapped else ["basic"],
+        _channels=None if settings.polling else ["basic"],
+    )
+    rpc.init_rpc(
+        name, rank=rank, world_size=settings.world_size, rpc_backend_options=options
     )
 
 
-def _describe(name: str, error: BaseException) -> Failure:
+def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:
+    """An exception that left a role, as text, since not every exception pickles.
+
+    Returns:
+        The worker that raised it first, the reason in a line, the traceback with its
+        remote part, and whether it only says that another worker has gone.
+    """
     message = str(error)
     details = "".join(traceback.format_exception(error))
     remote = origin(message)
     if remote is not None and remote.worker != name:
         reason = f"raised {remote.kind} in a call that {name} made"
         stack = "".join(traceback.format_tb(error.__traceback__))
-        return Failure(
-            remote.worker, reason, f"{remote.traceback}\nCalled by {name}:\n{stack}"
-        )
+        details = f"{remote.traceback}\nCalled by {name}:\n{stack}"
+        return remote.worker, reason, details, False
     if isinstance(error, SystemExit):
-        return Failure(
-            name, f"exited with code {error.code} before it finished", details
-        )
-    lost = isinstance(error, RuntimeError) and any(
-        text in message for text in _LOST_PEER
-    )
-    return Failure(name, f"raised {type(error).__name__}", details, lost)
+        reason = f"exited with code {error.code} before it finished"
+        return name, reason, details, False
+    lost = any(text in message for text in _LOST_PEER)
+    lost = lost and isinstance(error, RuntimeError)
+    return name, f"raised {type(error).__name__}", details, lost

@@ -10,33 +10,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-
-class Reference(Protocol):
-    """What a system may do with a reference, whatever engine it is of."""
-
-    def rpc_sync(self, timeout: float = ...) -> Any:
-        """Calls of the object's methods through the result return their values."""
-
-    def rpc_async(self, timeout: float = ...) -> Any:
-        """Calls of the object's methods through the result return futures."""
-
-    def local_value(self) -> Any:
-        """The object itself; on its owner only."""
-
-    def is_owner(self) -> bool:
-        """Whether the object is in this process."""
-
-    def owner_name(self) -> str:
-        """The worker that has the object."""
-
-
 INTERFACE = ("rpc_sync", "rpc_async", "local_value", "is_owner", "owner_name")
+
+Reference = Any
+"""What has this interface, whatever engine it is of."""
 
 
 def is_reference(value: Any) -> bool:
@@ -45,13 +28,7 @@ def is_reference(value: Any) -> bool:
 
 
 def apply(reference: Reference, function: Callable, *args: Any) -> Any:
-    """Run a function on the object of a reference, on its owner; wait for the result.
-
-    Args:
-        reference: to the object, the function's first argument there.
-        function: that the owner can import.
-        args: the function's other arguments.
-    """
+    """Run a function of an object on its owner, which must be able to import it."""
     if reference.is_owner():
         return _answer(function, reference.local_value(), *args)
     if isinstance(reference, Ref):
@@ -66,32 +43,24 @@ class LocalRef:
 
     A synchronous call is a plain call; an asynchronous one runs in a thread of its
     own, as it would on another worker.
-
-    Args:
-        value: the object.
     """
 
     def __init__(self, value: Any):
         self._value = value
 
     def local_value(self) -> Any:
-        """The object itself."""
         return self._value
 
     def is_owner(self) -> bool:
-        """True."""
         return True
 
     def owner_name(self) -> str:
-        """Empty: there are no workers."""
-        return ""
+        return ""  # there are no workers
 
     def rpc_sync(self, timeout: float = 0) -> "_Proxy":
-        """Calls made through the result return the method's value."""
         return _Proxy(lambda name: partial(_answer, getattr(self._value, name)))
 
     def rpc_async(self, timeout: float = 0) -> "_Proxy":
-        """Calls made through the result return a future of the method's value."""
         return _Proxy(lambda name: partial(_in_thread, getattr(self._value, name)))
 
 
@@ -102,14 +71,10 @@ class Ref:
     An RRef counts its users, so whoever is handed one must be confirmed by the owner.
     A name counts nothing: it pickles, and the object stays until its worker ends.
     Methods may answer later, by a future, and be called while they call.
-
-    Attributes:
-        worker: name of the worker that has the object; empty without RPC.
-        number: of the object on that worker.
     """
 
-    worker: str
-    number: int
+    worker: str  #: name of the worker that has the object; empty without RPC
+    number: int  #: of the object on that worker
 
     @staticmethod
     def to(value: Any) -> "Ref":
@@ -134,31 +99,22 @@ class Ref:
         return Ref(own_name(), number)
 
     def local_value(self) -> Any:
-        """The object itself; on its owner only.
-
-        Raises:
-            RuntimeError: it is on another worker.
-        """
         if not self.is_owner():
             raise RuntimeError(f"the object is on {self.worker}, not on {own_name()}")
         return _objects[self.number]
 
     def is_owner(self) -> bool:
-        """Whether the object is in this process."""
         return self.worker == own_name()
 
     def owner_name(self) -> str:
-        """The worker that has the object."""
         return self.worker
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        """Calls made through the result return the method's value."""
         if self.is_owner():
             return LocalRef(self.local_value()).rpc_sync()
         return _Proxy(lambda name: partial(self._send, rpc.rpc_sync, timeout, name))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        """Calls made through the result return a future of the method's value."""
         if self.is_owner():
             return LocalRef(self.local_value()).rpc_async()
         return _Proxy(lambda name: partial(self._send, rpc.rpc_async, timeout, name))

@@ -17,7 +17,7 @@ group that a role destroyed. Without a wire nothing is read, and nobody waits.
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,10 +42,6 @@ class Wire:
     def total(self) -> int:
         """Bytes that all workers together have sent each other."""
         return sum(self.received.values())
-
-    def fill(self, received: Mapping[str, int]) -> None:
-        """Take what the workers of a run have counted; called by ``launch``."""
-        self.received = dict(received)
 
 
 def bytes_per_step(run: Callable[[int, Wire], Any], steps: int) -> float:

@@ -1,109 +1,137 @@
-"""What a run reports and returns."""
+"""What a run measures, reports and returns."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from cdopt_tutorial.constraints import Feasibility
-from cdopt_tutorial.hybrid.config import HybridConfig
+from cdopt_tutorial.constraints import Constraints, Feasibility
+from cdopt_tutorial.data.bags import Batch
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.hybrid.model import HybridConfig
+from cdopt_tutorial.hybrid.replicas import Differences
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well some images are told apart.
+    """How well some images are told apart."""
 
-    Attributes:
-        accuracy: part of them with the highest score for their label.
-        loss: mean cross-entropy, nats.
-    """
-
-    accuracy: float
-    loss: float
+    accuracy: float  #: part of them with the highest score for their label
+    loss: float  #: mean cross-entropy, nats
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a trainer reports after each epoch.
+    """What a trainer reports after each epoch."""
 
-    Attributes:
-        trainer: its number.
-        epoch: from 1.
-        step: steps taken.
-        images: that it has seen.
-        seconds: that its steps took.
-        train_loss: mean of its own images in this epoch, nats.
-        valid: of the validation images; the first trainer's only, else None.
-    """
-
-    trainer: int
-    epoch: int
-    step: int
-    images: int
-    seconds: float
-    train_loss: float
+    trainer: int  #: its number
+    epoch: int  #: from 1
+    step: int  #: steps taken
+    images: int  #: that it has seen
+    seconds: float  #: that its steps took
+    train_loss: float  #: mean of its own images in this epoch, nats
+    #: of the validation images; the first trainer's only, else None.
     valid: Score | None
 
 
 @dataclass(frozen=True)
 class Projected:
-    """What it costs to make a trained model exactly feasible.
+    """What it costs to make a trained model exactly feasible."""
 
-    Attributes:
-        test: after the projection; the first trainer's only, else None.
-        feasibility: after the projection.
-        replica_difference: after the projection, which each replica does by itself.
-    """
-
-    test: Score | None
-    feasibility: Feasibility
+    test: Score | None  #: after the projection; the first trainer's only, else None
+    feasibility: Feasibility  #: after the projection
+    #: after the projection, which each replica does by itself.
     replica_difference: float
 
 
 @dataclass
 class History:
-    """What one trainer returns.
+    """What one trainer returns."""
 
-    Attributes:
-        transport: how its replicas talk to each other, and why so.
-        progress: all that it reported.
-        losses: summed loss of each step, nats, of its own images.
-        images: that it had in each step.
-        step_seconds: of each step.
-        feasibility: of the constrained weights after each step: of its own replica,
-            or, by the first trainer only, of the table.
-        replica_differences: largest one between any two replicas, after each step;
-            none in one process.
-        test: of the test images at the end; the first trainer's only, else None.
-        projected: what the projection at the end came to; None without constraints.
-        weights: all parameters by name, before the projection; the first trainer's
-            only.
+    transport: str  #: how its replicas talk to each other, and why so
+    progress: list[Progress] = field(default_factory=list)  #: all that it reported
+    #: summed loss of each step, nats, of its own images.
+    losses: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)  #: that it had in each step
+    step_seconds: list[float] = field(default_factory=list)  #: of each step
+    #: of the constrained weights after each step: of its own replica, or, by the first
+    #: trainer only, of the table.
+    feasibility: list[Feasibility] = field(default_factory=list)
+    #: largest one between any two replicas, after each step; none in one process.
+    replica_differences: list[float] = field(default_factory=list)
+    #: of the test images at the end; the first trainer's only, else None.
+    test: Score | None = None
+    #: what the projection at the end came to; None without constraints.
+    projected: Projected | None = None
+    #: all parameters by name, before the projection; the first trainer's only.
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def report(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
+        """Note how far a trainer has come; epochs begin with 0 here."""
+        first = self.progress[-1].step if self.progress else 0
+        images = sum(self.images[first:])
+        progress = Progress(
+            trainer=trainer,
+            epoch=epoch + 1,
+            step=len(self.losses),
+            images=sum(self.images),
+            seconds=sum(self.step_seconds),
+            train_loss=sum(self.losses[first:]) / max(1, images),
+            valid=valid,
+        )
+        self.progress.append(progress)
+        return progress
+
+
+class Recorder:
+    """Measures what is no part of the training, around each step of a trainer's loop.
+
+    Args:
+        history: to write into.
+        constraints: whose feasibility is measured after each step; None for none.
+        differences: between this trainer's replica and the others'; None in one
+            process.
     """
 
-    transport: str = ""
-    progress: list[Progress] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    feasibility: list[Feasibility] = field(default_factory=list)
-    replica_differences: list[float] = field(default_factory=list)
-    test: Score | None = None
-    projected: Projected | None = None
-    weights: dict[str, Tensor] = field(default_factory=dict)
+    def __init__(
+        self,
+        history: History,
+        constraints: Constraints | None,
+        differences: Differences | None,
+    ):
+        self._history, self._constraints = history, constraints
+        self._differences = differences
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; what the loop does with each is a step."""
+        history, differences = self._history, self._differences
+        for batch in batches:
+            begin = time.perf_counter()
+            yield batch
+            history.step_seconds.append(time.perf_counter() - begin)
+            if differences is not None:
+                differences.ask()
+            if self._constraints is not None:
+                history.feasibility.append(self._constraints.feasibility())
+        if differences is not None:
+            history.replica_differences += differences.answers()
+
+    def difference(self) -> float:
+        """Largest one between any two replicas as they are now; all must ask."""
+        if self._differences is None:
+            return 0.0
+        self._differences.ask()
+        return max(self._differences.answers())
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run returns.
+    """What a run returns."""
 
-    Attributes:
-        config: of the run.
-        trainers: what each trainer returned.
-    """
-
-    config: HybridConfig
-    trainers: list[History]
+    config: HybridConfig  #: of the run
+    trainers: list[History]  #: what each trainer returned
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -123,12 +151,9 @@ class Result:
     @property
     def losses(self) -> list[float]:
         """Mean loss of each joint batch, nats."""
-        per_step = zip(
-            zip(*(each.losses for each in self.trainers), strict=True),
-            zip(*(each.images for each in self.trainers), strict=True),
-            strict=True,
-        )
-        return [sum(losses) / sum(images) for losses, images in per_step]
+        losses = map(sum, zip(*(each.losses for each in self.trainers), strict=True))
+        images = map(sum, zip(*(each.images for each in self.trainers), strict=True))
+        return [loss / number for loss, number in zip(losses, images, strict=True)]
 
     @property
     def feasibility(self) -> Feasibility | None:
@@ -139,8 +164,8 @@ class Result:
     @property
     def replica_difference(self) -> float:
         """Largest difference of any two replicas after any step."""
-        found = [each.replica_differences for each in self.trainers]
-        return max((max(each, default=0.0) for each in found), default=0.0)
+        found = [gap for each in self.trainers for gap in each.replica_differences]
+        return max(found, default=0.0)
 
     @property
     def samples_per_second(self) -> float:
@@ -150,17 +175,14 @@ class Result:
 
     def max_parameter_difference(self, other: "Result") -> float:
         """Largest difference of any parameter from another run's."""
-        return difference(self.weights, other.weights)
+        return max_difference(self.weights, other.weights)
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes."""
         held, projected = self.feasibility, self.projected
+        settings = "num_trainers", "semantics", "manifold", "where", "by"
         return {
-            "num_trainers": self.config.num_trainers,
-            "semantics": self.config.semantics,
-            "manifold": self.config.manifold,
-            "where": self.config.where,
-            "by": self.config.by,
+            **{name: getattr(self.config, name) for name in settings},
             "transport": self.trainers[0].transport,
             "steps": len(self.losses),
             "valid_accuracy": self.trainers[0].progress[-1].valid.accuracy,
@@ -174,16 +196,3 @@ class Result:
             "replica_difference": self.replica_difference,
             "samples_per_second": self.samples_per_second,
         }
-
-
-def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Largest difference of any parameter.
-
-    Raises:
-        ValueError: the parameters are not the same ones.
-    """
-    if one.keys() != other.keys():
-        raise ValueError(
-            f"parameters {sorted(one)} can't be held against {sorted(other)}"
-        )
-    return max((one[name] - other[name]).abs().max().item() for name in one)

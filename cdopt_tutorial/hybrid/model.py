@@ -1,34 +1,148 @@
-"""The original's model: a sparse part on the server, a dense part on every trainer."""
+"""The settings, and the model: a sparse part on the server, a dense one on trainers."""
 
-import threading
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-import torch.distributed.rpc as rpc
 from cdopt import nn as cdopt_nn
-from torch import Tensor, nn
-from torch.distributed.nn.api.remote_module import RemoteModule
+from torch import Tensor, nn, optim
 
+from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
-from cdopt_tutorial.engines import span
-from cdopt_tutorial.engines.remote import LocalRef, remote_method
-from cdopt_tutorial.engines.trace import span_backward
-from cdopt_tutorial.hybrid.config import HybridConfig
+from cdopt_tutorial.data.bags import BagSplit, digit_bags
+from cdopt_tutorial.engines.device import pick_device
 
-_seeding = threading.Lock()
+SEMANTICS = ("exact", "original")
+PLACES = ("trainer", "server")
+LAYERS = ("dissolve", "cdopt")
+OPTIMIZERS = ("sgd", "adam")
+DAY = 24 * 60 * 60
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """Settings of a run; checked when they are made.
+
+    Attributes:
+        num_trainers: trainers, at least 1.
+        semantics: "exact": every step is that of one process on the joint batch; or
+            "original": the dense layer follows the mean of the trainers' means, and
+            each trainer applies its whole gradient of the table, at once.
+        shares: each trainer's part of the training data, in any unit; None for equal
+            ones.
+        embedding: width of a token's vector.
+        manifold: on which a weight is held: "none", "stiefel" or "oblique".
+        where: whose: the dense layer's, which all "trainer"s have, or the table's, on
+            the "server", with "oblique" only: each of its columns has norm 1.
+        by: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
+            original's ``Linear_cdopt``. With "oblique", the former gives each class a
+            vector of norm 1, the latter each column of the weight.
+        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
+        optimizer: "sgd" or "adam".
+        lr: its learning rate, above 0.
+        momentum: of SGD, 0 to below 1.
+        batch_size: images of a joint batch, of all trainers together.
+        epochs: passes over the training data.
+        max_steps: steps after which the run ends anyway; None for no limit.
+        step_deadline: seconds from one place in a trainer's step to the next, such as
+            from the lookup to the forward pass, after which the run fails and names
+            whoever is furthest behind, or the server if that one waits for it. Ten
+            times as long for what is done once or after an epoch. At most a day.
+        seed: of the parameters' start and the order of the images.
+        dtype: "float32" or "float64".
+        device: of the dense layers, as
+            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it;
+            the trainers share out the GPUs of "cuda". The table is on the CPU.
+
+    Raises:
+        ValueError: a value is out of its range, or the device is not there.
+    """
+
+    num_trainers: int = 2
+    semantics: str = "exact"
+    shares: tuple[float, ...] | None = None
+    embedding: int = 16
+    manifold: str = "none"
+    where: str = "trainer"
+    by: str = "dissolve"
+    penalty_param: float = 0.5
+    optimizer: str = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    batch_size: int = 64
+    epochs: int = 30
+    max_steps: int | None = None
+    step_deadline: float = 30.0
+    seed: int = 1
+    dtype: str = "float32"
+    device: str = "auto"
+
+    def __post_init__(self):
+        choices(self, semantics=SEMANTICS, where=PLACES, by=LAYERS)
+        choices(self, manifold=("none", "stiefel", "oblique"))
+        choices(self, optimizer=OPTIMIZERS, dtype=DTYPES)
+        at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
+        if self.max_steps is not None:
+            at_least(self, 1, "max_steps")
+        for name in ("penalty_param", "lr"):
+            fits = 0 < getattr(self, name) < math.inf
+            check(self, name, fits, "above 0 and finite")
+        fits = 0 < self.step_deadline <= DAY
+        check(self, "step_deadline", fits, f"above 0, and at most {DAY} (a day)")
+        check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
+        check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
+        if self.shares is not None:
+            fits = all(0 < share < math.inf for share in self.shares)
+            fits = fits and len(self.shares) == self.num_trainers
+            each = f"one above 0 for each of {self.num_trainers} trainers"
+            check(self, "shares", fits, each)
+        object.__setattr__(self, "device", pick_device(self.device))
+        if self.constrained == "table":
+            check(self, "manifold", self.manifold == "oblique", "oblique on the server")
+            check(self, "by", self.by == "dissolve", "dissolve on the server")
+
+    @property
+    def constrained(self) -> str | None:
+        """The part of the model that is held on a manifold: "dense" or "table"."""
+        if self.manifold == "none":
+            return None
+        return {"trainer": "dense", "server": "table"}[self.where]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained on what."""
+
+    config: HybridConfig  #: of the run
+    #: bags to learn from and bags held out; the digits by default.
+    data: BagSplit = field(default_factory=digit_bags)
+    #: parameters to begin with, by name, some or all; those of the seed by default.
+    begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Table(nn.EmbeddingBag):
     """Vectors of tokens, summed over each bag; lives on ``ps``.
 
-    The master makes it there, as a ``RemoteModule``.
-
     Args:
         num_tokens: rows.
         config: of the run; its seed fixes the parameters.
+        begin: parameters to begin with instead, by their names in the model.
     """
 
-    def __init__(self, num_tokens: int, config: HybridConfig):
+    def __init__(
+        self,
+        num_tokens: int,
+        config: HybridConfig,
+        begin: Mapping[str, Tensor] | None = None,
+    ):
         dtype = config.torch_dtype
         super().__init__(num_tokens, config.embedding, mode="sum", dtype=dtype)
         generator = torch.Generator().manual_seed(2 * config.seed)
@@ -38,10 +152,15 @@ class Table(nn.EmbeddingBag):
             # loud as any other, and what it says is how it began.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
+        begin_at(self, "table", begin or {})
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         """The bags' vectors, (b, embedding)."""
-        return span_backward(super().forward(tokens, offsets), "table backward")
+        return super().forward(tokens, offsets)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of its parameters, by their names in the model."""
+        return weights_of(self, "table")
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
@@ -52,92 +171,81 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
         config: of the run; its seed fixes the parameters.
     """
     sizes = config.embedding, num_classes
-    with _seeding, torch.random.fork_rng(devices=[]):
+    dtype, constrained = config.torch_dtype, config.constrained == "dense"
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2 * config.seed + 1)
-        if config.constrained == "dense" and config.by == "cdopt":
+        if constrained and config.by == "cdopt":
+            on = MANIFOLDS[config.manifold]
+            penalty = config.penalty_param
             return cdopt_nn.Linear_cdopt(
-                *sizes,
-                manifold_class=MANIFOLDS[config.manifold],
-                penalty_param=config.penalty_param,
-                dtype=config.torch_dtype,
+                *sizes, manifold_class=on, penalty_param=penalty, dtype=dtype
             )
-        layer = nn.Linear(*sizes, dtype=config.torch_dtype)
-    if config.constrained == "dense":
+        layer = nn.Linear(*sizes, dtype=dtype)
+    if constrained:
         dissolve(layer, "weight", config.manifold, config.penalty_param)
     return layer
 
 
-class HybridModel(nn.Module):
-    """The model as a trainer sees it: the table elsewhere, the dense layer here.
+class Model(NamedTuple):
+    """Both parts in one process."""
 
-    Args:
-        table: the ``RemoteModule`` of a :class:`Table`, or the table itself.
-        fc: the dense layer, in DDP where there are replicas of it.
-        device: of the dense layer; what crosses the wire is on the CPU.
+    table: Table
+    dense: nn.Module
+
+
+def make(job: Job) -> Model:
+    """The model as it begins.
+
+    Raises:
+        ValueError: a parameter to begin with is not one of the model's, or not of its
+            shape.
     """
-
-    def __init__(self, table: RemoteModule | Table, fc: nn.Module, device: str):
-        super().__init__()
-        self.table, self.fc, self.device = table, fc, device
-
-    def lookup(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        """The bags' vectors (b, embedding), from wherever the table is."""
-        with span("lookup"):
-            # A RemoteModule that was sent to us has lost its hooks: only its forward
-            # can be called.
-            return self.table.forward(tokens, offsets)
-
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Scores (b, num_classes) of the bags' vectors, as all trainers learn them."""
-        with span("dense forward"):
-            return self.fc(vectors.to(self.device))
-
-    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        """Scores (b, num_classes) of bags."""
-        return self.scores(self.lookup(tokens, offsets))
-
-    @property
-    def dense(self) -> nn.Module:
-        """The dense layer itself, with which one trainer may compute by itself."""
-        return getattr(self.fc, "module", self.fc)
+    table = Table(job.data.num_tokens, job.config)
+    model = Model(table, dense_layer(job.data.num_classes, job.config))
+    own = model.table.weights() | weights_of(model.dense, "dense")
+    for name, value in job.begin.items():
+        if name not in own:
+            raise ValueError(f"there is no parameter {name!r}, but {', '.join(own)}")
+        if value.shape != own[name].shape:
+            raise ValueError(
+                f"{name} to begin with is {tuple(value.shape)}, but must be "
+                f"{tuple(own[name].shape)}"
+            )
+    begin_at(model.table, "table", job.begin)
+    begin_at(model.dense, "dense", job.begin)
+    return model
 
 
-def reference(table: RemoteModule | Table) -> rpc.RRef | LocalRef:
-    """A reference to the table, wherever it is."""
-    if isinstance(table, RemoteModule):
-        return table.get_module_rref()
-    return LocalRef(table)
+def learnt(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's parameters but the frozen constant of ``Linear_cdopt``."""
+    named = module.named_parameters()
+    return {name: value for name, value in named if value.requires_grad}
 
 
-def weights_of(model: HybridModel) -> dict[str, Tensor]:
-    """All parameters that are learnt, by name, on the CPU; asks ``ps`` for its own."""
-    table = remote_method(learnt, reference(model.table))
-    return named("table", table) | named("dense", learnt(model.dense))
-
-
-def named(part: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A part's parameters, by their names in the model."""
-    return {f"{part}.{name}": value for name, value in values.items()}
-
-
-def learnt(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of a module's parameters but frozen ones; runs on its owner."""
-    return {
-        name: value.detach().cpu().clone()
-        for name, value in module.named_parameters()
-        if value.requires_grad  # Linear_cdopt registers a constant
-    }
+def weights_of(module: nn.Module, part: str) -> dict[str, Tensor]:
+    """Copies of a part's parameters on the CPU, by their names in the model."""
+    values = learnt(module).items()
+    return {f"{part}.{name}": value.detach().cpu().clone() for name, value in values}
 
 
 @torch.no_grad()
 def begin_at(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> None:
-    """Give a module its own of a model's parameters; runs on its owner.
+    """Give a part of a model its own of these weights, by their names in the model."""
+    for name, value in learnt(module).items():
+        value.copy_(weights.get(f"{part}.{name}", value))
 
-    Args:
-        module: the table or the dense layer.
-        part: which: "table" or "dense".
-        weights: by their names in the model; what is not named stays as it is.
-    """
-    for name, value in named(part, dict(module.named_parameters())).items():
-        if name in weights:
-            value.copy_(weights[name])
+
+def make_optimizer(module: nn.Module, config: HybridConfig) -> optim.Optimizer:
+    """The optimizer of a part of the model, on its owner."""
+    parameters = learnt(module).values()
+    if config.optimizer == "adam":
+        return optim.Adam(parameters, lr=config.lr)
+    return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+
+
+def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
+    """One step of an optimizer with these gradients, and none is left behind."""
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial.data.bags import NUM_LEVELS, Bags
-from cdopt_tutorial.hybrid.model import HybridModel
+from cdopt_tutorial.hybrid.model import Model
 
 
 @torch.no_grad()
-def ink_scores(model: HybridModel, bags: Bags) -> Tensor:
+def ink_scores(model: Model, bags: Bags) -> Tensor:
     """What ink on a pixel does to the score of each digit.
 
     The score is a sum over the pixels, so each pixel's part can be told: its token's
@@ -16,7 +16,7 @@ def ink_scores(model: HybridModel, bags: Bags) -> Tensor:
     grey, by linear regression.
 
     Args:
-        model: all in this process, see :func:`~cdopt_tutorial.hybrid.training.make`.
+        model: all in this process, see :func:`~cdopt_tutorial.hybrid.model.make`.
         bags: of the digits, each with one token for each of p pixels.
 
     Returns:

@@ -6,27 +6,18 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial.engines import meeting
-from cdopt_tutorial.engines.trace import recording, span_until
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Where the trainers compute, and how they talk to each other.
+    """Where the trainers compute, and how they talk to each other."""
 
-    Attributes:
-        backend: of the process group, "gloo" or "nccl".
-        device: of one trainer's dense layer.
-        why: the reason, to be told.
-    """
-
-    backend: str
-    device: str
-    why: str
+    backend: str  #: of the process group, "gloo" or "nccl"
+    device: str  #: of one trainer's dense layer
+    why: str  #: the reason, to be told
 
 
 def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
@@ -64,15 +55,12 @@ def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
 def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
     """The layer as one of its replicas; begins as the first trainer's."""
     ids = [torch.device(device)] if device != "cpu" else None
-    replica = DistributedDataParallel(layer.to(device), device_ids=ids)
-    if recording():
-        replica.register_comm_hook(None, _marked_all_reduce)
-    return replica
+    return DistributedDataParallel(layer.to(device), device_ids=ids)
 
 
-def _marked_all_reduce(group, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    """What DDP does by itself, and a span in the trace."""
-    return span_until(default_hooks.allreduce_hook(group, bucket), "all-reduce")
+def barrier() -> None:
+    """Wait until every trainer has come."""
+    dist.barrier()
 
 
 class Differences:
@@ -107,8 +95,3 @@ def _span(work: dist.Work, both: torch.Tensor) -> float:
     work.wait()
     highest, minus_lowest = both.chunk(2)
     return (highest + minus_lowest).max().item()
-
-
-def wait_for_all() -> None:
-    """Wait until every trainer has come."""
-    dist.barrier()

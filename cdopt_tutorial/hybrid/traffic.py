@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from cdopt_tutorial.data.bags import BagSplit
 from cdopt_tutorial.engines import Wire, bytes_per_step
-from cdopt_tutorial.hybrid.config import HybridConfig
-from cdopt_tutorial.hybrid.model import dense_layer
-from cdopt_tutorial.hybrid.training import Job, run
+from cdopt_tutorial.hybrid.model import HybridConfig, Job, dense_layer
+from cdopt_tutorial.hybrid.system import run
 
 STEPS = 8
 INDEX = 8  # bytes of a token or an offset

@@ -1,34 +1,37 @@
 """Chapters 2 and 4: an RNN split over a trainer and a parameter server."""
 
-from cdopt_tutorial.parameter_server import checkpoint, compare, sample, start, traffic
-from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.parameter_server import checkpoint, compare, sample, traffic
+from cdopt_tutorial.parameter_server.history import History, Progress
 from cdopt_tutorial.parameter_server.model import (
+    LSTM,
     Decoder,
     EmbeddingTable,
+    RNNConfig,
     RNNModel,
+    build_all,
     constrain,
 )
-from cdopt_tutorial.parameter_server.server import ParameterServer
-from cdopt_tutorial.parameter_server.steps import DistributedStep
-from cdopt_tutorial.parameter_server.training import (
-    History,
+from cdopt_tutorial.parameter_server.system import (
     Job,
-    Progress,
+    Owner,
+    Trainer,
     check,
     run,
     run_locally,
 )
 
 __all__ = [
+    "LSTM",
     "Decoder",
-    "DistributedStep",
     "EmbeddingTable",
     "History",
     "Job",
-    "ParameterServer",
+    "Owner",
     "Progress",
     "RNNConfig",
     "RNNModel",
+    "Trainer",
+    "build_all",
     "check",
     "checkpoint",
     "compare",
@@ -36,6 +39,5 @@ __all__ = [
     "run",
     "run_locally",
     "sample",
-    "start",
     "traffic",
 ]

@@ -2,15 +2,15 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 
-from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.parameter_server.model import RNNConfig
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
 MUST_MATCH = (
@@ -21,30 +21,26 @@ MUST_MATCH = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a training needs to go on as if it had not been cut off.
+    """All that a training needs to go on as if it had not been cut off."""
 
-    Attributes:
-        config: of the run that saved it.
-        words: the vocabulary.
-        weights: every parameter by name.
-        optimizer: what the optimizer keeps for each parameter, by name.
-        epoch: passes over the text that are complete.
-        window: windows of the next pass that are done.
-        hidden: the hidden states of all columns, (num_layers, batch, hidden) each.
-        losses: of all steps so far, for each trainer.
-    """
-
-    config: dict[str, Any]
-    words: list[str]
-    weights: dict[str, Tensor]
+    config: dict[str, Any]  #: of the run that saved it
+    words: list[str]  #: the vocabulary
+    weights: dict[str, Tensor]  #: every parameter by name
+    #: what the optimizer keeps for each parameter, by name.
     optimizer: dict[str, dict[str, Any]]
-    epoch: int
-    window: int
+    epoch: int  #: passes over the text that are complete
+    window: int  #: windows of the next pass that are done
+    #: the hidden states of all columns, (num_layers, batch, hidden) each.
     hidden: tuple[Tensor, Tensor]
-    losses: list[list[float]]
+    losses: list[list[float]]  #: of all steps so far, for each trainer
 
-    def fits(self, config: RNNConfig, words: Sequence[str]) -> None:
+    def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
         """Check that a run may go on from here.
+
+        Args:
+            config: of that run.
+            words: its vocabulary.
+            windows: of one pass over its text.
 
         Raises:
             ValueError: the text or the model is another one; one line.
@@ -53,6 +49,11 @@ class Checkpoint:
             raise ValueError(
                 f"the checkpoint is of another text: it has {len(self.words)} words, "
                 f"this one has {len(words)}, and not all are the same"
+            )
+        if self.window >= windows:
+            raise ValueError(
+                f"the checkpoint is of another text: {self.window} windows of a pass "
+                f"are done, but this one has {windows}"
             )
         for name in MUST_MATCH:
             asked = getattr(config, name)
@@ -119,25 +120,3 @@ def load(path: Path) -> Checkpoint:
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ValueError(f"checkpoint {str(path)!r}: another program made it")
     return Checkpoint(**content)
-
-
-def make(config: RNNConfig, words: Iterable[str], **state: Any) -> Checkpoint:
-    """A checkpoint of a run in progress."""
-    return Checkpoint(config=asdict(config), words=list(words), **state)
-
-
-def optimizer_state(
-    optimizer: optim.Optimizer, names: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps, by the names of its parameters in their order."""
-    kept = optimizer.state_dict()["state"]
-    return {names[index]: state for index, state in kept.items()}
-
-
-def load_optimizer_state(
-    optimizer: optim.Optimizer, names: Sequence[str], states: dict[str, dict[str, Any]]
-) -> None:
-    """Give an optimizer what another one kept for parameters of the same names."""
-    full = optimizer.state_dict()
-    full["state"] = {i: states[name] for i, name in enumerate(names) if name in states}
-    optimizer.load_state_dict(full)

@@ -5,9 +5,26 @@ from dataclasses import replace
 
 from cdopt_tutorial.data import Corpus
 from cdopt_tutorial.engines import share
-from cdopt_tutorial.parameter_server.config import RNNConfig
-from cdopt_tutorial.parameter_server.start import left_free
-from cdopt_tutorial.parameter_server.training import History, Job, run_locally
+from cdopt_tutorial.parameter_server.history import History
+from cdopt_tutorial.parameter_server.model import RNNConfig, build_all
+from cdopt_tutorial.parameter_server.system import Job, run_locally
+
+
+def control(job: Job) -> Job:
+    """A constrained run's control: it begins as that one, but nothing is held.
+
+    It tells what a constraint does from what its start does.
+    """
+    config = job.config
+    begin = build_all(len(job.corpus.vocabulary), config).state_dict()
+    scale = begin.pop("decoder.scale", 1.0)
+    weights = {
+        name.replace("parametrizations.", "").removesuffix(".original"): value
+        for name, value in begin.items()
+    }
+    weights["decoder.decoder.weight"] = scale * weights["decoder.decoder.weight"]
+    free = replace(config, manifold="none", per_gate=False)
+    return replace(job, config=free, begin=weights)
 
 
 def with_controls(
@@ -23,12 +40,10 @@ def with_controls(
     jobs: dict[str, list[Job]] = {}
     for seed in seeds:
         for name, config in configs.items():
-            config = replace(config, seed=seed)
-            jobs.setdefault(name, []).append(Job(config, corpus))
+            job = Job(replace(config, seed=seed), corpus)
+            jobs.setdefault(name, []).append(job)
             if config.constrained is not None:
-                free, begin = left_free(config, corpus.vocabulary.words)
-                control = Job(free, corpus, resume=begin)
-                jobs.setdefault(f"{name}, control", []).append(control)
+                jobs.setdefault(f"{name}, control", []).append(control(job))
     return jobs
 
 

@@ -1,23 +1,129 @@
-"""The original's language model, cut in two: what the server owns, what trains it."""
+"""The original's language model, in the parts that workers own, and its settings."""
 
 import math
-import threading
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
-from cdopt_tutorial.engines.remote import parameter_rrefs, remote_method
-from cdopt_tutorial.parameter_server.config import RNNConfig
+from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines.reference import Reference, apply
 
+CUTS = ("logits", "loss")
+OPTIMIZERS = ("sgd", "adam")
+MANIFOLDS = ("none", "stiefel", "oblique")
+PLACES = ("trainer", "server")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PARTS = ("embedding", "rnn", "decoder")
 ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
 
-_seeding = threading.Lock()
-
 Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
+
+
+@dataclass(frozen=True)
+class RNNConfig:
+    """Settings of a run; checked when they are made.
+
+    Attributes:
+        cut: what comes back from the decoder's owner: "logits", as in the original, or
+            only the "loss", computed there.
+        num_trainers: trainers, at least 1; each reads its own columns of the text.
+        sync: whether several trainers step together, with their gradients summed,
+            or each when it likes.
+        embedding: width of a word's vector.
+        hidden: width of the LSTM.
+        num_layers: layers of the LSTM.
+        dropout: share of activations set to 0 in training, 0 to below 1.
+        seq_len: tokens through which a gradient flows.
+        batch_size: columns of text read side by side, by all trainers together.
+        optimizer: "sgd" or "adam".
+        lr: its learning rate, above 0.
+        lr_decay: factor on the learning rate after each epoch, above 0 and at most 1.
+        momentum: of SGD, 0 to below 1.
+        manifold: on which weights are held: "none", "stiefel" or "oblique".
+        where: whose weights: the "trainer"'s LSTM, hidden to hidden, or the
+            "server"'s: the decoder's with "stiefel", the word vectors with "oblique".
+        per_gate: whether each gate's matrix of the LSTM is on a Stiefel manifold of
+            its own; else all of them stacked are on one.
+        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
+        clip: largest norm of the gradient over all workers; None does not clip.
+        epochs: passes over the text.
+        max_steps: steps after which the run ends anyway; None for no limit.
+        save_every: steps between two checkpoints within an epoch, where a run keeps
+            any. Chance begins anew at each of these steps, kept or not, so that a
+            resumed run goes on as the first one would have.
+        seed: of the parameters' start and the dropout.
+        dtype: "float32" or "float64".
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    cut: str = "loss"
+    num_trainers: int = 1
+    sync: bool = True
+    embedding: int = 128
+    hidden: int = 128
+    num_layers: int = 1
+    dropout: float = 0.4
+    seq_len: int = 35
+    batch_size: int = 20
+    optimizer: str = "adam"
+    lr: float = 4e-3
+    lr_decay: float = 0.9
+    momentum: float = 0.9
+    manifold: str = "none"
+    where: str = "trainer"
+    per_gate: bool = False
+    penalty_param: float = 1.0
+    clip: float | None = 1.0
+    epochs: int = 6
+    max_steps: int | None = None
+    save_every: int = 50
+    seed: int = 1
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        choices(self, cut=CUTS, optimizer=OPTIMIZERS, dtype=DTYPES)
+        choices(self, manifold=MANIFOLDS, where=PLACES)
+        at_least(self, 1, "num_trainers", "embedding", "hidden", "num_layers")
+        at_least(self, 1, "seq_len", "batch_size", "epochs", "save_every")
+        at_least(self, 0, "seed")
+        if self.max_steps is not None:
+            at_least(self, 1, "max_steps")
+        for name in ("dropout", "momentum"):
+            check(self, name, 0 <= getattr(self, name) < 1, "0 to below 1")
+        for name in ("lr", "penalty_param"):
+            check(self, name, getattr(self, name) > 0, "above 0")
+        check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
+        check(self, "clip", self.clip is None or self.clip > 0, "above 0")
+        if self.num_trainers > self.batch_size:
+            raise ValueError(
+                f"num_trainers is {self.num_trainers}, but each needs a column of "
+                f"its own, and batch_size is {self.batch_size}"
+            )
+        if self.per_gate and (self.manifold, self.where) != ("stiefel", "trainer"):
+            raise ValueError(
+                "per_gate needs the manifold stiefel on the trainer, but that is "
+                f"{self.manifold} on the {self.where}"
+            )
+
+    @property
+    def constrained(self) -> str | None:
+        """The part of the model that is held on a manifold, if one is."""
+        if self.manifold == "none":
+            return None
+        if self.where == "trainer":
+            return "rnn"
+        return {"stiefel": "decoder", "oblique": "embedding"}[self.manifold]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return DTYPES[self.dtype]
 
 
 class EmbeddingTable(nn.Module):
@@ -82,7 +188,7 @@ class Decoder(nn.Module):
             return summed_loss(self(output), targets)
 
 
-class Recurrence(nn.LSTM):
+class LSTM(nn.LSTM):
     """The LSTM between the two; lives on the trainer, if there is only one.
 
     Args:
@@ -95,43 +201,36 @@ class Recurrence(nn.LSTM):
             config.embedding, config.hidden, config.num_layers, dropout=between
         )
 
-    def with_weights(
-        self, weights: Sequence[Tensor], inputs: Tensor, hidden: Hidden
-    ) -> tuple[Tensor, Hidden]:
-        """The same function of other weights, in the order of ``all_weights``."""
+    def weights(self) -> list[Tensor]:
+        """The weights that it computes with, as plain tensors; called on its owner."""
+        # An nn.Parameter would be pickled as a copy, outside the graph.
+        return [w.view_as(w) for of_layer in self.all_weights for w in of_layer]
+
+
+class PulledLSTM(LSTM):
+    """The LSTM of one of several trainers: its weights live on ``ps``.
+
+    They are pulled with every forward pass. The pull is a call like any other, so the
+    backward pass carries their gradient back by itself.
+
+    Args:
+        rnn_rref: reference to the :class:`LSTM` on the server.
+        config: of the run.
+    """
+
+    def __init__(self, rnn_rref: Reference, config: RNNConfig):
+        super().__init__(config)
+        self.to("meta")  # only the function is here
+        self.rnn_rref = rnn_rref
+
+    def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """The same as the LSTM's."""
+        weights = gradients.call(self.rnn_rref, LSTM.weights)
         output, *last = torch.lstm(
             inputs, hidden, weights, True, self.num_layers, self.dropout,
             self.training, False, False,
         )  # fmt: skip
         return output, tuple(last)
-
-
-class PulledRecurrence(nn.Module):
-    """The LSTM of one of several trainers: its weights live on ``ps``.
-
-    They are pulled with every forward pass. The pull is a call like any other, so the
-    backward pass of distributed autograd carries their gradient back by itself.
-
-    Args:
-        rnn_rref: reference to the :class:`Recurrence` on the server.
-        config: of the run.
-    """
-
-    def __init__(self, rnn_rref, config: RNNConfig):
-        super().__init__()
-        self._rnn_rref = rnn_rref
-        self._shape = Recurrence(config).to("meta")  # the function, without weights
-
-    def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """The same as an LSTM's."""
-        weights = remote_method(give_weights, self._rnn_rref)
-        return self._shape.with_weights(weights, inputs, hidden)
-
-
-def give_weights(module: Recurrence) -> list[Tensor]:
-    """The weights that an LSTM computes with, as plain tensors; runs on their owner."""
-    # An nn.Parameter would be pickled as a copy, outside the graph.
-    return [weight.view_as(weight) for layer in module.all_weights for weight in layer]
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -146,17 +245,22 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class RNNModel(nn.Module):
     """The whole model as its trainer sees it: an LSTM here, the rest by reference.
 
-    Lives on a trainer. The references are RRefs, or LocalRefs where all is in one
-    process.
+    Lives on a trainer.
 
     Args:
         embedding_rref: reference to an :class:`EmbeddingTable`.
         decoder_rref: reference to a :class:`Decoder`.
-        rnn: a :class:`Recurrence`, or a :class:`PulledRecurrence`.
+        rnn: an :class:`LSTM`, or a :class:`PulledLSTM`.
         config: of the run.
     """
 
-    def __init__(self, embedding_rref, decoder_rref, rnn: nn.Module, config: RNNConfig):
+    def __init__(
+        self,
+        embedding_rref: Reference,
+        decoder_rref: Reference,
+        rnn: nn.Module,
+        config: RNNConfig,
+    ):
         super().__init__()
         self.embedding_rref, self.decoder_rref = embedding_rref, decoder_rref
         self.rnn, self.config = rnn, config
@@ -168,13 +272,13 @@ class RNNModel(nn.Module):
 
     def recur(self, tokens: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """Output (seq, batch, hidden) of the LSTM for tokens (seq, batch)."""
-        vectors = remote_method(EmbeddingTable.forward, self.embedding_rref, tokens)
+        vectors = gradients.call(self.embedding_rref, EmbeddingTable.forward, tokens)
         return self.rnn(vectors, hidden)
 
     def forward(self, tokens: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """Logits (seq, batch, vocab) for tokens (seq, batch), and the hidden state."""
         output, hidden = self.recur(tokens, hidden)
-        return remote_method(Decoder.forward, self.decoder_rref, output), hidden
+        return gradients.call(self.decoder_rref, Decoder.forward, output), hidden
 
     def loss(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
@@ -184,33 +288,19 @@ class RNNModel(nn.Module):
             logits, hidden = self(tokens, hidden)
             return summed_loss(logits, targets), hidden
         output, hidden = self.recur(tokens, hidden)
-        loss = remote_method(Decoder.loss, self.decoder_rref, output, targets)
+        loss = gradients.call(self.decoder_rref, Decoder.loss, output, targets)
         return loss, hidden
 
     def train(self, mode: bool = True) -> "RNNModel":
         """Switch dropout, here and on the server; ``eval()`` comes by here, too."""
         super().train(mode)
         for rref in (self.embedding_rref, self.decoder_rref):
-            remote_method(set_training, rref, mode)
+            apply(rref, _set_training, mode)
         return self
 
-    def parameter_rrefs(self) -> dict[str, rpc.RRef]:
-        """A reference to every parameter, wherever it lives, by its name."""
-        by_part = {
-            "embedding": remote_method(parameter_rrefs, self.embedding_rref),
-            "rnn": parameter_rrefs(self.rnn),
-            "decoder": remote_method(parameter_rrefs, self.decoder_rref),
-        }
-        return {
-            f"{part}.{name}": rref
-            for part, rrefs in by_part.items()
-            for name, rref in rrefs.items()
-        }
 
-
-def set_training(module: nn.Module, mode: bool) -> None:
-    """``module.train(mode)``, without its result, which would be sent back."""
-    module.train(mode)
+def _set_training(module: nn.Module, mode: bool) -> None:
+    module.train(mode)  # without its result, which would be sent back
 
 
 def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
@@ -221,23 +311,29 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
         vocab_size: number of words.
         config: of the run; its seed fixes the parameters.
     """
-    makers = {
-        "embedding": lambda: EmbeddingTable(vocab_size, config),
-        "rnn": lambda: Recurrence(config),
-        "decoder": lambda: Decoder(vocab_size, config),
-    }
-    # Two parts may be asked for at once, and torch has one stream of chance.
-    with _seeding, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3 * config.seed + list(makers).index(part))
-        module = makers[part]().to(config.torch_dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3 * config.seed + PARTS.index(part))
+        match part:
+            case "embedding":
+                module = EmbeddingTable(vocab_size, config)
+            case "rnn":
+                module = LSTM(config)
+            case "decoder":
+                module = Decoder(vocab_size, config)
+    module.to(config.torch_dtype)
     return constrain(module, config) if part == config.constrained else module
+
+
+def build_all(vocab_size: int, config: RNNConfig) -> nn.ModuleDict:
+    """All parts of the model, in this process, by name."""
+    return nn.ModuleDict({part: build(part, vocab_size, config) for part in PARTS})
 
 
 def constrain(module: nn.Module, config: RNNConfig) -> nn.Module:
     """Hold a part's weights on the manifold, by constraint dissolving."""
     on = config.manifold, config.penalty_param
     match module:
-        case Recurrence():
+        case LSTM():
             dissolve_recurrent(module, *on, per_gate=config.per_gate)
         case EmbeddingTable():
             dissolve(module.encoder, "weight", *on)

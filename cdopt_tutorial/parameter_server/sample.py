@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial.data import Vocabulary, detokenize
-from cdopt_tutorial.engines.remote import LocalRef
-from cdopt_tutorial.parameter_server.config import RNNConfig
-from cdopt_tutorial.parameter_server.model import RNNModel, build
-from cdopt_tutorial.parameter_server.steps import PARTS, load_weights
+from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build_all
 
 
 @torch.no_grad()
@@ -33,10 +31,10 @@ def write(
         temperature: below 1 prefers likely words.
         seed: of the draw.
     """
-    refs = {name: LocalRef(build(name, len(vocabulary), config)) for name in PARTS}
-    load_weights(refs, weights)
-    rnn = refs["rnn"].local_value()
-    model = RNNModel(refs["embedding"], refs["decoder"], rnn, config).eval()
+    parts = build_all(len(vocabulary), config)
+    parts.load_state_dict(weights)
+    elsewhere = LocalRef(parts["embedding"]), LocalRef(parts["decoder"])
+    model = RNNModel(*elsewhere, parts["rnn"], config).eval()
     generator = torch.Generator().manual_seed(seed)
     tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
     while len(tokens) < length:

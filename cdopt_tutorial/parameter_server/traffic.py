@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Wire, bytes_per_step
-from cdopt_tutorial.parameter_server.config import RNNConfig
-from cdopt_tutorial.parameter_server.model import build
-from cdopt_tutorial.parameter_server.training import Job, run
+from cdopt_tutorial.parameter_server.model import RNNConfig, build
+from cdopt_tutorial.parameter_server.system import Job, run
 
 STEPS = 8
 

@@ -1,19 +1,19 @@
-"""How a role looks, in every diagram and every plot; the two sizes of a figure."""
+"""How roles and curves look in every figure, and what all figures share."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from importlib.resources import as_file, files
+from textwrap import fill
 
 from matplotlib import style
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-INK = "#010203"
-"""Stands for the text colour of the page until `show.figure` puts that in."""
+INK = "#010203"  # the text colour of the page, once `show.figure` has put that in
+WIDTH = 7.2  # inches that a figure may be wide
 
-SIZES = {"wide": (7.2, 3.8), "small": (4.6, 3.2)}
-"""Width and height in inches of the two sizes that a figure may have."""
+_MOST_COLUMNS = 4
+_LINE = 40  # letters of a name in a legend, above which it takes a second line
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class Look:
     color: str
     linestyle: str | tuple
     marker: str
-    hatch: str
 
 
 _DOTS = (0, (1.2, 1.2))
@@ -32,16 +31,30 @@ _DASH_DOT = (0, (5, 1.5, 1.2, 1.5))
 
 # Each has a contrast of at least 3 on a white and on a dark page, and each two
 # differ to people who see no red, no green or no blue; tests/test_plots.py.
-_BLUE = Look("#4696e6", "-", "o", "")
-_OCHRE = Look("#c8821e", _DASHES, "s", "////")
-_TEAL = Look("#1e8278", _DASH_DOT, "^", "....")
-_PINK = Look("#f01ea5", _DOTS, "D", "\\\\\\\\")
-_VIOLET = Look("#8c37fa", "-", "P", "xxxx")
-_BROWN = Look("#8c6414", _DASHES, "X", "----")
+_BLUE = Look("#4696e6", "-", "o")
+_OCHRE = Look("#c8821e", _DASHES, "s")
+_TEAL = Look("#1e8278", _DASH_DOT, "^")
+_PINK = Look("#f01ea5", _DOTS, "D")
+_VIOLET = Look("#8c37fa", "-", "P")
+_BROWN = Look("#8c6414", _DASHES, "X")
 
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 """Looks of things that are no roles, in the order they are drawn."""
 
+_LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
+
+LOOKS = (
+    *SERIES,
+    Look(_BLUE.color, _LONG, "v"),
+    Look(_OCHRE.color, _SHORT, "*"),
+    Look(_TEAL.color, _LONG, "<"),
+    Look(_PINK.color, _SHORT, ">"),
+    Look(_VIOLET.color, _LONG, "p"),
+    Look(_BROWN.color, _SHORT, "d"),
+)
+"""For more things than there are colours: the second round is told by the rest."""
+
+# In the order of their lanes: who leads, who works, who serves.
 _ROLES = {
     "agent": (_BLUE,),
     "master": (_VIOLET,),
@@ -51,63 +64,44 @@ _ROLES = {
 }
 
 
-def split_name(worker: str) -> tuple[str, int]:
-    """Return the role and the number in a worker's name: `observer1` has 1."""
-    role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
-    return role, int(number or 0)
-
-
-def is_role(worker: str) -> bool:
-    """Tell whether `worker` names a role of the book, numbered or not."""
-    return split_name(worker)[0] in _ROLES
-
-
 def look(worker: str) -> Look:
-    """Return how the worker of this name is drawn; numbers take turns.
-
-    Raises:
-        ValueError: the name is not that of a role of the book.
-    """
-    if not is_role(worker):
-        raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
-    role, number = split_name(worker)
-    return _ROLES[role][number % len(_ROLES[role])]
+    """Return how a worker is drawn; a ValueError if its name is that of no role."""
+    role, number = _place(worker)
+    looks = list(_ROLES.values())[role]
+    return looks[number % len(looks)]
 
 
 def in_order(workers: Sequence[str]) -> list[str]:
-    """Sort names as diagrams show them: who leads, who works, who serves."""
-    rank = {role: k for k, role in enumerate(_ROLES)}
-
-    def key(worker: str) -> tuple[int, str, int]:
-        role, number = split_name(worker)
-        return rank.get(role, len(rank)), role, number
-
-    return sorted(set(workers), key=key)
+    """Sort names of workers, each once: who leads, who works, who serves."""
+    return sorted(set(workers), key=_place)
 
 
-def styled(draw: Callable) -> Callable:
-    """Make a function that draws use the style sheet, and nothing else."""
-
-    @wraps(draw)
-    def wrapper(*args, **kwargs):
-        with as_file(files(__package__) / "tutorial.mplstyle") as sheet:
-            with style.context(["default", sheet]):
-                return draw(*args, **kwargs)
-
-    return wrapper
+def _place(worker: str) -> tuple[int, int]:
+    """Return the place of a worker's role, and its number: `observer1` has 1."""
+    role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
+    if role not in _ROLES:
+        raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
+    return list(_ROLES).index(role), int(number or 0)
 
 
-def new_figure(size: str, height: float | None = None) -> Figure:
-    """Return an empty figure of one of the two sizes.
+styled = style.context(["default", f"{__package__}.tutorial"])
+"""Makes a function that draws use the style sheet, and nothing else."""
 
-    Args:
-        size: `wide` or `small`.
-        height: inches, where the content decides it.
 
-    Raises:
-        ValueError: there is no such size.
+def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
+    """Put a legend above all axes, and make the figure higher by it.
+
+    It has as many columns as fit, and long names take more than one line. The layout
+    of the figure must leave room for what is outside of the axes.
     """
-    if size not in SIZES:
-        raise ValueError(f"unknown size {size!r}; allowed: {', '.join(SIZES)}")
-    width, usual = SIZES[size]
-    return Figure(figsize=(width, height or usual))
+    for handle in handles:
+        handle.set_label(fill(handle.get_label(), _LINE))
+    for columns in range(_MOST_COLUMNS, 0, -1):
+        legend = fig.legend(
+            handles=handles, loc="outside upper left", ncols=columns, **options
+        )
+        box = legend.get_window_extent()
+        if box.width <= fig.bbox.width or columns == 1:
+            break
+        legend.remove()
+    fig.set_figheight(fig.get_figheight() + box.height / fig.dpi)

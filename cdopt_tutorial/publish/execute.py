@@ -23,26 +23,20 @@ from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import (
-    CellExecutionError,
-    CellTimeoutError,
-    DeadKernelError,
-)
+from nbclient.exceptions import CellControlSignal, DeadKernelError
 from nbformat import NotebookNode
 
-from cdopt_tutorial.publish.figures import Value, claimed
-from cdopt_tutorial.publish.parameters import inject
+from cdopt_tutorial.publish.chapter import Figures, claimed, read_chapter
 from cdopt_tutorial.publish.project import Project
 
-DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
-CELL_TIMEOUT = 600
-"""Seconds after which one cell counts as hung."""
+CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 
-LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
-"""What computes the figures of the chapters; another version makes results stale."""
+# What decides a figure besides the chapter: the files of the package of these kinds,
+# and these libraries.
+_KINDS = (".py", ".mplstyle", ".svg")
+_LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
 
-KEPT_CACHES = 2
-"""The results of the present digest, and those of the one before."""
+_KEPT_CACHES = 2  # that of the present digest, and that of the one before
 
 
 @dataclass(frozen=True)
@@ -50,31 +44,37 @@ class Execution:
     """What became of one chapter."""
 
     path: Path
-    seconds: float
-    """Time of the run that made the result, now or earlier."""
-    cached: bool
-    """True if an earlier result was reused."""
-    figures: Mapping[str, Value]
-    """What it claimed, as far as it ran, by the names in the prose."""
-    error: str | None = None
-    """Why the chapter failed, for people to read; None if it ran through."""
+    notebook: NotebookNode  #: with its outputs, as far as it ran
+    seconds: float  #: time of the run that made the result, now or earlier
+    cached: bool  #: whether an earlier result was reused
+    error: str | None = None  #: why it failed, to be read; None if it ran through
+
+    @property
+    def figures(self) -> Figures:
+        """What it claimed, as far as it ran, by the names in the prose."""
+        return claimed(self.notebook)
+
+
+def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
+    """Return a name for files under `root`, their content, and the `repr` of facts."""
+    sha = hashlib.sha256(f"{facts}\n".encode())
+    for file in files:
+        content = file.read_bytes()
+        sha.update(f"{file.relative_to(root)} {len(content)}\n".encode())
+        sha.update(content)
+    return sha.hexdigest()[:16]
 
 
 def digest(project: Project, device: str) -> str:
     """Return the name of all that decides a result besides the chapter itself.
 
-    Called by `execute` and by `render`. It covers the sources of the package,
-    the pinned versions, Python, the libraries installed, and the device.
+    That is the sources of the package, the pinned versions, Python, the libraries
+    installed, and the device.
     """
-    sha = hashlib.sha256()
-    files = [*project.package.rglob("*.py"), *project.package.rglob("*.mplstyle")]
-    for file in [*sorted(files), project.root / "constraints.txt"]:
-        content = file.read_bytes()
-        sha.update(f"{file.relative_to(project.root)} {len(content)}\n".encode())
-        sha.update(content)
-    versions = [platform.python_version(), *map(version, LIBRARIES)]
-    sha.update(f"{versions} {device}".encode())
-    return sha.hexdigest()[:16]
+    files = sorted(f for f in project.package.rglob("*") if f.suffix in _KINDS)
+    files.append(project.root / "constraints.txt")
+    versions = [platform.python_version(), *map(version, _LIBRARIES)]
+    return fingerprint(project.root, files, (versions, device))
 
 
 def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
@@ -83,7 +83,7 @@ def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
     current.mkdir(parents=True, exist_ok=True)
     os.utime(current)
     folders = sorted(project.results.iterdir(), key=lambda f: f.stat().st_mtime)
-    for old in folders[:-KEPT_CACHES]:
+    for old in folders[:-_KEPT_CACHES]:
         shutil.rmtree(old)
     return get_cache(current)
 
@@ -91,25 +91,9 @@ def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
 def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
     """Return the cached run of a chapter's code, or None if there is none."""
     try:
-        record = cache.match_cache_notebook(notebook)
-        return cache.get_cache_bundle(record.pk)
+        return cache.get_cache_bundle(cache.match_cache_notebook(notebook).pk)
     except KeyError:
         return None
-
-
-def read_chapter(
-    path: Path, values: Mapping[str, object] | None = None
-) -> NotebookNode:
-    """Read a notebook in the one format that the cache hashes, and set parameters.
-
-    Raises:
-        ValueError: it has no parameter of a name in `values`.
-    """
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":  # else old figures would pass for new ones
-            cell.outputs, cell.execution_count = [], None
-    return inject(notebook, values or {})
 
 
 def execute(
@@ -122,66 +106,55 @@ def execute(
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
-    Called by the commands `execute` and `build` and by the tests.
     A chapter that fails does not stop the others; its `Execution.error` says why.
 
-    Args:
-        notebooks: paths of the chapters.
-        project: the book that they belong to.
-        device: what the chapters are told to compute on, by CDOPT_TUTORIAL_DEVICE.
-        force: run them even if they have a valid result.
-        parameters: for a notebook, what to set in it instead of its own values.
+    CDOPT_TUTORIAL_DEVICE tells a chapter the device. With `force` even one that has
+    a valid result is run; `parameters` has what to set in each instead of its own.
 
     Raises:
         ValueError: a notebook has no parameter of a name in `parameters`.
     """
     values = parameters or {}
-    chapters = {path: read_chapter(path, values.get(path, {})) for path in notebooks}
+    chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
     cache = open_cache(project, device)
     done = []
     for path, chapter in chapters.items():
-        result = None if force else find_result(cache, chapter)
-        if result is None:
-            done.append(_run(path, chapter, cache, project, device))
-        else:
+        if result := None if force else find_result(cache, chapter):
             seconds = result.record.data["execution_seconds"]
-            done.append(
-                Execution(path, seconds, cached=True, figures=claimed(result.nb))
-            )
+            done.append(Execution(path, result.nb, seconds, cached=True))
+            continue
+        ran = _run(path, chapter, project, device)
+        if ran.error is None:
+            about = {"execution_seconds": ran.seconds}
+            bundle = CacheBundleIn(chapter, str(path), data=about)
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        done.append(ran)
     return done
 
 
 def _run(
-    path: Path,
-    notebook: NotebookNode,
-    cache: JupyterCacheAbstract,
-    project: Project,
-    device: str,
+    path: Path, notebook: NotebookNode, project: Project, device: str
 ) -> Execution:
-    """Run one chapter; store its result, or keep what there is of it."""
+    """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
     print(f"running {name} on {device}", flush=True)
     failed = project.build / "failed" / path.name
-    progress = _Progress(notebook)
+    failed.unlink(missing_ok=True)
+    progress, error = _Progress(notebook), None
     begin = time.monotonic()
     try:
         _run_cells(notebook, progress, device)
-    except (CellExecutionError, CellTimeoutError, RuntimeError) as error:
+    except (CellControlSignal, RuntimeError) as raised:
         # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
-        message = (
-            f"{name} failed in {progress.where()}\n{_reason(notebook, error)}\n"
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", str(raised)).strip()
+        error = (
+            f"{name} failed in {progress.where}\n{reason}\n"
             f"kept as far as it ran: {project.relative(failed)}"
         )
-        seconds = time.monotonic() - begin
-        figures = claimed(notebook)
-        return Execution(path, seconds, cached=False, figures=figures, error=message)
     seconds = time.monotonic() - begin
-    failed.unlink(missing_ok=True)
-    bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return Execution(path, seconds, cached=False, figures=claimed(notebook))
+    return Execution(path, notebook, seconds, cached=False, error=error)
 
 
 class _KernelManager(AsyncKernelManager):
@@ -208,11 +181,9 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
         )
         # A reader's own IPython configuration must not change a result.
         own = {"IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
+        env = {**os.environ, **own, "CDOPT_TUTORIAL_DEVICE": device}
         try:
-            client.execute(
-                env={**os.environ, **own, DEVICE_VARIABLE: device},
-                transport_encryption="auto",
-            )
+            client.execute(env=env, transport_encryption="auto")
         except DeadKernelError:
             # nbclient answers Ctrl-C by stopping the kernel, then finds it dead.
             if hasattr(client, "_async_cleanup_kernel_future"):
@@ -225,15 +196,13 @@ class _Progress:
 
     def __init__(self, notebook: NotebookNode) -> None:
         cells = enumerate(notebook.cells)
-        code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
-        self._number = {index: k for k, index in enumerate(code, start=1)}
-        self._cell = "no cell: the kernel did not start"
-        self._begin = 0.0
+        self._code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
+        self.where = "no cell: the kernel did not start"
 
     def begin(self, cell: NotebookNode, cell_index: int) -> None:
         first = cell.source.strip().splitlines()[0]
-        number, total = self._number[cell_index], len(self._number)
-        self._cell = f"code cell {number} of {total}, which begins\n    {first}"
+        number, total = self._code.index(cell_index) + 1, len(self._code)
+        self.where = f"code cell {number} of {total}, which begins\n    {first}"
         label = f"  [{number:{len(str(total))}}/{total}] {first[:60]:60}"
         print(label, end=" ", flush=True)
         self._begin = time.monotonic()
@@ -242,17 +211,3 @@ class _Progress:
         failed = execute_reply["content"]["status"] == "error"
         seconds = f"{time.monotonic() - self._begin:6.1f} s"
         print(f"{seconds}  FAILED" if failed else seconds, flush=True)
-
-    def where(self) -> str:
-        """Return the cell that was begun last."""
-        return self._cell
-
-
-def _reason(notebook: NotebookNode, error: Exception) -> str:
-    """Return what went wrong in the kernel's own words, without terminal colours."""
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
-    lines = [out.traceback for out in outputs if out.output_type == "error"][-1:]
-    words = ["\n".join(traceback) for traceback in lines]
-    if not isinstance(error, CellExecutionError):
-        words.insert(0, str(error).splitlines()[0])
-    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(words)).strip()

@@ -1,40 +1,20 @@
 """Where the book lives on disk."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 PROFILES = ("full", "smoke")
 """How chapters are run: as the book shows them, or as short as their checks allow."""
 
 
-@dataclass(frozen=True)
 class Project:
-    """The folder of one book: its sources and everything built from them.
+    """The folder of one book: its sources and everything built from them."""
 
-    `root` is the absolute path of the folder that holds `_config.yml`.
-    """
-
-    root: Path
-
-    @property
-    def package(self) -> Path:
-        """The Python package that the chapters import."""
-        return self.root / "cdopt_tutorial"
-
-    @property
-    def build(self) -> Path:
-        """All that is built goes under this folder."""
-        return self.root / "_build"
-
-    @property
-    def results(self) -> Path:
-        """The caches of executed chapters, one folder per digest."""
-        return self.build / ".jupyter_cache"
-
-    @property
-    def html(self) -> Path:
-        """The rendered site."""
-        return self.build / "html"
+    def __init__(self, root: Path) -> None:
+        self.root = root  #: absolute path of the folder that holds `_config.yml`
+        self.package = root / "cdopt_tutorial"  #: what the chapters import
+        self.build = root / "_build"  #: holds all that is built
+        self.results = self.build / ".jupyter_cache"  #: a cache of runs per digest
+        self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:
         """Return the notebooks of all chapters, in the order of their numbers."""

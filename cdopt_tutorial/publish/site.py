@@ -3,6 +3,8 @@
 import os
 import re
 import subprocess
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -10,7 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+VERSION = version("cdopt-tutorial")
+
 _URL = r"https?://[\w.-]+(:\d+)?(/[\w./~%-]*)?"
+# Colab opens notebooks from GitHub only.
 _REPOSITORY = r"https?://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?"
 _BRANCH = r"[\w.-]+(/[\w.-]+)*"
 
@@ -20,39 +25,27 @@ _LAUNCH = {
     "notebook_interface": "jupyterlab",
 }
 
-_NOT_READ = [
-    "404.html",
-    "genindex.html",
-    "py-modindex.html",
-    "search.html",
-    "_modules/*",
-]
-"""Pages that nobody looks for; a site map does without."""
+# Pages that nobody looks for; a site map does without.
+_NOT_READ = "404.html genindex.html py-modindex.html search.html _modules/*".split()
 
-_PREVIEW = {
-    "ogp_image": "_static/preview.png",
-    "ogp_custom_meta_tags": [
-        '<meta property="og:image:width" content="1200" />',
-        '<meta property="og:image:height" content="630" />',
-        '<meta name="twitter:card" content="summary_large_image" />',
-    ],
-}
+_PREVIEW = [
+    '<meta property="og:image:width" content="1200" />',
+    '<meta property="og:image:height" content="630" />',
+    '<meta name="twitter:card" content="summary_large_image" />',
+]
 
 
 @dataclass(frozen=True)
 class Site:
     """What is known of where the book is published; nothing, by default."""
 
-    url: str | None = None
-    """Address of the published pages; it ends with a slash."""
-    repository: str | None = None
-    """Address of the public repository, https://github.com/OWNER/NAME."""
-    branch: str = "main"
-    """The branch of the repository from which notebooks are opened."""
+    url: str | None = None  #: address of the published pages; it ends with a slash
+    repository: str | None = None  #: the public one, https://github.com/OWNER/NAME
+    branch: str = "main"  #: of the repository, from which notebooks are opened
 
 
 def read_site() -> Site:
-    """Return the site that the environment tells of; called by `render`.
+    """Return the site that the environment tells of.
 
     The variables are CDOPT_TUTORIAL_URL, CDOPT_TUTORIAL_REPOSITORY and
     CDOPT_TUTORIAL_BRANCH. One that is empty counts as not set.
@@ -61,7 +54,6 @@ def read_site() -> Site:
         ValueError: a variable has a bad value; the message is one line.
     """
     url = _read("URL", _URL, "an address like https://host/path/")
-    # Colab opens notebooks from GitHub only.
     repository = _read(
         "REPOSITORY", _REPOSITORY, "an address like https://github.com/OWNER/NAME"
     )
@@ -75,18 +67,15 @@ def read_site() -> Site:
 
 def _read(name: str, pattern: str, needed: str) -> re.Match | None:
     """Return the match of a variable's value, or None if the variable is not set."""
-    name = f"CDOPT_TUTORIAL_{name}"
-    value = os.environ.get(name)
-    if not value:
-        return None
-    match = re.fullmatch(pattern, value, re.ASCII)
-    if match is None:
-        raise ValueError(f"{name} is {value!r}: {needed} is needed")
+    value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
+    match = re.fullmatch(pattern, value, re.ASCII) if value else None
+    if value and not match:
+        raise ValueError(f"CDOPT_TUTORIAL_{name} is {value!r}: {needed} is needed")
     return match
 
 
 def add_site(config: dict[str, Any], site: Site) -> None:
-    """Add to a configuration of jupyter-book what follows from `site`, for `render`.
+    """Add to a configuration of jupyter-book, in place, what follows from `site`.
 
     What is not known adds nothing: a local build has no address to open.
     """
@@ -103,11 +92,12 @@ def add_site(config: dict[str, Any], site: Site) -> None:
             "sitemap_excludes": _NOT_READ,
             "ogp_site_url": site.url,
             "ogp_site_name": config["title"],
+            "ogp_image": "_static/preview.png",
             "ogp_image_alt": config["title"],
-            **_PREVIEW,
+            "ogp_custom_meta_tags": _PREVIEW,
         }
     if site.repository:
-        _theme_options(config).update(
+        sphinx.setdefault("html_theme_options", {}).update(
             repository_url=site.repository,
             repository_branch=site.branch,
             use_repository_button=True,
@@ -115,54 +105,26 @@ def add_site(config: dict[str, Any], site: Site) -> None:
         )
 
 
-def add_edition(config: dict[str, Any], root: Path) -> None:
-    """Add the version and the date of the book in `root` to the foot of each page.
-
-    Raises:
-        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
-    """
-    _theme_options(config)["extra_footer"] = edition(root)
-
-
 def edition(root: Path) -> str:
-    """Return which book this is: its version and its date.
+    """Return which book `root` holds: its version, and the day of its last commit.
+
+    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH.
 
     Raises:
         ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
     """
-    return f"Version {package_version()}, {_date(root)}"
-
-
-def package_version() -> str:
-    """Return the version of the installed package."""
-    return version("cdopt-tutorial")
-
-
-def _theme_options(config: dict[str, Any]) -> dict[str, Any]:
-    return config["sphinx"]["config"].setdefault("html_theme_options", {})
-
-
-def _date(root: Path) -> str:
-    """Return the day of the last commit, or of the build where there is none."""
-    seconds = _last_commit(root) or os.environ.get("SOURCE_DATE_EPOCH")
-    if not seconds:
-        return datetime.now(UTC).date().isoformat()
+    seconds = ""
+    # A book unpacked inside another project's checkout has not that one's date.
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
+        with suppress(OSError):  # there is no git
+            done = subprocess.run(command, capture_output=True, text=True)
+            seconds = done.stdout.strip()
+    seconds = seconds or os.environ.get("SOURCE_DATE_EPOCH") or time.time()
     try:
-        return datetime.fromtimestamp(int(seconds), UTC).date().isoformat()
+        day = datetime.fromtimestamp(int(seconds), UTC).date()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
             f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
         ) from None
-
-
-def _last_commit(root: Path) -> str:
-    """Return the time of the last commit in seconds, or nothing if it is not known."""
-    # A book unpacked inside another project's checkout has not that one's date.
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip()
+    return f"Version {VERSION}, {day.isoformat()}"

@@ -1,11 +1,11 @@
 """Chapter 1: an agent and its observers learn CartPole over RPC."""
 
-from cdopt_tutorial.reinforce.agent import Agent
-from cdopt_tutorial.reinforce.config import ReinforceConfig
-from cdopt_tutorial.reinforce.conversations import CONVERSATIONS
-from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, discounted_returns
-from cdopt_tutorial.reinforce.observer import Observer
-from cdopt_tutorial.reinforce.training import (
+from cdopt_tutorial.reinforce.learner import Episodes, Policy, discounted_returns
+from cdopt_tutorial.reinforce.system import (
+    CONVERSATIONS,
+    Agent,
+    Observer,
+    ReinforceConfig,
     Round,
     Score,
     Training,
@@ -16,7 +16,6 @@ from cdopt_tutorial.reinforce.training import (
 
 __all__ = [
     "CONVERSATIONS",
-    "Actor",
     "Agent",
     "Episodes",
     "Observer",

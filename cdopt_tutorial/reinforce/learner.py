@@ -1,8 +1,10 @@
-"""The policy and the rule by which it learns: REINFORCE, without any RPC."""
+"""The policy, and the rule by which it learns: REINFORCE, without any RPC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -13,13 +15,10 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 
 
 class Policy(nn.Module):
-    """Maps states of CartPole to scores of its two actions.
+    """Maps states of CartPole to scores of its two actions, by one hidden layer.
 
     The network of the original, without its dropout: that one stayed switched on while
-    actions were chosen, so the policy that acted was not the one that learned.
-
-    Args:
-        hidden: width of the hidden layer.
+    actions were chosen, so the policy that acted and learned was a noisy one.
     """
 
     def __init__(self, hidden: int = 128):
@@ -43,50 +42,47 @@ class Policy(nn.Module):
 
 
 class Actor:
-    """Chooses actions for one observer, from a stream of chance of its own.
+    """Chooses one observer's actions, from a random stream of its own; notes its steps.
 
     Whoever holds it, the agent or the observer itself: the same seed, policy and
     states give the same actions, however many observers there are.
-
-    Args:
-        policy: scores the actions.
-        seed: of this observer's stream.
     """
 
     def __init__(self, policy: Policy, seed: int):
         self.policy = policy
+        self.states, self.actions, self.rewards = [], [], []
         self._generator = torch.Generator().manual_seed(seed)
 
     def select(self, states: NDArray) -> NDArray:
         """Actions (n,) int64 for states (n, 4) float32."""
-        return self.draw(self.policy.scores(states))
+        return self.draw(states, self.policy.scores(states))
 
-    def draw(self, scores: Tensor) -> NDArray:
-        """Actions (n,) int64, drawn from the softmax of scores (n, 2)."""
-        probabilities = torch.softmax(scores, dim=1)
+    def draw(self, states: NDArray, scores: Tensor) -> NDArray:
+        """The same, drawn from the softmax of the states' scores (n, 2)."""
         # A race of exponential clocks: each action wins with its probability. This
         # is what torch.multinomial does, without its checks.
         clocks = torch.empty_like(scores).exponential_(generator=self._generator)
-        return (probabilities / clocks).argmax(dim=1).numpy()
+        actions = (torch.softmax(scores, dim=1) / clocks).argmax(dim=1).numpy()
+        self.states.append(states)
+        self.actions.append(actions)
+        return actions
+
+    def take_steps(self) -> list[NDArray]:
+        """States (T, n, 4), actions and rewards (T, n) since this was last called."""
+        steps = self.states, self.actions, self.rewards
+        self.states, self.actions, self.rewards = [], [], []
+        return [np.array(part) for part in steps]
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """One episode in each of n environments, padded to the longest one's T steps.
+    """One episode in each of n environments, padded to the longest one's T steps."""
 
-    Attributes:
-        states: (T, n, 4) float32, what the policy saw.
-        actions: (T, n) int64, what it did.
-        rewards: (T, n) float32, what it got; 0 after an episode's end.
-        lengths: (n,) int64, steps of each episode.
-        truncated: (n,) bool, cut by the time limit rather than ended by a fall.
-    """
-
-    states: Tensor
-    actions: Tensor
-    rewards: Tensor
-    lengths: Tensor
-    truncated: Tensor
+    states: Tensor  #: (T, n, 4) float32, what the policy saw
+    actions: Tensor  #: (T, n) int64, what it did
+    rewards: Tensor  #: (T, n) float32, what it got; 0 after an episode's end
+    lengths: Tensor  #: (n,) int64, steps of each episode
+    truncated: Tensor  #: (n,) bool, cut by the time limit rather than ended by a fall
 
     @property
     def taken(self) -> Tensor:
@@ -99,23 +95,14 @@ class Episodes:
         return self.rewards.sum(dim=0).tolist()
 
 
-def discounted_returns(
-    rewards: Tensor, gamma: float, tail: Tensor | float = 0.0
-) -> Tensor:
+def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
     r"""Returns :math:`G_t = r_t + \gamma G_{t+1}` of every step, in one pass.
 
-    Args:
-        rewards: (T,) or (T, n), one column an episode.
-        gamma: discount factor, 0 to 1.
-        tail: what follows the last step, :math:`G_T`: () or (n,).
-
-    Returns:
-        A tensor of the shape and dtype of ``rewards``.
+    Rewards are (T,) or (T, n), one column an episode; so is what comes back.
     """
     returns = rewards.clone()
-    following = torch.as_tensor(tail, dtype=rewards.dtype).expand(rewards.shape[1:])
-    for step in reversed(returns.unbind()):
-        following = step.add_(following, alpha=gamma)
+    for following, step in pairwise(reversed(returns.unbind())):
+        step.add_(following, alpha=gamma)
     return returns
 
 
@@ -124,7 +111,7 @@ def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
 
     After a fall nothing follows. After the time limit the pole still stands, and
     the episode would have gone on: its tail is taken to be worth what the start of
-    an episode is worth on average in this batch.
+    an episode is worth on average in these.
     """
     returns = discounted_returns(episodes.rewards, gamma)
     tail = torch.where(episodes.truncated, returns[0].mean(), 0.0)
@@ -141,14 +128,15 @@ def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tens
 
     Source: Williams (1992); normalised as in the original (Li 2020).
     """
-    taken = [episodes.taken for episodes in batch]
-    states = torch.cat([e.states[t] for e, t in zip(batch, taken, strict=True)])
-    actions = torch.cat([e.actions[t] for e, t in zip(batch, taken, strict=True)])
-    returns = torch.cat(
-        [episode_returns(e, gamma)[t] for e, t in zip(batch, taken, strict=True)]
+    parts = [
+        (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])
+        for e in batch
+    ]
+    states, actions, returns = (
+        torch.cat(part).to(policy.device) for part in zip(*parts, strict=True)
     )
     eps = torch.finfo(returns.dtype).eps
     advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)
-    log_probs = F.log_softmax(policy(states.to(policy.device)), dim=1)
-    chosen = log_probs.gather(1, actions[:, None].to(policy.device)).squeeze(1)
-    return -(chosen * advantages.to(policy.device)).mean()
+    log_probs = F.log_softmax(policy(states), dim=1)
+    chosen = log_probs.gather(1, actions[:, None]).squeeze(1)
+    return -(chosen * advantages).mean()

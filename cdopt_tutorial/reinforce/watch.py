@@ -8,31 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdopt_tutorial.reinforce.config import ENVIRONMENT
 from cdopt_tutorial.reinforce.learner import Actor, Policy
+from cdopt_tutorial.reinforce.system import ENVIRONMENT
+
+SEED = 0  # of the episode
+EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second
 
 
-def frames(
-    weights: Mapping[str, Tensor], seed: int = 0, every: int = 2
-) -> list[NDArray[np.uint8]]:
+def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
     """Pictures of one episode, (200, 300, 3) uint8 each; called by chapter 1.
 
     Args:
         weights: of the policy that acts.
-        seed: of the episode.
-        every: steps between two pictures; CartPole makes 50 steps a second.
     """
     # gymnasium draws with pygame, which greets on stdout and looks for a screen.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     policy = Policy(hidden=len(weights["affine1.bias"]))
     policy.load_state_dict(weights)
-    actor = Actor(policy, seed)
+    actor = Actor(policy, SEED)
     env = gymnasium.make(ENVIRONMENT, render_mode="rgb_array")
-    state, _ = env.reset(seed=seed)
+    state, _ = env.reset(seed=SEED)
     pictures, over, step = [], False, 0
     while not over:
-        if step % every == 0:
+        if step % EVERY == 0:
             pictures.append(_halve(env.render()))
         state, _, terminated, truncated, _ = env.step(actor.select(state[None])[0])
         over, step = terminated or truncated, step + 1

@@ -13,10 +13,11 @@ import re
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import date
 from html import escape
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -26,49 +27,39 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cdopt_tutorial.plots.style import INK, styled
-from cdopt_tutorial.publish.figures import HIDDEN
+from cdopt_tutorial.publish.chapter import HIDDEN
 from cdopt_tutorial.publish.project import Project
 
-_LEGIBLE_WIDTH = 460
-"""CSS pixels below which a figure scrolls in its frame instead of shrinking."""
+_LEGIBLE_WIDTH = 460  # CSS pixels; a narrower figure scrolls in its frame
 
 
 def source(*objects) -> Markdown:
     """Show the source of classes or functions as it is in the package now.
 
-    Returns:
-        for each, its path and lines, and a code block.
-
     Raises:
         ValueError: the source is not in a file, so there is no path to show.
     """
-    return Markdown("\n".join(map(_source, objects)))
-
-
-def _source(obj) -> str:
-    try:
-        lines, first = inspect.getsourcelines(obj)
-        file = Path(inspect.getsourcefile(inspect.unwrap(obj)))
-    except (TypeError, OSError):
-        raise ValueError(
-            f"{obj!r} has no source file: show things of the package"
-        ) from None
-    last = first + len(lines) - 1
-    shown = Project(Path(__file__).resolve().parents[2]).relative(file)
-    code = textwrap.dedent("".join(lines)).rstrip()
-    return f"`{shown}`, lines {first} to {last}:\n\n````python\n{code}\n````\n"
+    project, texts = Project(Path(__file__).resolve().parents[2]), []
+    for obj in objects:
+        try:
+            lines, first = inspect.getsourcelines(obj)
+            file = Path(inspect.getsourcefile(inspect.unwrap(obj)))
+        except (TypeError, OSError):
+            what = f"{obj!r} has no source file: show things of the package"
+            raise ValueError(what) from None
+        where = f"lines {first} to {first + len(lines) - 1}"
+        code = textwrap.dedent("".join(lines)).rstrip()
+        block = f"````python\n{code}\n````\n"
+        texts.append(f"`{project.relative(file)}`, {where}:\n\n{block}")
+    return Markdown("\n".join(texts))
 
 
 def glue(name: str, value: object) -> None:
-    """Keep a value of the run under a name, for the prose to quote.
+    """Keep a number or a text of the run, for the prose to quote; show nothing.
 
     The prose quotes it by the role ``glue:text``, with a format such as ``:.1f``
-    behind the name; nothing is shown where this is called. It leaves what
-    `myst_nb.glue` leaves, without needing the book's tools.
-
-    Args:
-        name: unique in the book, so it begins with the chapter's.
-        value: a number or a text.
+    behind the name. It leaves what `myst_nb.glue` leaves, without needing the book's
+    tools. A name is unique in the book, so it begins with the chapter's.
     """
     display(
         {f"{HIDDEN}text/plain": repr(value)},
@@ -80,17 +71,13 @@ def glue(name: str, value: object) -> None:
 def environment(device: str = "cpu") -> HTML:
     """Show what the chapter was run on, for the foot of a page.
 
-    Args:
-        device: on which it computed, by torch's name, or "auto".
+    `device` is where it computed, by torch's name, or "auto".
     """
-    cores = len(os.sched_getaffinity(0))
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
-    facts |= {
-        "device": _device(device),
-        "cores": str(cores),
-        "date": date.today().isoformat(),
-    }
+    facts["device"] = _device(device)
+    facts["cores"] = str(len(os.sched_getaffinity(0)))
+    facts["date"] = date.today().isoformat()
     cells = "".join(
         '<div style="margin-right:1.6em">'
         f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
@@ -117,11 +104,8 @@ def _device(name: str) -> str:
 class Progress:
     """A bar that moves while a cell runs, and whose last state stays on the page.
 
-    To be used as a context manager; leaving it with an exception says so.
-
-    Args:
-        total: the value at which the bar is full.
-        label: what is going on, in a few words.
+    To be used as a context manager; leaving it with an exception says so. It is full
+    at `total`; `label` says in a few words what is going on.
     """
 
     _MIN_INTERVAL = 0.1
@@ -129,12 +113,9 @@ class Progress:
     def __init__(self, total: float, label: str) -> None:
         if total <= 0:
             raise ValueError(f"total is {total}, but must be above 0")
-        self._total = total
-        self._label = label
-        self._value = 0.0
-        self._text = ""
+        self._total, self._label = total, label
+        self._value, self._text = 0.0, ""
         self._shown_at = float("-inf")
-        self._handle = None
 
     def __enter__(self) -> "Progress":
         self._handle = display(self, display_id=True)
@@ -143,34 +124,23 @@ class Progress:
     def __exit__(self, kind, error, trace) -> None:
         if kind is not None:
             self._text = f"{self._text} (stopped: {kind.__name__})".strip()
-        self._show()
+        self._handle.update(self)
 
     def update(self, value: float, text: str = "") -> None:
-        """Move the bar to `value` of `total`, and write `text` beside it."""
+        """Move the bar to `value` of `total`, and write `text` below it."""
         self._value, self._text = value, text
         now = time.monotonic()
         # A page keeps only the last state: more updates than seen are a cost.
         if now - self._shown_at >= self._MIN_INTERVAL:
             self._shown_at = now
-            self._show()
-
-    def _show(self) -> None:
-        if self._handle is not None:
             self._handle.update(self)
 
     def _repr_html_(self) -> str:
-        share = min(1.0, max(0.0, self._value / self._total))
-        bar = (
-            f'<div role="progressbar" aria-label="{escape(self._label)}" '
-            f'aria-valuemin="0" aria-valuemax="{self._total:g}" '
-            f'aria-valuenow="{self._value:g}" style="border:1px solid currentColor;'
-            'border-radius:4px;height:0.8em;overflow:hidden;margin:0.2em 0">'
-            f'<div style="width:{100 * share:.1f}%;height:100%;background:#4696e6">'
-            "</div></div>"
-        )
         return (
             '<div class="tutorial-output" style="max-width:40em;margin:0.5em 0">'
-            f"<div>{escape(self._label)}</div>{bar}"
+            f'<label style="display:block">{escape(self._label)}'
+            f'<progress max="{self._total:g}" value="{self._value:g}" '
+            'style="display:block;width:100%"></progress></label>'
             f'<div style="font-size:0.85em">{escape(self._text)}&nbsp;</div></div>'
         )
 
@@ -178,14 +148,23 @@ class Progress:
         return f"{self._label}: {self._value:g} of {self._total:g} {self._text}"
 
 
+def diagram(name: str, *, caption: str) -> HTML:
+    """Show who owns what in one of the book's systems, and the numbered messages.
+
+    It is the file `show/NAME.svg`, which says in words what it shows.
+    """
+    svg = files(__package__).joinpath(f"{name}.svg").read_text()
+    # As a picture by itself it is grey; here it takes the colour of the text.
+    style = "color:inherit;width:100%;height:auto;max-width:"
+    width = re.search(r' width="(\d+)"', svg).group(1)
+    return _figure(svg.replace("<svg", f'<svg style="{style}{width}px"', 1), caption)
+
+
 @styled
 def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
-    """Show a figure as one inline SVG that suits a light page and a dark one.
+    """Show a figure of `plots` as one inline SVG for a light page and a dark one.
 
-    Args:
-        fig: drawn by `plots`, or otherwise in the style sheet of the book.
-        alt: what it shows, for those who can't see it.
-        caption: what is written below it.
+    `alt` says what it shows, for those who can't see it.
 
     Raises:
         ValueError: there is no alt text.
@@ -193,20 +172,14 @@ def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
     if not alt.strip():
         raise ValueError("a figure needs an alt text")
     buffer = io.StringIO()
-    fig.savefig(buffer, format="svg", metadata={"Date": None})
-    width = 96 * fig.get_figwidth()
-    svg = _inline_svg(buffer.getvalue(), width, alt)
-    note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return HTML(
-        '<figure class="tutorial-output">'
-        f'<div style="overflow-x:auto">{svg}</div>{note}</figure>'
-    )
+    absent = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    fig.savefig(buffer, format="svg", metadata=absent)
+    return _figure(_inline(buffer.getvalue(), 96 * fig.get_figwidth(), alt), caption)
 
 
-def _inline_svg(svg: str, width: float, alt: str) -> str:
+def _inline(svg: str, width: float, alt: str) -> str:
     """Turn a file of matplotlib's into an element that shares a page with others."""
     inner = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    inner = re.sub(r"<metadata>.*?</metadata>", "", inner, flags=re.DOTALL)
     # A style element would reach every SVG of the page.
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, flags=re.DOTALL)
     inner = re.sub(r">\s+<", "><", inner).replace(INK, "currentColor")
@@ -215,8 +188,7 @@ def _inline_svg(svg: str, width: float, alt: str) -> str:
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
     box = re.search(r'viewBox="[^"]*"', svg).group()
     style = (
-        f"width:100%;max-width:{width:.0f}px;"
-        f"min-width:{min(width, _LEGIBLE_WIDTH):.0f}px;height:auto;"
+        f"width:100%;max-width:{width:.0f}px;min-width:{_LEGIBLE_WIDTH}px;height:auto;"
         "stroke-linejoin:round;stroke-linecap:butt"
     )
     return (
@@ -227,70 +199,55 @@ def _inline_svg(svg: str, width: float, alt: str) -> str:
 
 
 def video(
-    frames: Iterable[np.ndarray],
-    *,
-    fps: int,
-    label: str,
-    caption: str = "",
-    poster: int = 0,
+    frames: Sequence[np.ndarray], *, fps: int, label: str, caption: str, poster: int
 ) -> HTML:
     """Show frames as a video that is part of the page and plays offline.
 
-    Args:
-        frames: arrays of shape (height, width, 3), uint8, all alike.
-        fps: frames per second.
-        label: what the video shows, for those who can't see it.
-        caption: what is written below it.
-        poster: index of the frame that is shown before it plays.
+    Frames are arrays of shape (height, width, 3), uint8; that with the index `poster`
+    is shown before it plays. `label` says what it shows, for those who can't see it.
 
     Raises:
         ValueError: no frames, no label, or a frame of another shape or type.
     """
-    frames = [np.asarray(frame) for frame in frames]
     if not frames or not label.strip():
         raise ValueError("a video needs frames and a label")
-    shape = frames[0].shape
-    if any(f.shape != shape or f.dtype != np.uint8 for f in frames) or shape[2:] != (
-        3,
-    ):
-        raise ValueError("frames must be uint8 arrays of one shape (height, width, 3)")
-    image = io.BytesIO()
-    Image.fromarray(frames[poster]).save(image, "png", optimize=True)
-    note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return HTML(
-        '<figure class="tutorial-output"><video controls playsinline muted '
-        f'width="{shape[1]}" height="{shape[0]}" aria-label="{escape(label)}" '
-        f'poster="{_data_uri("image/png", image.getvalue())}" '
-        'style="max-width:100%;height:auto" '
-        f'src="{_data_uri("video/mp4", _mp4(frames, fps))}"></video>{note}</figure>'
-    )
-
-
-def _mp4(frames: list[np.ndarray], fps: int) -> bytes:
-    """Encode frames as H.264, which every browser plays, the same bytes each time."""
     height, width = frames[0].shape[:2]
-    # yuv420p halves the colour's resolution, so both sides must be even.
-    pad = ((0, height % 2), (0, width % 2), (0, 0))
+    if any((f.shape, f.dtype) != ((height, width, 3), np.uint8) for f in frames):
+        raise ValueError("frames must be uint8 arrays of one shape (height, width, 3)")
+    still = io.BytesIO()
+    Image.fromarray(frames[poster]).save(still, "png", optimize=True)
+    picture = base64.b64encode(still.getvalue()).decode()
+    film = base64.b64encode(_mp4(frames, fps)).decode()
+    element = (
+        f'<video controls playsinline muted aria-label="{escape(label)}" '
+        f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
+        f'width="{width}" height="{height}" src="data:video/mp4;base64,{film}"></video>'
+    )
+    return _figure(element, caption)
+
+
+def _mp4(frames: Sequence[np.ndarray], fps: int) -> bytes:
+    """Encode frames as H.264, which every browser plays, the same bytes each time."""
+    height, width, _ = frames[0].shape
+    options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
+    options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
         writer = imageio_ffmpeg.write_frames(
-            path,
-            (width + width % 2, height + height % 2),
-            fps=fps,
-            codec="libx264",
-            pix_fmt_out="yuv420p",
-            macro_block_size=2,
-            output_params=["-crf", "28", "-preset", "slow", "-threads", "1"]
-            + ["-movflags", "+faststart", "-fflags", "+bitexact"]
-            + ["-flags:v", "+bitexact", "-map_metadata", "-1"],
-        )
+            path, (width, height), fps=fps, codec="libx264", pix_fmt_out="yuv420p",
+            macro_block_size=2, output_params=options.split(),
+        )  # fmt: skip
         writer.send(None)
         for frame in frames:
-            writer.send(np.ascontiguousarray(np.pad(frame, pad, mode="edge")))
+            writer.send(np.ascontiguousarray(frame))
         writer.close()
         return path.read_bytes()
 
 
-def _data_uri(kind: str, content: bytes) -> str:
-    """Return `content` as an address that needs no file and no network."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def _figure(content: str, caption: str) -> HTML:
+    """Return a picture with what is written below it."""
+    note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return HTML(
+        '<figure class="tutorial-output">'
+        f'<div style="overflow-x:auto">{content}</div>{note}</figure>'
+    )

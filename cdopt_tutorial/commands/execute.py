@@ -1,53 +1,36 @@
-"""`cdopt-tutorial execute` and `build`: run the chapters, render the book."""
+"""`cdopt-tutorial execute`: run the chapters, compare their figures."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from cdopt_tutorial.commands.common import add_device, bad_input
-from cdopt_tutorial.publish.project import PROFILES
+from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.publish import execute, project, reference
 
 DRIFTED = 3
 """Exit code of a run in which all went through, and a figure moved."""
 
 
-def add(commands) -> None:
-    """Add the parsers."""
-    _add_execute(commands)
-    build = commands.add_parser("build", help="run the chapters, then render the book")
-    add_device(build)
-    build.set_defaults(
-        run=run_build,
-        notebooks=[],
-        force=False,
-        profile="full",
-        values=[],
-        update_reference=False,
-    )
-
-
-def _add_execute(commands) -> None:
-    execute = commands.add_parser(
-        "execute",
-        help="run chapters that have no result yet, compare their figures",
-        epilog="exit code 1: a chapter failed; 3: all ran, but a figure moved",
-    )
-    add = execute.add_argument
-    add(
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
+    flag = parser.add_argument
+    flag(
         "notebooks",
         metavar="NOTEBOOK",
         type=Path,
         nargs="*",
         help="path of a chapter (default: all chapters)",
     )
-    add("--force", action="store_true", help="run even if a valid result is cached")
-    add(
+    flag("--force", action="store_true", help="run even if a valid result is cached")
+    flag(
         "--profile",
-        choices=PROFILES,
+        choices=project.PROFILES,
         default="full",
         help="full: as the book shows them; smoke: short runs (default: full)",
     )
-    add(
+    flag(
         "-p",
         "--parameter",
         dest="values",
@@ -57,16 +40,16 @@ def _add_execute(commands) -> None:
         default=[],
         help="set a parameter of every chapter that is run; figures are not compared",
     )
-    add(
+    flag(
         "--update-reference",
         action="store_true",
         help="show the figures that moved, then write them to notebooks/reference.toml",
     )
-    add_device(execute)
-    execute.set_defaults(run=run_execute)
+    add_device(parser)
+    parser.set_defaults(run=run)
 
 
-def run_execute(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run chapters, say what became of each, and which figures moved.
 
     `args.device` becomes the device that was picked.
@@ -74,35 +57,30 @@ def run_execute(args: argparse.Namespace) -> int:
     Returns:
         1 if a chapter failed; else DRIFTED if a figure moved and stays moved; else 0.
     """
-    from cdopt_tutorial.engines.device import pick_device
-    from cdopt_tutorial.publish.execute import execute
-    from cdopt_tutorial.publish.project import this_project
-    from cdopt_tutorial.publish.reference import Reference
-
     with bad_input():
-        project = this_project()
+        book = project.this_project()
         args.device = pick_device(args.device)
-        reference = Reference(project)
-        values = _values(args, project, reference)
-    done = execute(
+        was = reference.Reference(book)
+        values = _values(args, book, was)
+    done = execute.execute(
         values,
-        project=project,
+        project=book,
         device=args.device,
         force=args.force,
         parameters=values,
     )
-    failed = _report(done, project)
+    failed = _report(done, book)
     if args.values:
         print("figures were not compared: parameters were set")
         return failed
     # A reader's own notebook has no reference.
-    done = [result for result in done if result.path.resolve() in project.chapters()]
-    moved = _compare(done, project, reference, args.profile)
+    done = [result for result in done if result.path.resolve() in book.chapters()]
+    moved = _compare(done, book, was, args.profile)
     if moved and args.update_reference:
         for result in [result for result in done if result.error is None]:
-            reference.update(result.path.stem, args.profile, result.figures)
+            was.update(result.path.stem, args.profile, result.figures)
         print("\nnow in the reference, but for bounds, which are yours to change:")
-        moved = _compare(done, project, reference, args.profile)
+        moved = _compare(done, book, was, args.profile)
     return failed or (DRIFTED if moved else 0)
 
 
@@ -113,8 +91,7 @@ def _values(args: argparse.Namespace, project, reference) -> dict[Path, dict]:
         ValueError: there is no such notebook, profile or parameter, or the reference
             is to be updated by what it doesn't hold.
     """
-    from cdopt_tutorial.publish.execute import read_chapter
-    from cdopt_tutorial.publish.parameters import read_value
+    from cdopt_tutorial.publish.chapter import read_chapter, read_value
 
     own = {name: read_value(text) for name, text in args.values}
     if args.update_reference and (own or args.device != "cpu"):
@@ -155,37 +132,9 @@ def _compare(done, project, reference, profile: str) -> int:
         )
         if drift:
             print(f"{project.relative(result.path)}: figures moved", file=sys.stderr)
-        for figure in drift:
-            print(f"  {figure}", file=sys.stderr)
+        for name, how in drift.items():
+            print(f"  {name}: {how}", file=sys.stderr)
         moved += len(drift)
     if not moved and all(result.error is None for result in done):
         print("no figure has moved")
     return moved
-
-
-def run_build(args: argparse.Namespace) -> int:
-    """Run the chapters and render the pages; 1 if either failed.
-
-    A figure that moved is named and doesn't stop the build: on another machine a
-    reader wants the book all the same.
-    """
-    from cdopt_tutorial.publish.project import this_project
-    from cdopt_tutorial.publish.render import RenderError, render
-    from cdopt_tutorial.publish.site import edition, read_site
-
-    with bad_input():
-        read_site()
-        edition(this_project().root)
-    failed = run_execute(args)
-    if failed not in (0, DRIFTED):
-        return failed
-    project = this_project()
-    try:
-        built = render(project, device=args.device)
-    except RenderError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    if not built:
-        print("nothing changed: no page was rendered")
-    print(f"the book: {project.relative(project.html / 'index.html')}")
-    return 0

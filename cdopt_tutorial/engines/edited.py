@@ -1,0 +1,58 @@
+"""Source files that were edited after this process imported them.
+
+Workers import afresh: they would run the new text, and this process the old one.
+"""
+
+import os
+import sys
+import sysconfig
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+
+_MAIN, _OURS = ("__main__", "__mp_main__"), "cdopt_tutorial."
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
+
+_imported: dict[str, tuple] = {}  # by path: when it was changed last, and its size
+
+
+def refuse() -> None:
+    """Raise a ValueError if a module was edited since this process imported it.
+
+    Called by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent. The
+    libraries of this Python are taken as they are.
+    """
+    for name, path, state in _sources():
+        if _imported.setdefault(path, state) != state:
+            raise ValueError(
+                f"{name} was edited since it was imported, so workers would run "
+                "another text: restart the kernel (or importlib.reload it)"
+            )
+
+
+def _sources() -> list[tuple[str, str, tuple]]:
+    """Name, path and present state of the modules that came from a source file."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        library = path.startswith(_LIBRARIES) and not name.startswith(_OURS)
+        # Workers don't import __main__: what they need of it travels by value.
+        if path.endswith(".py") and name not in _MAIN and not library:
+            with suppress(OSError):
+                stats = os.stat(path)
+                found.append((name, path, (stats.st_mtime, stats.st_size)))
+    return found
+
+
+def _noting(path_stats):
+    def note(loader: SourceFileLoader, path: str):
+        stats = path_stats(loader, path)
+        _imported[path] = stats["mtime"], stats["size"]
+        return stats
+
+    return note
+
+
+# Python keeps no record of the text that it has read, but asks its loader for the
+# state of each file that it imports or reloads.
+SourceFileLoader.path_stats = _noting(SourceFileLoader.path_stats)
+_imported |= {path: state for _, path, state in _sources()}

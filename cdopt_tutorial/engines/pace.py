@@ -1,0 +1,84 @@
+"""Places that workers pass in step, so that one who gets no further is seen."""
+
+import os
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from cdopt_tutorial.engines import attach
+
+_PACE = struct.Struct("<qdd128s")
+_file = -1  # a file, since the launcher can read it whatever the worker is stuck in
+_places = 0
+
+
+class Pace(NamedTuple):
+    """How far a worker has come in work that it does in step with others."""
+
+    places: int  # that it has passed
+    until: float  # when it must have passed the next one, by time.monotonic
+    seconds: float  # that it has for that
+    waits_for: str  # name of the worker that it asks on the way; empty for none
+
+
+def begin(path: str) -> None:
+    """Note the places of this process in a file from now on; called by the worker."""
+    global _file
+    _file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+
+
+def passed(seconds: float, waits_for: str = "") -> None:
+    """Note that this worker has passed one more place in its work.
+
+    Workers that wait for each other all pass the same places, so the one that has
+    passed the fewest waits for none of the others. If it passes no further one in
+    time, the launcher fails the run and names it, also where the work is done in a
+    thread that answers a call. It costs two microseconds. In a process that was not
+    launched nothing happens.
+
+    Args:
+        seconds: until the next place; infinite behind the last one.
+        waits_for: another kind of worker, which is asked for something on the way,
+            and is named in this one's place.
+    """
+    global _places
+    if _file >= 0:
+        _places += 1
+        pace = _places, time.monotonic() + seconds, seconds, waits_for.encode()
+        os.pwrite(_file, _PACE.pack(*pace), 0)
+
+
+def place(
+    function: Callable, seconds: float, waits_for: str = "", then: float | None = None
+) -> None:
+    """Let workers pass a place before each run of a system's function, and one after.
+
+    Called by what attaches, see :func:`~cdopt_tutorial.engines.attach.wrap`.
+
+    Args:
+        function: of the system.
+        seconds: that it may take.
+        waits_for: the worker that it asks, see :func:`passed`.
+        then: seconds from its end to the next place; as many by default, infinite
+            for the last function of a worker's work.
+    """
+
+    def around(function: Callable, *args: Any, **kwargs: Any) -> Any:
+        passed(seconds, waits_for)
+        result = function(*args, **kwargs)
+        passed(seconds if then is None else then)
+        return result
+
+    attach.wrap(function, around)
+
+
+def read_pace(path: str) -> Pace | None:
+    """How far a worker has come; None if it passes no places. For the launcher."""
+    with suppress(OSError), open(path, "rb") as file:
+        content = file.read()
+        if content:
+            *numbers, waits_for = _PACE.unpack(content)
+            return Pace(*numbers, waits_for.rstrip(b"\0").decode())
+    return None

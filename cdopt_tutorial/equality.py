@@ -1,0 +1,23 @@
+"""Whether two runs came to the same: the one comparison of all systems."""
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+
+def max_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Largest difference of any number in tensors of the same names.
+
+    Returns:
+        Infinite where a number is NaN, on either side or on both.
+
+    Raises:
+        ValueError: the names or the shapes are not the same.
+    """
+    shapes, others = ({n: tuple(t.shape) for n, t in x.items()} for x in (one, other))
+    if shapes != others:
+        raise ValueError(f"{shapes} can't be held against {others}")
+    found = (one[name] - other[name] for name in one)
+    largest = [gap.abs().max().item() for gap in found if gap.numel()]
+    return max((math.inf if math.isnan(gap) else gap for gap in largest), default=0.0)

@@ -1,0 +1,386 @@
+"""The system: a table that ``ps`` moves for all, trainers in step, and a master.
+
+Read it from top to bottom. Nothing here is about time, traces or deadlines: these
+attach from outside, see :mod:`~cdopt_tutorial.hybrid.attached`.
+"""
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.futures import Future
+
+from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
+from cdopt_tutorial.engines import Role, gradients, launch, serve
+from cdopt_tutorial.engines.device import gpus_of
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import Reference
+from cdopt_tutorial.engines.rendezvous import Rendezvous
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.hybrid import attached, replicas
+from cdopt_tutorial.hybrid.history import History, Projected, Recorder, Result, Score
+from cdopt_tutorial.hybrid.model import (
+    HybridConfig,
+    Job,
+    Table,
+    begin_at,
+    dense_layer,
+    learnt,
+    make,
+    make_optimizer,
+    move,
+    weights_of,
+)
+
+MASTER, SERVER = "master", "ps"
+Engine = OneProcess | TorchRPC
+
+
+class JointStep:
+    """One optimizer step on the table with the mean of all trainers' gradients.
+
+    Lives on ``ps``, beside the table. The mean, since that is what DDP takes of the
+    dense layer's gradients: one weight on each trainer's loss then serves both.
+
+    Args:
+        table: reference to it; it is here.
+        config: of the run.
+    """
+
+    def __init__(self, table: Reference, config: HybridConfig):
+        self._parameters = list(learnt(table.local_value()).values())
+        self._optimizer = make_optimizer(table.local_value(), config)
+        self._all = Rendezvous(self._step, range(config.num_trainers))
+
+    def step(self, trainer: int, context: gradients.Context) -> Future:
+        """Leave the gradients of a trainer's context; done once the step was taken."""
+        return self._all.enter(trainer, context)
+
+    def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
+        total: dict[Tensor, Tensor] = {}
+        for context in contexts.values():  # in the trainers' order, whoever came first
+            found = gradients.gradients(context, self._parameters)
+            for parameter, gradient in found.items():
+                total[parameter] = total.get(parameter, 0) + gradient
+            gradients.forget(context)
+        move(self._optimizer, {p: g / len(contexts) for p, g in total.items()})
+        return dict.fromkeys(contexts)
+
+
+class OriginalStep:
+    """The original's: each trainer's whole gradient moves the table, at once.
+
+    Lives on ``ps``, beside the table. Each trainer has an optimizer of its own here,
+    so with N trainers the table moves N times for each move of the dense layer.
+
+    Args:
+        table: reference to it; it is here.
+        config: of the run.
+    """
+
+    def __init__(self, table: Reference, config: HybridConfig):
+        part, trainers = table.local_value(), range(config.num_trainers)
+        self._parameters = list(learnt(part).values())
+        self._optimizers = [make_optimizer(part, config) for _ in trainers]
+        self._lock = threading.Lock()
+
+    def step(self, trainer: int, context: gradients.Context) -> None:
+        """Step with the gradients of a trainer's context."""
+        with self._lock:
+            found = gradients.gradients(context, self._parameters)
+            move(self._optimizers[trainer], found)
+        gradients.forget(context)
+
+
+def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
+    """Make the table on ``ps``, and what steps it."""
+    table = engine.remote(SERVER, Table, job.data.num_tokens, job.config, job.begin)
+    kind = {"exact": JointStep, "original": OriginalStep}[job.config.semantics]
+    return table, engine.remote(SERVER, kind, table, job.config)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What one trainer is to do."""
+
+    config: HybridConfig  #: of the run
+    rank: int  #: number of the trainer
+    shard: Shard  #: its training data
+    num_classes: int  #: different labels
+    #: parameters to begin with, by name; others are drawn from the seed.
+    begin: Mapping[str, Tensor]
+    valid: Bags | None = None  #: bags to be watched by; for the first trainer only
+    test: Bags | None = None  #: bags to be tested on; for the first trainer only
+
+
+def loss_factor(batch: Batch, config: HybridConfig) -> float:
+    """What a trainer's summed loss is multiplied by.
+
+    With the original's semantics it becomes the mean of the trainer's own batch. The
+    exact one undoes the mean over trainers that DDP and the server take: the mean of
+    N·sₜ/B over N trainers is the joint batch's Σₜ sₜ/B.
+    """
+    if config.semantics == "original":
+        return 1 / max(1, len(batch.bags))
+    return config.num_trainers / batch.joint
+
+
+def penalty_factor(trainer: int, config: HybridConfig) -> int:
+    """What a trainer's penalty is multiplied by, so that it enters a step once.
+
+    Of the dense layer every replica adds its own, and DDP takes the mean. Of the
+    table the first trainer adds it, for all.
+    """
+    if config.constrained == "dense":
+        return 1
+    if config.constrained is None or trainer > 0:
+        return 0
+    return config.num_trainers if config.semantics == "exact" else 1
+
+
+class Trainer:
+    """One trainer: the dense layer here, the table elsewhere, and how both learn.
+
+    The master makes it on its worker, ``run_locally`` in this process.
+
+    Args:
+        engine: of the run.
+        table: reference to the table.
+        table_step: reference to what steps it.
+        task: what to do.
+    """
+
+    def __init__(
+        self, engine: Engine, table: Reference, table_step: Reference, task: Task
+    ):
+        self.engine, self.task, self.config = engine, task, task.config
+        self.table, self.table_step = table, table_step
+        self.dense = dense_layer(task.num_classes, task.config)
+        begin_at(self.dense, "dense", task.begin)
+        self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
+        self.device = "cpu"  # what crosses the wire is on the CPU
+        self.optimizer = make_optimizer(self.dense, task.config)
+        held = {"dense": self.dense, "table": table}.get(task.config.constrained)
+        self.constraints = None if held is None else Constraints(held)
+        self.penalty_factor = penalty_factor(task.rank, task.config)
+
+    def run(self) -> History:
+        """Join the other trainers, then train with them; called by the master."""
+        gpus = gpus_of(self.config.device)
+        chosen = replicas.join(self.task.rank, self.config.num_trainers, gpus)
+        self.device = chosen.device
+        self.fc = replicas.replicate(self.dense, chosen.device)
+        differences = replicas.Differences(self.dense)
+        return train(self, History(chosen.why), differences, replicas.barrier)
+
+    def step(self, batch: Batch) -> float:
+        """One step with all trainers; the summed loss of this one's images."""
+        bags = batch.bags
+        with self.engine.context() as context:
+            scores = self.scores(self.lookup(bags))
+            labels = bags.labels.to(self.device)
+            total = F.cross_entropy(scores, labels, reduction="sum")
+            loss = loss_factor(batch, self.config) * total
+            if self.penalty_factor:
+                penalty = self.constraints.penalty().to(loss)
+                loss = loss + self.penalty_factor * penalty
+            gradients.backward(context, loss)
+            self.update(context)
+        return total.item()
+
+    def lookup(self, bags: Bags) -> Tensor:
+        """The bags' vectors (b, embedding), from wherever the table is."""
+        return gradients.call(self.table, "forward", bags.tokens, bags.offsets)
+
+    def scores(self, vectors: Tensor) -> Tensor:
+        """Scores (b, num_classes) of the bags' vectors, as all trainers learn them."""
+        return self.fc(vectors.to(self.device))
+
+    def update(self, context: gradients.Context) -> None:
+        """Move this replica, then the table."""
+        move(self.optimizer, gradients.gradients(context, self.dense.parameters()))
+        self.table_step.rpc_sync().step(self.task.rank, context)
+
+    @torch.no_grad()
+    def score(self, bags: Bags | None) -> Score | None:
+        """How well the model does now; no other trainer takes part."""
+        if bags is None:
+            return None
+        scores = self.dense(self.lookup(bags).to(self.device)).cpu()
+        right = (scores.argmax(1) == bags.labels).double().mean().item()
+        return Score(right, F.cross_entropy(scores, bags.labels).item())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters that are learnt, by name."""
+        return self.table.rpc_sync().weights() | weights_of(self.dense, "dense")
+
+    @property
+    def own_constraints(self) -> Constraints | None:
+        """Those that it looks after: the one table's are the first trainer's."""
+        of_all = self.config.constrained == "table" and self.task.rank > 0
+        return None if of_all else self.constraints
+
+
+def train(
+    trainer: Trainer,
+    history: History,
+    differences: replicas.Differences | None = None,
+    barrier: Callable[[], None] = lambda: None,
+) -> History:
+    """The training loop of one trainer: learn, be watched, be tested, project.
+
+    Args:
+        trainer: whose.
+        history: to fill.
+        differences: between its replica and the others'; None in one process.
+        barrier: waits until every trainer has come.
+    """
+    config, task = trainer.config, trainer.task
+    record = Recorder(history, trainer.own_constraints, differences)
+    limit = config.max_steps or sys.maxsize
+    for epoch in range(config.epochs):
+        batches = task.shard.batches(config.batch_size, 1000 * config.seed + epoch)
+        for batch in record(islice(batches, limit - len(history.losses))):
+            history.losses.append(trainer.step(batch))
+            history.images.append(len(batch.bags))
+        barrier()  # every trainer's last step has reached the table
+        valid = trainer.score(task.valid)
+        barrier()
+        progress = history.report(task.rank, epoch, valid)
+        trainer.engine.report(f"trainer{task.rank}", progress)
+        if len(history.losses) == limit:
+            break
+    if task.rank == 0:
+        history.test, history.weights = trainer.score(task.test), trainer.weights()
+    if trainer.constraints is not None:
+        history.projected = project(trainer, record, barrier)
+    return history
+
+
+def project(
+    trainer: Trainer, record: Recorder, barrier: Callable[[], None]
+) -> Projected:
+    """Make the trained model exactly feasible; each replica does so by itself."""
+    barrier()
+    if trainer.own_constraints is not None:
+        trainer.own_constraints.project_()
+    barrier()
+    difference = record.difference()
+    test = trainer.score(trainer.task.test)
+    return Projected(test, trainer.constraints.feasibility(), difference)
+
+
+def tasks(job: Job) -> list[Task]:
+    """What each trainer is to do with its part of the data.
+
+    Raises:
+        ValueError: a trainer's share is less than one image.
+    """
+    data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
+    first, *others = [
+        Task(job.config, rank, shard, data.num_classes, job.begin)
+        for rank, shard in enumerate(shards(data.train, shares))
+    ]
+    return [replace(first, valid=data.valid, test=data.test), *others]
+
+
+def drive(engine: Engine, job: Job, work: Sequence[Task]) -> list[History]:
+    """Make the table on the server, start the trainers' loops, wait for all of them.
+
+    Runs on the master. The calls last as long as the training does, so they have no
+    time-out; the launcher notices who is gone, and each trainer its own delay.
+    """
+    table, table_step = make_table(engine, job)
+    trainers = [
+        engine.remote(f"trainer{task.rank}", Trainer, engine, table, table_step, task)
+        for task in work
+    ]
+    return wait_for_all([each.rpc_async(timeout=0).run() for each in trainers])
+
+
+def wait_for_all(futures: Sequence[Future]) -> list[Any]:
+    """Their results, or the first error, whichever future it comes from."""
+    # Who waited for one after the other would never see that the second has failed
+    # while the first waits for it.
+    done: queue.SimpleQueue = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
+    for _ in futures:
+        done.get().wait()
+    return [future.value() for future in futures]
+
+
+def run_master(engine: Engine, job: Job) -> list[History]:
+    """The master's role: hand out the work, gather what the trainers report."""
+    return drive(engine, job, tasks(job))
+
+
+def roles(job: Job, master: Role) -> dict[str, Role]:
+    """The system's roles, ranks as in the original: trainers, master, server."""
+    number = job.config.num_trainers
+    threads = max(1, psutil.cpu_count() // (number + 1))  # one for the server
+    trainer = Role(serve, num_threads=threads)
+    trainers = {f"trainer{rank}": trainer for rank in range(number)}
+    return {**trainers, MASTER: master, SERVER: Role(serve)}
+
+
+def launch_options(config: HybridConfig) -> dict[str, Any]:
+    """How this system is launched."""
+    return {
+        "polling": False,  # there may be more workers than cores
+        "rpc_timeout": 0,  # the launcher notices who is gone
+        "attach": partial(attached.attach, Trainer, config.step_deadline),
+    }
+
+
+def check(job: Job) -> None:
+    """See whether a run could begin; called before any process starts.
+
+    Raises:
+        ValueError: a trainer's share is less than one image, or a parameter to begin
+            with does not fit.
+    """
+    tasks(job)
+    if job.begin:
+        make(job)
+
+
+def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
+    """Train on workers: the trainers, the master and ``ps``.
+
+    Args:
+        job: what to train.
+        engine: of the workers; torch RPC, with distributed autograd, by default.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
+            ``on_report``, which gets each
+            :class:`~cdopt_tutorial.hybrid.history.Progress`.
+
+    Raises:
+        ValueError: see :func:`check`.
+        WorkerError: a worker failed.
+    """
+    check(job)
+    master = Role(run_master, (engine or TorchRPC(), job))
+    results = launch(roles(job, master), **launch_options(job.config) | options)
+    return Result(job.config, results[MASTER])
+
+
+def run_locally(
+    job: Job, on_report: Callable[[str, Any], None] | None = None
+) -> Result:
+    """The same training in this process: one trainer with the joint batches."""
+    config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
+    job, engine = replace(job, config=config), OneProcess(on_report)
+    (task,) = tasks(job)
+    trainer = Trainer(engine, *make_table(engine, job), task)
+    return Result(config, [train(trainer, History("none: one process"))])

@@ -1,0 +1,93 @@
+"""What a run tells while it goes on, and what is left of it at the end."""
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from cdopt_tutorial.constraints import Feasibility
+
+REPORT_EVERY = 10  # steps
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats; infinite where that is too large to write."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a trainer reports every few steps, and after each epoch."""
+
+    trainer: int  #: number of the trainer
+    epoch: int  #: from 1
+    step: int  #: steps that this trainer has taken
+    tokens: int  #: tokens that it has read in this run
+    seconds: float  #: that its steps took in this run
+    train_loss: float  #: mean of its own tokens over the last steps, nats
+    valid_loss: float | None  #: mean of the validation part, nats; None within an epoch
+    staleness: float  #: mean steps that others took between its reading and its writing
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the validation part; None within an epoch."""
+        return None if self.valid_loss is None else perplexity(self.valid_loss)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """What it costs to make a trained model exactly feasible."""
+
+    valid_loss: float  #: mean of the validation part after the projection, nats
+    feasibility: Feasibility  #: after the projection
+
+    @property
+    def perplexity(self) -> float:
+        """Of the validation part after the projection."""
+        return perplexity(self.valid_loss)
+
+
+@dataclass
+class History:
+    """What one trainer returns."""
+
+    progress: list[Progress] = field(default_factory=list)  #: all that it reported
+    #: mean loss of each step, nats, of its own tokens; those before a resumed
+    #: checkpoint included.
+    losses: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)  #: of each step of this run
+    tokens: int = 0  #: that it has read in this run
+    step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
+    #: of the constrained weights after each step of this run; the first trainer's only.
+    feasibility: list[Feasibility] = field(default_factory=list)
+    #: what the projection at the end came to; None without constraints.
+    projected: Projected | None = None
+    #: all parameters by name, before the projection; the first trainer's only.
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def perplexity(self) -> float:
+        """Of the validation part at the end, before the projection."""
+        return self.progress[-1].perplexity
+
+    @property
+    def seconds(self) -> float:
+        """What all steps of this run took, without evaluation."""
+        return sum(self.step_seconds)
+
+    def report(self, trainer: int, epoch: int, valid_loss: float | None) -> Progress:
+        """Note how far a trainer has come; epochs begin with 0 here."""
+        losses = self.losses[-REPORT_EVERY:]
+        staleness = self.staleness[-REPORT_EVERY:]
+        progress = Progress(
+            trainer=trainer,
+            epoch=epoch + 1,
+            step=len(self.losses),
+            tokens=self.tokens,
+            seconds=self.seconds,
+            train_loss=sum(losses) / max(1, len(losses)),
+            valid_loss=valid_loss,
+            staleness=sum(staleness) / max(1, len(staleness)),
+        )
+        self.progress.append(progress)
+        return progress

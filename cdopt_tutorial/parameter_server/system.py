@@ -1,0 +1,484 @@
+"""The system: what an owner of parameters does, what a trainer does, and how they run.
+
+With one trainer there are two owners, as in the original: ``ps`` of the embedding and
+the decoder, the trainer of its LSTM. Several trainers share one, which owns everything.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+
+from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.data import Corpus, Stream
+from cdopt_tutorial.engines import Role, gradients, launch, serve
+from cdopt_tutorial.engines.gradients import Context
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.reference import Reference
+from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.parameter_server import checkpoint
+from cdopt_tutorial.parameter_server.attached import mark_phases
+from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
+from cdopt_tutorial.parameter_server.history import (
+    REPORT_EVERY,
+    History,
+    Projected,
+)
+from cdopt_tutorial.parameter_server.model import (
+    PARTS,
+    Hidden,
+    PulledLSTM,
+    RNNConfig,
+    RNNModel,
+    build,
+    build_all,
+)
+
+SERVER = "ps"
+
+Engine = OneProcess | TorchRPC
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained on what, from where, and what is kept of it."""
+
+    config: RNNConfig  #: of the run
+    corpus: Corpus  #: what is read
+    resume: Checkpoint | None = None  #: where to go on; None to begin
+    keep: Path | None = None  #: file for checkpoints; None keeps none
+    #: parameters to begin with, by name, some or all; those of the seed by default. A
+    #: run that is resumed does not look at them.
+    begin: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Owner:
+    """Owns parts of the model, and the one optimizer that moves their parameters.
+
+    Called by the trainers. Their backward passes leave gradients here, in a context of
+    each; what is done with them is the owner's business.
+
+    Args:
+        parts: references to the parts, by name, which are on this worker.
+        config: of the run.
+    """
+
+    def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
+        self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
+        kind, arguments = choice(config)
+        self._optimizer = kind(self._parts.parameters(), **arguments)
+        self._clip = config.clip
+        self._steps = 0
+        self._lock = threading.Lock()
+        trainers = range(config.num_trainers)
+        self._together = Rendezvous(self._step_for_all, trainers)
+        self._barrier = Rendezvous(all_that_was_brought, trainers)
+
+    def version(self) -> int:
+        """Steps that the parameters have taken in this run."""
+        return self._steps
+
+    def squared_norm(self, context: Context) -> float:
+        """‖g‖² of a context's gradients of these parameters."""
+        with self._lock:
+            return squared_norm(self._gradients(context).values())
+
+    def _gradients(self, context: Context) -> dict[Tensor, Tensor]:
+        return gradients.gradients(context, self._parts.parameters())
+
+    def step(self, context: Context, scale: float) -> int:
+        """Move the parameters at once; returns the version that was moved.
+
+        Args:
+            context: whose gradients are used.
+            scale: factor on them.
+        """
+        with self._lock:
+            found = self._gradients(context)
+            gradients.forget(context)
+            return self._move(found, scale)
+
+    def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
+        for parameter, gradient in found.items():
+            parameter.grad = gradient * scale if scale < 1 else gradient
+        self._optimizer.step()  # which forgets .grad once it was used
+        self._steps += 1
+        return self._steps - 1
+
+    def step_together(self, trainer: int, context: Context) -> Future[int]:
+        """The same by the sum of all trainers' gradients, once all have come; clipped.
+
+        The trainers divide their losses by the tokens of all of them, so the sum is
+        the gradient of the joint batch.
+        """
+        return self._together.enter(trainer, context)
+
+    def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
+        summed: dict[Tensor, Tensor] = {}
+        with self._lock:
+            for context in contexts.values():  # in the order of the trainers
+                for each, gradient in self._gradients(context).items():
+                    before = summed.get(each)
+                    summed[each] = gradient if before is None else before + gradient
+                gradients.forget(context)
+            scale = clip_factor(squared_norm(summed.values()), self._clip)
+            return dict.fromkeys(contexts, self._move(summed, scale))
+
+    def barrier(self, trainer: int, brought: Any = None) -> Future[list]:
+        """A future that completes once all trainers have come: what each brought."""
+        return self._barrier.enter(trainer, brought)
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+    def reseed(self, seed: int) -> None:
+        """Let the random streams of this worker begin anew."""
+        torch.manual_seed(seed)
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of all parameters, by name."""
+        return {n: w.detach().clone() for n, w in self._parts.state_dict().items()}
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """What the optimizer keeps, by the parameters' names."""
+        kept, names = self._optimizer.state_dict()["state"], self._names()
+        return {names[index]: state for index, state in kept.items()}
+
+    def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
+        """Take what there is, by name, for these parameters and their optimizer."""
+        self._parts.load_state_dict(weights, strict=False)
+        whole = self._optimizer.state_dict()
+        names = enumerate(self._names())
+        whole["state"] = {i: states[name] for i, name in names if name in states}
+        self._optimizer.load_state_dict(whole)
+
+    def _names(self) -> list[str]:
+        return [name for name, _ in self._parts.named_parameters()]
+
+
+def squared_norm(found: Iterable[Tensor]) -> float:
+    """Sum of the squares of all gradients' elements."""
+    return sum(gradient.square().sum().item() for gradient in found)
+
+
+def clip_factor(squared_norm: float, largest: float | None) -> float:
+    """Factor on all gradients, the same as ``torch.nn.utils.clip_grad_norm_`` takes."""
+    if largest is None:
+        return 1.0
+    return min(1.0, largest / (squared_norm**0.5 + 1e-6))
+
+
+def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
+    """References to the parts, wherever they are, and to all owners.
+
+    Called by each trainer; those who ask for one name get the same object.
+    """
+    config, vocab_size = job.config, len(job.corpus.vocabulary)
+
+    def on_server(name: str) -> Reference:
+        return engine.remote(SERVER, build, name, vocab_size, config, name=name)
+
+    shared = PARTS if config.num_trainers > 1 else ("embedding", "decoder")
+    parts = {name: on_server(name) for name in shared}
+    owners = [engine.remote(SERVER, Owner, parts, config, name="owner")]
+    if config.num_trainers == 1:
+        own = {"rnn": engine.reference(build("rnn", vocab_size, config))}
+        owners.append(engine.reference(Owner(own, config)))
+        parts |= own
+    return parts, owners
+
+
+class Trainer:
+    """Reads its columns of the text, and has the owners move the parameters.
+
+    Lives on ``trainer0``, ``trainer1`` and so on; the first one also evaluates and
+    keeps checkpoints.
+
+    Args:
+        engine: by which the parts are placed and called.
+        rank: of this trainer.
+        job: what to train.
+    """
+
+    def __init__(self, engine: Engine, rank: int, job: Job):
+        self.engine, self.rank, self.job, self.config = engine, rank, job, job.config
+        parts, self.owners = place(engine, job)
+        rnn = parts["rnn"]
+        rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, self.config)
+        self.model = RNNModel(parts["embedding"], parts["decoder"], rnn, self.config)
+        constrained = self.config.constrained is not None
+        self.constraints = Constraints(*parts.values()) if constrained else None
+        stream = Stream(job.corpus.train, self.config.seq_len, self.config.batch_size)
+        self.stream = stream.shard(rank, self.config.num_trainers)
+        self.max_steps = self.config.max_steps or self.config.epochs * len(stream)
+        self.history = History()
+        if job.resume is not None:
+            losses = job.resume.losses_of(rank, self.config.num_trainers)
+            self.history.losses = losses
+
+    def step(
+        self, tokens: Tensor, targets: Tensor, hidden: Hidden
+    ) -> tuple[float, int, Hidden]:
+        """One step on a window; its mean loss, its staleness and the hidden state."""
+        with self.engine.context() as context:
+            version = self.version()
+            loss, mean, hidden = self.loss(tokens, targets, hidden)
+            gradients.backward(context, loss)
+            staleness = self.update(context) - version
+        return mean, staleness, tuple(state.detach() for state in hidden)
+
+    def version(self) -> int:
+        """Steps that the parameters have taken; in step, everyone knows."""
+        if self.config.sync:
+            return len(self.history.staleness)
+        return self.owners[0].rpc_sync().version()
+
+    def loss(
+        self, tokens: Tensor, targets: Tensor, hidden: Hidden
+    ) -> tuple[Tensor, float, Hidden]:
+        """What is minimised, a token's mean loss in nats, and the hidden state."""
+        total, hidden = self.model.loss(tokens, targets, hidden)
+        # Together the trainers have the joint batch's tokens, so the sum of what they
+        # leave is the gradient of its mean. Out of step, each has only its own.
+        columns = self.config.batch_size if self.config.sync else targets.shape[1]
+        loss = total / (len(targets) * columns)
+        # The penalty counts once for each step of the parameters.
+        if self.constraints and (self.rank == 0 or not self.config.sync):
+            loss = loss + self.constraints.penalty()
+        return loss, total.item() / targets.numel(), hidden
+
+    def update(self, context: Context) -> int:
+        """Let all owners use the gradients of a context; the version that they moved.
+
+        Their common norm is at most ``clip`` then.
+        """
+        if self.config.sync and self.config.num_trainers > 1:
+            return self.owners[0].rpc_sync().step_together(self.rank, context)
+        scale = 1.0
+        if self.config.clip is not None:
+            squares = [o.rpc_sync().squared_norm(context) for o in self.owners]
+            scale = clip_factor(sum(squares), self.config.clip)
+        moved = [owner.rpc_sync().step(context, scale) for owner in self.owners]
+        return moved[0]
+
+    def train(self) -> History:
+        """The whole training, from its beginning or from a checkpoint."""
+        job, resume = self.job, self.job.resume
+        if self.rank == 0:
+            weights, states = job.begin, {}
+            if resume is not None:
+                weights, states = resume.weights, resume.optimizer
+            self.on_owners("load", weights, states)
+        epoch, window = (resume.epoch, resume.window) if resume else (0, 0)
+        if epoch >= self.config.epochs or self.finished:  # all was done before
+            self.look(max(0, epoch - (window == 0)))
+        while epoch < self.config.epochs and not self.finished:
+            self.epoch(epoch, window)
+            epoch, window = epoch + 1, 0
+        if self.rank == 0:
+            self.history.weights = self.gather("weights")
+        if self.constraints:
+            self.project()
+        return self.history
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return len(self.history.losses) >= self.max_steps
+
+    def epoch(self, epoch: int, first: int) -> None:
+        """One pass over the text, from a window on; evaluated and kept at its end."""
+        self.on_owners("set_lr", self.config.lr * self.config.lr_decay**epoch)
+        self.model.train()
+        hidden, window = self.hidden(first), first
+        self.reseed()
+        for tokens, targets in self.stream.windows(first):
+            if self.finished:
+                break
+            if window > first and window % self.config.save_every == 0:
+                self.keep(epoch, window, hidden)
+                self.reseed()
+            hidden, window = self.record(tokens, targets, hidden), window + 1
+            if len(self.history.losses) % REPORT_EVERY == 0:
+                self.report(epoch, None)
+        self.look(epoch)
+        if window == len(self.stream):
+            epoch, window, hidden = epoch + 1, 0, self.hidden(0)
+        self.keep(epoch, window, hidden)
+
+    def record(self, tokens: Tensor, targets: Tensor, hidden: Hidden) -> Hidden:
+        """Take a step, and write down what is known of it; the hidden state after."""
+        begin, history = time.perf_counter(), self.history
+        mean, staleness, hidden = self.step(tokens, targets, hidden)
+        history.step_seconds.append(time.perf_counter() - begin)
+        history.losses.append(mean)
+        history.staleness.append(staleness)
+        history.tokens += targets.numel()
+        if self.constraints and self.rank == 0:
+            history.feasibility.append(self.constraints.feasibility())
+        return hidden
+
+    def hidden(self, window: int) -> Hidden:
+        """The state of this trainer's columns: zeros, unless a pass is resumed."""
+        if window == 0:
+            return self.model.start(self.stream.batch_size)
+        parts = (
+            state.tensor_split(self.config.num_trainers, dim=1)[self.rank]
+            for state in self.job.resume.hidden
+        )
+        return tuple(part.contiguous() for part in parts)
+
+    def reseed(self) -> None:
+        """Let the dropout's random streams begin anew, on all workers at once."""
+        seed = 1000 * self.config.seed + 10 * len(self.history.losses)
+        self.barrier()
+        torch.manual_seed(seed + 2 * self.rank)
+        if self.rank == 0:
+            for owner in self.owners:
+                if not owner.is_owner():
+                    owner.rpc_sync().reseed(seed + 1)
+        self.barrier()
+
+    def barrier(self, brought: Any = None) -> list:
+        """Wait for all trainers; what each brought."""
+        return self.owners[0].rpc_sync().barrier(self.rank, brought)
+
+    def on_owners(self, method: str, *args: Any) -> list:
+        """Call a method of every owner."""
+        return [getattr(owner.rpc_sync(), method)(*args) for owner in self.owners]
+
+    def gather(self, method: str) -> dict[str, Any]:
+        """What every owner has, by the parameters' names."""
+        return {
+            n: value for found in self.on_owners(method) for n, value in found.items()
+        }
+
+    def look(self, epoch: int) -> None:
+        """Evaluate, and report it; all trainers wait for the first one."""
+        self.barrier()
+        valid_loss = self.evaluate() if self.rank == 0 else None
+        self.report(epoch, valid_loss)
+        # Whoever went on would switch the server's dropout on in its midst.
+        self.barrier()
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss of the validation part, in nats a token, without dropout."""
+        self.model.eval()
+        valid = self.job.corpus.valid
+        stream = Stream(valid, self.config.seq_len, self.config.batch_size)
+        hidden, total = self.model.start(stream.batch_size), 0.0
+        for tokens, targets in stream.windows():
+            loss, hidden = self.model.loss(tokens, targets, hidden)
+            total += loss.item()
+        return total / stream.num_tokens
+
+    def project(self) -> None:
+        """Make the model exactly feasible, once all trainers have done their steps."""
+        self.barrier()
+        if self.rank == 0:
+            self.constraints.project_()
+            found = self.constraints.feasibility()
+            self.history.projected = Projected(self.evaluate(), found)
+
+    def keep(self, epoch: int, window: int, hidden: Hidden) -> None:
+        """Write a checkpoint, all trainers together; the first one writes."""
+        if self.job.keep is None:
+            return
+        brought = self.barrier((hidden, self.history.losses))
+        states, losses = zip(*brought, strict=True)
+        if self.rank == 0:
+            columns = zip(*states, strict=True)
+            state = Checkpoint(
+                asdict(self.config),
+                list(self.job.corpus.vocabulary.words),
+                self.gather("weights"),
+                self.gather("optimizer_state"),
+                epoch,
+                window,
+                tuple(torch.cat(parts, dim=1) for parts in columns),
+                list(losses),
+            )
+            checkpoint.save(self.job.keep, state)
+        self.barrier()
+
+    def report(self, epoch: int, valid_loss: float | None) -> None:
+        """Tell the parent how far this trainer has come."""
+        progress = self.history.report(self.rank, epoch, valid_loss)
+        self.engine.report(f"trainer{self.rank}", progress)
+
+
+def train(engine: Engine, rank: int, job: Job) -> History:
+    """A trainer's role."""
+    return Trainer(engine, rank, job).train()
+
+
+def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[History]:
+    """Train on workers: ``ps`` and the trainers.
+
+    Args:
+        job: what to train.
+        engine: how gradients cross; by distributed autograd if None is given.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
+            ``on_report``, which gets each trainer's progress.
+
+    Returns:
+        What each trainer returned, in their order.
+
+    Raises:
+        ValueError: the job can't be done, see :func:`check`.
+        WorkerError: a worker failed.
+    """
+    check(job)
+    cores, num_trainers = psutil.cpu_count(), job.config.num_trainers
+    threads = max(1, cores // num_trainers)
+    roles = {SERVER: Role(serve, num_threads=cores)}
+    for rank in range(num_trainers):
+        role = Role(train, (engine or TorchRPC(), rank, job), num_threads=threads)
+        roles[f"trainer{rank}"] = role
+    options.setdefault("attach", mark_phases)
+    options.setdefault("polling", False)  # while one worker computes, others wait
+    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
+    results = launch(roles, **options)
+    return [results[f"trainer{rank}"] for rank in range(num_trainers)]
+
+
+def run_locally(job: Job) -> History:
+    """The same training in this process: one trainer with the whole batch."""
+    check(job)
+    alone = replace(job, config=replace(job.config, num_trainers=1))
+    return train(OneProcess(), 0, alone)
+
+
+def check(job: Job) -> None:
+    """Refuse a job that can't be done.
+
+    Raises:
+        ValueError: the text is too short, the checkpoint does not fit, or a parameter
+            to begin with is not one of the model's or not of its shape.
+    """
+    config, words = job.config, job.corpus.vocabulary.words
+    train, _ = (
+        Stream(part, config.seq_len, config.batch_size)
+        for part in (job.corpus.train, job.corpus.valid)
+    )
+    if job.resume is not None:
+        job.resume.fits(config, words, len(train))
+    own = build_all(len(words), config).state_dict() if job.begin else {}
+    for name, value in job.begin.items():
+        if name not in own or own[name].shape != value.shape:
+            known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
+            raise ValueError(
+                f"begin has {name} {tuple(value.shape)}, but the model has {known}"
+            )

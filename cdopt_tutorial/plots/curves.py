@@ -1,0 +1,106 @@
+"""Curves over seeds, and bars."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cdopt_tutorial.plots.style import INK, LOOKS, WIDTH, add_legend, styled
+
+_HEIGHT = 3.5  # inches of a figure without its legend
+_GRID_POINTS = 200
+_MOST_TICKS = 8
+
+_Seed = tuple[Sequence[float], Sequence[float]]
+
+
+@styled
+def learning_curves(
+    curves: Mapping[str, Sequence[_Seed]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    threshold: float | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Figure:
+    """Draw the median over the seeds of each curve, in a band from worst to best.
+
+    A curve has a pair (x, y) per seed, x rising. The seeds may stop at different x:
+    a run that has stopped keeps its last value, and a marker shows where it stopped.
+    A line marks `threshold`, such as "solved".
+
+    Raises:
+        ValueError: a curve has no seeds, x and y of one differ in length, or a y is
+            one that a logarithmic scale can't show.
+    """
+    fig = Figure(figsize=(WIDTH, _HEIGHT))
+    ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
+    ax.set_xscale("log" if log_x else "linear")
+    ax.set_yscale("log" if log_y else "linear")
+    lines = []
+    for (name, seeds), style in zip(curves.items(), cycle(LOOKS), strict=False):
+        color, marker = style.color, style.marker
+        x, y = _on_one_grid(name, seeds, log_x, log_y)
+        ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.22, lw=0)
+        lines += ax.plot(x, np.median(y, 0), color=color, ls=style.linestyle)
+        lines[-1].set(label=name, marker=marker, markevery=[], markersize=5)
+        ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
+        ax.plot(*zip(*ends, strict=True), marker, color=color, ms=5, mew=0)
+    if threshold is not None:
+        ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
+        right = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        above = {"xytext": (0, 2), "textcoords": "offset points", "size": 9}
+        ax.annotate(f"{threshold:g}", (1, threshold), **right, **above)
+    _tick_the_data(ax, curves)
+    add_legend(fig, lines, handlelength=3)
+    return fig
+
+
+def _on_one_grid(
+    name: str, seeds: Sequence[_Seed], log_x: bool, log_y: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a common x, and y of shape (seeds, len(x)) on it."""
+    if not seeds or any(len(x) != len(y) or not len(x) for x, y in seeds):
+        raise ValueError(f"{name!r} needs seeds, and in each as many y as x")
+    if log_y and min(min(y) for _, y in seeds) <= 0:
+        raise ValueError(f"{name!r} has a y that is not above 0, but log_y is on")
+    low, high = max(x[0] for x, _ in seeds), max(x[-1] for x, _ in seeds)
+    grid = (np.geomspace if log_x else np.linspace)(low, high, _GRID_POINTS)
+    if log_y:  # between its points a curve is straight on the axis that is seen
+        return grid, np.exp([np.interp(grid, x, np.log(y)) for x, y in seeds])
+    return grid, np.array([np.interp(grid, x, y) for x, y in seeds])
+
+
+def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
+    """Where few x were measured, as epochs or widths, put the ticks on these."""
+    measured = sorted({float(x) for c in curves.values() for xs, _ in c for x in xs})
+    if len(measured) <= _MOST_TICKS:
+        ax.set_xticks(measured, [f"{x:g}" for x in measured])
+        ax.set_xticks([], minor=True)
+
+
+@styled
+def bars(values: Mapping[str, float], *, xlabel: str) -> Figure:
+    """Draw a bar per value on a logarithmic scale, the first one on top.
+
+    Beside each bar stands its value, and its ratio to the first. Raises ValueError
+    if there is none, or one that is not above 0.
+    """
+    heights = list(values.values())
+    least, most = min(heights), max(heights)
+    if least <= 0:
+        raise ValueError(f"a logarithmic scale can't show {least}")
+    fig = Figure(figsize=(WIDTH, 0.8 + 0.36 * len(values)))
+    ax = fig.add_subplot(xlabel=xlabel, xscale="log")
+    style = {"height": 0.62, "color": [each.color for each in LOOKS], "lw": 0}
+    drawn = ax.barh(list(values), heights, alpha=0.85, **style)
+    ratios = [f"{v:,.0f}  (×{v / heights[0]:.3g})" for v in heights]
+    ax.bar_label(drawn, ratios, padding=4, size=9)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.invert_yaxis()
+    ax.set_xlim(10 ** np.floor(np.log10(least) - 0.2), most * 6)
+    return fig

@@ -1,0 +1,84 @@
+"""What goes into a chapter, and what comes out: its parameters, and its figures."""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from symtable import symtable
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+HIDDEN = "application/papermill.record/"
+"""How the type begins under which an output carries a figure; `show.glue` writes it."""
+
+Figures = Mapping[str, float | str]
+"""What a chapter claims, by name."""
+
+
+def read_chapter(
+    path: Path, values: Mapping[str, object] | None = None
+) -> NotebookNode:
+    """Read a notebook without its outputs, and set parameters; see `inject`."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":  # else old figures would pass for new ones
+            cell.outputs, cell.execution_count = [], None
+    if values:
+        inject(notebook, values)
+    return notebook
+
+
+def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
+    """Set parameters of a notebook, in place, where papermill would set them.
+
+    They stand in a cell of their own, behind the one that is tagged `parameters`.
+
+    Raises:
+        ValueError: there is no such cell, or more than one, or it is no plain Python
+            or sets no such name.
+    """
+    # What was set from outside before is overruled, as papermill does it.
+    others = [c for c in notebook.cells if not _tagged(c, "injected-parameters")]
+    given = [cell for cell in others if _tagged(cell, "parameters")]
+    if len(given) != 1:
+        raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
+    try:
+        symbols = symtable(given[0].source, "cell", "exec").get_symbols()
+    except SyntaxError as error:
+        raise ValueError(
+            f"the cell of parameters is no plain Python: {error}"
+        ) from None
+    known = [each.get_name() for each in symbols if each.is_assigned()]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
+    lines = [f"{name} = {value!r}" for name, value in values.items()]
+    cell = new_code_cell("\n".join(["# Set from outside:", *lines]))
+    cell.metadata["tags"] = ["injected-parameters"]
+    others.insert(others.index(given[0]) + 1, cell)
+    notebook.cells = others
+
+
+def _tagged(cell: NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", [])
+
+
+def read_value(text: str) -> object:
+    """Return the Python literal that `text` writes, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def claimed(notebook: NotebookNode) -> Figures:
+    """Return the figures that a notebook has glued, as far as it ran, by name."""
+    figures = {}
+    for cell in notebook.cells:
+        for out in cell.get("outputs", []):
+            if text := out.get("data", {}).get(f"{HIDDEN}text/plain"):
+                name = out.metadata["scrapbook"]["name"]
+                no_literal = text in ("nan", "inf", "-inf")
+                figures[name] = float(text) if no_literal else read_value(text)
+    return figures

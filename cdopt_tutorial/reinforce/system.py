@@ -1,0 +1,445 @@
+"""Chapter 1's system: an agent and its observers, which learn CartPole together.
+
+From top to bottom: what one can choose; the agent, which owns the policy; the observer,
+which owns environments; the four ways in which they converse; the score; a run. Policy
+and learning rule are in :mod:`~cdopt_tutorial.reinforce.learner`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.futures import Future
+
+from cdopt_tutorial import checks
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.rendezvous import Rendezvous
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.reinforce.learner import (
+    STATE_SIZE,
+    Actor,
+    Episodes,
+    Policy,
+    policy_loss,
+)
+
+ENVIRONMENT = "CartPole-v1"
+SOLVED_OVER = 100  # episodes whose mean reward decides
+AVERAGING = 0.05  # weight of the newest episode in the original's running reward
+
+# What a conversation is good for: one environment where every step is a round trip,
+# many where a round trip serves them all.
+DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
+
+
+@dataclass(frozen=True)
+class ReinforceConfig:
+    """Settings of a run; checked when they are made.
+
+    Attributes:
+        conversation: how observers and agent converse: "per-step", "packed",
+            "batched" or "local-policy".
+        num_observers: observers, each on a worker of its own, at least 1.
+        num_envs: environments of each observer; None takes the conversation's
+            default: 1, 1, 16 and 32 in this order.
+        gamma: discount factor of the rewards, above 0 and at most 1.
+        lr: learning rate of Adam, above 0.
+        hidden: width of the policy's hidden layer.
+        seed: of the policy's start, the environments and the choice of actions.
+        max_episodes: episodes after which an unsolved run ends.
+        log_interval: rounds between two log lines; in a round every environment
+            runs one episode, and the agent learns once.
+        device: where the agent keeps its policy, as
+            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
+
+    Raises:
+        ValueError: a value is out of its range, or the device is not there.
+    """
+
+    conversation: str = "local-policy"
+    num_observers: int = 2
+    num_envs: int | None = None
+    gamma: float = 0.99
+    lr: float = 1e-2
+    hidden: int = 128
+    seed: int = 1
+    max_episodes: int = 10_000
+    log_interval: int = 10
+    device: str = "cpu"
+
+    def __post_init__(self):
+        known = f"one of {', '.join(CONVERSATIONS)}"
+        checks.check(self, "conversation", self.conversation in CONVERSATIONS, known)
+        if self.num_envs is None:
+            object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
+        checks.at_least(self, 1, "num_observers", "num_envs", "hidden")
+        checks.at_least(self, 1, "max_episodes", "log_interval")
+        checks.at_least(self, 0, "seed")
+        checks.check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
+        checks.check(self, "lr", self.lr > 0, "above 0")
+        object.__setattr__(self, "device", pick_device(self.device))
+
+    def seed_of(self, observer: int, purpose: str) -> int:
+        """A seed of an observer's own for its "environments" or its "actions"."""
+        stream = ("environments", "actions").index(purpose)
+        sequence = np.random.SeedSequence([self.seed, observer, stream])
+        return int(sequence.generate_state(1)[0])
+
+
+class Agent:
+    """Trains one policy on the episodes of many observers.
+
+    Lives on the agent's worker. It commands the observers, and they call back, perhaps
+    all at once: what belongs to one is kept apart by its number.
+    """
+
+    def __init__(self, config: ReinforceConfig):
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.policy = Policy(config.hidden).to(config.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
+        self._actors = [
+            Actor(self.policy, config.seed_of(i, "actions"))
+            for i in range(config.num_observers)
+        ]
+        self._waiting = Rendezvous(self._select_together)
+
+    def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
+        """Command every observer to run its episodes, and wait for all of them.
+
+        Args:
+            agent_rref: reference to this agent, for the observers to call back.
+            observer_rrefs: references to the observers, in the order of their numbers.
+        """
+        self._waiting.expect(range(len(observer_rrefs)))
+        futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
+        return [self._episodes(i, *future.wait()) for i, future in enumerate(futures)]
+
+    def finish_episode(self, batch: Sequence[Episodes]) -> None:
+        """Learn from a round of episodes: one step of Adam."""
+        self.optimizer.zero_grad()
+        policy_loss(self.policy, batch, self.config.gamma).backward()
+        self.optimizer.step()
+
+    def select_action(self, observer: int, states: NDArray) -> NDArray:
+        """Actions (n,) for an observer's states (n, 4); called by the observer."""
+        return self._actors[observer].select(states)
+
+    def report_reward(self, observer: int, rewards: NDArray) -> None:
+        """Take the rewards (n,) of an observer's last actions; called by it."""
+        self._actors[observer].rewards.append(rewards)
+
+    def report_and_select(
+        self, observer: int, rewards: NDArray, states: NDArray
+    ) -> NDArray:
+        """Both in one call; the first of an episode has no rewards yet."""
+        if len(rewards):
+            self.report_reward(observer, rewards)
+        return self.select_action(observer, states)
+
+    def report_and_wait(
+        self, observer: int, rewards: bytes, states: bytes
+    ) -> Future[bytes]:
+        """The same as bytes, answered by a future once all observers wait."""
+        if rewards:
+            self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
+        rows = np.frombuffer(states, dtype=np.float32).reshape(-1, STATE_SIZE)
+        return self._waiting.enter(observer, rows)
+
+    def report_and_leave(self, observer: int, rewards: NDArray) -> None:
+        """The observer's last rewards; the others need not wait for it any more."""
+        self.report_reward(observer, rewards)
+        self._waiting.leave(observer)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters on the CPU, for an observer that acts itself."""
+        return {name: value.cpu() for name, value in self.policy.state_dict().items()}
+
+    def report_steps(
+        self, observer: int, states: NDArray, actions: NDArray, rewards: NDArray
+    ) -> None:
+        """Take a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
+        actor = self._actors[observer]
+        actor.states, actor.actions, actor.rewards = states, actions, rewards
+
+    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
+        """One forward pass for the states of several observers."""
+        scores = self.policy.scores(np.concatenate(list(waiting.values())))
+        parts = scores.split([len(states) for states in waiting.values()])
+        return {
+            observer: self._actors[observer].draw(states, part).tobytes()
+            for (observer, states), part in zip(waiting.items(), parts, strict=True)
+        }
+
+    def _episodes(self, observer: int, *ends: NDArray) -> Episodes:
+        steps = self._actors[observer].take_steps()
+        return Episodes(*map(torch.from_numpy, (*steps, *ends)))
+
+
+class Observer:
+    """Runs episodes in its environments when the agent tells it to.
+
+    The agent makes it on an observer's worker, by its number, and keeps a reference.
+    """
+
+    def __init__(self, number: int, config: ReinforceConfig):
+        self._talk = CONVERSATIONS[config.conversation](number, config)
+        self._env = gymnasium.make_vec(
+            ENVIRONMENT, config.num_envs, vectorization_mode="vector_entry_point"
+        )
+        seed = config.seed_of(number, "environments")
+        self._env.np_random = np.random.default_rng(seed)
+
+    def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
+        """One episode in every environment; called by the agent.
+
+        An environment whose episode is over is stepped along until all are, but
+        nothing that happens in it counts.
+
+        Returns:
+            Lengths (n,) int64 of the episodes, and (n,) bool: cut by the time limit.
+        """
+        self._talk.begin(agent_rref)
+        states, _ = self._env.reset()
+        running = np.ones(self._env.num_envs, dtype=bool)
+        truncated = np.zeros_like(running)
+        lengths = np.zeros(running.shape, dtype=np.int64)
+        while running.any():
+            actions = self._talk.ask(states)
+            states, rewards, fallen, late, _ = self._env.step(actions)
+            self._talk.tell(np.float32(rewards * running))
+            lengths += running
+            truncated |= running & late & ~fallen
+            running &= ~(fallen | late)
+        self._talk.end()
+        return lengths, truncated
+
+
+class PerStep:
+    """Two calls a step, as in the original: the state for an action, then the reward.
+
+    The observer's side of a conversation, of which there are four. They differ only in
+    what crosses the wire, and how often. It is NumPy arrays: these travel inside their
+    message, while a tensor takes a channel of its own and twice the time.
+    """
+
+    def __init__(self, number: int, config: ReinforceConfig):
+        self._number = number
+
+    def begin(self, agent_rref) -> None:
+        """A round of episodes starts; the reference is to the agent."""
+        self._agent = agent_rref.rpc_sync()
+
+    def ask(self, states: NDArray) -> NDArray:
+        """Actions (n,) int64 for states (n, 4) float32."""
+        return self._agent.select_action(self._number, states)
+
+    def tell(self, rewards: NDArray) -> None:
+        """Hand over the rewards (n,) float32 of the last actions."""
+        self._agent.report_reward(self._number, rewards)
+
+    def end(self) -> None:
+        """All episodes are over."""
+
+
+class Packed(PerStep):
+    """One call a step: the last reward travels with the next state."""
+
+    def begin(self, agent_rref) -> None:
+        super().begin(agent_rref)
+        self._rewards = np.empty(0, dtype=np.float32)  # none yet
+
+    def ask(self, states: NDArray) -> NDArray:
+        return self._agent.report_and_select(self._number, self._rewards, states)
+
+    def tell(self, rewards: NDArray) -> None:
+        self._rewards = rewards
+
+    def end(self) -> None:
+        self._agent.report_reward(self._number, self._rewards)
+
+
+class Batched(Packed):
+    """The same call, answered once all observers wait: one forward pass for all."""
+
+    def ask(self, states: NDArray) -> NDArray:
+        # Bytes, since arrays take longer to pickle and unpickle.
+        told = self._rewards.tobytes(), states.tobytes()
+        actions = self._agent.report_and_wait(self._number, *told)
+        return np.frombuffer(actions, dtype=np.int64)
+
+    def end(self) -> None:
+        self._agent.report_and_leave(self._number, self._rewards)
+
+
+class LocalPolicy(PerStep):
+    """Two calls a round: the weights come to the observer, its episodes go back."""
+
+    def __init__(self, number: int, config: ReinforceConfig):
+        super().__init__(number, config)
+        self._actor = Actor(Policy(config.hidden), config.seed_of(number, "actions"))
+
+    def begin(self, agent_rref) -> None:
+        super().begin(agent_rref)
+        self._actor.policy.load_state_dict(self._agent.weights())
+
+    def ask(self, states: NDArray) -> NDArray:
+        return self._actor.select(states)
+
+    def tell(self, rewards: NDArray) -> None:
+        self._actor.rewards.append(rewards)
+
+    def end(self) -> None:
+        self._agent.report_steps(self._number, *self._actor.take_steps())
+
+
+CONVERSATIONS = {
+    "per-step": PerStep,
+    "packed": Packed,
+    "batched": Batched,
+    "local-policy": LocalPolicy,
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the agent reports after each round: counts so far, and mean rewards.
+
+    ``last_reward`` is that of the round's episodes, ``mean_reward`` of the last 100,
+    and ``running_reward`` the original's.
+    """
+
+    number: int
+    episodes: int
+    env_steps: int
+    last_reward: float
+    running_reward: float
+    mean_reward: float
+
+
+@dataclass
+class Score:
+    """How well the agent does, and the verdict on whether the task is solved.
+
+    Solved is what the environment's authors call solved: a mean reward of the last
+    100 episodes at its threshold. The original's running reward is kept, too; every
+    episode enters it once, whichever observer ran it.
+    """
+
+    #: total reward of every episode, in the order of the observers.
+    rewards: list[float] = field(default_factory=list)
+    running_reward: float = 0.0  #: exponential average over the episodes, from 0
+    env_steps: int = 0  #: steps taken in all environments
+    rounds: int = 0  #: times that the agent has learned
+    seconds: float = 0.0  #: from when this was made to the last round's end
+
+    threshold = gymnasium.spec(ENVIRONMENT).reward_threshold
+
+    def __post_init__(self):
+        self._begin = time.perf_counter()
+
+    def add(self, batch: Sequence[Episodes]) -> Round:
+        """Count a round's episodes, from which the agent has learned by now."""
+        new = [total for episodes in batch for total in episodes.totals]
+        self.rewards += new
+        for reward in new:
+            self.running_reward += AVERAGING * (reward - self.running_reward)
+        self.env_steps += sum(int(episodes.lengths.sum()) for episodes in batch)
+        self.rounds += 1
+        self.seconds = time.perf_counter() - self._begin
+        return Round(
+            number=self.rounds,
+            episodes=len(self.rewards),
+            env_steps=self.env_steps,
+            last_reward=sum(new) / len(new),
+            running_reward=self.running_reward,
+            mean_reward=self.mean_reward,
+        )
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean reward of the last 100 episodes, or of all if there are fewer."""
+        last = self.rewards[-SOLVED_OVER:]
+        return sum(last) / len(last) if last else 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether the last 100 episodes reached the threshold on average."""
+        return len(self.rewards) >= SOLVED_OVER and self.mean_reward >= self.threshold
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run returns."""
+
+    score: Score  #: rewards and verdict
+    rounds: list[Round]  #: what the agent reported after each round
+    weights: dict[str, Tensor]  #: the trained policy's parameters, on the CPU
+
+    def as_json(self) -> dict[str, Any]:
+        """What the command line writes; times in seconds."""
+        return {
+            "solved": self.score.solved,
+            "episodes": len(self.score.rewards),
+            "mean_reward": self.score.mean_reward,
+            **asdict(self.score),
+        }
+
+
+def run_agent(engine, config: ReinforceConfig) -> Training:
+    """The agent's role: make the observers, then train until it is solved.
+
+    The engine, TorchRPC or OneProcess, makes objects and references to them.
+    """
+    agent = Agent(config)
+    agent_rref = engine.reference(agent)
+    observer_rrefs = [
+        engine.remote(f"observer{i}", Observer, i, config)
+        for i in range(config.num_observers)
+    ]
+    score, rounds = Score(), []
+    while not score.solved and len(score.rewards) < config.max_episodes:
+        batch = agent.run_episode(agent_rref, observer_rrefs)
+        agent.finish_episode(batch)
+        rounds.append(score.add(batch))
+        engine.report("agent", rounds[-1])
+    return Training(score, rounds, agent.weights())
+
+
+def run(config: ReinforceConfig, **options: Any) -> Training:
+    """Train over RPC: an agent and its observers, each in a process of its own.
+
+    Args:
+        config: of the run.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
+            ``on_report``, which gets a :class:`Round` after each round.
+
+    Raises:
+        WorkerError: a worker failed.
+    """
+    # The agent learns while the observers wait, so the cores are its own.
+    threads = psutil.cpu_count()
+    roles = {"agent": Role(run_agent, (TorchRPC(), config), num_threads=threads)}
+    roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
+    # An observer needs one thread for its episode and one to be answered; with more,
+    # the small calls of "batched" take longer to be handed on.
+    options.setdefault("rpc_threads", 2)
+    options.setdefault("polling", config.conversation != "local-policy")
+    return launch(roles, **options)["agent"]
+
+
+def run_locally(
+    config: ReinforceConfig, on_report: Callable[[str, Round], None] | None = None
+) -> Training:
+    """The same agent and observers in this process, without RPC."""
+    return run_agent(OneProcess(on_report), config)

@@ -1,0 +1,279 @@
+"""What a notebook or a script defines runs on workers; what is not the same does not.
+
+Nothing of it can be imported, so it travels by value, and is then in every worker's
+``__main__``.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+
+import nbformat
+import pytest
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from cdopt_tutorial.engines import Role, edited, group, launch, serve, share, wire
+
+
+class ThisPython(AsyncKernelManager):
+    """Starts a kernel of this interpreter, whatever kernels are installed."""
+
+    kernel_spec = KernelSpec(**get_kernel_dict())
+
+
+def run_cells(folder, *cells):
+    """What each cell of a real notebook prints."""
+    notebook = new_notebook(cells=[new_code_cell(textwrap.dedent(c)) for c in cells])
+    NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_manager_class=ThisPython,
+        resources={"metadata": {"path": str(folder)}},
+    ).execute(transport_encryption="auto")
+    nbformat.validate(notebook)
+    return ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
+
+
+IMPORTS = """
+    import enum, threading
+    from dataclasses import dataclass
+
+    import torch
+    import torch.distributed.rpc as rpc
+    from cdopt_tutorial.engines import Role, launch, report, serve
+    from cdopt_tutorial.engines.attach import wrap
+"""
+
+DEFINITIONS = """
+    class Kind(enum.Enum):
+        PLAIN = 1
+
+    @dataclass
+    class Note:
+        value: torch.Tensor
+        kind: Kind = Kind.PLAIN
+
+    class Book:
+        def __init__(self, factor):
+            self.factor, self.notes = factor, 0
+
+        def add(self, note):
+            self.notes += 1
+            if not isinstance(note, Note):
+                raise TypeError(type(note))
+            return Note(self.factor * note.value + self.notes)
+
+        def is_of(self, kind):
+            return type(self) is kind and Kind(1) is Kind.PLAIN
+
+    counted = 0
+
+    def square(note):
+        global counted
+        counted += 1
+        return Note(note.value ** 2)
+
+    def how_often():
+        return counted
+
+    def ask(other, note):
+        rref = rpc.remote(other, Book, args=(3,))
+        later = rpc.rpc_async(other, square, args=(note,))
+        first, second = rref.rpc_sync().add(note), rref.rpc_sync().add(note)
+        report(second)
+        same = rref.rpc_sync().is_of(Book) and isinstance(first, Note)
+        return first, later.wait(), same, rpc.rpc_sync(other, how_often)
+
+    roles = {
+        "reader": Role(ask, ("owner", Note(torch.ones(2)))), "owner": Role(serve)
+    }
+"""
+
+RUN = """
+    told = []
+    method = Book.add
+    found = launch(roles, on_report=lambda *record: told.append(record))
+    first, squared, same, often = found["reader"]
+    print(first.value.tolist(), squared.value.tolist(), same, often, counted)
+    print(type(first) is type(squared) is type(told[0][1]) is Note, first.kind)
+    print(told[0][1].value.tolist(), Book.add is method, Book.__subclasses__())
+"""
+
+DEFINE_ANEW = """
+    class Book(Book):
+        def add(self, note):
+            return Note(-note.value)
+
+    print(launch(roles)["reader"][0].value.tolist())
+"""
+
+ATTACH = """
+    def attach():
+        wrap(square, lambda function, note: Note(function(note).value + 10))
+
+    print(launch(roles, attach=attach)["reader"][1].value.tolist())
+"""
+
+REFUSED = """
+    lock, file = threading.Lock(), open("a", "w")
+
+    def use_lock():
+        return lock
+
+    class Keeper:
+        def keep(self):
+            return file
+
+    def use_keeper():
+        return rpc.remote("idle", Keeper)
+
+    for function in (use_lock, use_keeper, lambda: get_ipython):
+        try:
+            launch({"idle": Role(serve), "worker": Role(function)})
+        except ValueError as error:
+            print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook")
+    return run_cells(folder, IMPORTS, DEFINITIONS, RUN, DEFINE_ANEW, ATTACH, REFUSED)[
+        2:
+    ]
+
+
+class TestNotebook:
+    def test_a_class_and_a_function_run_as_workers_that_call_each_other(self, printed):
+        # The notebook counts nothing, and its class keeps its own methods.
+        assert printed[0].splitlines() == [
+            "[4.0, 4.0] [1.0, 1.0] True 1 0",
+            "True Kind.PLAIN",
+            "[5.0, 5.0] True []",
+        ]
+
+    def test_the_last_definition_is_the_one_that_runs(self, printed):
+        assert printed[1] == "[-1.0, -1.0]\n"
+
+    def test_what_is_attached_reaches_functions_of_a_cell(self, printed):
+        assert printed[2] == "[11.0, 11.0]\n"
+
+    def test_what_can_not_travel_is_refused_in_a_line(self, printed):
+        *lines, last = printed[3].splitlines()
+        assert len(lines) == 2
+        for line, what in zip(lines, ("_thread.lock", "an open file"), strict=True):
+            assert line.startswith("worker: its role can't be sent to a worker: ")
+            assert f"cannot pickle {what}" in line.replace("'", "")
+        assert last.startswith("worker: ")
+
+
+SCRIPT = """
+    import torch
+    import torch.distributed.rpc as rpc
+    from cdopt_tutorial.engines import Role, launch, serve
+
+    print("begun", __name__)
+
+    class Sum:
+        total = 0
+
+        def add(self, value):
+            self.total += value
+            return self
+
+    def ask(other):
+        kept = rpc.remote(other, Sum).rpc_sync()
+        kept.add(2)
+        return kept.add(torch.tensor(3))
+
+    found = launch({"a": Role(ask, ("b",)), "b": Role(serve)})["a"]
+    print(type(found) is Sum, found.total.item())
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "-c", "-m"])
+def test_a_script_needs_no_guard_against_itself(how, tmp_path):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    args = {
+        "file": ["script.py"], "-c": ["-c", textwrap.dedent(SCRIPT)],
+        "-m": ["-m", "script"],
+    }[how]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *args], cwd=tmp_path, check=True, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["begun __main__", "True 5"]
+
+
+def test_a_function_inside_a_function_keeps_what_it_closes_over():
+    step = 3
+
+    def add(number):
+        return number + step
+
+    assert launch({"a": Role(add, (4,)), "b": Role(lambda: step)}) == {"a": 7, "b": 3}
+    assert share(lambda number: number * step, [(1,), (2,)]) == [3, 6]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of a reader's own, and one that it imports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_numbers.py").write_text("number = 1\n")
+    path = tmp_path / "my_role.py"
+    path.write_text("import my_numbers\ndef role(): return my_numbers.number, 1\n")
+    yield path
+    for name in ("my_role", "my_numbers"):
+        sys.modules.pop(name, None)
+
+
+class TestEdited:
+    """Workers would run the new text of a module, and this process the old one."""
+
+    def refused(self, monkeypatch, module, name):
+        def start(*_):
+            raise AssertionError("a process was about to start")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(group.Group, "_start", start)
+            with pytest.raises(ValueError) as caught:
+                launch({"worker": Role(module.role)})
+        assert str(caught.value).startswith(f"{name} was edited since it was imported")
+        assert "importlib.reload" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_between_import_and_first_launch(self, mine, monkeypatch):
+        module = importlib.import_module("my_role")
+        mine.write_text("def role(): return 2\n")
+        self.refused(monkeypatch, module, "my_role")
+
+    def test_between_two_launches_and_reloaded(self, mine, monkeypatch):
+        module = importlib.import_module("my_role")
+        assert launch({"worker": Role(module.role)})["worker"] == (1, 1)
+        mine.write_text("import my_numbers\ndef role(): return my_numbers.number, 2\n")
+        later = mine.stat().st_mtime + 2  # or Python would take its compiled file
+        os.utime(mine, (later, later))
+        self.refused(monkeypatch, module, "my_role")
+        module = importlib.reload(module)
+        assert launch({"worker": Role(module.role)})["worker"] == (1, 2)
+
+    def test_in_a_module_that_no_role_is_of(self, mine, monkeypatch):
+        module = importlib.import_module("my_role")
+        mine.with_name("my_numbers.py").write_text("number = 10\n")
+        self.refused(monkeypatch, module, "my_numbers")
+
+    def test_in_this_package(self, monkeypatch, mine):
+        module = importlib.import_module("my_role")
+        monkeypatch.setitem(edited._imported, wire.__file__, (1.0, 1))
+        self.refused(monkeypatch, module, wire.__name__)
+
+    def test_a_module_whose_file_has_gone_is_not_needed(self, mine):
+        importlib.import_module("my_numbers")
+        mine.with_name("my_numbers.py").unlink()
+        assert launch({"worker": Role(serve)}) == {"worker": None}

@@ -1,0 +1,475 @@
+"""The commands' interface: flags, what they reach, files, exit codes; nothing runs."""
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from cdopt_tutorial import cli
+from cdopt_tutorial.commands import bench, build, common, execute
+from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.reinforce import ReinforceConfig
+
+TRAINING = {"seed": 1, "smoke": False, "json": None, "device": "cpu"}
+# Of all commands, all flags and what holds without them: nothing here may change.
+FLAGS = {
+    "reinforce": TRAINING | {
+        "conversation": "local-policy", "num-observers": None, "world-size": None,
+        "num-envs": None, "gamma": 0.99, "lr": 0.01, "log-interval": 10,
+        "max-episodes": 10_000,
+    },
+    "rnn": TRAINING | {
+        "cut": "loss", "num-trainers": 1, "sync": True, "no-sync": True, "async": True,
+        "corpus": None, "embedding": 128, "hidden": 128, "num-layers": 1,
+        "dropout": 0.4, "seq-len": 35, "batch-size": 20, "optimizer": "adam",
+        "lr": 0.004, "lr-decay": 0.9, "clip": 1.0, "manifold": "none",
+        "where": "trainer", "per-gate": False, "penalty": 1.0, "epochs": 6,
+        "max-steps": None, "checkpoint": None, "save-every": 50, "resume": None,
+        "against-local": False,
+    },
+    "hybrid": TRAINING | {
+        "num-trainers": 2, "semantics": "exact", "shares": None, "embedding": 16,
+        "manifold": "none", "where": "trainer", "by": "dissolve", "penalty": 0.5,
+        "optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "batch-size": 64,
+        "epochs": 30, "max-steps": None, "step-deadline": 30.0, "device": "auto",
+        "against-local": False,
+    },
+    "execute": {
+        "force": False, "profile": "full", "parameter": [], "p": [],
+        "update-reference": False, "device": "cpu",
+    },
+    "build": {"device": "cpu"},
+    "bench": {},
+}  # fmt: skip
+
+
+def flags(parser: argparse.ArgumentParser) -> dict:
+    """A parser's flags and what each is without being given."""
+    without = vars(parser.parse_args([]))
+    return {
+        option.lstrip("-"): without[action.dest]
+        for action in parser._actions
+        if action.dest != "help"
+        for option in action.option_strings
+    }
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    import_module(f"cdopt_tutorial.commands.{command}").add(parser)
+    return parser
+
+
+class TestFlags:
+    def test_are_of_all_commands(self):
+        assert set(cli.COMMANDS) == set(FLAGS)
+
+    @pytest.mark.parametrize("command", [name for name in FLAGS if name != "bench"])
+    def test_are_those_promised(self, command):
+        assert flags(parser_of(command)) == FLAGS[command]
+
+    def test_of_a_bench_are_those_promised(self):
+        (action,) = (each for each in parser_of("bench")._actions if each.choices)
+        assert set(action.choices) == set(bench.BENCHES)
+        for parser in action.choices.values():
+            assert flags(parser) == {"smoke": False, "json": None}
+
+    @pytest.mark.parametrize("command", FLAGS)
+    def test_are_explained(self, command, capsys):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([command, "--help"])
+        assert not caught.value.code
+        for action in parser_of(command)._actions:
+            assert action.choices or action.help.strip("default: 0123456789.()")
+        assert f"cdopt-tutorial {command}" in capsys.readouterr().out
+
+    def test_have_the_first_sentence_and_the_default(self):
+        helps = {each.dest: each.help for each in parser_of("rnn")._actions}
+        assert helps["seed"].endswith("the dropout (default: 1)")
+        assert helps["save_every"] == (
+            "steps between two checkpoints within an epoch, where a run keeps any "
+            "(default: 50)"
+        )
+        assert "default" not in helps["max_steps"]
+
+    def test_of_other_commands_are_not_imported(self):
+        code = (
+            "import sys; from cdopt_tutorial.cli import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: sys.exit('torch' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+        assert done.returncode == 0 and b"reinforce" in done.stdout
+
+
+@dataclasses.dataclass
+class Asked(Exception):
+    """What a command would have run."""
+
+    job: object
+    options: dict
+
+
+RUNS = {
+    "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
+    "rnn": "cdopt_tutorial.commands.rnn.rnn.run",
+    "hybrid": "cdopt_tutorial.commands.hybrid.run_on_workers",
+}
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The job that a command would run, and with which options."""
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+
+    def refuse(job, **options):
+        raise Asked(job, options)
+
+    def asked(command, *args):
+        monkeypatch.setattr(RUNS[command], refuse)
+        corpus = ["--corpus", str(text)] if command == "rnn" else []
+        with pytest.raises(Asked) as caught:
+            cli.main([command, *corpus, *args])
+        return caught.value
+
+    return asked
+
+
+def config_of(asked: Asked):
+    return getattr(asked.job, "config", asked.job)
+
+
+# Each flag of a config at least once, and as no config has it by default.
+OTHERS = [
+    ("reinforce", ReinforceConfig(
+        conversation="packed", num_observers=3, num_envs=4, gamma=0.5, lr=0.5, seed=7,
+        max_episodes=6, log_interval=5,
+    )),
+    ("rnn", RNNConfig(
+        cut="logits", num_trainers=3, sync=False, embedding=5, hidden=6, num_layers=2,
+        dropout=0.25, seq_len=7, batch_size=8, optimizer="sgd", lr=0.5, lr_decay=0.75,
+        manifold="stiefel", per_gate=True, penalty_param=0.125, clip=3.0, epochs=9,
+        max_steps=10, save_every=11, seed=12,
+    )),
+    ("rnn", RNNConfig(manifold="oblique", where="server")),
+    ("hybrid", HybridConfig(
+        num_trainers=3, semantics="original", shares=(2.0, 1.0, 1.0), embedding=12,
+        manifold="stiefel", by="cdopt", penalty_param=0.25, optimizer="adam", lr=0.01,
+        momentum=0.5, batch_size=32, epochs=2, max_steps=7, step_deadline=5.0, seed=3,
+    )),
+    ("hybrid", HybridConfig(manifold="oblique", where="server")),
+]  # fmt: skip
+
+
+def changed(config) -> dict:
+    """What of a config is not as by default, and what it is."""
+    plain = type(config)()
+    names = [field.name for field in dataclasses.fields(config)]
+    values = {name: getattr(config, name) for name in names}
+    return {n: v for n, v in values.items() if v != getattr(plain, n)}
+
+
+class TestConfig:
+    @pytest.mark.parametrize(("command", "other"), OTHERS)
+    def test_is_what_the_flags_say(self, command, other, asked):
+        args = []
+        for name, value in changed(other).items():
+            flag = "--" + name.removesuffix("_param").replace("_", "-")
+            if value is False:
+                args.append(flag.replace("--", "--no-"))
+            else:
+                args.append(flag)
+                values = value if isinstance(value, tuple) else [value]
+                args += [] if value is True else map(str, values)
+        assert config_of(asked(command, *args)) == other
+
+    @pytest.mark.parametrize("command", RUNS)
+    def test_of_a_flag_is_seen_to_be_reached(self, command):
+        seen = {
+            name for kind, each in OTHERS for name in changed(each) if kind == command
+        }
+        seen = {name.removesuffix("_param").replace("_", "-") for name in seen}
+        apart = {
+            *("smoke", "json", "device", "world-size"),
+            *("no-sync", "async", "corpus", "checkpoint", "resume", "against-local"),
+        }
+        assert seen == set(FLAGS[command]) - apart
+
+    @pytest.mark.parametrize(
+        ("command", "kind"),
+        [("reinforce", ReinforceConfig), ("rnn", RNNConfig), ("hybrid", HybridConfig)],
+    )
+    def test_without_flags_is_the_default_and_runs_as_long_as_it_takes(
+        self, command, kind, asked
+    ):
+        found = asked(command)
+        assert config_of(found) == kind()
+        assert found.options["deadline"] == math.inf
+
+    @pytest.mark.parametrize(
+        ("command", "limit"),
+        [
+            ("reinforce", {"max_episodes": 40}),
+            ("rnn", {"max_steps": 30}),
+            ("hybrid", {"max_steps": 30}),
+        ],
+    )
+    def test_of_a_smoke_run_ends_soon(self, command, limit, asked):
+        assert changed(config_of(asked(command, "--smoke"))) == limit
+
+    def test_against_one_process_has_nothing_left_to_chance(self, asked):
+        rnn, hybrid = (
+            changed(config_of(asked(command, "--against-local")))
+            for command in ("rnn", "hybrid")
+        )
+        assert rnn == {"dtype": "float64", "dropout": 0.0}
+        assert hybrid == {"dtype": "float64"}
+
+    def test_has_the_device(self, asked, monkeypatch):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        for command in ("reinforce", "hybrid"):
+            config = config_of(asked(command, "--device", "cuda:1"))
+            assert config.device == "cuda:1"
+
+    def test_async_is_no_sync(self, asked):
+        assert changed(config_of(asked("rnn", "--async"))) == {"sync": False}
+
+    def test_of_the_world_size_has_an_observer_less(self, asked):
+        for args in (["--world-size", "4"], ["--world-size=4", "--num-observers=3"]):
+            assert config_of(asked("reinforce", *args)).num_observers == 3
+
+    def test_of_an_rnn_comes_with_its_files(self, asked, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        loaded = []
+        monkeypatch.setattr(
+            "cdopt_tutorial.parameter_server.checkpoint.load", loaded.append
+        )
+        found = asked("rnn", "--checkpoint", "kept", "--resume", "earlier")
+        assert found.job.keep == tmp_path / "kept"
+        assert [path.name for path in loaded] == ["earlier"]
+
+    def test_of_the_grammar_has_the_seed(self, asked):
+        one, again, other = (
+            asked("rnn", "--corpus", "grammar", "--seed", seed).job.corpus.train
+            for seed in "223"
+        )
+        assert len(one) == 100_000
+        assert one.equal(again) and not one.equal(other)
+
+
+class TestJson:
+    def test_is_all_or_nothing(self, tmp_path):
+        file = tmp_path / "out.json"
+        file.write_text("earlier")
+        with pytest.raises(TypeError):
+            common.write_json(file, {"a": object()})
+        assert file.read_text() == "earlier"
+        same = tmp_path / "same"
+        same.hardlink_to(file)
+        common.write_json(file, {"a": None})
+        assert json.loads(file.read_text()) == {"a": None}
+        # Another file took its place, so nobody ever reads half of one.
+        assert same.read_text() == "earlier"
+        assert set(tmp_path.iterdir()) == {file, same}
+        common.write_json(None, {"a": 1})
+
+    def test_goes_into_a_pipe(self, tmp_path):
+        pipe, read = tmp_path / "pipe", []
+        subprocess.run(["mkfifo", pipe], check=True)
+        thread = threading.Thread(target=lambda: read.append(pipe.read_text()))
+        thread.start()
+        common.write_json(pipe, {"a": 1})
+        thread.join(5)
+        assert json.loads(*read) == {"a": 1} and not pipe.is_file()
+
+    def test_file_is_tried_without_being_written(self, tmp_path):
+        file = tmp_path / "out.json"
+        assert common.writable(str(file)) == file and not file.exists()
+        file.write_text("earlier")
+        assert common.writable(str(file)) == file
+        assert file.read_text() == "earlier"
+
+
+def training(rewards: int, solved: bool):
+    score = SimpleNamespace(
+        solved=solved, running_reward=1.0, rewards=[1.0] * rewards,
+        env_steps=rewards, seconds=2.0,
+    )  # fmt: skip
+    return SimpleNamespace(score=score, as_json=lambda: {"of": "the training"})
+
+
+class TestReinforce:
+    @pytest.mark.parametrize(
+        ("solved", "args", "code"),
+        [(True, [], 0), (False, [], 1), (False, ["--smoke"], 0)],
+    )
+    def test_is_done_if_it_solved_or_was_only_tried(
+        self, solved, args, code, monkeypatch, tmp_path, capsys
+    ):
+        monkeypatch.setattr(RUNS["reinforce"], lambda *_, **__: training(7, solved))
+        file = tmp_path / "out.json"
+        assert cli.main(["reinforce", "--json", str(file), *args]) == code
+        assert json.loads(file.read_text()) == {"of": "the training"}
+        said = capsys.readouterr().out
+        assert ("Solved!" in said) == solved
+        assert ("Not solved after 7 episodes." in said) != solved
+        assert "7 environment steps in 2.0 s: 4 a second" in said
+
+    def test_logs_every_few_rounds(self, monkeypatch, capsys):
+        def run(_, on_report, **__):
+            for number in range(1, 8):
+                record = SimpleNamespace(
+                    number=number, episodes=10 * number,
+                    last_reward=1.0, running_reward=2.0,
+                )  # fmt: skip
+                on_report("agent", record)
+            return training(7, True)
+
+        monkeypatch.setattr(RUNS["reinforce"], run)
+        assert cli.main(["reinforce", "--log-interval", "3"]) == 0
+        lines = [x for x in capsys.readouterr().out.splitlines() if "Episode" in x]
+        assert lines == [
+            f"Episode {episodes}\tLast reward: 1.00\tAverage reward: 2.00"
+            for episodes in (30, 60)
+        ]
+
+
+def note(train_loss=1.0, valid=None, epoch=1):
+    return SimpleNamespace(epoch=epoch, train_loss=train_loss, valid=valid)
+
+
+def score(loss):
+    return SimpleNamespace(loss=loss, accuracy=0.5)
+
+
+class TestHybrid:
+    @pytest.fixture
+    def hybrid(self, monkeypatch, tmp_path):
+        """Run the command; what is trained is made up, and so is what is reported."""
+
+        def hybrid(*args, notes=(), feasibility=None):
+            def run(_, on_report, **__):
+                for each in notes:
+                    on_report("trainer0", each)
+                found = {
+                    "test_accuracy": 0.875, "loss": 0.5, "feasibility": feasibility,
+                    "replica_difference": 0.25, "samples_per_second": 9.0,
+                    "transport": "by hand",
+                }  # fmt: skip
+                return SimpleNamespace(
+                    as_json=lambda: found,
+                    losses=[3.0, 0.5],
+                    max_parameter_difference=lambda local: local,
+                )
+
+            monkeypatch.setattr(RUNS["hybrid"], run)
+            monkeypatch.setattr(
+                "cdopt_tutorial.commands.hybrid.run_locally", lambda _: 0.125
+            )
+            file = tmp_path / "out.json"
+            code = cli.main(["hybrid", "--json", str(file), *args])
+            return code, json.loads(file.read_text()) if file.exists() else None
+
+        return hybrid
+
+    def test_writes_what_it_found_and_says_it_in_short(self, hybrid, capsys):
+        notes = [note(), note(0.75, score(1.5), epoch=2)]
+        code, found = hybrid(notes=notes)
+        assert code == 0
+        assert found["losses"] == [3.0, 0.5]
+        assert found["max_parameter_difference"] is None
+        assert capsys.readouterr().out.splitlines() == [
+            "Training epoch 2\tloss 0.750\tvalidation accuracy 0.500",
+            "test accuracy 0.875, loss 0.500, replica difference 2.5e-01; "
+            "9 samples/s; by hand",
+        ]
+
+    def test_says_what_is_off_the_manifold_and_off_one_process(self, hybrid, capsys):
+        _, found = hybrid("--against-local", feasibility=1e-5)
+        assert found["max_parameter_difference"] == 0.125
+        said = capsys.readouterr().out
+        assert "from one process: 1.2e-01\n" in said
+        assert "loss 0.500, feasibility 1.0e-05, replica" in said
+
+    @pytest.mark.parametrize(
+        "bad", [note(math.nan), note(math.inf), note(1.0, score(math.inf))]
+    )
+    def test_that_diverges_writes_nothing(self, bad, hybrid, capsys):
+        assert hybrid(notes=[bad]) == (1, None)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err == "cdopt-tutorial: the training diverged; lower --lr\n"
+
+
+class TestExitCode:
+    @pytest.mark.parametrize("command", RUNS)
+    def test_of_a_failed_worker(self, command, asked, monkeypatch, tmp_path, capsys):
+        def run(*_, **__):
+            raise WorkerError("ps", "raised KeyError", "its traceback")
+
+        job = asked(command).job
+        monkeypatch.setattr(RUNS[command], run)
+        if command == "rnn":
+            monkeypatch.setattr("cdopt_tutorial.commands.rnn.read_job", lambda _: job)
+        file = tmp_path / "out.json"
+        file.write_text("earlier")
+        assert cli.main([command, "--json", str(file)]) == 1
+        said = capsys.readouterr().err
+        assert said == "cdopt-tutorial: ps raised KeyError\n\nits traceback\n"
+        assert file.read_text() == "earlier"
+
+    def test_of_a_failed_bench(self, monkeypatch, capsys):
+        def measure(*_):
+            raise WorkerError("ps", "raised KeyError", "its traceback")
+
+        monkeypatch.setattr("cdopt_tutorial.bench.launch.measure", measure)
+        assert cli.main(["bench", "launch"]) == 1
+        assert "ps raised KeyError" in capsys.readouterr().err
+
+    def test_of_a_book_that_can_not_be_read(self, monkeypatch, capsys):
+        def this_project():
+            raise PermissionError("the book is another's")
+
+        monkeypatch.setattr(execute.project, "this_project", this_project)
+        assert cli.main(["execute"]) == 2
+        assert capsys.readouterr().err == "cdopt-tutorial: the book is another's\n"
+
+    def test_of_an_interrupted_run(self, monkeypatch, capsys):
+        def run(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(RUNS["reinforce"], run)
+        assert cli.main(["reinforce"]) == 130
+        assert capsys.readouterr().err == "cdopt-tutorial: interrupted\n"
+
+    @pytest.mark.parametrize(
+        ("ran", "rendered", "code"),
+        [(0, True, 0), (execute.DRIFTED, True, 0), (1, True, 1), (0, False, 1)],
+    )
+    def test_of_a_build(self, ran, rendered, code, monkeypatch, capsys):
+        calls = []
+
+        def render(_, device):
+            calls.append(device)
+            if not rendered:
+                raise build.render.RenderError("a bad page")
+            return True
+
+        monkeypatch.setattr(execute, "run", lambda args: ran)
+        monkeypatch.setattr(build.render, "render", render)
+        assert cli.main(["build"]) == code
+        assert calls == ([] if ran == 1 else ["cpu"])
+        said = capsys.readouterr()
+        assert ("a bad page" in said.err) != rendered
+        assert ("the book: _build/html/index.html" in said.out) == (code == 0)
