@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from cdopt import nn as cdopt_nn
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
@@ -233,19 +233,3 @@ def begin_at(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> Non
     """Give a part of a model its own of these weights, by their names in the model."""
     for name, value in learnt(module).items():
         value.copy_(weights.get(f"{part}.{name}", value))
-
-
-def make_optimizer(module: nn.Module, config: HybridConfig) -> optim.Optimizer:
-    """The optimizer of a part of the model, on its owner."""
-    parameters = learnt(module).values()
-    if config.optimizer == "adam":
-        return optim.Adam(parameters, lr=config.lr)
-    return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
-
-
-def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
-    """One step of an optimizer with these gradients, and none is left behind."""
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)

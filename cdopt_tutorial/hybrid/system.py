@@ -24,6 +24,7 @@ from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.engines import Role, gradients, launch, serve
 from cdopt_tutorial.engines.device import gpus_of
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.optimizer import make_optimizer, move
 from cdopt_tutorial.engines.reference import Reference
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -37,8 +38,6 @@ from cdopt_tutorial.hybrid.model import (
     dense_layer,
     learnt,
     make,
-    make_optimizer,
-    move,
     weights_of,
 )
 
@@ -59,7 +58,7 @@ class JointStep:
 
     def __init__(self, table: Reference, config: HybridConfig):
         self._parameters = list(learnt(table.local_value()).values())
-        self._optimizer = make_optimizer(table.local_value(), config)
+        self._optimizer = make_optimizer(self._parameters, config)
         self._all = Rendezvous(self._step, range(config.num_trainers))
 
     def step(self, trainer: int, context: gradients.Context) -> Future:
@@ -91,7 +90,7 @@ class OriginalStep:
     def __init__(self, table: Reference, config: HybridConfig):
         part, trainers = table.local_value(), range(config.num_trainers)
         self._parameters = list(learnt(part).values())
-        self._optimizers = [make_optimizer(part, config) for _ in trainers]
+        self._optimizers = [make_optimizer(self._parameters, config) for _ in trainers]
         self._lock = threading.Lock()
 
     def step(self, trainer: int, context: gradients.Context) -> None:
@@ -169,7 +168,7 @@ class Trainer:
         begin_at(self.dense, "dense", task.begin)
         self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
         self.device = "cpu"  # what crosses the wire is on the CPU
-        self.optimizer = make_optimizer(self.dense, task.config)
+        self.optimizer = make_optimizer(learnt(self.dense).values(), task.config)
         held = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if held is None else Constraints(held)
         self.penalty_factor = penalty_factor(task.rank, task.config)

@@ -21,7 +21,7 @@ from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, launch, serve
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.optimizer import make_optimizer, move
 from cdopt_tutorial.engines.reference import Reference
 from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -74,8 +74,7 @@ class Owner:
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
-        kind, arguments = choice(config)
-        self._optimizer = kind(self._parts.parameters(), **arguments)
+        self._optimizer = make_optimizer(self._parts.parameters(), config)
         self._clip = config.clip
         self._steps = 0
         self._lock = threading.Lock()
@@ -108,9 +107,9 @@ class Owner:
             return self._move(found, scale)
 
     def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
-        for parameter, gradient in found.items():
-            parameter.grad = gradient * scale if scale < 1 else gradient
-        self._optimizer.step()  # which forgets .grad once it was used
+        if scale < 1:
+            found = {each: gradient * scale for each, gradient in found.items()}
+        move(self._optimizer, found)
         self._steps += 1
         return self._steps - 1
 
