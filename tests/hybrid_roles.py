@@ -14,6 +14,7 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
 from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import (
     Table,
@@ -36,7 +37,6 @@ PARTS = {  # of a step, and what is called in them
 
 def stall(part):
     """Make this process stall whenever it comes to a part of a step."""
-    attached.SELDOM = 1  # do not wait longer after an epoch
     owner, name = PARTS[part]
     original = getattr(owner, name)
 
@@ -48,6 +48,12 @@ def stall(part):
         return factor
 
     setattr(owner, name, stalls)
+
+
+def attach_impatiently(deadline):
+    """Do not wait longer for what is done after an epoch."""
+    attached.attach(system.Trainer, deadline)
+    place(replicas.barrier, deadline)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,11 @@
 """Chapter 5: DDP and RPC together equal one process, free and constrained."""
 
 import itertools
+import pickle
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import hybrid_roles
 import pytest
@@ -26,6 +28,7 @@ from cdopt_tutorial.hybrid import (
     run_locally,
     system,
 )
+from cdopt_tutorial.hybrid.history import Recorder
 from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
 from cdopt_tutorial.hybrid.system import launch_options
 
@@ -336,7 +339,9 @@ class TestTrouble:
     )
     def test_whoever_stalls_is_named_not_who_waits(self, data, part, trainer, named):
         config = replace(EXACT, max_steps=None, step_deadline=1.0)
-        error = self.caught(Job(config, data), part, trainer, deadline=30)
+        attach = partial(hybrid_roles.attach_impatiently, config.step_deadline)
+        options = {"attach": attach} if part == "scoring" else {}
+        error = self.caught(Job(config, data), part, trainer, deadline=30, **options)
         late = "missed its deadline of 1 s for its part of a step"
         assert error.headline == f"{named} {late}"
         assert "in stalls" in error.details or "in <lambda>" in error.details
@@ -421,6 +426,12 @@ def test_the_originals_penalty_dies_at_the_remote_module(data):
     assert "not supported for RemoteModule" in launch(roles)["master"]
 
 
+def test_a_trainer_is_handed_no_more_than_its_own_part(data):
+    sizes = [len(pickle.dumps(task)) for task in system.tasks(Job(EXACT, data))]
+    half = data.train.tokens.nbytes / 2
+    assert all(half < size < 2 * half for size in sizes)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_who_calls_whom(data, way):
     trace = Trace()
@@ -431,10 +442,6 @@ def test_who_calls_whom(data, way):
     assert ("master", "ps") in called
     assert ("master", "trainer0") in called and ("master", "trainer1") in called
     assert ("trainer0", "ps") in called and ("trainer1", "ps") in called
-    shard = data.train.tokens.nbytes / 2
-    for trainer in ("trainer0", "trainer1"):  # is handed its own part of the data only
-        told = [c.request_bytes for c in trace.calls if c.callee == trainer]
-        assert shard < sum(told) < 2 * shard
     own = {"lookup", "dense forward", "backward", "all-reduce", "optimizer"}
     expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
     for worker, names in expected.items():
@@ -448,6 +455,29 @@ def test_a_replica_that_is_not_like_the_other_is_noticed(perturbed):
     assert found["trainer0"] == found["trainer1"]
     answers, once_more = found["trainer0"]
     assert answers == pytest.approx([0.0, 0.25], rel=1e-12) and once_more == []
+
+
+class Apart:
+    """Replicas that are a little further apart each time that somebody asks."""
+
+    def __init__(self):
+        self.asked, self.told = 0, 0
+
+    def ask(self):
+        self.asked += 1
+
+    def answers(self):
+        new, self.told = range(self.told + 1, self.asked + 1), self.asked
+        return [0.25 * number for number in new]
+
+
+def test_differences_are_recorded_after_each_step_and_when_all_is_projected():
+    history = History("")
+    record = Recorder(history, None, Apart())
+    assert list(record("abc")) == ["a", "b", "c"]
+    assert history.replica_differences == [0.25, 0.5, 0.75]
+    assert record.difference() == 1.0
+    assert len(history.step_seconds) == 3 and history.feasibility == []
 
 
 def test_the_largest_difference_of_all_steps_is_told():

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.futures import Future
 
+from cdopt_tutorial.engines import attach as engine
 from cdopt_tutorial.engines import gradients, passed, trace
-from cdopt_tutorial.engines.attach import wrap
+from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.model import Table
 
@@ -39,22 +38,16 @@ def _mark(trainer: type) -> None:
     trace.mark(trainer.scores, "dense forward")
     trace.mark(gradients.backward, "backward")
     trace.mark(trainer.update, "optimizer")
-
-    def forward(function: Callable, *args: Any) -> torch.Tensor:
-        return trace.span_backward(function(*args), "table backward")
+    trace.mark_backward(Table.forward, "table backward")
+    trace.mark_until(default_hooks.allreduce_hook, "all-reduce")
 
     def replicate(function: Callable, *args: Any) -> torch.nn.Module:
         replica = function(*args)
-        replica.register_comm_hook(None, _all_reduce)
+        # What DDP does by itself, where it can be marked.
+        replica.register_comm_hook(None, default_hooks.allreduce_hook)
         return replica
 
-    wrap(Table.forward, forward)
-    wrap(replicas.replicate, replicate)
-
-
-def _all_reduce(group: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    """What DDP does by itself, and a span in the trace."""
-    return trace.span_until(default_hooks.allreduce_hook(group, bucket), "all-reduce")
+    engine.wrap(replicas.replicate, replicate)
 
 
 def _place(trainer: type, deadline: float) -> None:
@@ -64,21 +57,15 @@ def _place(trainer: type, deadline: float) -> None:
     of the others; but it may wait for ``ps``.
     """
 
-    def step(*_: Any) -> None:
-        passed(deadline)
-
     def ask_server(*_: Any) -> None:
         passed(deadline, "ps")
-
-    def seldom(*_: Any) -> None:
-        passed(SELDOM * deadline)
 
     def lookup(function: Callable, *args: Any) -> torch.Tensor:
         if not torch.is_grad_enabled():  # the first trainer scores, the others do not
             return function(*args)
         ask_server()
         vectors = function(*args)
-        step()
+        passed(deadline)
         # All gradients of this trainer are ready when that of the vectors is.
         vectors.register_hook(ask_server)
         return vectors
@@ -87,20 +74,9 @@ def _place(trainer: type, deadline: float) -> None:
         function(self, *args)
         self.optimizer.register_step_post_hook(ask_server)
 
-    _around(replicas.join, seldom, seldom)
-    _around(replicas.replicate, seldom, seldom)
-    _around(replicas.barrier, seldom, seldom)
-    _around(trainer.update, step, step)  # behind the backward pass, and the step
-    _around(trainer.run, seldom, lambda: passed(math.inf))
-    wrap(trainer.lookup, lookup)
-    wrap(trainer.__init__, make)
-
-
-def _around(function: Callable, before: Callable, after: Callable) -> None:
-    def around(function: Callable, *args: Any, **kwargs: Any) -> Any:
-        before()
-        result = function(*args, **kwargs)
-        after()
-        return result
-
-    wrap(function, around)
+    for function in (replicas.join, replicas.replicate, replicas.barrier):
+        place(function, SELDOM * deadline)
+    place(trainer.run, SELDOM * deadline, then=math.inf)
+    place(trainer.update, deadline)
+    engine.wrap(trainer.lookup, lookup)
+    engine.wrap(trainer.__init__, make)
