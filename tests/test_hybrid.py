@@ -203,9 +203,8 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     test = twin.score(data.test)
     assert (found.test.accuracy, found.test.loss) == pytest.approx(test, rel=1e-10)
     assert test != valid[-1]
-    assert [(n.trainer, n.epoch, n.step, n.images) for n in notes] == [
-        (0, 1, 11, 331), (0, 2, 22, 662),
-    ]  # fmt: skip
+    assert [(n.epoch, n.step) for n in notes] == [(1, 11), (2, 22)]
+    assert sum(found.trainers[0].images) == 2 * 331
     means = [(32 * sum(each[:10]) + 11 * each[10]) / 331 for each in losses]
     assert [n.train_loss for n in notes] == pytest.approx(means, rel=1e-10)
     assert [n.train_loss for n in told] == [n.train_loss for n in notes]
@@ -221,7 +220,6 @@ def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
     assert [note.epoch for note in history.progress] == [1, 2, 3][: len(steps)]
     assert len(history.losses) == len(history.step_seconds) == steps[-1]
     assert min(history.step_seconds) > 0
-    assert history.progress[-1].seconds == sum(history.step_seconds)
 
 
 class TestOriginalSemantics:
@@ -411,8 +409,14 @@ class TestBegin:
     @pytest.mark.parametrize(
         ("begin", "message"),
         [
-            ({"table.wait": torch.zeros(1)}, "no parameter 'table.wait', but table.w"),
-            ({"dense.bias": torch.zeros(3)}, r"is \(3,\), but must be \(10,\)"),
+            (
+                {"table.wait": torch.zeros(1)},
+                r"begin has table.wait \(1,\), but the model has table.w",
+            ),
+            (
+                {"dense.bias": torch.zeros(3)},
+                r"begin has dense.bias \(3,\), but .* dense.bias \(10,\)",
+            ),
         ],
     )
     def test_that_does_not_fit_is_refused(self, data, begin, message):

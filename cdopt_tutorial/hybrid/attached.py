@@ -21,12 +21,7 @@ SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
 
 
 def attach(trainer: type, deadline: float) -> None:
-    """Wrap the trainer's functions, and what they call.
-
-    Args:
-        trainer: the class :class:`~cdopt_tutorial.hybrid.system.Trainer`.
-        deadline: seconds from one place in a trainer's step to the next.
-    """
+    """Wrap what the class ``Trainer`` does, with seconds from place to place."""
     if trace.recording():
         _mark(trainer)
     _place(trainer, deadline)

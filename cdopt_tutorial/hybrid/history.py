@@ -26,11 +26,8 @@ class Score:
 class Progress:
     """What a trainer reports after each epoch."""
 
-    trainer: int  #: its number
     epoch: int  #: from 1
     step: int  #: steps taken
-    images: int  #: that it has seen
-    seconds: float  #: that its steps took
     train_loss: float  #: mean of its own images in this epoch, nats
     #: of the validation images; the first trainer's only, else None.
     valid: Score | None
@@ -50,7 +47,8 @@ class Projected:
 class History:
     """What one trainer returns."""
 
-    transport: str  #: how its replicas talk to each other, and why so
+    #: how its replicas talk to each other, and why so.
+    transport: str = "none: one process"
     progress: list[Progress] = field(default_factory=list)  #: all that it reported
     #: summed loss of each step, nats, of its own images.
     losses: list[float] = field(default_factory=list)
@@ -68,31 +66,19 @@ class History:
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def report(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
-        """Note how far a trainer has come; epochs begin with 0 here."""
-        first = self.progress[-1].step if self.progress else 0
-        images = sum(self.images[first:])
-        progress = Progress(
-            trainer=trainer,
-            epoch=epoch + 1,
-            step=len(self.losses),
-            images=sum(self.images),
-            seconds=sum(self.step_seconds),
-            train_loss=sum(self.losses[first:]) / max(1, images),
-            valid=valid,
-        )
-        self.progress.append(progress)
-        return progress
+    def report(self, epoch: int, valid: Score | None) -> Progress:
+        """Note how far this trainer has come; epochs begin with 0 here."""
+        first, steps = self.progress[-1].step if self.progress else 0, len(self.losses)
+        mean = sum(self.losses[first:]) / max(1, sum(self.images[first:]))
+        self.progress.append(Progress(epoch + 1, steps, mean, valid))
+        return self.progress[-1]
 
 
 class Recorder:
     """Measures what is no part of the training, around each step of a trainer's loop.
 
-    Args:
-        history: to write into.
-        constraints: whose feasibility is measured after each step; None for none.
-        differences: between this trainer's replica and the others'; None in one
-            process.
+    There are no constraints if this trainer looks after none, and no differences in
+    one process.
     """
 
     def __init__(

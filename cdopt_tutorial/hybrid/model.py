@@ -9,21 +9,18 @@ import torch
 from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 
-from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
 from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.training import Settings, check_begin
 
 SEMANTICS = ("exact", "original")
-PLACES = ("trainer", "server")
-LAYERS = ("dissolve", "cdopt")
-OPTIMIZERS = ("sgd", "adam")
 DAY = 24 * 60 * 60
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class HybridConfig:
+class HybridConfig(Settings):
     """Settings of a run; checked when they are made.
 
     Attributes:
@@ -81,19 +78,10 @@ class HybridConfig:
     device: str = "auto"
 
     def __post_init__(self):
-        choices(self, semantics=SEMANTICS, where=PLACES, by=LAYERS)
-        choices(self, manifold=("none", "stiefel", "oblique"))
-        choices(self, optimizer=OPTIMIZERS, dtype=DTYPES)
-        at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
-        if self.max_steps is not None:
-            at_least(self, 1, "max_steps")
-        for name in ("penalty_param", "lr"):
-            fits = 0 < getattr(self, name) < math.inf
-            check(self, name, fits, "above 0 and finite")
+        super().__post_init__()
+        choices(self, semantics=SEMANTICS, by=("dissolve", "cdopt"))
         fits = 0 < self.step_deadline <= DAY
         check(self, "step_deadline", fits, f"above 0, and at most {DAY} (a day)")
-        check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
-        check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         if self.shares is not None:
             fits = all(0 < share < math.inf for share in self.shares)
             fits = fits and len(self.shares) == self.num_trainers
@@ -111,11 +99,6 @@ class HybridConfig:
             return None
         return {"trainer": "dense", "server": "table"}[self.where]
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return DTYPES[self.dtype]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -131,10 +114,7 @@ class Job:
 class Table(nn.EmbeddingBag):
     """Vectors of tokens, summed over each bag; lives on ``ps``.
 
-    Args:
-        num_tokens: rows.
-        config: of the run; its seed fixes the parameters.
-        begin: parameters to begin with instead, by their names in the model.
+    Its seed fixes the parameters, but for those to begin with.
     """
 
     def __init__(
@@ -164,12 +144,7 @@ class Table(nn.EmbeddingBag):
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
-    """The layer that all trainers have, the same wherever it is made.
-
-    Args:
-        num_classes: its outputs.
-        config: of the run; its seed fixes the parameters.
-    """
+    """The layer that all trainers have, by its seed the same wherever it is made."""
     sizes = config.embedding, num_classes
     dtype, constrained = config.torch_dtype, config.constrained == "dense"
     with torch.random.fork_rng(devices=[]):
@@ -197,23 +172,14 @@ def make(job: Job) -> Model:
     """The model as it begins.
 
     Raises:
-        ValueError: a parameter to begin with is not one of the model's, or not of its
-            shape.
+        ValueError: a parameter to begin with does not fit.
     """
     table = Table(job.data.num_tokens, job.config)
-    model = Model(table, dense_layer(job.data.num_classes, job.config))
-    own = model.table.weights() | weights_of(model.dense, "dense")
-    for name, value in job.begin.items():
-        if name not in own:
-            raise ValueError(f"there is no parameter {name!r}, but {', '.join(own)}")
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"{name} to begin with is {tuple(value.shape)}, but must be "
-                f"{tuple(own[name].shape)}"
-            )
-    begin_at(model.table, "table", job.begin)
-    begin_at(model.dense, "dense", job.begin)
-    return model
+    dense = dense_layer(job.data.num_classes, job.config)
+    check_begin(job.begin, table.weights() | weights_of(dense, "dense"))
+    begin_at(table, "table", job.begin)
+    begin_at(dense, "dense", job.begin)
+    return Model(table, dense)
 
 
 def learnt(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -23,12 +23,7 @@ class Devices:
 def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
     """Choose for one trainer; all of them choose the same backend.
 
-    NCCL refuses two trainers on one GPU; gloo takes anything.
-
-    Args:
-        trainer: its number.
-        num_trainers: of the run.
-        gpus: that each trainer sees and may use.
+    Each sees the same GPUs. NCCL refuses two trainers on one; gloo takes anything.
     """
     if not gpus:
         return Devices("gloo", "cpu", "gloo: no GPU is used")
@@ -68,9 +63,6 @@ class Differences:
 
     Lives on each trainer. Nobody waits for the answers as they are asked for: that
     would keep the trainers in step, which the original's semantics do not.
-
-    Args:
-        layer: this trainer's replica.
     """
 
     def __init__(self, layer: nn.Module):

@@ -50,10 +50,6 @@ class JointStep:
 
     Lives on ``ps``, beside the table. The mean, since that is what DDP takes of the
     dense layer's gradients: one weight on each trainer's loss then serves both.
-
-    Args:
-        table: reference to it; it is here.
-        config: of the run.
     """
 
     def __init__(self, table: Reference, config: HybridConfig):
@@ -81,10 +77,6 @@ class OriginalStep:
 
     Lives on ``ps``, beside the table. Each trainer has an optimizer of its own here,
     so with N trainers the table moves N times for each move of the dense layer.
-
-    Args:
-        table: reference to it; it is here.
-        config: of the run.
     """
 
     def __init__(self, table: Reference, config: HybridConfig):
@@ -151,12 +143,6 @@ class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn.
 
     The master makes it on its worker, ``run_locally`` in this process.
-
-    Args:
-        engine: of the run.
-        table: reference to the table.
-        table_step: reference to what steps it.
-        task: what to do.
     """
 
     def __init__(
@@ -238,11 +224,7 @@ def train(
 ) -> History:
     """The training loop of one trainer: learn, be watched, be tested, project.
 
-    Args:
-        trainer: whose.
-        history: to fill.
-        differences: between its replica and the others'; None in one process.
-        barrier: waits until every trainer has come.
+    In one process there are no differences between replicas, and nobody to wait for.
     """
     config, task = trainer.config, trainer.task
     record = Recorder(history, trainer.own_constraints, differences)
@@ -255,7 +237,7 @@ def train(
         barrier()  # every trainer's last step has reached the table
         valid = trainer.score(task.valid)
         barrier()
-        progress = history.report(task.rank, epoch, valid)
+        progress = history.report(epoch, valid)
         trainer.engine.report(f"trainer{task.rank}", progress)
         if len(history.losses) == limit:
             break
@@ -319,11 +301,6 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     return [future.value() for future in futures]
 
 
-def run_master(engine: Engine, job: Job) -> list[History]:
-    """The master's role: hand out the work, gather what the trainers report."""
-    return drive(engine, job, tasks(job))
-
-
 def roles(job: Job, master: Role) -> dict[str, Role]:
     """The system's roles, ranks as in the original: trainers, master, server."""
     number = job.config.num_trainers
@@ -360,16 +337,14 @@ def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
     Args:
         job: what to train.
         engine: of the workers; torch RPC, with distributed autograd, by default.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
-            ``on_report``, which gets each
-            :class:`~cdopt_tutorial.hybrid.history.Progress`.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         ValueError: see :func:`check`.
         WorkerError: a worker failed.
     """
     check(job)
-    master = Role(run_master, (engine or TorchRPC(), job))
+    master = Role(drive, (engine or TorchRPC(), job, tasks(job)))
     results = launch(roles(job, master), **launch_options(job.config) | options)
     return Result(job.config, results[MASTER])
 
@@ -382,4 +357,4 @@ def run_locally(
     job, engine = replace(job, config=config), OneProcess(on_report)
     (task,) = tasks(job)
     trainer = Trainer(engine, *make_table(engine, job), task)
-    return Result(config, [train(trainer, History("none: one process"))])
+    return Result(config, [train(trainer, History())])

@@ -18,11 +18,8 @@ def expected_parts(config: HybridConfig, data: BagSplit) -> dict[str, float]:
     Of all trainers together. The table's own gradient is not among them: it never
     leaves the server, which makes it of the vectors' gradients. The replicas' mean
     gradient, and how far they are apart, are found by gloo around a ring: each of N
-    trainers sends 2 (N - 1) / N times what is reduced.
-
-    Args:
-        config: of the run.
-        data: whose mean bag of the training data is that of the batch.
+    trainers sends 2 (N - 1) / N times what is reduced. The mean bag of the training
+    data is taken for that of the batch.
     """
     numbers = config.torch_dtype.itemsize
     vectors = config.batch_size * config.embedding * numbers
@@ -42,23 +39,15 @@ def expected_parts(config: HybridConfig, data: BagSplit) -> dict[str, float]:
 
 
 def expected_bytes(config: HybridConfig, data: BagSplit) -> float:
-    """Bytes of all tensors of a step, without the messages around them.
-
-    Args:
-        config: of the run.
-        data: whose mean bag of the training data is that of the batch.
-    """
+    """Bytes of all tensors of a step, without the messages around them."""
     return sum(expected_parts(config, data).values())
 
 
 def measured_bytes(job: Job) -> float:
     """Bytes of a step, counted by the workers' own sockets during two short runs.
 
-    Called by the parent. Both runs are of full joint batches; the last one of a pass
-    has fewer images. NaN where the training data has not two full ones.
-
-    Raises:
-        WorkerError: a worker failed.
+    Both are of full joint batches, and the last one of a pass has fewer images. NaN
+    where the training data has not two full ones.
     """
     more = min(STEPS, len(job.data.train) // job.config.batch_size - 1)
 

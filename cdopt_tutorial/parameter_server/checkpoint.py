@@ -35,12 +35,7 @@ class Checkpoint:
     losses: list[list[float]]  #: of all steps so far, for each trainer
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
-        """Check that a run may go on from here.
-
-        Args:
-            config: of that run.
-            words: its vocabulary.
-            windows: of one pass over its text.
+        """Check that a run may go on from here, with so many windows in its text.
 
         Raises:
             ValueError: the text or the model is another one; one line.
@@ -65,11 +60,9 @@ class Checkpoint:
                 )
 
     def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
-        """One trainer's losses so far; the whole batch's, if there were more or less.
+        """A trainer's losses so far; the batch's, if there were more trainers or less.
 
-        Args:
-            trainer: its number in the run that goes on.
-            num_trainers: of that run.
+        Both numbers are of the run that goes on.
         """
         if len(self.losses) == num_trainers:
             return list(self.losses[trainer])

@@ -32,10 +32,7 @@ def with_controls(
 ) -> dict[str, list[Job]]:
     """A job for each config and seed; for a constrained one, its control's, too.
 
-    Args:
-        configs: by name; the control's name gets ", control" behind it.
-        corpus: what is read.
-        seeds: of all chance.
+    By the configs' names; the control's name gets ", control" behind it.
     """
     jobs: dict[str, list[Job]] = {}
     for seed in seeds:
@@ -50,17 +47,10 @@ def with_controls(
 def train(
     jobs: Mapping[str, list[Job]], on_done: Callable[[int, History], None] | None = None
 ) -> dict[str, list[History]]:
-    """Train every job in one process, shared out over two.
-
-    Args:
-        jobs: by name, for each seed.
-        on_done: see :func:`~cdopt_tutorial.engines.share.share`.
+    """Train each job in one process, by :func:`~cdopt_tutorial.engines.share.share`.
 
     Returns:
         Their histories, by name and in the same order.
-
-    Raises:
-        WorkerError: a job failed.
     """
     flat = [(job,) for group in jobs.values() for job in group]
     found = iter(share(run_locally, flat, on_done=on_done))

@@ -11,12 +11,8 @@ from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply
+from cdopt_tutorial.training import Settings
 
-CUTS = ("logits", "loss")
-OPTIMIZERS = ("sgd", "adam")
-MANIFOLDS = ("none", "stiefel", "oblique")
-PLACES = ("trainer", "server")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PARTS = ("embedding", "rnn", "decoder")
 ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
 
@@ -24,7 +20,7 @@ Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 
 
 @dataclass(frozen=True)
-class RNNConfig:
+class RNNConfig(Settings):
     """Settings of a run; checked when they are made.
 
     Attributes:
@@ -87,17 +83,10 @@ class RNNConfig:
     dtype: str = "float32"
 
     def __post_init__(self):
-        choices(self, cut=CUTS, optimizer=OPTIMIZERS, dtype=DTYPES)
-        choices(self, manifold=MANIFOLDS, where=PLACES)
-        at_least(self, 1, "num_trainers", "embedding", "hidden", "num_layers")
-        at_least(self, 1, "seq_len", "batch_size", "epochs", "save_every")
-        at_least(self, 0, "seed")
-        if self.max_steps is not None:
-            at_least(self, 1, "max_steps")
-        for name in ("dropout", "momentum"):
-            check(self, name, 0 <= getattr(self, name) < 1, "0 to below 1")
-        for name in ("lr", "penalty_param"):
-            check(self, name, getattr(self, name) > 0, "above 0")
+        super().__post_init__()
+        choices(self, cut=("logits", "loss"))
+        at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
+        check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
         check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
         if self.num_trainers > self.batch_size:
@@ -120,19 +109,9 @@ class RNNConfig:
             return "rnn"
         return {"stiefel": "decoder", "oblique": "embedding"}[self.manifold]
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return DTYPES[self.dtype]
-
 
 class EmbeddingTable(nn.Module):
-    """Word vectors, with dropout; lives on ``ps``.
-
-    Args:
-        vocab_size: number of words.
-        config: of the run.
-    """
+    """Word vectors, with dropout; lives on ``ps``."""
 
     def __init__(self, vocab_size: int, config: RNNConfig):
         super().__init__()
@@ -146,12 +125,7 @@ class EmbeddingTable(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Scores of the next word, with dropout; lives on ``ps``.
-
-    Args:
-        vocab_size: number of words.
-        config: of the run.
-    """
+    """Scores of the next word, with dropout; lives on ``ps``."""
 
     def __init__(self, vocab_size: int, config: RNNConfig):
         super().__init__()
@@ -178,22 +152,13 @@ class Decoder(nn.Module):
         return F.linear(scale * self.drop(output), weight, self.decoder.bias)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Sum over all tokens of the cross-entropy in nats: a scalar.
-
-        Args:
-            output: (seq, batch, hidden), of the LSTM.
-            targets: (seq, batch), the next tokens.
-        """
+        """Summed cross-entropy in nats of an output and the next tokens."""
         with torch.set_grad_enabled(self.training):
             return summed_loss(self(output), targets)
 
 
 class LSTM(nn.LSTM):
-    """The LSTM between the two; lives on the trainer, if there is only one.
-
-    Args:
-        config: of the run.
-    """
+    """The LSTM between the two; lives on the trainer, if there is only one."""
 
     def __init__(self, config: RNNConfig):
         between = config.dropout if config.num_layers > 1 else 0.0
@@ -212,10 +177,6 @@ class PulledLSTM(LSTM):
 
     They are pulled with every forward pass. The pull is a call like any other, so the
     backward pass carries their gradient back by itself.
-
-    Args:
-        rnn_rref: reference to the :class:`LSTM` on the server.
-        config: of the run.
     """
 
     def __init__(self, rnn_rref: Reference, config: RNNConfig):
@@ -243,26 +204,13 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RNNModel(nn.Module):
-    """The whole model as its trainer sees it: an LSTM here, the rest by reference.
-
-    Lives on a trainer.
-
-    Args:
-        embedding_rref: reference to an :class:`EmbeddingTable`.
-        decoder_rref: reference to a :class:`Decoder`.
-        rnn: an :class:`LSTM`, or a :class:`PulledLSTM`.
-        config: of the run.
-    """
+    """The whole model as its trainer sees it: an LSTM here, the rest by reference."""
 
     def __init__(
-        self,
-        embedding_rref: Reference,
-        decoder_rref: Reference,
-        rnn: nn.Module,
-        config: RNNConfig,
+        self, embedding: Reference, decoder: Reference, rnn: LSTM, config: RNNConfig
     ):
         super().__init__()
-        self.embedding_rref, self.decoder_rref = embedding_rref, decoder_rref
+        self.embedding_rref, self.decoder_rref = embedding, decoder
         self.rnn, self.config = rnn, config
 
     def start(self, batch: int) -> Hidden:
@@ -304,13 +252,7 @@ def _set_training(module: nn.Module, mode: bool) -> None:
 
 
 def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
-    """One part of the model, the same wherever it is made.
-
-    Args:
-        part: "embedding", "rnn" or "decoder".
-        vocab_size: number of words.
-        config: of the run; its seed fixes the parameters.
-    """
+    """One of the model's :data:`PARTS`; by its seed the same wherever it is made."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3 * config.seed + PARTS.index(part))
         match part:

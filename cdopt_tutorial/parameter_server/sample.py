@@ -20,16 +20,10 @@ def write(
     temperature: float = 0.7,
     seed: int = 0,
 ) -> str:
-    """Go on from a first word, drawing one word after the other.
+    """Go on from a first word, drawing one after the other; called by chapter 2.
 
-    Args:
-        weights: all parameters by name, as a run returns them.
-        config: of that run.
-        vocabulary: of its text; ``<unk>``, word 0, is never drawn.
-        begin: a word of the vocabulary.
-        length: words in all.
-        temperature: below 1 prefers likely words.
-        seed: of the draw.
+    Weights and config are a run's, the vocabulary is its text's. A temperature below 1
+    prefers likely words; ``<unk>``, word 0, is never drawn.
     """
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)

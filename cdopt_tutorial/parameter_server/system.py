@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Corpus, Stream
-from cdopt_tutorial.engines import Role, gradients, launch, serve
+from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import make_optimizer, move
@@ -26,13 +26,8 @@ from cdopt_tutorial.engines.reference import Reference
 from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import checkpoint
-from cdopt_tutorial.parameter_server.attached import mark_phases
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
-from cdopt_tutorial.parameter_server.history import (
-    REPORT_EVERY,
-    History,
-    Projected,
-)
+from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
@@ -42,9 +37,9 @@ from cdopt_tutorial.parameter_server.model import (
     build,
     build_all,
 )
+from cdopt_tutorial.training import check_begin
 
 SERVER = "ps"
-
 Engine = OneProcess | TorchRPC
 
 
@@ -64,12 +59,8 @@ class Job:
 class Owner:
     """Owns parts of the model, and the one optimizer that moves their parameters.
 
-    Called by the trainers. Their backward passes leave gradients here, in a context of
-    each; what is done with them is the owner's business.
-
-    Args:
-        parts: references to the parts, by name, which are on this worker.
-        config: of the run.
+    Lives where the parts are. The trainers' backward passes leave gradients here, in a
+    context of each; what is done with them is the owner's business.
     """
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
@@ -95,12 +86,7 @@ class Owner:
         return gradients.gradients(context, self._parts.parameters())
 
     def step(self, context: Context, scale: float) -> int:
-        """Move the parameters at once; returns the version that was moved.
-
-        Args:
-            context: whose gradients are used.
-            scale: factor on them.
-        """
+        """Move the parameters at once by a context's gradients; the version moved."""
         with self._lock:
             found = self._gradients(context)
             gradients.forget(context)
@@ -203,11 +189,6 @@ class Trainer:
 
     Lives on ``trainer0``, ``trainer1`` and so on; the first one also evaluates and
     keeps checkpoints.
-
-    Args:
-        engine: by which the parts are placed and called.
-        rank: of this trainer.
-        job: what to train.
     """
 
     def __init__(self, engine: Engine, rank: int, job: Job):
@@ -414,8 +395,15 @@ class Trainer:
 
     def report(self, epoch: int, valid_loss: float | None) -> None:
         """Tell the parent how far this trainer has come."""
-        progress = self.history.report(self.rank, epoch, valid_loss)
+        progress = self.history.report(epoch, valid_loss)
         self.engine.report(f"trainer{self.rank}", progress)
+
+
+def mark_phases() -> None:
+    """Mark a step's phases in the trace; called in every worker before its role."""
+    trace.mark(Trainer.loss, "forward")
+    trace.mark(gradients.backward, "backward")
+    trace.mark(Trainer.update, "optimizer")
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:
@@ -424,16 +412,12 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 
 
 def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[History]:
-    """Train on workers: ``ps`` and the trainers.
+    """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
     Args:
         job: what to train.
         engine: how gradients cross; by distributed autograd if None is given.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
-            ``on_report``, which gets each trainer's progress.
-
-    Returns:
-        What each trainer returned, in their order.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         ValueError: the job can't be done, see :func:`check`.
@@ -468,16 +452,9 @@ def check(job: Job) -> None:
             to begin with is not one of the model's or not of its shape.
     """
     config, words = job.config, job.corpus.vocabulary.words
-    train, _ = (
-        Stream(part, config.seq_len, config.batch_size)
-        for part in (job.corpus.train, job.corpus.valid)
-    )
+    size = config.seq_len, config.batch_size
+    train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)
     if job.resume is not None:
         job.resume.fits(config, words, len(train))
-    own = build_all(len(words), config).state_dict() if job.begin else {}
-    for name, value in job.begin.items():
-        if name not in own or own[name].shape != value.shape:
-            known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
-            raise ValueError(
-                f"begin has {name} {tuple(value.shape)}, but the model has {known}"
-            )
+    if job.begin:
+        check_begin(job.begin, build_all(len(words), config).state_dict())

@@ -36,12 +36,8 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 def measured_bytes(job: Job) -> float:
     """Bytes a step, counted by the workers' own sockets during two short runs.
 
-    Called by the parent. Everything is in it, the backward pass too, which no trace
-    sees, and nothing of what other programs send meanwhile. NaN for a text of one
-    window.
-
-    Raises:
-        WorkerError: a worker failed.
+    Everything is in it, the backward pass too, which no trace sees. NaN for a text of
+    one window.
     """
     windows = len(Stream(job.corpus.train, job.config.seq_len, job.config.batch_size))
     more = min(STEPS, windows - 1)

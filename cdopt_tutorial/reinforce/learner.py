@@ -17,8 +17,7 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 class Policy(nn.Module):
     """Maps states of CartPole to scores of its two actions, by one hidden layer.
 
-    The network of the original, without its dropout: that one stayed switched on while
-    actions were chosen, so the policy that acted and learned was a noisy one.
+    The original's, but for the dropout, which stayed switched on while it acted.
     """
 
     def __init__(self, hidden: int = 128):
@@ -123,10 +122,7 @@ def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tens
     """REINFORCE's loss of a batch of episodes: a scalar to be differentiated.
 
     The mean over all steps of -log p(action) times the return, which is normalised
-    over the batch. Each episode's returns are its own: those of one observer never
-    run into another's.
-
-    Source: Williams (1992); normalised as in the original (Li 2020).
+    over the batch. Source: Williams (1992); normalised as in the original (Li 2020).
     """
     parts = [
         (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])

@@ -98,8 +98,8 @@ class ReinforceConfig:
 class Agent:
     """Trains one policy on the episodes of many observers.
 
-    Lives on the agent's worker. It commands the observers, and they call back, perhaps
-    all at once: what belongs to one is kept apart by its number.
+    It commands the observers, and they call back, perhaps all at once: what belongs to
+    one is kept apart by its number.
     """
 
     def __init__(self, config: ReinforceConfig):
@@ -117,9 +117,7 @@ class Agent:
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
         """Command every observer to run its episodes, and wait for all of them.
 
-        Args:
-            agent_rref: reference to this agent, for the observers to call back.
-            observer_rrefs: references to the observers, in the order of their numbers.
+        The observers, in the order of their numbers, call this agent back.
         """
         self._waiting.expect(range(len(observer_rrefs)))
         futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
@@ -187,10 +185,7 @@ class Agent:
 
 
 class Observer:
-    """Runs episodes in its environments when the agent tells it to.
-
-    The agent makes it on an observer's worker, by its number, and keeps a reference.
-    """
+    """Runs episodes in its environments when the agent tells it to."""
 
     def __init__(self, number: int, config: ReinforceConfig):
         self._talk = CONVERSATIONS[config.conversation](number, config)
@@ -201,13 +196,10 @@ class Observer:
         self._env.np_random = np.random.default_rng(seed)
 
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
-        """One episode in every environment; called by the agent.
+        """One episode in every environment: its length, and whether time cut it.
 
         An environment whose episode is over is stepped along until all are, but
         nothing that happens in it counts.
-
-        Returns:
-            Lengths (n,) int64 of the episodes, and (n,) bool: cut by the time limit.
         """
         self._talk.begin(agent_rref)
         states, _ = self._env.reset()
@@ -228,9 +220,9 @@ class Observer:
 class PerStep:
     """Two calls a step, as in the original: the state for an action, then the reward.
 
-    The observer's side of a conversation, of which there are four. They differ only in
-    what crosses the wire, and how often. It is NumPy arrays: these travel inside their
-    message, while a tensor takes a channel of its own and twice the time.
+    The observer's side of a conversation. The four differ only in what crosses the
+    wire, and how often. It is NumPy arrays: these travel inside their message, while
+    a tensor takes a channel of its own and twice the time.
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
@@ -313,27 +305,22 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True)
 class Round:
-    """What the agent reports after each round: counts so far, and mean rewards.
+    """What the agent reports after each round."""
 
-    ``last_reward`` is that of the round's episodes, ``mean_reward`` of the last 100,
-    and ``running_reward`` the original's.
-    """
-
-    number: int
-    episodes: int
-    env_steps: int
-    last_reward: float
-    running_reward: float
-    mean_reward: float
+    number: int  #: of rounds so far
+    episodes: int  #: so far
+    env_steps: int  #: so far
+    last_reward: float  #: mean of the round's episodes
+    running_reward: float  #: the original's
+    mean_reward: float  #: of the last 100 episodes
 
 
 @dataclass
 class Score:
-    """How well the agent does, and the verdict on whether the task is solved.
+    """How well the agent does, and whether the task is solved.
 
     Solved is what the environment's authors call solved: a mean reward of the last
-    100 episodes at its threshold. The original's running reward is kept, too; every
-    episode enters it once, whichever observer ran it.
+    100 episodes at its threshold. The original's running reward is kept, too.
     """
 
     #: total reward of every episode, in the order of the observers.
@@ -396,11 +383,8 @@ class Training:
         }
 
 
-def run_agent(engine, config: ReinforceConfig) -> Training:
-    """The agent's role: make the observers, then train until it is solved.
-
-    The engine, TorchRPC or OneProcess, makes objects and references to them.
-    """
+def run_agent(engine: OneProcess | TorchRPC, config: ReinforceConfig) -> Training:
+    """The agent's role: make the observers, then train until it is solved."""
     agent = Agent(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
@@ -419,10 +403,7 @@ def run_agent(engine, config: ReinforceConfig) -> Training:
 def run(config: ReinforceConfig, **options: Any) -> Training:
     """Train over RPC: an agent and its observers, each in a process of its own.
 
-    Args:
-        config: of the run.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
-            ``on_report``, which gets a :class:`Round` after each round.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         WorkerError: a worker failed.
