@@ -23,58 +23,44 @@ DAY = 24 * 60 * 60
 class HybridConfig(Settings):
     """Settings of a run; checked when they are made.
 
-    Attributes:
-        num_trainers: trainers, at least 1.
-        semantics: "exact": every step is that of one process on the joint batch; or
-            "original": the dense layer follows the mean of the trainers' means, and
-            each trainer applies its whole gradient of the table, at once.
-        shares: each trainer's part of the training data, in any unit; None for equal
-            ones.
-        embedding: width of a token's vector.
-        manifold: on which a weight is held: "none", "stiefel" or "oblique".
-        where: whose: the dense layer's, which all "trainer"s have, or the table's, on
-            the "server", with "oblique" only: each of its columns has norm 1.
-        by: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
-            original's ``Linear_cdopt``. With "oblique", the former gives each class a
-            vector of norm 1, the latter each column of the weight.
-        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
-        optimizer: "sgd" or "adam".
-        lr: its learning rate, above 0.
-        momentum: of SGD, 0 to below 1.
-        batch_size: images of a joint batch, of all trainers together.
-        epochs: passes over the training data.
-        max_steps: steps after which the run ends anyway; None for no limit.
-        step_deadline: seconds from one place in a trainer's step to the next, such as
-            from the lookup to the forward pass, after which the run fails and names
-            whoever is furthest behind, or the server if that one waits for it. Ten
-            times as long for what is done once or after an epoch. At most a day.
-        seed: of the parameters' start and the order of the images.
-        dtype: "float32" or "float64".
-        device: of the dense layers, as
-            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it;
-            the trainers share out the GPUs of "cuda". The table is on the CPU.
-
     Raises:
         ValueError: a value is out of its range, or the device is not there.
     """
 
-    num_trainers: int = 2
+    num_trainers: int = 2  #: trainers, at least 1
+    #: "exact": every step is that of one process on the joint batch; or "original": the
+    #: dense layer follows the mean of the trainers' means, and each trainer applies its
+    #: whole gradient of the table, at once.
     semantics: str = "exact"
+    #: each trainer's part of the training data, in any unit; None for equal ones.
     shares: tuple[float, ...] | None = None
-    embedding: int = 16
-    manifold: str = "none"
+    embedding: int = 16  #: width of a token's vector
+    manifold: str = "none"  #: on which a weight is held: "none", "stiefel" or "oblique"
+    #: whose: the dense layer's, which all "trainer"s have, or the table's, on the
+    #: "server", with "oblique" only: each of its columns has norm 1.
     where: str = "trainer"
+    #: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
+    #: original's ``Linear_cdopt``. With "oblique", the former gives each class a vector
+    #: of norm 1, the latter each column of the weight.
     by: str = "dissolve"
-    penalty_param: float = 0.5
-    optimizer: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    batch_size: int = 64
-    epochs: int = 30
+    penalty_param: float = 0.5  #: factor of ‖C(W)‖² in the loss, above 0
+    optimizer: str = "sgd"  #: "sgd" or "adam"
+    lr: float = 0.05  #: its learning rate, above 0
+    momentum: float = 0.9  #: of SGD, 0 to below 1
+    batch_size: int = 64  #: images of a joint batch, of all trainers together
+    epochs: int = 30  #: passes over the training data
+    #: steps after which the run ends anyway; None for no limit.
     max_steps: int | None = None
+    #: seconds from one place in a trainer's step to the next, such as from the lookup
+    #: to the forward pass, after which the run fails and names whoever is furthest
+    #: behind, or the server if that one waits for it. Ten times as long for what is
+    #: done once or after an epoch. At most a day.
     step_deadline: float = 30.0
-    seed: int = 1
-    dtype: str = "float32"
+    seed: int = 1  #: of the parameters' start and the order of the images
+    dtype: str = "float32"  #: "float32" or "float64"
+    #: of the dense layers, as :func:`~cdopt_tutorial.engines.device.pick_device` takes
+    #: it and returns it; the trainers share out the GPUs of "cuda". The table is on the
+    #: CPU.
     device: str = "auto"
 
     def __post_init__(self):

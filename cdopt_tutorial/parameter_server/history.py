@@ -48,16 +48,14 @@ class History:
     """What one trainer returns."""
 
     progress: list[Progress] = field(default_factory=list)  #: all that it reported
-    #: mean loss of each step, nats, of its own tokens; those before a resumed
-    #: checkpoint included.
+    #: mean loss of its own tokens in each step, nats, before a checkpoint, too.
     losses: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)  #: of each step of this run
     tokens: int = 0  #: that it has read in this run
     step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
     #: of the constrained weights after each step of this run; the first trainer's only.
     feasibility: list[Feasibility] = field(default_factory=list)
-    #: what the projection at the end came to; None without constraints.
-    projected: Projected | None = None
+    projected: Projected | None = None  #: at the end; None without constraints
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 

@@ -23,64 +23,44 @@ Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 class RNNConfig(Settings):
     """Settings of a run; checked when they are made.
 
-    Attributes:
-        cut: what comes back from the decoder's owner: "logits", as in the original, or
-            only the "loss", computed there.
-        num_trainers: trainers, at least 1; each reads its own columns of the text.
-        sync: whether several trainers step together, with their gradients summed,
-            or each when it likes.
-        embedding: width of a word's vector.
-        hidden: width of the LSTM.
-        num_layers: layers of the LSTM.
-        dropout: share of activations set to 0 in training, 0 to below 1.
-        seq_len: tokens through which a gradient flows.
-        batch_size: columns of text read side by side, by all trainers together.
-        optimizer: "sgd" or "adam".
-        lr: its learning rate, above 0.
-        lr_decay: factor on the learning rate after each epoch, above 0 and at most 1.
-        momentum: of SGD, 0 to below 1.
-        manifold: on which weights are held: "none", "stiefel" or "oblique".
-        where: whose weights: the "trainer"'s LSTM, hidden to hidden, or the
-            "server"'s: the decoder's with "stiefel", the word vectors with "oblique".
-        per_gate: whether each gate's matrix of the LSTM is on a Stiefel manifold of
-            its own; else all of them stacked are on one.
-        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
-        clip: largest norm of the gradient over all workers; None does not clip.
-        epochs: passes over the text.
-        max_steps: steps after which the run ends anyway; None for no limit.
-        save_every: steps between two checkpoints within an epoch, where a run keeps
-            any. Chance begins anew at each of these steps, kept or not, so that a
-            resumed run goes on as the first one would have.
-        seed: of the parameters' start and the dropout.
-        dtype: "float32" or "float64".
-
     Raises:
         ValueError: a value is out of its range.
     """
 
+    #: what comes back from the decoder's owner: "logits", as in the original, or only
+    #: the "loss", computed there.
     cut: str = "loss"
-    num_trainers: int = 1
+    num_trainers: int = 1  #: at least 1; each reads its own columns of the text
+    #: whether several trainers step together, with their gradients summed, or each when
+    #: it likes.
     sync: bool = True
-    embedding: int = 128
-    hidden: int = 128
-    num_layers: int = 1
-    dropout: float = 0.4
-    seq_len: int = 35
-    batch_size: int = 20
-    optimizer: str = "adam"
-    lr: float = 4e-3
-    lr_decay: float = 0.9
-    momentum: float = 0.9
-    manifold: str = "none"
+    embedding: int = 128  #: width of a word's vector
+    hidden: int = 128  #: width of the LSTM
+    num_layers: int = 1  #: layers of the LSTM
+    dropout: float = 0.4  #: share of activations set to 0 in training, 0 to below 1
+    seq_len: int = 35  #: tokens through which a gradient flows
+    batch_size: int = 20  #: columns of text read side by side, by all trainers together
+    optimizer: str = "adam"  #: "sgd" or "adam"
+    lr: float = 4e-3  #: its learning rate, above 0
+    lr_decay: float = 0.9  #: factor on it after each epoch, above 0 and at most 1
+    momentum: float = 0.9  #: of SGD, 0 to below 1
+    manifold: str = "none"  #: on which weights are held: "none", "stiefel" or "oblique"
+    #: whose weights: the "trainer"'s LSTM, hidden to hidden, or the "server"'s: the
+    #: decoder's with "stiefel", the word vectors with "oblique".
     where: str = "trainer"
+    #: whether each gate's matrix of the LSTM is on a Stiefel manifold of its own; else
+    #: all of them stacked are on one.
     per_gate: bool = False
-    penalty_param: float = 1.0
-    clip: float | None = 1.0
-    epochs: int = 6
-    max_steps: int | None = None
+    penalty_param: float = 1.0  #: factor of ‖C(W)‖² in the loss, above 0
+    clip: float | None = 1.0  #: largest norm of all gradients; None does not clip
+    epochs: int = 6  #: passes over the text
+    max_steps: int | None = None  #: steps after which it ends; None for no limit
+    #: steps between two checkpoints within an epoch, where a run keeps any. Chance
+    #: begins anew at each of these steps, kept or not, so that a resumed run goes on as
+    #: the first one would have.
     save_every: int = 50
-    seed: int = 1
-    dtype: str = "float32"
+    seed: int = 1  #: of the parameters' start and the dropout
+    dtype: str = "float32"  #: "float32" or "float64"
 
     def __post_init__(self):
         super().__post_init__()
@@ -173,10 +153,9 @@ class LSTM(nn.LSTM):
 
 
 class PulledLSTM(LSTM):
-    """The LSTM of one of several trainers: its weights live on ``ps``.
+    """The LSTM of one of several trainers, which pulls its weights from ``ps``.
 
-    They are pulled with every forward pass. The pull is a call like any other, so the
-    backward pass carries their gradient back by itself.
+    The pull is a call like any other, so the backward pass carries their gradient back.
     """
 
     def __init__(self, rnn_rref: Reference, config: RNNConfig):
@@ -197,8 +176,7 @@ class PulledLSTM(LSTM):
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Sum of the cross-entropy of logits (seq, batch, vocab) and targets (seq, batch).
 
-    The vocabulary is the last axis of the logits. The original gave it to a loss that
-    takes the second axis for the classes.
+    The original gave both to a loss that takes the second axis for the classes.
     """
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 

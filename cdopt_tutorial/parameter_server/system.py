@@ -102,8 +102,7 @@ class Owner:
     def step_together(self, trainer: int, context: Context) -> Future[int]:
         """The same by the sum of all trainers' gradients, once all have come; clipped.
 
-        The trainers divide their losses by the tokens of all of them, so the sum is
-        the gradient of the joint batch.
+        Each divides its loss by everybody's tokens, so that is the joint gradient.
         """
         return self._together.enter(trainer, context)
 
@@ -165,10 +164,7 @@ def clip_factor(squared_norm: float, largest: float | None) -> float:
 
 
 def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
-    """References to the parts, wherever they are, and to all owners.
-
-    Called by each trainer; those who ask for one name get the same object.
-    """
+    """References to the parts and to all owners, the same for every trainer."""
     config, vocab_size = job.config, len(job.corpus.vocabulary)
 
     def on_server(name: str) -> Reference:
@@ -323,11 +319,9 @@ class Trainer:
         """Let the dropout's random streams begin anew, on all workers at once."""
         seed = 1000 * self.config.seed + 10 * len(self.history.losses)
         self.barrier()
-        torch.manual_seed(seed + 2 * self.rank)
         if self.rank == 0:
-            for owner in self.owners:
-                if not owner.is_owner():
-                    owner.rpc_sync().reseed(seed + 1)
+            self.owners[0].rpc_sync().reseed(seed + 1)
+        torch.manual_seed(seed + 2 * self.rank)  # in one process the last word
         self.barrier()
 
     def barrier(self, brought: Any = None) -> list:
@@ -414,10 +408,7 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    Args:
-        job: what to train.
-        engine: how gradients cross; by distributed autograd if None is given.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         ValueError: the job can't be done, see :func:`check`.
@@ -448,8 +439,8 @@ def check(job: Job) -> None:
     """Refuse a job that can't be done.
 
     Raises:
-        ValueError: the text is too short, the checkpoint does not fit, or a parameter
-            to begin with is not one of the model's or not of its shape.
+        ValueError: the text is too short, or the checkpoint or a parameter to begin
+            with does not fit.
     """
     config, words = job.config, job.corpus.vocabulary.words
     size = config.seq_len, config.batch_size

@@ -16,8 +16,7 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
     The word vectors come and their gradients go; so do the LSTM's outputs, the other
     way round; and with the cut "logits", the logits and theirs. Several trainers each
-    pull the LSTM's weights and send their gradients. Tokens and targets are 8 bytes
-    each; messages around the tensors are not counted.
+    pull the LSTM's weights and send their gradients. Tokens and targets are 8 bytes.
     """
     tokens = config.seq_len * config.batch_size
     width = config.embedding + config.hidden

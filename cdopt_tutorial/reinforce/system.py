@@ -45,35 +45,27 @@ DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 3
 class ReinforceConfig:
     """Settings of a run; checked when they are made.
 
-    Attributes:
-        conversation: how observers and agent converse: "per-step", "packed",
-            "batched" or "local-policy".
-        num_observers: observers, each on a worker of its own, at least 1.
-        num_envs: environments of each observer; None takes the conversation's
-            default: 1, 1, 16 and 32 in this order.
-        gamma: discount factor of the rewards, above 0 and at most 1.
-        lr: learning rate of Adam, above 0.
-        hidden: width of the policy's hidden layer.
-        seed: of the policy's start, the environments and the choice of actions.
-        max_episodes: episodes after which an unsolved run ends.
-        log_interval: rounds between two log lines; in a round every environment
-            runs one episode, and the agent learns once.
-        device: where the agent keeps its policy, as
-            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
-
     Raises:
         ValueError: a value is out of its range, or the device is not there.
     """
 
+    #: how observers and agent converse: "per-step", "packed", "batched" or
+    #: "local-policy".
     conversation: str = "local-policy"
-    num_observers: int = 2
+    num_observers: int = 2  #: observers, each on a worker of its own, at least 1
+    #: environments of each observer; None takes the conversation's default: 1, 1, 16
+    #: and 32 in this order.
     num_envs: int | None = None
-    gamma: float = 0.99
-    lr: float = 1e-2
-    hidden: int = 128
-    seed: int = 1
-    max_episodes: int = 10_000
+    gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
+    lr: float = 1e-2  #: learning rate of Adam, above 0
+    hidden: int = 128  #: width of the policy's hidden layer
+    seed: int = 1  #: of the policy's start, the environments and the choice of actions
+    max_episodes: int = 10_000  #: episodes after which an unsolved run ends
+    #: rounds between two log lines; in a round every environment runs one episode, and
+    #: the agent learns once.
     log_interval: int = 10
+    #: where the agent keeps its policy, as
+    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
     device: str = "cpu"
 
     def __post_init__(self):
