@@ -30,7 +30,6 @@ from cdopt_tutorial.hybrid import (
 )
 from cdopt_tutorial.hybrid.history import Recorder
 from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
-from cdopt_tutorial.hybrid.system import launch_options
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50
@@ -313,7 +312,7 @@ class TestTrouble:
         master = Role(hybrid_roles.disturbed_master, (job, trainer, how))
         begin = time.monotonic()
         with pytest.raises(WorkerError) as caught:
-            launch(system.roles(job, master), **launch_options(job.config) | options)
+            system.on_workers(job, master, **options)
         assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
         return caught.value
 
@@ -367,24 +366,23 @@ class TestTrouble:
         job = Job(replace(EXACT, max_steps=None), data)
         master = Role(hybrid_roles.killing_master, (job, victim))
         with pytest.raises(WorkerError) as caught:
-            launch(system.roles(job, master), **launch_options(job.config))
+            system.on_workers(job, master)
         assert caught.value.headline == f"{victim} was killed by SIGKILL"
 
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
     config = replace(EXACT, num_trainers=2, max_steps=4)
     master = Role(hybrid_roles.napping_master, (Job(config, data), 3.5))
-    roles = system.roles(Job(config, data), master)
-    options = launch_options(config) | {"rpc_timeout": 3.0}
-    histories = launch(roles, **options)["master"]
+    results = system.on_workers(Job(config, data), master, rpc_timeout=3.0)
+    histories = results["master"]
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)
 def test_no_step_leaves_anything_on_the_server(data, semantics):
     job = Job(replace(EXACT, semantics=semantics, max_steps=3), data)
-    roles = system.roles(job, Role(hybrid_roles.counting_master, (job,)))
-    assert launch(roles, **launch_options(job.config))["master"] == (0, 0)
+    master = Role(hybrid_roles.counting_master, (job,))
+    assert system.on_workers(job, master)["master"] == (0, 0)
 
 
 class TestBegin:
@@ -426,8 +424,9 @@ class TestBegin:
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
     job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
-    roles = system.roles(job, Role(hybrid_roles.ask_cdopt, (job,)))
-    assert "not supported for RemoteModule" in launch(roles)["master"]
+    master = Role(hybrid_roles.ask_cdopt, (job,))
+    found = system.on_workers(job, master)["master"]
+    assert "not supported for RemoteModule" in found
 
 
 def test_a_trainer_is_handed_no_more_than_its_own_part(data):

@@ -1,7 +1,6 @@
 """What attaches to the system in its workers: spans of a trace, places of a deadline.
 
-The launcher has :func:`attach` called in every worker before its role begins. Without
-it the system runs the same, and nobody sees who is late.
+Without it the system runs the same, and nobody sees who is late.
 """
 
 import math
@@ -46,11 +45,7 @@ def _mark(trainer: type) -> None:
 
 
 def _place(trainer: type, deadline: float) -> None:
-    """Pass a place before and behind whatever may wait for somebody.
-
-    All trainers pass the same ones, so the one that is furthest behind waits for none
-    of the others; but it may wait for ``ps``.
-    """
+    """Pass a place before and behind whatever may wait for somebody."""
 
     def ask_server(*_: Any) -> None:
         passed(deadline, "ps")

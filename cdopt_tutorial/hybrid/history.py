@@ -29,40 +29,34 @@ class Progress:
     epoch: int  #: from 1
     step: int  #: steps taken
     train_loss: float  #: mean of its own images in this epoch, nats
-    #: of the validation images; the first trainer's only, else None.
-    valid: Score | None
+    valid: Score | None  #: of the validation images; None but for the first trainer
 
 
 @dataclass(frozen=True)
 class Projected:
     """What it costs to make a trained model exactly feasible."""
 
-    test: Score | None  #: after the projection; the first trainer's only, else None
-    feasibility: Feasibility  #: after the projection
-    #: after the projection, which each replica does by itself.
-    replica_difference: float
+    test: Score | None  #: after it; None but for the first trainer
+    feasibility: Feasibility  #: after it
+    replica_difference: float  #: after it, which each replica does by itself
 
 
 @dataclass
 class History:
     """What one trainer returns."""
 
-    #: how its replicas talk to each other, and why so.
-    transport: str = "none: one process"
+    transport: str = "none: one process"  #: how its replicas talk, and why so
     progress: list[Progress] = field(default_factory=list)  #: all that it reported
     #: summed loss of each step, nats, of its own images.
     losses: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  #: that it had in each step
     step_seconds: list[float] = field(default_factory=list)  #: of each step
-    #: of the constrained weights after each step: of its own replica, or, by the first
-    #: trainer only, of the table.
+    #: after each step: of its own replica, or, by the first trainer only, of the table.
     feasibility: list[Feasibility] = field(default_factory=list)
     #: largest one between any two replicas, after each step; none in one process.
     replica_differences: list[float] = field(default_factory=list)
-    #: of the test images at the end; the first trainer's only, else None.
-    test: Score | None = None
-    #: what the projection at the end came to; None without constraints.
-    projected: Projected | None = None
+    test: Score | None = None  #: at the end; None but for the first trainer
+    projected: Projected | None = None  #: at the end; None without constraints
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -74,42 +68,34 @@ class History:
         return self.progress[-1]
 
 
+@dataclass(frozen=True)
 class Recorder:
-    """Measures what is no part of the training, around each step of a trainer's loop.
+    """Measures what is no part of the training, around each step of the loop."""
 
-    There are no constraints if this trainer looks after none, and no differences in
-    one process.
-    """
-
-    def __init__(
-        self,
-        history: History,
-        constraints: Constraints | None,
-        differences: Differences | None,
-    ):
-        self._history, self._constraints = history, constraints
-        self._differences = differences
+    history: History  #: to write into
+    constraints: Constraints | None  #: that this trainer looks after
+    differences: Differences | None  #: between the replicas; None in one process
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; what the loop does with each is a step."""
-        history, differences = self._history, self._differences
+        history, differences = self.history, self.differences
         for batch in batches:
             begin = time.perf_counter()
             yield batch
             history.step_seconds.append(time.perf_counter() - begin)
             if differences is not None:
                 differences.ask()
-            if self._constraints is not None:
-                history.feasibility.append(self._constraints.feasibility())
+            if self.constraints is not None:
+                history.feasibility.append(self.constraints.feasibility())
         if differences is not None:
             history.replica_differences += differences.answers()
 
     def difference(self) -> float:
         """Largest one between any two replicas as they are now; all must ask."""
-        if self._differences is None:
+        if self.differences is None:
             return 0.0
-        self._differences.ask()
-        return max(self._differences.answers())
+        self.differences.ask()
+        return max(self.differences.answers())
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ class HybridConfig(Settings):
     momentum: float = 0.9  #: of SGD, 0 to below 1
     batch_size: int = 64  #: images of a joint batch, of all trainers together
     epochs: int = 30  #: passes over the training data
-    #: steps after which the run ends anyway; None for no limit.
-    max_steps: int | None = None
+    max_steps: int | None = None  #: steps after which it ends; None for no limit
     #: seconds from one place in a trainer's step to the next, such as from the lookup
     #: to the forward pass, after which the run fails and names whoever is furthest
     #: behind, or the server if that one waits for it. Ten times as long for what is
@@ -59,8 +58,7 @@ class HybridConfig(Settings):
     seed: int = 1  #: of the parameters' start and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
     #: of the dense layers, as :func:`~cdopt_tutorial.engines.device.pick_device` takes
-    #: it and returns it; the trainers share out the GPUs of "cuda". The table is on the
-    #: CPU.
+    #: it; the trainers share out the GPUs of "cuda". The table is on the CPU.
     device: str = "auto"
 
     def __post_init__(self):
@@ -98,16 +96,10 @@ class Job:
 
 
 class Table(nn.EmbeddingBag):
-    """Vectors of tokens, summed over each bag; lives on ``ps``.
-
-    Its seed fixes the parameters, but for those to begin with.
-    """
+    """Vectors of tokens, summed over each bag; lives on ``ps``."""
 
     def __init__(
-        self,
-        num_tokens: int,
-        config: HybridConfig,
-        begin: Mapping[str, Tensor] | None = None,
+        self, num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
     ):
         dtype = config.torch_dtype
         super().__init__(num_tokens, config.embedding, mode="sum", dtype=dtype)
@@ -118,7 +110,7 @@ class Table(nn.EmbeddingBag):
             # loud as any other, and what it says is how it began.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
-        begin_at(self, "table", begin or {})
+        begin_at(self, "table", begin)
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         """The bags' vectors, (b, embedding)."""
@@ -160,7 +152,7 @@ def make(job: Job) -> Model:
     Raises:
         ValueError: a parameter to begin with does not fit.
     """
-    table = Table(job.data.num_tokens, job.config)
+    table = Table(job.data.num_tokens, job.config, begin={})
     dense = dense_layer(job.data.num_classes, job.config)
     check_begin(job.begin, table.weights() | weights_of(dense, "dense"))
     begin_at(table, "table", job.begin)

@@ -108,8 +108,7 @@ class Task:
     rank: int  #: number of the trainer
     shard: Shard  #: its training data
     num_classes: int  #: different labels
-    #: parameters to begin with, by name; others are drawn from the seed.
-    begin: Mapping[str, Tensor]
+    begin: Mapping[str, Tensor]  #: parameters to begin with, by name
     valid: Bags | None = None  #: bags to be watched by; for the first trainer only
     test: Bags | None = None  #: bags to be tested on; for the first trainer only
 
@@ -140,10 +139,7 @@ def penalty_factor(trainer: int, config: HybridConfig) -> int:
 
 
 class Trainer:
-    """One trainer: the dense layer here, the table elsewhere, and how both learn.
-
-    The master makes it on its worker, ``run_locally`` in this process.
-    """
+    """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
     def __init__(
         self, engine: Engine, table: Reference, table_step: Reference, task: Task
@@ -222,10 +218,7 @@ def train(
     differences: replicas.Differences | None = None,
     barrier: Callable[[], None] = lambda: None,
 ) -> History:
-    """The training loop of one trainer: learn, be watched, be tested, project.
-
-    In one process there are no differences between replicas, and nobody to wait for.
-    """
+    """The training loop of one trainer: learn, be watched, be tested, project."""
     config, task = trainer.config, trainer.task
     record = Recorder(history, trainer.own_constraints, differences)
     limit = config.max_steps or sys.maxsize
@@ -262,11 +255,7 @@ def project(
 
 
 def tasks(job: Job) -> list[Task]:
-    """What each trainer is to do with its part of the data.
-
-    Raises:
-        ValueError: a trainer's share is less than one image.
-    """
+    """What each trainer is to do with its part of the data, of one image at least."""
     data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
     first, *others = [
         Task(job.config, rank, shard, data.num_classes, job.begin)
@@ -301,30 +290,24 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     return [future.value() for future in futures]
 
 
-def roles(job: Job, master: Role) -> dict[str, Role]:
-    """The system's roles, ranks as in the original: trainers, master, server."""
+def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
+    """Launch a master, and who it needs; ranks as in the original."""
     number = job.config.num_trainers
     threads = max(1, psutil.cpu_count() // (number + 1))  # one for the server
     trainer = Role(serve, num_threads=threads)
-    trainers = {f"trainer{rank}": trainer for rank in range(number)}
-    return {**trainers, MASTER: master, SERVER: Role(serve)}
-
-
-def launch_options(config: HybridConfig) -> dict[str, Any]:
-    """How this system is launched."""
-    return {
-        "polling": False,  # there may be more workers than cores
-        "rpc_timeout": 0,  # the launcher notices who is gone
-        "attach": partial(attached.attach, Trainer, config.step_deadline),
-    }
+    roles = {f"trainer{rank}": trainer for rank in range(number)}
+    roles |= {MASTER: master, SERVER: Role(serve)}
+    options.setdefault("polling", False)  # there may be more workers than cores
+    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
+    attach = partial(attached.attach, Trainer, job.config.step_deadline)
+    return launch(roles, **{"attach": attach} | options)
 
 
 def check(job: Job) -> None:
     """See whether a run could begin; called before any process starts.
 
     Raises:
-        ValueError: a trainer's share is less than one image, or a parameter to begin
-            with does not fit.
+        ValueError: a share is less than one image, or a parameter does not fit.
     """
     tasks(job)
     if job.begin:
@@ -334,10 +317,7 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    Args:
-        job: what to train.
-        engine: of the workers; torch RPC, with distributed autograd, by default.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         ValueError: see :func:`check`.
@@ -345,8 +325,7 @@ def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
     """
     check(job)
     master = Role(drive, (engine or TorchRPC(), job, tasks(job)))
-    results = launch(roles(job, master), **launch_options(job.config) | options)
-    return Result(job.config, results[MASTER])
+    return Result(job.config, on_workers(job, master, **options)[MASTER])
 
 
 def run_locally(

@@ -25,11 +25,6 @@ class Policy(nn.Module):
         self.affine1 = nn.Linear(STATE_SIZE, hidden)
         self.affine2 = nn.Linear(hidden, NUM_ACTIONS)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.affine1.weight.device
-
     def forward(self, states: Tensor) -> Tensor:
         """Scores (logits) of the actions, (..., 2), for states (..., 4)."""
         return self.affine2(F.relu(self.affine1(states)))
@@ -37,14 +32,14 @@ class Policy(nn.Module):
     @torch.no_grad()
     def scores(self, states: NDArray) -> Tensor:
         """The same for acting, not learning: NumPy in, a tensor on the CPU out."""
-        return self(torch.from_numpy(states).to(self.device)).cpu()
+        return self(torch.from_numpy(states).to(self.affine1.weight.device)).cpu()
 
 
 class Actor:
     """Chooses one observer's actions, from a random stream of its own; notes its steps.
 
-    Whoever holds it, the agent or the observer itself: the same seed, policy and
-    states give the same actions, however many observers there are.
+    The agent holds it, or the observer: the same seed, policy and states give the same
+    actions.
     """
 
     def __init__(self, policy: Policy, seed: int):
@@ -128,8 +123,9 @@ def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tens
         (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])
         for e in batch
     ]
+    device = policy.affine1.weight.device
     states, actions, returns = (
-        torch.cat(part).to(policy.device) for part in zip(*parts, strict=True)
+        torch.cat(part).to(device) for part in zip(*parts, strict=True)
     )
     eps = torch.finfo(returns.dtype).eps
     advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)

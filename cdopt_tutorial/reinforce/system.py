@@ -1,8 +1,7 @@
 """Chapter 1's system: an agent and its observers, which learn CartPole together.
 
 From top to bottom: what one can choose; the agent, which owns the policy; the observer,
-which owns environments; the four ways in which they converse; the score; a run. Policy
-and learning rule are in :mod:`~cdopt_tutorial.reinforce.learner`.
+which owns environments; the four ways in which they converse; the score; a run.
 """
 
 import time
@@ -61,8 +60,7 @@ class ReinforceConfig:
     hidden: int = 128  #: width of the policy's hidden layer
     seed: int = 1  #: of the policy's start, the environments and the choice of actions
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
-    #: rounds between two log lines; in a round every environment runs one episode, and
-    #: the agent learns once.
+    #: rounds, of one episode in every environment, between two log lines.
     log_interval: int = 10
     #: where the agent keeps its policy, as
     #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
@@ -90,8 +88,7 @@ class ReinforceConfig:
 class Agent:
     """Trains one policy on the episodes of many observers.
 
-    It commands the observers, and they call back, perhaps all at once: what belongs to
-    one is kept apart by its number.
+    It commands the observers, and they call back, perhaps all at once.
     """
 
     def __init__(self, config: ReinforceConfig):
@@ -309,15 +306,11 @@ class Round:
 
 @dataclass
 class Score:
-    """How well the agent does, and whether the task is solved.
-
-    Solved is what the environment's authors call solved: a mean reward of the last
-    100 episodes at its threshold. The original's running reward is kept, too.
-    """
+    """How well the agent does, and whether its environment's authors call it solved."""
 
     #: total reward of every episode, in the order of the observers.
     rewards: list[float] = field(default_factory=list)
-    running_reward: float = 0.0  #: exponential average over the episodes, from 0
+    running_reward: float = 0.0  #: the original's: an exponential average, from 0
     env_steps: int = 0  #: steps taken in all environments
     rounds: int = 0  #: times that the agent has learned
     seconds: float = 0.0  #: from when this was made to the last round's end
