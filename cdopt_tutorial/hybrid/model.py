@@ -27,7 +27,7 @@ class HybridConfig(Settings):
         ValueError: a value is out of its range, or the device is not there.
     """
 
-    num_trainers: int = 2  #: trainers, at least 1
+    num_trainers: int = 2  #: at least 1
     #: "exact": every step is that of one process on the joint batch; or "original": the
     #: dense layer follows the mean of the trainers' means, and each trainer applies its
     #: whole gradient of the table, at once.
@@ -147,11 +147,7 @@ class Model(NamedTuple):
 
 
 def make(job: Job) -> Model:
-    """The model as it begins.
-
-    Raises:
-        ValueError: a parameter to begin with does not fit.
-    """
+    """The model as it begins; a ValueError if one to begin with does not fit."""
     table = Table(job.data.num_tokens, job.config, begin={})
     dense = dense_layer(job.data.num_classes, job.config)
     check_begin(job.begin, table.weights() | weights_of(dense, "dense"))

@@ -304,7 +304,7 @@ def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
 
 
 def check(job: Job) -> None:
-    """See whether a run could begin; called before any process starts.
+    """Refuse a job that can't be done.
 
     Raises:
         ValueError: a share is less than one image, or a parameter does not fit.

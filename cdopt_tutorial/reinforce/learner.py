@@ -38,8 +38,7 @@ class Policy(nn.Module):
 class Actor:
     """Chooses one observer's actions, from a random stream of its own; notes its steps.
 
-    The agent holds it, or the observer: the same seed, policy and states give the same
-    actions.
+    Whether the agent holds it or the observer, the actions are the same.
     """
 
     def __init__(self, policy: Policy, seed: int):
@@ -90,10 +89,7 @@ class Episodes:
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    r"""Returns :math:`G_t = r_t + \gamma G_{t+1}` of every step, in one pass.
-
-    Rewards are (T,) or (T, n), one column an episode; so is what comes back.
-    """
+    """Returns G(t) = r(t) + γ G(t + 1) of rewards (T,) or (T, n), in one pass."""
     returns = rewards.clone()
     for following, step in pairwise(reversed(returns.unbind())):
         step.add_(following, alpha=gamma)
@@ -103,9 +99,8 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
     """Returns (T, n) of padded episodes, with truncation told from termination.
 
-    After a fall nothing follows. After the time limit the pole still stands, and
-    the episode would have gone on: its tail is taken to be worth what the start of
-    an episode is worth on average in these.
+    After a fall nothing follows. After the time limit the episode would have gone on:
+    its tail is taken to be worth what the start of one is worth on average in these.
     """
     returns = discounted_returns(episodes.rewards, gamma)
     tail = torch.where(episodes.truncated, returns[0].mean(), 0.0)

@@ -86,10 +86,7 @@ class ReinforceConfig:
 
 
 class Agent:
-    """Trains one policy on the episodes of many observers.
-
-    It commands the observers, and they call back, perhaps all at once.
-    """
+    """Trains one policy on the episodes of observers, who call back, all at once."""
 
     def __init__(self, config: ReinforceConfig):
         self.config = config
@@ -104,10 +101,7 @@ class Agent:
         self._waiting = Rendezvous(self._select_together)
 
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
-        """Command every observer to run its episodes, and wait for all of them.
-
-        The observers, in the order of their numbers, call this agent back.
-        """
+        """Command every observer to run its episodes, and wait for all of them."""
         self._waiting.expect(range(len(observer_rrefs)))
         futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
         return [self._episodes(i, *future.wait()) for i, future in enumerate(futures)]
@@ -209,9 +203,8 @@ class Observer:
 class PerStep:
     """Two calls a step, as in the original: the state for an action, then the reward.
 
-    The observer's side of a conversation. The four differ only in what crosses the
-    wire, and how often. It is NumPy arrays: these travel inside their message, while
-    a tensor takes a channel of its own and twice the time.
+    The observer's side of a conversation. The four differ in what crosses the wire, and
+    how often. A tensor would take twice the time of an array.
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
@@ -389,9 +382,6 @@ def run(config: ReinforceConfig, **options: Any) -> Training:
     """Train over RPC: an agent and its observers, each in a process of its own.
 
     The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
-
-    Raises:
-        WorkerError: a worker failed.
     """
     # The agent learns while the observers wait, so the cores are its own.
     threads = psutil.cpu_count()
