@@ -116,10 +116,6 @@ class Table(nn.EmbeddingBag):
         """The bags' vectors, (b, embedding)."""
         return super().forward(tokens, offsets)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of its parameters, by their names in the model."""
-        return weights_of(self, "table")
-
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
     """The layer that all trainers have, by its seed the same wherever it is made."""
@@ -150,7 +146,7 @@ def make(job: Job) -> Model:
     """The model as it begins; a ValueError if one to begin with does not fit."""
     table = Table(job.data.num_tokens, job.config, begin={})
     dense = dense_layer(job.data.num_classes, job.config)
-    check_begin(job.begin, table.weights() | weights_of(dense, "dense"))
+    check_begin(job.begin, weights_of(table, "table") | weights_of(dense, "dense"))
     begin_at(table, "table", job.begin)
     begin_at(dense, "dense", job.begin)
     return Model(table, dense)

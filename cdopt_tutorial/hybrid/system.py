@@ -25,7 +25,7 @@ from cdopt_tutorial.engines import Role, gradients, launch, serve
 from cdopt_tutorial.engines.device import gpus_of
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import make_optimizer, move
-from cdopt_tutorial.engines.reference import Reference
+from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import attached, replicas
@@ -203,7 +203,7 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters that are learnt, by name."""
-        return self.table.rpc_sync().weights() | weights_of(self.dense, "dense")
+        return apply(self.table, weights_of, "table") | weights_of(self.dense, "dense")
 
     @property
     def own_constraints(self) -> Constraints | None:
