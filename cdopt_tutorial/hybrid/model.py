@@ -27,7 +27,7 @@ class HybridConfig(Settings):
         ValueError: a value is out of its range, or the device is not there.
     """
 
-    num_trainers: int = 2  #: at least 1
+    num_trainers: int = 2  #: trainers, at least 1
     #: "exact": every step is that of one process on the joint batch; or "original": the
     #: dense layer follows the mean of the trainers' means, and each trainer applies its
     #: whole gradient of the table, at once.

@@ -30,7 +30,7 @@ class RNNConfig(Settings):
     #: what comes back from the decoder's owner: "logits", as in the original, or only
     #: the "loss", computed there.
     cut: str = "loss"
-    num_trainers: int = 1  #: at least 1; each reads its own columns of the text
+    num_trainers: int = 1  #: trainers; each reads its own columns of the text
     #: whether several trainers step together, with their gradients summed, or each when
     #: it likes.
     sync: bool = True
@@ -42,7 +42,7 @@ class RNNConfig(Settings):
     batch_size: int = 20  #: columns of text read side by side, by all trainers together
     optimizer: str = "adam"  #: "sgd" or "adam"
     lr: float = 4e-3  #: its learning rate, above 0
-    lr_decay: float = 0.9  #: factor on it after each epoch, above 0 and at most 1
+    lr_decay: float = 0.9  #: factor on lr after each epoch, above 0 and at most 1
     momentum: float = 0.9  #: of SGD, 0 to below 1
     manifold: str = "none"  #: on which weights are held: "none", "stiefel" or "oblique"
     #: whose weights: the "trainer"'s LSTM, hidden to hidden, or the "server"'s: the
@@ -52,7 +52,7 @@ class RNNConfig(Settings):
     #: all of them stacked are on one.
     per_gate: bool = False
     penalty_param: float = 1.0  #: factor of ‖C(W)‖² in the loss, above 0
-    clip: float | None = 1.0  #: largest norm of all gradients; None does not clip
+    clip: float | None = 1.0  #: largest norm of the whole gradient; None for any
     epochs: int = 6  #: passes over the text
     max_steps: int | None = None  #: steps after which it ends; None for no limit
     #: steps between two checkpoints within an epoch, where a run keeps any. Chance
