@@ -62,7 +62,7 @@ def add_training_flags(
 
     Args:
         parser: of the command.
-        config: a dataclass; its docstring says under "Attributes" what the fields are.
+        config: a dataclass; comments ``#:`` say what its fields are.
         run: the command itself.
         without: a field that gets no flag.
     """
@@ -92,10 +92,13 @@ def add_training_flags(
 
 
 def attributes(config: type) -> dict[str, str]:
-    """What a class's docstring says under "Attributes", by name."""
-    _, _, section = inspect.getdoc(config).partition("Attributes:\n")
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    """What the comments ``#:`` say above a class's fields, or behind them, by name."""
+    field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
+    entries = re.findall(field, inspect.getsource(config), re.MULTILINE)
+    return {
+        name: " ".join((above + behind).replace("#:", "").split())
+        for above, name, behind in entries
+    }
 
 
 def _reading(hint: Any, default: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from cdopt_tutorial.data import (
     load_corpus,
     unigram_perplexity,
 )
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
 SMOKE_STEPS = 30
@@ -119,9 +120,8 @@ def _constrained(history: History) -> dict[str, Any]:
 
 def _difference(job: Job, history: History) -> float:
     """Largest difference of any parameter from the same training in one process."""
-    local = rnn.run_locally(replace(job, keep=None)).weights
-    gaps = [(history.weights[n] - w).abs().max().item() for n, w in local.items()]
-    return print_difference(max(gaps))
+    local = rnn.run_locally(replace(job, keep=None))
+    return print_difference(max_difference(history.weights, local.weights))
 
 
 def _log(_, note: rnn.Progress) -> None:

@@ -267,7 +267,7 @@ class Group:
             time.sleep(TICK)
         return self._log(worker)
 
-    def _log(self, worker: _Worker, lines: int = 40) -> str:
+    def _log(self, worker: _Worker, lines: int = 80) -> str:
         """The end of what the worker's C++ libraries wrote."""
         path = self._settings.path(worker.name, "log")
         with suppress(OSError), open(path, errors="replace") as log:
