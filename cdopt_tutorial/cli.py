@@ -32,14 +32,23 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     argv = sys.argv[1:] if argv is None else argv
     try:
-        args = _parser(argv[:1]).parse_args(argv)
-        return args.run(args)
+        return _run(_parser(argv[:1]).parse_args(argv))
     except (UsageError, Failed) as error:
         print(f"cdopt-tutorial: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("cdopt-tutorial: interrupted", file=sys.stderr)
         return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run a command; of a worker's failure show its name and traceback, no other."""
+    from cdopt_tutorial.engines import WorkerError  # slow: it imports torch
+
+    try:
+        return args.run(args)
+    except WorkerError as error:
+        raise Failed(error) from error
 
 
 def _parser(chosen: list[str]) -> argparse.ArgumentParser:

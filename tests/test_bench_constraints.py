@@ -1,7 +1,7 @@
 """The bench of constrained layers: what it times is what it says."""
 
 import math
-import statistics
+import time
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def weight_of(step) -> torch.Tensor:
 @pytest.mark.parametrize("name", bench.VARIANTS)
 def test_a_step_trains_and_keeps_the_rows_orthonormal(name):
     torch.manual_seed(0)
-    step = bench.VARIANTS[name](16)
+    step = bench.make_step(name, 16)
     before = weight_of(step).clone()
     for _ in range(20):
         step()
@@ -38,57 +38,46 @@ def test_fused_and_cdopt_take_the_same_steps():
     weights = {}
     for name in ("fused", "cdopt.nn"):
         torch.manual_seed(3)
-        step = bench.VARIANTS[name](16)
+        step = bench.make_step(name, 16)
         for _ in range(20):
             step()
         weights[name] = weight_of(step)
     torch.testing.assert_close(weights["fused"], weights["cdopt.nn"])
 
 
-def test_a_turn_ends_with_its_budget_but_not_before_its_least_steps(monkeypatch):
-    def steps(seconds: float, budget: float, warm: int = bench.WARM_UP) -> int:
-        """Steps that count, the first of which are slower; those before are slowest."""
-        now, taken = [0.0], []
-
-        def step():
-            place = len(taken)
-            slower = 5 if place < warm else 2 if place < warm + 3 else 1
-            taken.append(seconds * slower)
-            now[0] += taken[-1]
-
-        monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
-        found = bench._timer(step, budget)(1)["step"]
-        assert found == pytest.approx(statistics.median(taken[warm:]))
-        return len(taken) - warm
-
-    assert steps(10, budget=1, warm=1) == bench.MIN_STEPS  # warm after one step
-    assert steps(0.125, budget=1) == 3 + 2
-    assert steps(1e-6, budget=1) == bench.MAX_STEPS
-
-
-def test_costs_are_relative_to_the_plain_layer_of_each_width(monkeypatch):
+def test_a_turn_times_one_step_on_one_thread():
     torch.set_num_threads(2)
     seen = []
 
-    def timer(step, budget):
+    def step():
         seen.append(torch.get_num_threads())
-        return lambda turn: {"step": [1.0, 3.0, 8.0][turn - 1] * step}
+        time.sleep(0.002)
 
-    monkeypatch.setattr(bench, "_timer", timer)
-    monkeypatch.setattr(
-        bench, "VARIANTS", {"plain": lambda d: d, "fused": lambda d: d * d}
-    )
-    assert bench.step_costs([4, 10], turns=3) == {
-        "plain": [(4, 1), (10, 1)],
-        "fused": [(4, 4), (10, 10)],
-    }
+    found = bench._time(step, 0.02, 1)["step"]
+    assert 0.002 <= found < 0.02  # a step, not the turn, and in seconds
     assert set(seen) == {1} and torch.get_num_threads() == 2
     torch.set_num_threads(1)
 
 
+def test_costs_are_relative_to_the_plain_layer_of_each_width(monkeypatch):
+    def seconds(step, budget, turn):
+        assert budget == 0.5
+        return {"step": [1.0, 3.0, 8.0][turn - 1] * step}
+
+    monkeypatch.setattr(bench, "_time", seconds)
+    monkeypatch.setattr(bench, "VARIANTS", ("plain", "fused"))
+    monkeypatch.setattr(
+        bench, "make_step", lambda name, d: d if name == "plain" else d * d
+    )
+    assert bench.step_costs([4, 10], turns=3, budget=0.5) == {
+        "plain": [(4, 1), (10, 1)],
+        "fused": [(4, 4), (10, 10)],
+    }
+
+
 def test_costs_are_finite_and_leave_the_random_state_alone():
     state = torch.get_rng_state()
-    costs = bench.step_costs([8], turns=1, budget=0)
+    costs = bench.step_costs([8], turns=1, budget=1e-3)
     assert list(costs) == list(bench.VARIANTS)
     assert torch.equal(torch.get_rng_state(), state)
     for line in costs.values():
@@ -110,4 +99,4 @@ def test_a_smoke_run_compares_each_width_with_its_own_plain_layer():
 @pytest.mark.parametrize("width", [7, 0])
 def test_what_can_not_be_timed_is_refused(width):
     with pytest.raises(ValueError, match=f"width is {width}, but must be even"):
-        bench.step_costs([8, width], 1)
+        bench.step_costs([8, width], turns=1, budget=1)

@@ -6,7 +6,7 @@ import signal
 import pytest
 from running import Running
 
-from cdopt_tutorial.bench.reinforce import traffic
+from cdopt_tutorial.bench.reinforce import figures
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import group
 
@@ -155,7 +155,8 @@ class TestBench:
             assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])
 
     def test_traffic_falls_from_one_conversation_to_the_next(self):
-        per_step, packed = traffic("per-step", 1), traffic("packed", 1)
+        names = ("per-step", "packed", "local-policy")
+        per_step, packed, local_policy = (figures(name, 1, 32) for name in names)
         assert per_step["calls"] > 1.9 * packed["calls"]
         assert per_step["bytes"] > packed["bytes"]
-        assert traffic("local-policy", 1)["calls"] < 0.05 * packed["calls"]
+        assert local_policy["calls"] < 0.05 * packed["calls"]

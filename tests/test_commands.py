@@ -122,7 +122,7 @@ class Asked(Exception):
 RUNS = {
     "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
     "rnn": "cdopt_tutorial.commands.rnn.rnn.run",
-    "hybrid": "cdopt_tutorial.commands.hybrid.run_on_workers",
+    "hybrid": "cdopt_tutorial.commands.hybrid.hybrid.run",
 }
 
 
@@ -374,9 +374,7 @@ class TestHybrid:
                 )
 
             monkeypatch.setattr(RUNS["hybrid"], run)
-            monkeypatch.setattr(
-                "cdopt_tutorial.commands.hybrid.run_locally", lambda _: 0.125
-            )
+            monkeypatch.setattr("cdopt_tutorial.hybrid.run_locally", lambda _: 0.125)
             file = tmp_path / "out.json"
             code = cli.main(["hybrid", "--json", str(file), *args])
             return code, json.loads(file.read_text()) if file.exists() else None

@@ -31,7 +31,7 @@ class TestRun:
     def test_a_smoke_run_writes_what_it_found(self, hybrid, capsys):
         results = hybrid("--smoke")
         assert results["num_trainers"] == 2 and results["semantics"] == "exact"
-        assert results["steps"] == len(results["losses"]) == command.SMOKE_STEPS
+        assert results["steps"] == len(results["losses"]) == command.SMOKE["max_steps"]
         assert results["loss"] == results["losses"][-1] < results["losses"][0]
         assert results["losses"][0] == pytest.approx(math.log(10), rel=0.1)
         assert 0.5 < results["test_accuracy"] < 1  # of ten classes

@@ -1,6 +1,6 @@
-"""Speed, measured here: what ``cdopt-tutorial bench`` runs.
+"""Speed, measured here: what ``cdopt-tutorial bench`` runs, a module for each bench.
 
-Each bench is a module with a function ``measure(progress, smoke)``. ``progress`` is
-called with a line before each measurement, and ``smoke`` asks for a run of seconds.
-It returns the rows, and what else goes into the JSON, such as every single value.
+Its function ``measure(progress, smoke)`` calls ``progress`` with a line before each
+measurement; ``smoke`` asks for a run of seconds. It returns the rows, and what else
+goes into the JSON, such as every single value.
 """

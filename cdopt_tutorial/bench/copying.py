@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from cdopt_tutorial.bench.rows import Row, rows
+from cdopt_tutorial.bench.rows import Measured, Progress, Row, rows
 from cdopt_tutorial.dissolving.memory import (
     Job,
     MemoryConfig,
@@ -24,20 +24,14 @@ SMOKE_TASKS = {
     "copying": CopyingMemory(num_copies=2, delay=3),
     "next word": NextWord(text_len=1_000),
 }
+FIGURES = ("loss", "recall", "weight", "mapped", "seconds")  # of a run, in the JSON
 
 
-def measure(
-    progress: Callable[[str], None], smoke: bool = False
-) -> tuple[list[Row], dict]:
-    """Train each model at each learning rate from each seed.
+def measure(progress: Progress, smoke: bool = False) -> Measured:
+    """Train each model at each learning rate from each seed; a smoke run, less of all.
 
-    Args:
-        progress: called with a line when a run is done.
-        smoke: one seed, two learning rates, 25 steps at a width of 8.
-
-    Returns:
-        The rows, each compared with the model's best learning rate, and with the free
-        model for the time of a step; the chosen learning rates; every single run.
+    A loss is compared with that at the model's best learning rate, the time of a step
+    with the free model's. Best rates and single runs go into the JSON, too.
     """
     lrs, seeds = (LRS[:2], SEEDS[:1]) if smoke else (LRS, SEEDS)
     # Models take turns, so that a slow minute of the machine hits all.
@@ -53,8 +47,10 @@ def measure(
 
         runs = run_jobs(jobs, config, on_done=tell, deadline=3600)
         chosen[name] = {model: best_lr(runs, model) for model in MODELS}
-        measured += _losses(name, runs, chosen[name]) + _times(name, runs, config.steps)
-        values += [_values(name, run) for run in runs]
+        measured += _losses(name, runs) + _times(name, runs, config.steps)
+        for run in runs:
+            found = {figure: getattr(run, figure) for figure in FIGURES}
+            values.append({"task": name, **asdict(run.job), **found})
     progress(f"chosen: {chosen}")
     return measured, {"chosen": chosen, "values": values}
 
@@ -64,46 +60,36 @@ def best_lr(runs: Sequence[Run], model: str) -> float:
 
     A run that is not finite rules its learning rate out.
     """
-    means = {lr: mean for (name, lr), mean in _means(runs).items() if name == model}
+    means = _means(runs, model)
     return min(means, key=means.__getitem__)
 
 
-def _means(runs: Sequence[Run]) -> dict[tuple[str, float], float]:
-    """Mean final loss over the seeds; ``inf`` if one of the runs is not finite."""
-    losses: dict[tuple[str, float], list[float]] = {}
+def _means(runs: Sequence[Run], model: str) -> dict[float, float]:
+    """Mean final loss of each learning rate; ``inf`` if one run is not finite."""
+    losses: dict[float, list[float]] = {}
     for run in runs:
-        loss = run.loss if math.isfinite(run.loss) else math.inf
-        losses.setdefault((run.job.model, run.job.lr), []).append(loss)
-    return {key: statistics.fmean(several) for key, several in losses.items()}
+        if run.job.model == model:
+            loss = run.loss if math.isfinite(run.loss) else math.inf
+            losses.setdefault(run.job.lr, []).append(loss)
+    return {lr: statistics.fmean(several) for lr, several in losses.items()}
 
 
-def _losses(name: str, runs: Sequence[Run], best: Mapping[str, float]) -> list[Row]:
+def _losses(name: str, runs: Sequence[Run]) -> list[Row]:
     """Mean final loss of each model and learning rate, over that of its best one."""
-    means = _means(runs)
-    return [
-        Row(
-            f"{name}, {model}, lr {lr:g}: loss",
-            mean,
-            "nats",
-            f"{name}, {model}, lr {best[model]:g}: loss",
-            mean / means[model, best[model]],
-        )
-        for (model, lr), mean in means.items()
-    ]
+    found = []
+    for model in MODELS:
+        means, best = _means(runs, model), best_lr(runs, model)
+        baseline = f"{name}, {model}, lr {best:g}: loss"
+        for lr, mean in means.items():
+            row = f"{name}, {model}, lr {lr:g}: loss"
+            found.append(Row(row, mean, "nats", baseline, mean / means[best]))
+    return found
 
 
 def _times(name: str, runs: Sequence[Run], steps: int) -> list[Row]:
     """Median time of a step of each model, over that of the free one."""
-    seconds: dict[str, dict[str, list[float]]] = {
-        f"{name}, {model}": {"step": []} for model in MODELS
-    }
+    seconds: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        seconds[f"{name}, {run.job.model}"]["step"].append(1e3 * run.seconds / steps)
+        of = seconds.setdefault(f"{name}, {run.job.model}", {"step": []})
+        of["step"].append(1e3 * run.seconds / steps)
     return rows(seconds, {"step": "ms"}, f"{name}, free")
-
-
-def _values(name: str, run: Run) -> dict:
-    """One run, as it is written to the JSON file."""
-    figures = ("loss", "recall", "weight", "mapped", "seconds")
-    found = {figure: getattr(run, figure) for figure in figures}
-    return {"task": name, **asdict(run.job), **found}

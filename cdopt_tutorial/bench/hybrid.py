@@ -1,13 +1,13 @@
 """A step of the hybrid in one process, and with 1, 2 and 4 trainers of both kinds."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.utils.benchmark import set_torch_threads
 
-from cdopt_tutorial.bench.rows import Row, compare, one_thread, phases
+from cdopt_tutorial.bench.rows import Measured, Progress, compare, phases
 from cdopt_tutorial.data.bags import digit_bags
 from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
@@ -20,21 +20,13 @@ WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
 TURNS = 5
 TRAINERS = (1, 2, 4)
 BASELINE = "local"
-UNITS = {
-    "step": "s",
-    "samples": "1/s",
-    "bytes": "B/step",
-    "bytes by arithmetic": "B/step",
-    "lookup": "s/step",
-    "dense forward": "s/step",
-    "backward": "s/step",
-    "optimizer": "s/step",
-}
+PHASES = ("lookup", "dense forward", "backward", "optimizer")
+UNITS = {"step": "s", "samples": "1/s"}
+UNITS |= dict.fromkeys(("bytes", "bytes by arithmetic"), "B/step")
+UNITS |= dict.fromkeys(PHASES, "s/step")
 
 
-def measure(
-    progress: Callable[[str], None], smoke: bool = False
-) -> tuple[list[Row], dict]:
+def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Time all variants in turns; in a smoke run, one turn, with two trainers only."""
     timed = {
         name: partial(_local_figures if name == BASELINE else _figures, job)
@@ -71,7 +63,7 @@ def _figures(job: Job, turn: int) -> dict[str, float]:
 
 
 def _local_figures(job: Job, _: int) -> dict[str, float]:
-    with one_thread():  # two would only wait for each other: the model is small
+    with set_torch_threads(1):  # two would only wait for each other: the model is small
         return _speed(run_locally(job))
 
 

@@ -5,34 +5,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 
 import torch.distributed.rpc as rpc
 import torch.multiprocessing
 
-from cdopt_tutorial.bench.rows import Row, compare
+from cdopt_tutorial.bench.rows import Measured, Progress, compare
 from cdopt_tutorial.engines import Role, launch, process, serve
 
 BASELINE = "torch.multiprocessing.spawn"
-UNITS = {"start to end": "s"}
+WAYS = {
+    BASELINE: "time_spawn",
+    "launch, first in a parent": "time_first_launch",
+    "launch, later": "time_later_launch",
+}
 
 
-def measure(
-    progress: Callable[[str], None], smoke: bool = False
-) -> tuple[list[Row], dict]:
+def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Time each way of starting four workers in five turns; or two workers, once."""
-    ways = {
-        BASELINE: "time_spawn",
-        "launch, first in a parent": "time_first_launch",
-        "launch, later": "time_later_launch",
-    }
     num_workers, turns = (2, [1]) if smoke else (4, range(1, 6))
     variants = {
         name: partial(_in_fresh_parent, function, num_workers)
-        for name, function in ways.items()
+        for name, function in WAYS.items()
     }
-    return compare(variants, turns, progress, UNITS, BASELINE)
+    return compare(variants, turns, progress, {"start to end": "s"}, BASELINE)
 
 
 def _in_fresh_parent(function: str, num_workers: int, _: int) -> dict[str, float]:
@@ -48,9 +44,8 @@ def time_spawn(num_workers: int) -> float:
     """Seconds with torch's own ``spawn``, each worker joining as ours do."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        torch.multiprocessing.spawn(
-            _join, args=(f"file://{folder}/rendezvous", num_workers), nprocs=num_workers
-        )
+        args = f"file://{folder}/rendezvous", num_workers
+        torch.multiprocessing.spawn(_join, args, nprocs=num_workers)
         return time.perf_counter() - begin
 
 

@@ -1,13 +1,12 @@
 """The four conversations side by side: speed, time to solve, calls and bytes."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-from cdopt_tutorial.bench.rows import Row, compare
+from cdopt_tutorial.bench.rows import Measured, Progress, compare
 from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 
-NUM_OBSERVERS = 2
 SEEDS = range(1, 6)
 SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
@@ -20,9 +19,7 @@ UNITS = {
 }
 
 
-def measure(
-    progress: Callable[[str], None], smoke: bool = False
-) -> tuple[list[Row], dict]:
+def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Train every conversation to the end, seed by seed; in a smoke run, not so far."""
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
     variants = {
@@ -32,36 +29,28 @@ def measure(
 
 
 def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:
-    """What one run of a conversation takes; also called by chapter 1.
+    """What one run with two observers takes; also called by chapter 1.
+
+    Calls and bytes are of a short run of its own, so that recording does not slow down
+    what is timed. The bytes are all that the workers' sockets receive, from the start
+    of the run to its end.
 
     Returns:
-        Environment steps a second, seconds, episodes, 1.0 if it solved the task,
-        and what :func:`traffic` gives.
+        Environment steps a second, seconds, episodes, 1.0 if it solved the task, and
+        calls and bytes an environment step.
     """
     config = ReinforceConfig(
-        conversation, NUM_OBSERVERS, seed=seed, max_episodes=max_episodes
+        conversation, num_observers=2, seed=seed, max_episodes=max_episodes
     )
     score = run(config, deadline=3600).score
+    short = replace(config, max_episodes=min(max_episodes, TRACED_EPISODES))
+    trace, wire = Trace(), Wire()
+    steps = run(short, trace=trace, wire=wire, polling=False).score.env_steps
     return {
         "environment steps": score.env_steps / score.seconds,
         "time to solve": score.seconds,
         "episodes": len(score.rewards),
         "solved": float(score.solved),
-        **traffic(conversation, seed, min(max_episodes, TRACED_EPISODES)),
+        "calls": len(trace.calls) / steps,
+        "bytes": wire.total / steps,
     }
-
-
-def traffic(
-    conversation: str, seed: int, max_episodes: int = TRACED_EPISODES
-) -> dict[str, float]:
-    """Calls and bytes an environment step, both ways, from a short traced run.
-
-    A run of its own, so that recording does not slow down what is timed. The bytes are
-    those of the workers' sockets, with all that the start and the end send.
-    """
-    config = ReinforceConfig(
-        conversation, NUM_OBSERVERS, seed=seed, max_episodes=max_episodes
-    )
-    trace, wire = Trace(), Wire()
-    steps = run(config, trace=trace, wire=wire, polling=False).score.env_steps
-    return {"calls": len(trace.calls) / steps, "bytes": wire.total / steps}

@@ -1,13 +1,12 @@
 """A step of the RNN in one process, with both cuts, and with two trainers."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from cdopt_tutorial.bench.rows import Row, compare, phases
+from cdopt_tutorial.bench.rows import Measured, Progress, compare, phases
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig, run, run_locally
@@ -22,32 +21,34 @@ SMOKE_VOCAB_SIZE = 500
 WARM_UP = 2  # steps that do not count: buffers are made, pages touched
 TURNS = 5
 BASELINE = "local"
-UNITS = {
-    "step": "s",
-    "tokens": "1/s",
-    "bytes": "B/step",
-    "bytes by arithmetic": "B/step",
-    "forward": "s/step",
-    "backward": "s/step",
-    "optimizer": "s/step",
-}
+UNITS = {"step": "s", "tokens": "1/s"}
+UNITS |= dict.fromkeys(("bytes", "bytes by arithmetic"), "B/step")
+UNITS |= dict.fromkeys(("forward", "backward", "optimizer"), "s/step")
 
 
-def measure(
-    progress: Callable[[str], None], smoke: bool = False
-) -> tuple[list[Row], dict]:
+def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Time all variants in turns; in a smoke run, one turn of a small model."""
     config = replace(CONFIG, embedding=32, hidden=32, max_steps=10) if smoke else CONFIG
-    corpus = random_corpus(SMOKE_VOCAB_SIZE if smoke else VOCAB_SIZE, config)
-    configs = {
-        "logits": replace(config, cut="logits"),
-        "loss": config,
-        "loss, 2 trainers": replace(config, num_trainers=2),
+    job = Job(config, random_corpus(SMOKE_VOCAB_SIZE if smoke else VOCAB_SIZE, config))
+    variants = {
+        BASELINE: partial(_local_figures, job),
+        "logits": partial(_figures, replace(job, config=replace(config, cut="logits"))),
+        "loss": partial(_figures, job),
+        "loss, 2 trainers": partial(
+            _figures, replace(job, config=replace(config, num_trainers=2))
+        ),
     }
-    variants = {BASELINE: partial(_local_figures, Job(config, corpus))}
-    variants |= {n: partial(_figures, Job(each, corpus)) for n, each in configs.items()}
     turns = range(1, 2 if smoke else TURNS + 1)
     return compare(variants, turns, progress, UNITS, BASELINE)
+
+
+def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:
+    """Words drawn at random, enough for the steps: what they are takes no time."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = config.max_steps * config.seq_len * config.batch_size + 1
+    train = torch.randint(vocab_size, (tokens,), generator=generator)
+    words = tuple(f"word{number}" for number in range(vocab_size))
+    return Corpus(Vocabulary(words), train, train[: config.batch_size + 1])
 
 
 def _local_figures(job: Job, _: int) -> dict[str, float]:
@@ -59,21 +60,11 @@ def _figures(job: Job, _: int) -> dict[str, float]:
     run(job, trace=trace)
     found = _speed(job.config, run(job)[0]) | phases(trace, "trainer0")
     found["bytes"] = measured_bytes(job)
-    found["bytes by arithmetic"] = expected_bytes(
-        job.config, len(job.corpus.vocabulary)
-    )
+    vocab_size = len(job.corpus.vocabulary)
+    found["bytes by arithmetic"] = expected_bytes(job.config, vocab_size)
     return found
 
 
 def _speed(config: RNNConfig, history: History) -> dict[str, float]:
     step = statistics.median(history.step_seconds[WARM_UP:])
     return {"step": step, "tokens": config.seq_len * config.batch_size / step}
-
-
-def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:
-    """Words drawn at random, enough for the steps: what they are takes no time."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = config.max_steps * config.seq_len * config.batch_size + 1
-    train = torch.randint(vocab_size, (tokens,), generator=generator)
-    words = tuple(f"word{number}" for number in range(vocab_size))
-    return Corpus(Vocabulary(words), train, train[: config.batch_size + 1])

@@ -2,8 +2,7 @@
 
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,37 +23,32 @@ class Row:
     ratio: float  #: value over the baseline's value
 
 
-Variants = Mapping[str, Callable[[int], Mapping[str, float]]]
-Values = dict[str, dict[str, list[float]]]
+Progress = Callable[[str], None]
+Measured = tuple[list[Row], dict[str, Any]]
+Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # give a turn's figures
+Values = dict[str, dict[str, list[float]]]  # by variant and figure, one of each turn
 
 
 def compare(
     variants: Variants,
     turns: Iterable[int],
-    progress: Callable[[str], None],
+    progress: Progress,
     units: Mapping[str, str],
     baseline: str,
-) -> tuple[list[Row], dict[str, Values]]:
+) -> Measured:
     """The rows of variants measured in turns, and every single value.
 
-    Args:
-        variants: by name; called with the turn, gives its figures by name.
-        turns: for instance the seeds.
-        progress: called with a line before each measurement.
-        units: of each figure; a figure that is not in it is not reported.
-        baseline: the variant that the others are compared with.
+    `units` has each figure that is to be reported, and `baseline` is the variant that
+    the others are compared with.
     """
     values = interleave(variants, turns, progress)
     return rows(values, units, baseline), {"values": values}
 
 
-def interleave(
-    variants: Variants, turns: Iterable[int], progress: Callable[[str], None]
-) -> Values:
+def interleave(variants: Variants, turns: Iterable[int], progress: Progress) -> Values:
     """Measure each variant once a turn, so that a slow minute of the machine hits all.
 
-    Returns:
-        All values by variant and figure.
+    A turn is a number, for instance a seed.
     """
     values: Values = {name: {} for name in variants}
     for turn in turns:
@@ -63,17 +57,6 @@ def interleave(
             for figure, value in measure(turn).items():
                 values[name].setdefault(figure, []).append(value)
     return values
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, and then on as many as before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def phases(trace: Trace, worker: str) -> dict[str, float]:
@@ -112,16 +95,13 @@ def rows(values: Values, units: Mapping[str, str], baseline: str) -> list[Row]:
 
 def report(measured: list[Row], **more: Any) -> dict[str, Any]:
     """What a bench writes as JSON: the rows, where they come from, and more."""
-    return {
-        "rows": [asdict(row) for row in measured],
-        "machine": {
-            "cores": psutil.cpu_count(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "system": platform.system(),
-        },
-        **more,
+    machine = {
+        "cores": psutil.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
     }
+    return {"rows": [asdict(row) for row in measured], "machine": machine, **more}
 
 
 def table(measured: list[Row]) -> str:

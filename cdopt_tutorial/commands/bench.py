@@ -2,8 +2,9 @@
 
 import argparse
 import importlib
+from functools import partial
 
-from cdopt_tutorial.commands.common import add_run_flags, named_failure, write_json
+from cdopt_tutorial.commands.common import add_run_flags, write_json
 
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
@@ -29,12 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from cdopt_tutorial.bench.rows import report, table
 
     bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
-    with named_failure():
-        measured, more = bench.measure(_progress, args.smoke)
+    measured, more = bench.measure(partial(print, flush=True), args.smoke)
     write_json(args.json, report(measured, **more))
     print(table(measured))
     return 0
-
-
-def _progress(line: str) -> None:
-    print(line, flush=True)

@@ -10,15 +10,10 @@ from cdopt_tutorial.publish import project, render, site
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the only flag; chapters are run as `execute` runs them without flags."""
+    without_flags = argparse.ArgumentParser()
+    execute.add(without_flags)
     add_device(parser)
-    parser.set_defaults(
-        run=run,
-        notebooks=[],
-        force=False,
-        profile="full",
-        values=[],
-        update_reference=False,
-    )
+    parser.set_defaults(**vars(without_flags.parse_args([])) | {"run": run})
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 NAMES = {"penalty_param": "penalty"}  # of flags that are not called like their fields
+LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
 
 
 class UsageError(Exception):
@@ -38,17 +39,6 @@ def bad_input() -> Iterator[None]:
         raise UsageError(error) from error
 
 
-@contextmanager
-def named_failure() -> Iterator[None]:
-    """Turn a worker's failure into a `Failed`: its name and traceback, and no other."""
-    from cdopt_tutorial.engines import WorkerError
-
-    try:
-        yield
-    except WorkerError as error:
-        raise Failed(error) from error
-
-
 def check_finite(loss: float) -> None:
     """End a training that diverged."""
     if not math.isfinite(loss):
@@ -58,15 +48,11 @@ def check_finite(loss: float) -> None:
 def add_training_flags(
     parser: argparse.ArgumentParser, config: type, run: Callable, without: str = ""
 ) -> None:
-    """Add a flag for each field of a config, and those of all commands that train.
+    """Add a flag for each field of a config but one, and those of all that train.
 
-    Args:
-        parser: of the command.
-        config: a dataclass; comments ``#:`` say what its fields are.
-        run: the command itself.
-        without: a field that gets no flag.
+    The config is a dataclass; comments ``#:`` say what its fields are.
     """
-    types, helps = get_type_hints(config), attributes(config)
+    types, helps = get_type_hints(config), _attributes(config)
     for field in fields(config):
         if field.name in (without, "dtype", "device"):
             continue
@@ -81,17 +67,14 @@ def add_training_flags(
             **_reading(types[field.name], field.default),
         )
     if "dtype" in types:
-        parser.add_argument(
-            "--against-local",
-            action="store_true",
-            help="run the same in one process, too; in float64, and with no dropout",
-        )
+        same = "run the same in one process, too; in float64, and with no dropout"
+        parser.add_argument("--against-local", action="store_true", help=same)
     add_run_flags(parser)
     add_device(parser, getattr(config, "device", "cpu"))
     parser.set_defaults(run=run)
 
 
-def attributes(config: type) -> dict[str, str]:
+def _attributes(config: type) -> dict[str, str]:
     """What the comments ``#:`` say above a class's fields, or behind them, by name."""
     field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
     entries = re.findall(field, inspect.getsource(config), re.MULTILINE)
@@ -111,8 +94,10 @@ def _reading(hint: Any, default: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind)}
 
 
-def read_config(args: argparse.Namespace, config: type, **fixed: Any) -> Any:
-    """The config that the flags describe; what is fixed stands above them.
+def read_config(
+    args: argparse.Namespace, config: type, smoke: Mapping[str, Any]
+) -> Any:
+    """The config that the flags describe, with what a smoke run has instead.
 
     Raises:
         ValueError: a value is out of its range.
@@ -120,29 +105,24 @@ def read_config(args: argparse.Namespace, config: type, **fixed: Any) -> Any:
     values = {}
     for field in fields(config):
         value = getattr(args, field.name, field.default)
+        if field.name in LIKE_ONE_PROCESS and args.against_local:
+            value = LIKE_ONE_PROCESS[field.name]
         values[field.name] = tuple(value) if isinstance(value, list) else value
-    if "dtype" in values and args.against_local:
-        values["dtype"] = "float64"
-    return config(**values | fixed)
+    return config(**values | (smoke if args.smoke else {}))
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--smoke` and `--json` of every command that trains or measures."""
-    parser.add_argument(
-        "--smoke", action="store_true", help="a run of seconds, to see that it works"
-    )
-    parser.add_argument(
-        "--json", type=writable, metavar="FILE", help="write the results to this file"
-    )
+    smoke = "a run of seconds, to see that it works"
+    results = "write the results to this file"
+    parser.add_argument("--smoke", action="store_true", help=smoke)
+    parser.add_argument("--json", type=writable, metavar="FILE", help=results)
 
 
 def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
     """Add `--device`, which means the same in every command but for its default."""
-    parser.add_argument(
-        "--device",
-        default=default,
-        help=f"auto, cpu, cuda or cuda:N, to compute on (default: {default})",
-    )
+    text = f"auto, cpu, cuda or cuda:N, to compute on (default: {default})"
+    parser.add_argument("--device", default=default, help=text)
 
 
 def writable(name: str) -> Path:

@@ -2,34 +2,26 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cdopt_tutorial.commands.common import add_device, bad_input
 from cdopt_tutorial.engines.device import pick_device
-from cdopt_tutorial.publish import execute, project, reference
+from cdopt_tutorial.publish import chapter, execute, project
+from cdopt_tutorial.publish.reference import Reference
 
-DRIFTED = 3
-"""Exit code of a run in which all went through, and a figure moved."""
+DRIFTED = 3  # exit code of a run in which all went through, and a figure moved
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
     flag = parser.add_argument
-    flag(
-        "notebooks",
-        metavar="NOTEBOOK",
-        type=Path,
-        nargs="*",
-        help="path of a chapter (default: all chapters)",
-    )
+    chapters = "path of a chapter (default: all chapters)"
+    flag("notebooks", metavar="NOTEBOOK", type=Path, nargs="*", help=chapters)
     flag("--force", action="store_true", help="run even if a valid result is cached")
-    flag(
-        "--profile",
-        choices=project.PROFILES,
-        default="full",
-        help="full: as the book shows them; smoke: short runs (default: full)",
-    )
+    profiles = "full: as the book shows them; smoke: short runs (default: full)"
+    flag("--profile", choices=project.PROFILES, default="full", help=profiles)
     flag(
         "-p",
         "--parameter",
@@ -40,11 +32,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set a parameter of every chapter that is run; figures are not compared",
     )
-    flag(
-        "--update-reference",
-        action="store_true",
-        help="show the figures that moved, then write them to notebooks/reference.toml",
-    )
+    update = "show the figures that moved, then write them to notebooks/reference.toml"
+    flag("--update-reference", action="store_true", help=update)
     add_device(parser)
     parser.set_defaults(run=run)
 
@@ -60,14 +49,10 @@ def run(args: argparse.Namespace) -> int:
     with bad_input():
         book = project.this_project()
         args.device = pick_device(args.device)
-        was = reference.Reference(book)
+        was = Reference(book)
         values = _values(args, book, was)
     done = execute.execute(
-        values,
-        project=book,
-        device=args.device,
-        force=args.force,
-        parameters=values,
+        values, project=book, device=args.device, force=args.force, parameters=values
     )
     failed = _report(done, book)
     if args.values:
@@ -84,36 +69,36 @@ def run(args: argparse.Namespace) -> int:
     return failed or (DRIFTED if moved else 0)
 
 
-def _values(args: argparse.Namespace, project, reference) -> dict[Path, dict]:
-    """Return what is set from outside in each notebook that is to run.
+def _values(
+    args: argparse.Namespace, book: project.Project, was: Reference
+) -> dict[Path, dict]:
+    """What is set from outside in each notebook that is to run.
 
     Raises:
         ValueError: there is no such notebook, profile or parameter, or the reference
             is to be updated by what it doesn't hold.
     """
-    from cdopt_tutorial.publish.chapter import read_chapter, read_value
-
-    own = {name: read_value(text) for name, text in args.values}
+    own = {name: chapter.read_value(text) for name, text in args.values}
     if args.update_reference and (own or args.device != "cpu"):
         raise ValueError("--update-reference is for runs on the cpu with no -p")
     values = {}
-    for path in args.notebooks or project.chapters():
+    for path in args.notebooks or book.chapters():
         if not path.is_file():
             raise ValueError(f"no such notebook: {path}")
-        values[path] = reference.parameters(path.stem, args.profile) | own
+        values[path] = was.parameters(path.stem, args.profile) | own
         try:
-            read_chapter(path, values[path])
+            chapter.read_chapter(path, values[path])
         except ValueError as error:
-            raise ValueError(f"{project.relative(path)}: {error}") from error
+            raise ValueError(f"{book.relative(path)}: {error}") from error
     return values
 
 
-def _report(done, project) -> int:
-    """Print what became of each chapter; return 1 if one failed, else 0."""
+def _report(done: Sequence[execute.Execution], book: project.Project) -> int:
+    """Print what became of each chapter; 1 if one failed, else 0."""
     for result in done:
         how = "reused the result of a run of" if result.cached else "ran for"
         if result.error is None:
-            print(f"{project.relative(result.path)}: {how} {result.seconds:.1f} s")
+            print(f"{book.relative(result.path)}: {how} {result.seconds:.1f} s")
     errors = [result.error for result in done if result.error is not None]
     for error in errors:
         print(f"\n{error}", file=sys.stderr)
@@ -122,16 +107,20 @@ def _report(done, project) -> int:
     return 1 if errors else 0
 
 
-def _compare(done, project, reference, profile: str) -> int:
+def _compare(
+    done: Sequence[execute.Execution],
+    book: project.Project,
+    was: Reference,
+    profile: str,
+) -> int:
     """Print every figure that is not as the reference has it; return how many."""
     moved = 0
     for result in done:
-        complete = result.error is None
-        drift = reference.drift(
-            result.path.stem, profile, result.figures, complete=complete
+        drift = was.drift(
+            result.path.stem, profile, result.figures, complete=result.error is None
         )
         if drift:
-            print(f"{project.relative(result.path)}: figures moved", file=sys.stderr)
+            print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
         for name, how in drift.items():
             print(f"  {name}: {how}", file=sys.stderr)
         moved += len(drift)

@@ -3,41 +3,32 @@
 import argparse
 import math
 
-from cdopt_tutorial.commands.common import (
-    add_training_flags,
-    bad_input,
-    check_finite,
-    named_failure,
-    print_difference,
-    read_config,
-    write_json,
-)
-from cdopt_tutorial.hybrid import HybridConfig, Job, Progress, check, run_locally
-from cdopt_tutorial.hybrid import run as run_on_workers
+from cdopt_tutorial import hybrid
+from cdopt_tutorial.commands import common
+from cdopt_tutorial.hybrid import HybridConfig, Job
 
-SMOKE_STEPS = 30
+SMOKE = {"max_steps": 30}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    add_training_flags(parser, HybridConfig, run)
+    common.add_training_flags(parser, HybridConfig, run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, test, and compare; losses are in nats, null is what there is none of."""
-    with bad_input():
-        job = read_job(args)
-    with named_failure():
-        result = run_on_workers(job, deadline=math.inf, on_report=_log)
-    difference = None
+    with common.bad_input():
+        job = Job(common.read_config(args, HybridConfig, SMOKE))
+        if args.against_local and job.config.semantics == "original":
+            raise ValueError("semantics original has no equal in one process")
+        hybrid.check(job)
+    result = hybrid.run(job, deadline=math.inf, on_report=_log)
+    found = result.as_json() | {"losses": result.losses}
+    found["max_parameter_difference"] = None
     if args.against_local:
-        local = run_locally(job)
-        difference = print_difference(result.max_parameter_difference(local))
-    found = result.as_json() | {
-        "losses": result.losses,
-        "max_parameter_difference": difference,
-    }
-    write_json(args.json, found)
+        gap = result.max_parameter_difference(hybrid.run_locally(job))
+        found["max_parameter_difference"] = common.print_difference(gap)
+    common.write_json(args.json, found)
     held = found["feasibility"]
     print(
         f"test accuracy {found['test_accuracy']:.3f}, loss {found['loss']:.3f}, "
@@ -48,29 +39,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_job(args: argparse.Namespace) -> Job:
-    """The job that the flags describe.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
-    fixed = {"max_steps": SMOKE_STEPS} if args.smoke else {}
-    config = read_config(args, HybridConfig, **fixed)
-    if args.against_local and config.semantics == "original":
-        raise ValueError("semantics original has no equal in one process")
-    job = Job(config)
-    check(job)
-    return job
-
-
-def _log(_, note: Progress) -> None:
+def _log(_, note: hybrid.Progress) -> None:
     """Print what the first trainer reports after an epoch.
 
     Raises:
         Failed: at once, since weights that are not finite can't be projected.
     """
     score = note.valid
-    check_finite(note.train_loss + (score.loss if score else 0))
+    common.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
         print(
             f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"

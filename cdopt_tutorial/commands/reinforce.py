@@ -5,21 +5,15 @@ import math
 from functools import partial
 
 from cdopt_tutorial import reinforce
-from cdopt_tutorial.commands.common import (
-    add_training_flags,
-    bad_input,
-    named_failure,
-    read_config,
-    write_json,
-)
+from cdopt_tutorial.commands import common
 from cdopt_tutorial.reinforce import ReinforceConfig
 
-SMOKE_EPISODES = 40
+SMOKE = {"max_episodes": 40}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    add_training_flags(parser, ReinforceConfig, run, without="hidden")
+    common.add_training_flags(parser, ReinforceConfig, run, without="hidden")
     workers = "workers: one agent and N - 1 observers"
     parser.add_argument("--world-size", type=int, metavar="N", help=workers)
     parser.set_defaults(num_observers=None)  # so that the two can be compared
@@ -27,19 +21,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless it was only to be tried."""
-    with bad_input():
-        fixed = {"max_episodes": SMOKE_EPISODES} if args.smoke else {}
-        fixed["num_observers"] = _num_observers(args)
-        config = read_config(args, ReinforceConfig, **fixed)
+    with common.bad_input():
+        args.num_observers = _num_observers(args.world_size, args.num_observers)
+        config = common.read_config(args, ReinforceConfig, SMOKE)
     print(
         f"This will run until reward threshold of {reinforce.Score.threshold} is "
         "reached. Ctrl+C to exit."
     )
-    with named_failure():
-        log = partial(_log, config.log_interval)
-        training = reinforce.run(config, deadline=math.inf, on_report=log)
+    log = partial(_log, config.log_interval)
+    training = reinforce.run(config, deadline=math.inf, on_report=log)
     score = training.score
-    write_json(args.json, training.as_json())
+    common.write_json(args.json, training.as_json())
     if score.solved:
         print(f"Solved! Running reward is now {score.running_reward:.1f}!")
     else:
@@ -51,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if score.solved or args.smoke else 1
 
 
-def _num_observers(args: argparse.Namespace) -> int:
-    size, number = args.world_size, args.num_observers
+def _num_observers(size: int | None, number: int | None) -> int:
     if size is None:
         return ReinforceConfig.num_observers if number is None else number
     if size < 2:

@@ -253,7 +253,7 @@ class Group:
         """The end of what the worker's C++ libraries wrote."""
         path = self._settings.path(worker.name, "log")
         with suppress(OSError), open(path, errors="replace") as log:
-            return "".join(log.readlines()[-40:])
+            return "".join(log.readlines()[-80:])
         return ""
 
     def _fail(self, rank: int, worker: str, reason: str, details: str = "") -> None:
