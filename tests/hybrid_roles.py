@@ -111,12 +111,12 @@ def disturbed(task, *how):
 def killing_master(job, victim):
     """A master that kills a worker while all of them train."""
     threading.Timer(1.0, rpc.rpc_async, (victim, die)).start()
-    return system.run_master(TorchRPC(), job)
+    return system.drive(TorchRPC(), job, system.tasks(job))
 
 
 def counting_master(job):
     """A master that asks what is left on the server after a run with cuts."""
-    system.run_master(TorchRPC("cut"), job)
+    system.drive(TorchRPC("cut"), job, system.tasks(job))
     return rpc.rpc_sync("ps", kept)
 
 

@@ -1,7 +1,5 @@
 """Roles for the tests of the parameter server; they must be importable by workers."""
 
-import threading
-
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
@@ -9,13 +7,12 @@ from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import attach, gradients
-from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
-from cdopt_tutorial.parameter_server.system import Owner, Trainer
+from cdopt_tutorial.parameter_server.system import Owner
 
 
 def split_model(config, vocab_size):
@@ -77,10 +74,6 @@ class Two(nn.Module):
         return self.a.item(), self.b.item()
 
 
-class ForgetfulSGD(torch.optim.SGD):
-    """A class that torch does not compile, and that leaves ``.grad`` as it is."""
-
-
 HALF = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
 
 
@@ -88,9 +81,9 @@ def rrefs_of(module):
     return [rpc.RRef(parameter) for parameter in module.parameters()]
 
 
-def step_twice(clearing):
-    """Both numbers after a step that touches both, and one that touches one."""
-    kind = choice(HALF)[0] if clearing else ForgetfulSGD
+def step_twice(compiled):
+    """Both numbers after a step of torch's that touches both, and one of one."""
+    kind = torch.optim.SGD if compiled else type("SGD", (torch.optim.SGD,), {})
     two = TorchRPC().remote("ps", Two)
     optimizer = DistributedOptimizer(kind, apply(two, rrefs_of), lr=0.5)
     seen = []
@@ -122,21 +115,6 @@ def number_kept(_):
     return len(gradients._kept_gradients)
 
 
-def optimizer_kinds():
-    kind, arguments = choice(RNNConfig(optimizer="adam"))
-    rrefs = apply(TorchRPC().remote("ps", Two), rrefs_of)
-    rrefs.append(rpc.RRef(nn.Parameter(torch.ones(1))))
-    optimizer = DistributedOptimizer(kind, rrefs, **arguments)
-    return [
-        rpc.rpc_sync(rref.owner(), kind_of, args=(rref,))
-        for rref in optimizer.remote_optimizers
-    ]
-
-
-def kind_of(rref):
-    return type(rref.local_value()).__name__
-
-
 def switch_modes(config):
     model, refs = split_model(config, 9)
     modes = []
@@ -150,23 +128,3 @@ def switch_modes(config):
 
 def is_training(module):
     return module.drop.training
-
-
-def step_in_between():
-    """Attach: while the first trainer computes its loss, the second one steps.
-
-    By the server's clock: the first waits in its loss until another step was taken.
-    """
-    attach.wrap(Trainer.loss, _wait_for_another)
-
-
-def _wait_for_another(loss, trainer, *args):
-    before = trainer.owners[0].rpc_sync().version()
-    found = loss(trainer, *args)
-    if trainer.rank == 0:
-        waited = threading.Event()
-        for _ in range(2000):
-            if trainer.owners[0].rpc_sync().version() > before:
-                break
-            waited.wait(0.005)
-    return found

@@ -41,7 +41,7 @@ def run_cells(folder, *cells):
 
 
 IMPORTS = """
-    import enum, threading
+    import copy, enum, threading
     from dataclasses import dataclass
 
     import torch
@@ -105,6 +105,11 @@ RUN = """
     print(told[0][1].value.tolist(), Book.add is method, Book.__subclasses__())
 """
 
+ONLY_AN_ARGUMENT = """
+    roles_ = {"a": Role(copy.copy, (Note(torch.ones(1)),)), "b": Role(serve)}
+    print(type(launch(roles_)["a"]) is Note)
+"""
+
 DEFINE_ANEW = """
     class Book(Book):
         def add(self, note):
@@ -144,9 +149,16 @@ REFUSED = """
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
-    return run_cells(folder, IMPORTS, DEFINITIONS, RUN, DEFINE_ANEW, ATTACH, REFUSED)[
-        2:
-    ]
+    return run_cells(
+        folder,
+        IMPORTS,
+        DEFINITIONS,
+        RUN,
+        ONLY_AN_ARGUMENT,
+        DEFINE_ANEW,
+        ATTACH,
+        REFUSED,
+    )[2:]
 
 
 class TestNotebook:
@@ -158,14 +170,17 @@ class TestNotebook:
             "[5.0, 5.0] True []",
         ]
 
+    def test_a_class_that_no_function_names_comes_back_as_itself(self, printed):
+        assert printed[1] == "True\n"
+
     def test_the_last_definition_is_the_one_that_runs(self, printed):
-        assert printed[1] == "[-1.0, -1.0]\n"
+        assert printed[2] == "[-1.0, -1.0]\n"
 
     def test_what_is_attached_reaches_functions_of_a_cell(self, printed):
-        assert printed[2] == "[11.0, 11.0]\n"
+        assert printed[3] == "[11.0, 11.0]\n"
 
     def test_what_can_not_travel_is_refused_in_a_line(self, printed):
-        *lines, last = printed[3].splitlines()
+        *lines, last = printed[4].splitlines()
         assert len(lines) == 2
         for line, what in zip(lines, ("_thread.lock", "an open file"), strict=True):
             assert line.startswith("worker: its role can't be sent to a worker: ")

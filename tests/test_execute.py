@@ -32,6 +32,7 @@ def book(tmp_path) -> Project:
     (project.package / "publish").mkdir(parents=True)
     (project.package / "a.py").write_text("x = 1\n")
     (project.package / "publish" / "b.mplstyle").write_text("font.size: 10\n")
+    (project.package / "publish" / "c.svg").write_text("<svg></svg>\n")
     (project.root / "constraints.txt").write_text("torch==2.13.0\n")
     (project.root / "notebooks").mkdir()
     return project
@@ -64,7 +65,8 @@ def test_prose_does_not_make_a_result_stale_but_code_does(book):
 
 @pytest.mark.parametrize(
     "changed",
-    ["cdopt_tutorial/a.py", "cdopt_tutorial/publish/b.mplstyle", "constraints.txt"],
+    ["cdopt_tutorial/a.py", "cdopt_tutorial/publish/b.mplstyle"]
+    + ["cdopt_tutorial/publish/c.svg", "constraints.txt"],
 )
 def test_digest_follows_sources_and_constraints(book, changed):
     before = digest(book, "cpu")

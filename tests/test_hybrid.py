@@ -30,7 +30,6 @@ from cdopt_tutorial.hybrid import (
 )
 from cdopt_tutorial.hybrid.history import Recorder
 from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
-from cdopt_tutorial.hybrid.system import launch_options
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50
@@ -203,9 +202,8 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     test = twin.score(data.test)
     assert (found.test.accuracy, found.test.loss) == pytest.approx(test, rel=1e-10)
     assert test != valid[-1]
-    assert [(n.trainer, n.epoch, n.step, n.images) for n in notes] == [
-        (0, 1, 11, 331), (0, 2, 22, 662),
-    ]  # fmt: skip
+    assert [(n.epoch, n.step) for n in notes] == [(1, 11), (2, 22)]
+    assert sum(found.trainers[0].images) == 2 * 331
     means = [(32 * sum(each[:10]) + 11 * each[10]) / 331 for each in losses]
     assert [n.train_loss for n in notes] == pytest.approx(means, rel=1e-10)
     assert [n.train_loss for n in told] == [n.train_loss for n in notes]
@@ -221,7 +219,6 @@ def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
     assert [note.epoch for note in history.progress] == [1, 2, 3][: len(steps)]
     assert len(history.losses) == len(history.step_seconds) == steps[-1]
     assert min(history.step_seconds) > 0
-    assert history.progress[-1].seconds == sum(history.step_seconds)
 
 
 class TestOriginalSemantics:
@@ -315,7 +312,7 @@ class TestTrouble:
         master = Role(hybrid_roles.disturbed_master, (job, trainer, how))
         begin = time.monotonic()
         with pytest.raises(WorkerError) as caught:
-            launch(system.roles(job, master), **launch_options(job.config) | options)
+            system.on_workers(job, master, **options)
         assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
         return caught.value
 
@@ -369,24 +366,23 @@ class TestTrouble:
         job = Job(replace(EXACT, max_steps=None), data)
         master = Role(hybrid_roles.killing_master, (job, victim))
         with pytest.raises(WorkerError) as caught:
-            launch(system.roles(job, master), **launch_options(job.config))
+            system.on_workers(job, master)
         assert caught.value.headline == f"{victim} was killed by SIGKILL"
 
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
     config = replace(EXACT, num_trainers=2, max_steps=4)
     master = Role(hybrid_roles.napping_master, (Job(config, data), 3.5))
-    roles = system.roles(Job(config, data), master)
-    options = launch_options(config) | {"rpc_timeout": 3.0}
-    histories = launch(roles, **options)["master"]
+    results = system.on_workers(Job(config, data), master, rpc_timeout=3.0)
+    histories = results["master"]
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)
 def test_no_step_leaves_anything_on_the_server(data, semantics):
     job = Job(replace(EXACT, semantics=semantics, max_steps=3), data)
-    roles = system.roles(job, Role(hybrid_roles.counting_master, (job,)))
-    assert launch(roles, **launch_options(job.config))["master"] == (0, 0)
+    master = Role(hybrid_roles.counting_master, (job,))
+    assert system.on_workers(job, master)["master"] == (0, 0)
 
 
 class TestBegin:
@@ -411,8 +407,14 @@ class TestBegin:
     @pytest.mark.parametrize(
         ("begin", "message"),
         [
-            ({"table.wait": torch.zeros(1)}, "no parameter 'table.wait', but table.w"),
-            ({"dense.bias": torch.zeros(3)}, r"is \(3,\), but must be \(10,\)"),
+            (
+                {"table.wait": torch.zeros(1)},
+                r"begin has table.wait \(1,\), but the model has table.w",
+            ),
+            (
+                {"dense.bias": torch.zeros(3)},
+                r"begin has dense.bias \(3,\), but .* dense.bias \(10,\)",
+            ),
         ],
     )
     def test_that_does_not_fit_is_refused(self, data, begin, message):
@@ -422,8 +424,9 @@ class TestBegin:
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
     job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
-    roles = system.roles(job, Role(hybrid_roles.ask_cdopt, (job,)))
-    assert "not supported for RemoteModule" in launch(roles)["master"]
+    master = Role(hybrid_roles.ask_cdopt, (job,))
+    found = system.on_workers(job, master)["master"]
+    assert "not supported for RemoteModule" in found
 
 
 def test_a_trainer_is_handed_no_more_than_its_own_part(data):

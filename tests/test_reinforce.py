@@ -448,6 +448,7 @@ class TestConversations:
         commands = [c for c in trace.calls if c.method == "run_episode"]
         assert len(commands) == 2 * 3
         assert {c.caller for c in commands} == {"agent"}
+        assert {c.callee for c in commands} == {"observer0", "observer1"}
 
     def test_batched_answers_both_observers_in_one_pass(self):
         passes = []

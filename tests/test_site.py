@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -52,6 +53,7 @@ def test_one_site_has_one_spelling(monkeypatch, url, end):
         ("URL", "https://"),
         ("URL", "https://books.example/?page=1"),
         ("URL", "https://books.example/a b"),
+        ("URL", "https://bücher.example/"),
         ("URL", 'https://books.example/"onload="'),
         ("REPOSITORY", "an-owner/a.name"),
         ("REPOSITORY", "https://github.com/an-owner"),
@@ -209,7 +211,17 @@ def git(folder, *args: str) -> None:
     subprocess.run(["git", "-C", folder, *who, *args], check=True, capture_output=True)
 
 
-def test_date_is_that_of_the_last_commit(tmp_path, monkeypatch):
+@pytest.fixture
+def far_east(monkeypatch):
+    """A machine on whose clock the day of UTC is often over."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-14")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_date_is_that_of_the_last_commit(tmp_path, monkeypatch, far_east):
     # Near midnight in the committer's zone, and the day before in UTC.
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2020-02-03T00:30:00+0200")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")

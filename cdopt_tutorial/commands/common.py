@@ -48,7 +48,10 @@ def check_finite(loss: float) -> None:
 def add_training_flags(
     parser: argparse.ArgumentParser, config: type, run: Callable, without: str = ""
 ) -> None:
-    """Add a flag for each field of a config but one, and those of all that train."""
+    """Add a flag for each field of a config but one, and those of all that train.
+
+    The config is a dataclass; comments ``#:`` say what its fields are.
+    """
     types, helps = get_type_hints(config), _attributes(config)
     for field in fields(config):
         if field.name in (without, "dtype", "device"):
@@ -72,10 +75,13 @@ def add_training_flags(
 
 
 def _attributes(config: type) -> dict[str, str]:
-    """What a class's docstring says under "Attributes", by name."""
-    _, _, section = inspect.getdoc(config).partition("Attributes:\n")
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    """What the comments ``#:`` say above a class's fields, or behind them, by name."""
+    field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
+    entries = re.findall(field, inspect.getsource(config), re.MULTILINE)
+    return {
+        name: " ".join((above + behind).replace("#:", "").split())
+        for above, name, behind in entries
+    }
 
 
 def _reading(hint: Any, default: Any) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""What is about a system and not part of it attaches from outside, in its workers.
-
-Tracing and deadlines wrap a system's functions before its roles begin, so that the code
-on the page is the code that a reader would write.
-"""
+"""What is about a system and not part of it attaches from outside, in its workers."""
 
 import functools
 import sys
@@ -13,13 +9,9 @@ from typing import Any
 def wrap(function: Callable, around: Callable[..., Any]) -> None:
     """Put something around a function of a module, or a method of a class, in place.
 
-    Called on workers, by what is handed to
-    :func:`~cdopt_tutorial.engines.launch.launch` as ``attach``. Whoever has imported
-    the function by its name, not its module, keeps the bare one.
-
-    Args:
-        function: as its module or class has it.
-        around: called in its place as ``around(function, *args, **kwargs)``.
+    Called on workers, by what is handed to ``launch`` as ``attach``. In its place is
+    called ``around(function, *args, **kwargs)``. Whoever has imported the function by
+    its name, not its module, keeps the bare one.
     """
     place = sys.modules[function.__module__]
     *path, name = function.__qualname__.split(".")

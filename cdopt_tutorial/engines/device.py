@@ -8,21 +8,12 @@ _NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 
 
 def pick_device(wish: str) -> str:
-    """Turn a wish into the device that is used.
+    """Turn a wish into the device that is used: "cpu", "cuda", or a GPU by its number.
 
     Called by the configs and the commands, in the parent, before any process starts.
-    No memory is taken on a GPU.
-
-    Args:
-        wish: "cpu"; "cuda:1", a GPU by its number; "cuda", whichever GPU torch takes,
-            or all of them where a system shares them out; "auto", which is "cuda" if
-            there is a GPU, and "cpu" otherwise.
-
-    Returns:
-        "cpu", "cuda", or a GPU by its number.
-
-    Raises:
-        ValueError: there is no such device here, or it is none of these names.
+    No memory is taken on a GPU. "auto" is "cuda" if there is a GPU, and "cpu"
+    otherwise. "cuda" is whichever GPU torch takes, or all of them where a system
+    shares them out. Anything that is not here is a ValueError.
     """
     if wish == "auto":
         return "cuda" if num_gpus() else "cpu"
@@ -35,20 +26,13 @@ def pick_device(wish: str) -> str:
 
 
 def gpus_of(device: str) -> tuple[str, ...]:
-    """The GPUs here that a device stands for: all for "cuda", none for "cpu".
-
-    Called on the workers that share them out.
-
-    Args:
-        device: as :func:`pick_device` returns it.
-    """
+    """The GPUs here that a device stands for, to share out: all for "cuda"."""
     here = tuple(f"cuda:{number}" for number in range(num_gpus()))
     return here if device == "cuda" else tuple(gpu for gpu in here if gpu == device)
 
 
 def num_gpus() -> int:
-    """How many GPUs this process can use."""
-    # Torch counts the GPUs of a driver that is too old for it as well.
+    """How many GPUs this process can use, not counting one with too old a driver."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

@@ -6,6 +6,7 @@ Workers import afresh: they would run the new text, and this process the old one
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 
@@ -18,8 +19,7 @@ _imported: dict[str, tuple] = {}  # by path: when it was changed last, and its s
 def refuse() -> None:
     """Raise a ValueError if a module was edited since this process imported it.
 
-    Called by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent. The
-    libraries of this Python are taken as they are.
+    Called by ``launch``, in the parent. Python's libraries are taken as they are.
     """
     for name, path, state in _sources():
         if _imported.setdefault(path, state) != state:
@@ -29,9 +29,8 @@ def refuse() -> None:
             )
 
 
-def _sources() -> list[tuple[str, str, tuple]]:
+def _sources() -> Iterator[tuple[str, str, tuple]]:
     """Name, path and present state of the modules that came from a source file."""
-    found = []
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""
         library = path.startswith(_LIBRARIES) and not name.startswith(_OURS)
@@ -39,20 +38,18 @@ def _sources() -> list[tuple[str, str, tuple]]:
         if path.endswith(".py") and name not in _MAIN and not library:
             with suppress(OSError):
                 stats = os.stat(path)
-                found.append((name, path, (stats.st_mtime, stats.st_size)))
-    return found
+                yield name, path, (stats.st_mtime, stats.st_size)
 
 
-def _noting(path_stats):
-    def note(loader: SourceFileLoader, path: str):
-        stats = path_stats(loader, path)
-        _imported[path] = stats["mtime"], stats["size"]
-        return stats
-
-    return note
+_path_stats = SourceFileLoader.path_stats
 
 
-# Python keeps no record of the text that it has read, but asks its loader for the
-# state of each file that it imports or reloads.
-SourceFileLoader.path_stats = _noting(SourceFileLoader.path_stats)
+def _note(loader: SourceFileLoader, path: str) -> dict:
+    """Python keeps no record of what it has read, but asks for each file's state."""
+    stats = _path_stats(loader, path)
+    _imported[path] = stats["mtime"], stats["size"]
+    return stats
+
+
+SourceFileLoader.path_stats = _note
 _imported |= {path: state for _, path, state in _sources()}

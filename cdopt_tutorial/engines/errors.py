@@ -1,28 +1,21 @@
 """The one error that a run of workers raises, and how a remote exception is read."""
 
 import re
-from typing import NamedTuple
 
 # How torch marks, in an exception that crosses a worker, where it was and what it was.
 _MARK = re.compile(r"On WorkerInfo\(id=\d+, name=([^)]+)\):(?:\\n|\s)*(\w*)")
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, and the run that it belonged to was ended.
+    """A worker failed, and the run that it belonged to was ended; see ``launch``.
 
-    Raised by :func:`~cdopt_tutorial.engines.launch.launch`, in the parent.
-
-    Attributes:
-        worker: name of the worker that failed first.
-        reason: what happened to it, for instance ``"was killed by SIGKILL"``.
-        details: the worker's traceback, or the last that it printed; may be empty.
+    It has the ``worker`` that failed first, the ``reason``, for instance ``"was killed
+    by SIGKILL"``, and ``details``: its traceback, or the last that it printed.
     """
 
     def __init__(self, worker: str, reason: str, details: str = ""):
         self.worker, self.reason, self.details = worker, reason, details.strip()
-        super().__init__(
-            "\n\n".join(filter(None, (f"{worker} {reason}", self.details)))
-        )
+        super().__init__("\n\n".join(filter(None, (self.headline, self.details))))
 
     @property
     def headline(self) -> str:
@@ -33,31 +26,18 @@ class WorkerError(RuntimeError):
         return type(self), (self.worker, self.reason, self.details)
 
 
-class Origin(NamedTuple):
-    """Where an exception that came back from a call was raised."""
+def origin(message: str) -> tuple[str, str, str] | None:
+    """Worker, name of the class, and remote traceback of an exception, by its text.
 
-    worker: str
-    kind: str  # name of the exception's class
-    traceback: str  # the remote one
-
-
-def origin(message: str) -> Origin | None:
-    """Find the worker that raised an exception, from the text that torch made of it.
-
-    An exception that crosses several workers is marked by each; the last mark is
-    the deepest. Some exceptions arrive as the ``repr`` of their text.
-
-    Args:
-        message: text of the exception, as it arrived at the caller.
-
-    Returns:
-        None if the exception did not come from another worker.
+    Called by the worker where it arrived; None if it did not come from another one.
     """
-    marks = list(_MARK.finditer(message))
+    marks = list(
+        _MARK.finditer(message)
+    )  # by each that it crossed; the last is deepest
     if not marks:
         return None
     worker, kind = marks[-1].groups()
     remote = message[marks[-1].start() :].split("\n\nAt:\n")[0]
-    if "\n" not in remote:  # a repr
+    if "\n" not in remote:  # some arrive as the ``repr`` of their text
         remote = remote.replace("\\n", "\n").replace("\\'", "'").replace('\\"', '"')
-    return Origin(worker, kind, remote)
+    return worker, kind, remote

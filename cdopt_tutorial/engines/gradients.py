@@ -1,13 +1,8 @@
 """Gradients that cross from worker to worker: a step is written once, for three ways.
 
-- In one process autograd does it all.
-- *Distributed autograd* notes in a context of torch's what every call carries, and
-  goes back along it through all workers.
-- An *explicit cut* needs no more than calls: the owner of an object computes, keeps
-  the graph under a key, and is called again for the backward pass.
-
-In a context of either, gradients are kept apart from those of other contexts, with
-the parameters, wherever these are.
+In one process autograd does it all. *Distributed autograd* notes in a context of
+torch's what every call carries. For an *explicit cut* the owner of an object keeps the
+graph, and is called again for the backward pass. Each step has its own gradients.
 """
 
 import itertools
@@ -20,7 +15,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor
 
-from cdopt_tutorial.engines.reference import Reference, apply, own_name
+from cdopt_tutorial.engines.reference import Reference, apply, call_method, own_name
 
 Context = int | str | None
 """Names one step's gradients: of distributed autograd, of a cut, or of this process."""
@@ -30,11 +25,7 @@ WAYS = ("distributed", "cut")
 
 @contextmanager
 def context(way: str) -> Iterator[Context]:
-    """One step's context; entered by whoever computes the loss.
-
-    Args:
-        way: "distributed" or "cut".
-    """
+    """One step's context, by one of :data:`WAYS`; whoever has the loss enters it."""
     if way == "distributed":
         with dist_autograd.context() as context_id:
             yield context_id
@@ -49,22 +40,14 @@ def context(way: str) -> Iterator[Context]:
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Call a method where its object lives; tensors stay part of the graph.
 
-    The one way for a call that carries a gradient. Called by whoever computes the loss.
-
-    Args:
-        reference: to the object.
-        method: its name, or a function of the object.
-        args: of the method. Those that need a gradient are tensors among them, not
-            inside lists; a parameter would arrive as a copy without a graph.
-
-    Returns:
-        What the method returned: with an explicit cut, a tensor or several.
+    The one way for a call that carries a gradient, made by whoever computes the loss.
+    What needs a gradient is a tensor among the arguments, not inside a list, and no
+    parameter, which would arrive as a copy without a graph. With an explicit cut the
+    method, or function of the object, returns a tensor or several.
     """
     cut = getattr(_this_thread, "cut", None)
     if cut is not None and torch.is_grad_enabled():
         return _Cut.apply(cut, reference, method, _anchor, *args)
-    if isinstance(method, str):
-        return getattr(reference.rpc_sync(), method)(*args)
     return apply(reference, method, *args)
 
 
@@ -77,10 +60,7 @@ def backward(context: Context, loss: Tensor) -> None:
 
 
 def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """What a context has for parameters of this worker; without those it did not touch.
-
-    Called on the parameters' owner.
-    """
+    """What a context has, on their owner, for the parameters that it has touched."""
     if isinstance(context, int):
         kept = dist_autograd.get_gradients(context)
     else:
@@ -91,10 +71,7 @@ def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Te
 
 
 def forget(context: Context) -> None:
-    """Free what a cut's context has kept on this worker, once it has been used.
-
-    Called on the parameters' owner. torch does the same for its contexts by itself.
-    """
+    """Free what a cut's context has kept on this owner; torch frees its own itself."""
     _kept_gradients.pop(context, None)
 
 
@@ -129,12 +106,11 @@ class _Cut(torch.autograd.Function):
 def _forward(value: Any, context: str, key: int, method, needs, args) -> Any:
     """Runs on the owner: the call itself, whose graph is kept."""
     args = [
-        arg.detach().requires_grad_() if need else arg
+        arg.detach().requires_grad_(need) if isinstance(arg, Tensor) else arg
         for arg, need in zip(args, needs, strict=True)
     ]
     with torch.enable_grad():
-        function = getattr(value, method) if isinstance(method, str) else None
-        result = function(*args) if function else method(value, *args)
+        result = call_method(value, method, *args)
     outputs = (result,) if isinstance(result, Tensor) else tuple(result)
     leaves = [arg for arg, need in zip(args, needs, strict=True) if need]
     _kept_graphs[context, key] = leaves, outputs
@@ -152,10 +128,8 @@ def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None,
     ]
     if not pairs:
         return (None,) * len(leaves)
-    parameters = [
-        p for p in _leaves_of(o for o, _ in pairs) if id(p) not in map(id, leaves)
-    ]
     outputs, grads = zip(*pairs, strict=True)
+    parameters = _parameters_of(outputs, leaves)
     found = torch.autograd.grad(
         outputs, [*leaves, *parameters], grads, allow_unused=True
     )
@@ -167,16 +141,17 @@ def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None,
     return found[: len(leaves)]
 
 
-def _leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors that need a gradient, and that outputs were computed from."""
-    seen, found = set(), []
+def _parameters_of(outputs: Iterable[Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    """The tensors, beside the leaves, that outputs were computed from."""
+    given, seen, found = {id(leaf) for leaf in leaves}, set(), []
     todo = [output.grad_fn for output in outputs]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):  # where autograd would add to .grad
+        # Where autograd would add to .grad.
+        if hasattr(node, "variable") and id(node.variable) not in given:
             found.append(node.variable)
         todo += [function for function, _ in node.next_functions]
     return found

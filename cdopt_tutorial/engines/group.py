@@ -23,7 +23,6 @@ import psutil
 from cdopt_tutorial.engines import process
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.pace import read_pace
-from cdopt_tutorial.engines.settings import Settings
 
 # Imported once by the fork server, so that no worker pays for them again. Our own
 # systems stay out: a reader who edits one gets the new text in the next run.
@@ -69,12 +68,10 @@ class _Worker:
         """The messages that have come in whole since the last time; never waits.
 
         ``Connection.recv`` would wait for the rest of a message, which never comes
-        from a worker that was stopped as it sent it.
-
-        Raises:
-            EOFError: nothing has come, and nothing will, since the worker has gone.
+        from a worker that was stopped as it sent it. EOFError: it has gone.
         """
-        part = os.read(self.connection.fileno(), CHUNK)
+        ready = self.connection.poll()  # else its process has ended
+        part = os.read(self.connection.fileno(), CHUNK) if ready else b""
         if not part:
             raise EOFError
         self.unread += part
@@ -86,13 +83,6 @@ class _Worker:
             messages.append(bytes(self.unread[process.HEADER : end]))
             del self.unread[:end]
         return messages
-
-
-def fork_context():
-    """The way of starting processes, with its server told what to import."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
-    return context
 
 
 @contextmanager
@@ -115,44 +105,39 @@ def _without_main() -> Iterator[None]:
 
 
 class Group:
-    """The workers of one run; a context manager that leaves no process behind."""
+    """The workers of one run, which leaves no process behind."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: process.Settings,
         packed: Mapping[str, bytes],  # each worker's role, by name
-        num_threads: Mapping[str, int],
         on_report: Callable[[str, Any], None] | None,
     ):
-        self._settings, self._packed, self._threads = settings, packed, num_threads
-        self._on_report = on_report
+        self._settings, self._packed, self._on_report = settings, packed, on_report
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
 
-    def __enter__(self) -> "Group":
+    def run(
+        self, deadline: float, join_deadline: float
+    ) -> dict[str, tuple[Any, Any, Any]]:
+        """Run every role to its end, or raise the failure that explains the others.
+
+        Gives, by name, what the role returned, what the worker recorded of its calls,
+        and the bytes that it received.
+        """
         self._begin = time.monotonic()
-        context = fork_context()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOAD))
         try:
             with _without_main():
                 for rank, name in enumerate(self._packed):
                     self._start(context, rank, name)
-        except BaseException:
+            self._watch(deadline, join_deadline)
+            return {worker.name: worker.done for worker in self._workers}
+        finally:
             self._end()
-            raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def wait(
-        self, deadline: float, join_deadline: float
-    ) -> dict[str, tuple[Any, Any, Any]]:
-        """Wait until every role is done, or raise the failure that explains the others.
-
-        Returns:
-            By name, what the role returned, what the worker recorded of its calls, and
-            the bytes that it received.
-        """
+    def _watch(self, deadline: float, join_deadline: float) -> None:
         while not all(worker.settled for worker in self._workers):
             self._take_messages(TICK)
             self._look_for_stopped()
@@ -160,7 +145,6 @@ class Group:
             self._look_at_pace()
             if self._failures:
                 raise self._cause()
-        return {worker.name: worker.done for worker in self._workers}
 
     def _start(self, context, rank: int, name: str) -> None:
         # By a file: Process would write a large role into a pipe, and wait for ever
@@ -168,7 +152,7 @@ class Group:
         with open(self._settings.path(name, "role"), "wb") as file:
             file.write(self._packed[name])
         ours, theirs = context.Pipe(duplex=False)
-        args = (self._settings, name, rank, self._threads[name], theirs)
+        args = (self._settings, name, rank, theirs)
         child = context.Process(target=process.main, args=args, name=name)
         self._workers.append(_Worker(name, child, ours))
         with theirs:  # closed here, or our end would not see the worker go
@@ -184,13 +168,12 @@ class Group:
             if not worker.settled:
                 waited[worker.connection] = waited[worker.process.sentinel] = worker
         for worker in dict.fromkeys(map(waited.get, wait(list(waited), timeout))):
+            messages: list[bytes] = []
             try:
-                messages = worker.take() if worker.connection.poll() else None
+                messages = worker.take()
             except (EOFError, OSError):
-                messages = None
-            if messages is None:
                 self._note_death(worker)
-            for message in messages or ():
+            for message in messages:
                 if not worker.settled:
                     self._handle(worker, *pickle.loads(message))
 
@@ -214,7 +197,10 @@ class Group:
     def _note_death(self, worker: _Worker) -> None:
         worker.process.join(EXIT)
         worker.phase = "failed"
-        reason = _describe_exit(worker.process)
+        code = worker.process.exitcode
+        reason = f"exited with code {code} before it finished"
+        if code is not None and code < 0:
+            reason = f"was killed by {signal.Signals(-code).name}"
         self._fail(_DIED, worker.name, reason, self._log(worker))
 
     def _look_for_stopped(self) -> None:
@@ -237,7 +223,8 @@ class Group:
             self._miss(joining[0], f"the deadline of {join_deadline:g} s to join")
         elif passed > deadline:
             late = running or joining or [w for w in self._workers if not w.settled]
-            self._miss(late[0], f"the run's deadline of {deadline:g} s", late[1:])
+            also = f" (and {', '.join(w.name for w in late[1:])})" if late[1:] else ""
+            self._miss(late[0], f"the run's deadline of {deadline:g} s{also}")
 
     def _look_at_pace(self) -> None:
         """Fail the run if the worker that is furthest behind gets no further."""
@@ -254,24 +241,19 @@ class Group:
                 self._miss(next(w for w in self._workers if w.name == late), what)
                 return
 
-    def _miss(self, worker: _Worker, what: str, others: list[_Worker] = ()) -> None:
-        also = f" (and {', '.join(w.name for w in others)})" if others else ""
-        self._fail(_LATE, worker.name, f"missed {what}{also}", self._stacks(worker))
+    def _miss(self, worker: _Worker, what: str) -> None:
+        """Fail the run for a worker that is late, and say where its threads are."""
+        if worker.phase != "starting":  # it can't tell yet
+            with suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGUSR1)
+                time.sleep(TICK)
+        self._fail(_LATE, worker.name, f"missed {what}", self._log(worker))
 
-    def _stacks(self, worker: _Worker) -> str:
-        """What a worker that is late is doing: the stacks of its threads."""
-        if worker.phase == "starting":  # it can't tell yet
-            return ""
-        with suppress(ProcessLookupError):
-            os.kill(worker.process.pid, signal.SIGUSR1)
-            time.sleep(TICK)
-        return self._log(worker)
-
-    def _log(self, worker: _Worker, lines: int = 40) -> str:
+    def _log(self, worker: _Worker) -> str:
         """The end of what the worker's C++ libraries wrote."""
         path = self._settings.path(worker.name, "log")
         with suppress(OSError), open(path, errors="replace") as log:
-            return "".join(log.readlines()[-lines:])
+            return "".join(log.readlines()[-80:])
         return ""
 
     def _fail(self, rank: int, worker: str, reason: str, details: str = "") -> None:
@@ -315,10 +297,3 @@ def _kill(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-
-
-def _describe_exit(child: BaseProcess) -> str:
-    code = child.exitcode
-    if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code} before it finished"

@@ -1,28 +1,25 @@
 """Start a system of named roles, each in a fresh process, and return their results."""
 
 import re
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cdopt_tutorial.engines import edited, pack
 from cdopt_tutorial.engines.group import Group
-from cdopt_tutorial.engines.settings import Settings
+from cdopt_tutorial.engines.process import Settings
 from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one worker does: a function and its arguments."""
+    """What one worker does: a function and its arguments, which are pickled."""
 
     #: of a module that the worker can import, or of the notebook or script.
     function: Callable[..., Any]
-    args: tuple[Any, ...] = ()  #: its positional arguments; they are pickled
-    #: its keyword arguments; they are pickled.
+    args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int = 1  #: threads of torch's operators in this worker
 
@@ -40,17 +37,14 @@ def launch(
     trace: Trace | None = None,
     wire: Wire | None = None,
 ) -> dict[str, Any]:
-    """Run a system of roles and return what each of them returned.
+    """Run a system of roles and return what each of them returned, by name.
 
     Called by the parent: a notebook, a test, the command line. Each role gets a
     fresh process, which joins an RPC group under the role's name; ranks follow the
-    order of ``roles``. The workers meet by a file in a directory of this run, and
-    listen on the loopback device only. What a worker prints is printed here, under
-    its name.
+    order of ``roles``. What a worker prints is printed here, under its name.
 
     Workers import modules afresh. What a role needs of the notebook or script itself
-    is sent along by value, to all workers, so they can call each other with it; their
-    results are of the notebook's own classes.
+    is sent along by value, to all workers, so they can call each other with it.
 
     Args:
         roles: the workers' names and roles.
@@ -59,24 +53,18 @@ def launch(
         rpc_timeout: seconds until an unanswered call fails; 0 means never.
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
-        polling: whether idle workers poll shared memory for messages. Calls are
-            then answered sooner, but every idle worker takes time from those
-            that compute, where there are more workers than cores.
-        attach: called in every worker before its role begins: what wraps the system's
-            functions from outside, see :mod:`~cdopt_tutorial.engines.attach`.
+        polling: whether idle workers poll shared memory for messages: calls are then
+            answered sooner, but where cores are few, those that compute have less.
+        attach: called in every worker before its role begins, to wrap the system's
+            functions, see :mod:`~cdopt_tutorial.engines.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.engines.process.report`.
-        trace: filled with every call of the run; None records nothing.
-        wire: filled with the bytes of the run, for which the workers must not poll:
-            what they pass then passes no socket. None counts nothing.
-
-    Returns:
-        What each role's function returned, by name.
+        trace: filled with every call of the run.
+        wire: filled with the bytes of the run, for which the workers must not poll.
 
     Raises:
-        ValueError: a role can't be sent to a worker, an argument is out of range, or
-            a module was edited since it was imported; raised before any process
-            starts.
+        ValueError: before any process starts: a role can't be sent to a worker, an
+            argument is out of range, or a module was edited since it was imported.
         WorkerError: a worker raised, died, exited early, was stopped, did not join,
             or got no further in time. All others have been ended by then.
     """
@@ -84,14 +72,15 @@ def launch(
     _check_positive(
         deadline=deadline, join_deadline=join_deadline, rpc_threads=rpc_threads
     )
-    _check_options(rpc_timeout, polling, wire)
+    if rpc_timeout < 0:
+        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
+    if polling and wire is not None:
+        raise ValueError("polling is True, but must be False where bytes are counted")
     edited.refuse()
-    contents = {
-        name: (attach, role.function, role.args, dict(role.kwargs))
-        for name, role in roles.items()
-    }
-    packed, modules = pack.pack(contents)
-    with _private_folder() as folder:
+    packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
+    with tempfile.TemporaryDirectory(
+        prefix="cdopt-tutorial-", ignore_cleanup_errors=True
+    ) as folder:
         settings = Settings(
             world_size=len(roles),
             folder=folder,
@@ -102,9 +91,7 @@ def launch(
             traced=trace is not None,
             counted=wire is not None,
         )
-        num_threads = {name: role.num_threads for name, role in roles.items()}
-        with Group(settings, packed, num_threads, on_report) as group:
-            done = group.wait(deadline, join_deadline)
+        done = Group(settings, packed, on_report).run(deadline, join_deadline)
     if trace is not None:
         trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
@@ -115,33 +102,16 @@ def launch(
 def _check_roles(roles: Mapping[str, Role]) -> None:
     if not roles:
         raise ValueError("no roles: a run needs at least one worker")
-    for name in roles:
+    for name, role in roles.items():
         if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
             raise ValueError(
                 f"{name!r} can't name a worker: "
                 "use up to 127 letters, digits, -, _ and :"
             )
-        _check_positive(num_threads=roles[name].num_threads)
+        _check_positive(num_threads=role.num_threads)
 
 
 def _check_positive(**numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}, but must be above 0")
-
-
-def _check_options(rpc_timeout: float, polling: bool, wire: Wire | None) -> None:
-    if rpc_timeout < 0:
-        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
-    if polling and wire is not None:
-        raise ValueError("polling is True, but must be False where bytes are counted")
-
-
-@contextmanager
-def _private_folder() -> Iterator[str]:
-    """A directory for one run, which only this user can read."""
-    folder = tempfile.mkdtemp(prefix="cdopt-tutorial-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -10,8 +10,7 @@ from cdopt_tutorial.engines.reference import LocalRef
 class OneProcess:
     """Runs a system in this process: what each distributed run is held against.
 
-    Args:
-        on_report: called as ``on_report(worker, record)`` for what the system reports.
+    What the system reports goes to ``on_report(worker, record)``.
     """
 
     def __init__(self, on_report: Callable[[str, Any], None] | None = None):

@@ -1,8 +1,9 @@
-"""Optimizers for gradients that come from contexts of distributed autograd."""
+"""The optimizer of the parameters that one worker owns, and a step of it."""
 
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from torch import optim
+from torch import Tensor, optim
 
 
 class Choice(Protocol):
@@ -13,31 +14,20 @@ class Choice(Protocol):
     momentum: float
 
 
-class _Clearing:
-    """Forgets the gradients once they were used.
-
-    ``DistributedOptimizer`` copies gradients from a context to ``.grad`` and leaves
-    them there, so a parameter that the next context does not touch would be moved
-    again by the old one. And since these classes are not torch's own, it does not
-    compile them with TorchScript, whose removal is announced.
-    """
-
-    def step(self, closure=None):
-        result = super().step(closure)
-        self.zero_grad(set_to_none=True)
-        return result
-
-
-class ClearingSGD(_Clearing, optim.SGD):
-    """SGD for the parameters that one worker owns."""
-
-
-class ClearingAdam(_Clearing, optim.Adam):
-    """Adam for the parameters that one worker owns."""
-
-
-def choice(config: Choice) -> tuple[type[optim.Optimizer], dict[str, Any]]:
-    """The optimizer's class and its arguments."""
+def make_optimizer(parameters: Iterable[Tensor], config: Choice) -> optim.Optimizer:
+    """The optimizer of some parameters; made on the worker that owns them."""
     if config.optimizer == "adam":
-        return ClearingAdam, {"lr": config.lr}
-    return ClearingSGD, {"lr": config.lr, "momentum": config.momentum}
+        return optim.Adam(parameters, lr=config.lr)
+    return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+
+
+def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
+    """One step with these gradients, of which none is left.
+
+    A parameter that the next context does not touch would else be moved again by an
+    old one, as it is by ``DistributedOptimizer``.
+    """
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -34,9 +34,8 @@ def passed(seconds: float, waits_for: str = "") -> None:
 
     Workers that wait for each other all pass the same places, so the one that has
     passed the fewest waits for none of the others. If it passes no further one in
-    time, the launcher fails the run and names it, also where the work is done in a
-    thread that answers a call. It costs two microseconds. In a process that was not
-    launched nothing happens.
+    time, the launcher fails the run and names it. It costs two microseconds. In a
+    process that was not launched nothing happens.
 
     Args:
         seconds: until the next place; infinite behind the last one.
@@ -55,14 +54,9 @@ def place(
 ) -> None:
     """Let workers pass a place before each run of a system's function, and one after.
 
-    Called by what attaches, see :func:`~cdopt_tutorial.engines.attach.wrap`.
-
-    Args:
-        function: of the system.
-        seconds: that it may take.
-        waits_for: the worker that it asks, see :func:`passed`.
-        then: seconds from its end to the next place; as many by default, infinite
-            for the last function of a worker's work.
+    Called by what attaches. The function may take so many seconds, see :func:`passed`,
+    and from its end to the next place it may be ``then``: as many by default, infinite
+    for the last function of a worker's work.
     """
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> Any:

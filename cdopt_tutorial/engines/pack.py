@@ -17,20 +17,14 @@ import cloudpickle
 
 
 def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Pickle a role for each worker; called by the launcher, in the parent.
+    """Pickle a content for each worker; called by the launcher, in the parent.
 
     Not by multiprocessing's own pickler: with that, torch passes tensors as file
-    descriptors, here their values travel.
-
-    Args:
-        contents: function and arguments by the names of the workers.
+    descriptors, here their values travel. A ValueError names what can't be pickled,
+    or is of a module that a fresh process can't import.
 
     Returns:
-        The pickles, and the modules that any of them needs.
-
-    Raises:
-        ValueError: something can't be pickled, or is of a module that a fresh process
-            can't import.
+        The pickles by worker, and the modules that any of them needs.
     """
     definitions: dict[str, Any] = {}
     packed, modules = {}, set()
@@ -123,7 +117,9 @@ class _Importable(pickle.Unpickler):
 
     def _check(self, module: str, name: str) -> None:
         if module == "__main__" or not _has_source(module):
-            raise _NotImportable(f"{name} is defined in {_where(module)}")
+            notebook = "this notebook or script"
+            where = notebook if module == "__main__" else f"module {module}"
+            raise _NotImportable(f"{name} is defined in {where}")
         self.modules.add(module)
 
 
@@ -132,10 +128,6 @@ def _has_source(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # in sys.modules, without a spec
         return module in sys.builtin_module_names
-
-
-def _where(module: str) -> str:
-    return "this notebook or script" if module == "__main__" else f"module {module}"
 
 
 def _explain(error: Exception) -> str:

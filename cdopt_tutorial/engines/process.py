@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,13 +24,34 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.engines import pace, pack, trace, wire
 from cdopt_tutorial.engines.errors import origin
-from cdopt_tutorial.engines.settings import Settings
 
 HEADER = 8  # bytes that tell how long the message behind them is
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 # Texts by which torch says that the other end of a call has gone.
 _LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all workers of a run need to know to join it; see ``launch``."""
+
+    world_size: int
+    folder: str  # the run's own, which only this user can read
+    rpc_timeout: float
+    rpc_threads: int
+    polling: bool
+    modules: tuple[str, ...]  # what any role needs; every worker imports it first
+    traced: bool
+    counted: bool
+
+    def path(self, worker: str, kind: str) -> str:
+        """A worker's file: its "role", its "pace", or the "log" of its libraries."""
+        return os.path.join(self.folder, f"{worker}.{kind}")
+
+    def meeting(self, name: str) -> str:
+        """Where a group of this name meets: a file, so no port is opened for it."""
+        return f"file://{self.folder}/{name}"
 
 
 class Channel:
@@ -74,42 +96,25 @@ def serve() -> None:
 
 
 def report(record: Any) -> None:
-    """Send a record to the parent while the role still runs; called by roles.
+    """Send a record, which must pickle, to ``launch``'s ``on_report`` at once.
 
-    The parent hands it to ``launch``'s ``on_report``. In a process that was not
-    launched, for instance one of torchrun's, there is nobody to tell, and nothing
-    happens.
-
-    Args:
-        record: anything that pickles.
+    Called by roles. In a process that was not launched, for instance one of torchrun's,
+    there is nobody to tell, and nothing happens.
     """
     if _channel is not None:
         _channel.send("report", record)
 
 
 def meeting(name: str) -> str:
-    """Where workers can meet for a process group of their own; called by roles.
+    """Where workers can meet for a process group of their own: its ``init_method``.
 
-    Two groups that meet at once need two names. In a process that was not launched,
-    for instance one of torchrun's, the environment says where.
-
-    Args:
-        name: of the group, the same for all who are in it.
-
-    Returns:
-        The ``init_method``: a file in the directory of this run, so no port is opened
-        to the world, and nothing is left of it.
+    Called by roles. All in a group give the same name; two groups that meet at once
+    need two. In a process that was not launched the environment says where.
     """
     return "env://" if _settings is None else _settings.meeting(name)
 
 
-def main(
-    settings: Settings,
-    name: str,
-    rank: int,
-    num_threads: int,
-    connection: Connection,
-) -> None:
+def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
     global _channel, _settings
     _leave_with_parent(settings.folder)
@@ -117,7 +122,6 @@ def main(
     pace.begin(settings.path(name, "pace"))
     _redirect_output(settings.path(name, "log"), _channel)
     try:
-        torch.set_num_threads(num_threads)
         _play(settings, name, rank, _channel)
     except BaseException as error:  # the parent decides what becomes of it
         _channel.send("failed", *_describe(name, error))
@@ -130,8 +134,8 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     # way ("cannot import name ... from partially initialized module").
     for module in settings.modules:
         importlib.import_module(module)
-    packed = Path(settings.path(name, "role")).read_bytes()
-    attach, function, args, kwargs = pack.unpack(packed)
+    attach, role = pack.unpack(Path(settings.path(name, "role")).read_bytes())
+    torch.set_num_threads(role.num_threads)
     channel.send("phase", "joining")
     if settings.traced:
         trace.install(name)
@@ -139,7 +143,7 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
         attach()
     _join(settings, name, rank)
     channel.send("phase", "running")
-    result = pickle.dumps(function(*args, **kwargs))
+    result = pickle.dumps(role.function(*role.args, **role.kwargs))
     channel.send("phase", "serving")
     received = wire.count() if settings.counted else None
     rpc.shutdown()
@@ -202,21 +206,19 @@ def _join(settings: Settings, name: str, rank: int) -> None:
 def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:
     """An exception that left a role, as text, since not every exception pickles.
 
-    Returns:
-        The worker that raised it first, the reason in a line, the traceback with its
-        remote part, and whether it only says that another worker has gone.
+    Gives who raised it first, the reason in a line, the traceback, and whether it only
+    says that another worker has gone.
     """
     message = str(error)
     details = "".join(traceback.format_exception(error))
-    remote = origin(message)
-    if remote is not None and remote.worker != name:
-        reason = f"raised {remote.kind} in a call that {name} made"
+    found = origin(message)
+    if found is not None and found[0] != name:
+        worker, kind, remote = found
         stack = "".join(traceback.format_tb(error.__traceback__))
-        details = f"{remote.traceback}\nCalled by {name}:\n{stack}"
-        return remote.worker, reason, details, False
+        details = f"{remote}\nCalled by {name}:\n{stack}"
+        return worker, f"raised {kind} in a call that {name} made", details, False
     if isinstance(error, SystemExit):
         reason = f"exited with code {error.code} before it finished"
         return name, reason, details, False
-    lost = any(text in message for text in _LOST_PEER)
-    lost = lost and isinstance(error, RuntimeError)
+    lost = isinstance(error, RuntimeError) and any(t in message for t in _LOST_PEER)
     return name, f"raised {type(error).__name__}", details, lost

@@ -1,9 +1,7 @@
 """References to objects, on this worker or on another: the seam of all systems.
 
-A reference is what has the interface of torch's ``RRef``: ``rpc_sync()`` and
-``rpc_async()``, through which its object's methods are called, ``local_value()``,
-``is_owner()`` and ``owner_name()``. ``RRef`` itself is one. Here are two more: one for
-an object of this process, and one that is only a name, and so costs half as much.
+A reference is what has the interface of torch's ``RRef``, which is one. Here are two
+more: for an object of this process, and one that is only a name and costs half as much.
 """
 
 import threading
@@ -16,26 +14,27 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-INTERFACE = ("rpc_sync", "rpc_async", "local_value", "is_owner", "owner_name")
-
 Reference = Any
 """What has this interface, whatever engine it is of."""
 
 
 def is_reference(value: Any) -> bool:
     """Whether something has the interface of a reference."""
-    return all(hasattr(type(value), name) for name in INTERFACE)
+    names = ("rpc_sync", "rpc_async", "local_value", "is_owner", "owner_name")
+    return all(hasattr(type(value), name) for name in names)
 
 
-def apply(reference: Reference, function: Callable, *args: Any) -> Any:
-    """Run a function of an object on its owner, which must be able to import it."""
+def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
+    """Run a method of an object on its owner, or a function that the owner can import.
+
+    A method is given by its name; a function gets the object, and then the arguments.
+    """
     if reference.is_owner():
-        return _answer(function, reference.local_value(), *args)
+        return _answer(reference.local_value(), method, *args)
     if isinstance(reference, Ref):
-        return rpc.rpc_sync(
-            reference.worker, serve_call, args=(reference.number, function, *args)
-        )
-    return rpc.rpc_sync(reference.owner(), _apply, args=(function, reference, *args))
+        content = (reference.number, method, *args)
+        return rpc.rpc_sync(reference.worker, serve_call, content)
+    return rpc.rpc_sync(reference.owner(), _apply, args=(reference, method, *args))
 
 
 class LocalRef:
@@ -58,10 +57,10 @@ class LocalRef:
         return ""  # there are no workers
 
     def rpc_sync(self, timeout: float = 0) -> "_Proxy":
-        return _Proxy(lambda name: partial(_answer, getattr(self._value, name)))
+        return _Proxy(partial(_answer, self._value))
 
     def rpc_async(self, timeout: float = 0) -> "_Proxy":
-        return _Proxy(lambda name: partial(_in_thread, getattr(self._value, name)))
+        return _Proxy(partial(_in_thread, self._value))
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,11 @@ class Ref:
     def to(value: Any) -> "Ref":
         """The reference to an object of this process; always the same one."""
         with _making:
-            return Ref._to(value)
+            numbers = (i for i, known in enumerate(_objects) if known is value)
+            number = next(numbers, len(_objects))
+            if number == len(_objects):
+                _objects.append(value)
+            return Ref(own_name(), number)
 
     @staticmethod
     def named(name: str, make: Callable, *args: Any) -> "Ref":
@@ -88,15 +91,7 @@ class Ref:
         with _making:
             if name not in _named:
                 _named[name] = make(*args)
-            return Ref._to(_named[name])
-
-    @staticmethod
-    def _to(value: Any) -> "Ref":
-        numbers = (i for i, known in enumerate(_objects) if known is value)
-        number = next(numbers, len(_objects))
-        if number == len(_objects):
-            _objects.append(value)
-        return Ref(own_name(), number)
+            return Ref.to(_named[name])
 
     def local_value(self) -> Any:
         if not self.is_owner():
@@ -110,20 +105,16 @@ class Ref:
         return self.worker
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        if self.is_owner():
-            return LocalRef(self.local_value()).rpc_sync()
-        return _Proxy(lambda name: partial(self._send, rpc.rpc_sync, timeout, name))
+        return _Proxy(partial(self._call, _answer, rpc.rpc_sync, timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        if self.is_owner():
-            return LocalRef(self.local_value()).rpc_async()
-        return _Proxy(lambda name: partial(self._send, rpc.rpc_async, timeout, name))
+        return _Proxy(partial(self._call, _in_thread, rpc.rpc_async, timeout))
 
-    def _send(
-        self, send: Callable, timeout: float, method: str, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _call(self, here, there, timeout, method, /, *args: Any, **kwargs: Any) -> Any:
+        if self.is_owner():
+            return here(self.local_value(), method, *args, **kwargs)
         content = (self.number, method, *args)
-        return send(self.worker, serve_call, content, kwargs, timeout)
+        return there(self.worker, serve_call, content, kwargs, timeout)
 
 
 def own_name() -> str:
@@ -137,19 +128,27 @@ _named: dict[str, Any] = {}  # those that are asked for by a name
 _making = threading.RLock()
 
 
-@rpc.functions.async_execution
-def serve_call(
-    number: int, method: str | Callable, *args: Any, **kwargs: Any
-) -> Future:
-    """Runs where a named object is, for a method, or a function of the object.
+class _Proxy:
+    """Calls by ``call(name, *args, **kwargs)`` whatever is asked of it by its name."""
 
-    Either may answer later, by a future.
-    """
-    value = _objects[number]
+    def __init__(self, call: Callable):
+        self._call = call
+
+    def __getattr__(self, name: str) -> Callable:
+        return partial(self._call, name)
+
+
+def call_method(value: Any, method: str | Callable, /, *args: Any, **kwargs: Any):
+    """Call a method by its name, or a function with the object before the arguments."""
     if isinstance(method, str):
-        result = getattr(value, method)(*args, **kwargs)
-    else:
-        result = method(value, *args, **kwargs)
+        return getattr(value, method)(*args, **kwargs)
+    return method(value, *args, **kwargs)
+
+
+@rpc.functions.async_execution
+def serve_call(number: int, method, /, *args: Any, **kwargs: Any) -> Future:
+    """Runs where a named object is; what it calls may answer later, by a future."""
+    result = call_method(_objects[number], method, *args, **kwargs)
     if isinstance(result, Future):
         return result
     future: Future = Future()
@@ -157,29 +156,21 @@ def serve_call(
     return future
 
 
-def _apply(function: Callable, rref: Any, *args: Any) -> Any:
-    return function(rref.local_value(), *args)
+def _apply(rref: Any, method: str | Callable, *args: Any) -> Any:
+    return call_method(rref.local_value(), method, *args)
 
 
-class _Proxy:
-    def __init__(self, method_of: Callable[[str], Callable]):
-        self._method_of = method_of
-
-    def __getattr__(self, name: str) -> Callable:
-        return self._method_of(name)
-
-
-def _answer(method: Callable, *args: Any, **kwargs: Any) -> Any:
-    result = method(*args, **kwargs)
+def _answer(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
+    result = call_method(value, method, *args, **kwargs)
     return result.wait() if isinstance(result, Future) else result
 
 
-def _in_thread(method: Callable, *args: Any, **kwargs: Any) -> Future:
+def _in_thread(value: Any, method: str, /, *args: Any, **kwargs: Any) -> Future:
     future: Future = Future()
 
     def run() -> None:
         try:
-            future.set_result(_answer(method, *args, **kwargs))
+            future.set_result(_answer(value, method, *args, **kwargs))
         except Exception as error:
             future.set_exception(error)
 

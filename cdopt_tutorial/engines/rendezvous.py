@@ -15,8 +15,7 @@ class Rendezvous:
 
     Args:
         answer: given what the guests brought, by guest and in ascending order, so that
-            nothing depends on who came first; returns their answers by guest. Called
-            in the thread of the last to come.
+            nothing depends on who came first; returns their answers by guest.
         guests: who is expected, each time.
     """
 
@@ -35,31 +34,22 @@ class Rendezvous:
         future: Future = Future()
         with self._lock:
             self._waiting[guest] = brought, future
-            ready = self._take_if_complete()
-        self._serve(ready)
+        self._answer_if_complete()
         return future
 
     def leave(self, guest: Any) -> None:
         """Do not wait for this guest any more."""
         with self._lock:
             self._expected.discard(guest)
-            ready = self._take_if_complete()
-        self._serve(ready)
+        self._answer_if_complete()
 
-    def _take_if_complete(self) -> dict[Any, tuple[Any, Future]]:
-        if self._waiting.keys() != self._expected:
-            return {}
-        ready = dict(sorted(self._waiting.items()))
-        self._waiting = {}
-        return ready
-
-    def _serve(self, ready: dict[Any, tuple[Any, Future]]) -> None:
-        if not ready:
-            return
+    def _answer_if_complete(self) -> None:
+        with self._lock:
+            if not self._waiting or self._waiting.keys() != self._expected:
+                return
+            ready, self._waiting = dict(sorted(self._waiting.items())), {}
         try:
-            answers = self._answer(
-                {guest: brought for guest, (brought, _) in ready.items()}
-            )
+            answers = self._answer({guest: each[0] for guest, each in ready.items()})
         except Exception as error:
             for _, future in ready.values():
                 future.set_exception(error)

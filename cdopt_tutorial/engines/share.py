@@ -15,24 +15,18 @@ def share(
     on_done: Callable[[int, Any], None] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Run a function once for each job, on workers with one thread each.
+    """Run a function once for each job, and return what it returned, in their order.
 
-    Called by the parent. What comes out does not depend on how many workers there are.
+    Called by the parent. Each worker has one thread, so how many there are does not
+    change what comes out.
 
     Args:
         function: what to run; a worker must be able to import it.
         jobs: the positional arguments of each run.
-        num_workers: workers, at least 1; each takes every so many-th job.
+        num_workers: at least 1; each takes every so many-th job.
         on_done: called after each job as ``on_done(number, result)``, with the number
             of jobs that are done, whichever they are.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`.
-
-    Returns:
-        What the function returned for each job, in their order.
-
-    Raises:
-        ValueError: there are no workers, or a job can't be sent to one.
-        WorkerError: a job failed.
+        options: of :func:`~cdopt_tutorial.engines.launch.launch`, with its errors.
     """
     jobs = list(jobs)
     if num_workers < 1:

@@ -15,8 +15,7 @@ from cdopt_tutorial.engines.reference import Ref
 class TorchRPC:
     """Runs a system on workers of one RPC group; it travels to them with their roles.
 
-    Attributes:
-        way: how a gradient crosses: "distributed" autograd, or by an explicit "cut".
+    A gradient crosses by ``way``: "distributed" autograd, or an explicit "cut".
     """
 
     way: str = "distributed"
@@ -29,11 +28,8 @@ class TorchRPC:
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
         """Make an object on a worker, as ``rpc.remote`` does; waits until it is there.
 
-        Args:
-            worker: its name.
-            make: a class or function that the worker can import.
-            args: of it.
-            name: everyone who asks that worker by one name gets the same object.
+        The worker must be able to import the class or function that makes it. Everyone
+        who asks that worker by one name gets the same object.
         """
         return rpc.rpc_sync(worker, _make, args=(name, make, *args))
 

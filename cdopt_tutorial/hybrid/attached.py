@@ -1,7 +1,6 @@
 """What attaches to the system in its workers: spans of a trace, places of a deadline.
 
-The launcher has :func:`attach` called in every worker before its role begins. Without
-it the system runs the same, and nobody sees who is late.
+Without it the system runs the same, and nobody sees who is late.
 """
 
 import math
@@ -21,12 +20,7 @@ SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
 
 
 def attach(trainer: type, deadline: float) -> None:
-    """Wrap the trainer's functions, and what they call.
-
-    Args:
-        trainer: the class :class:`~cdopt_tutorial.hybrid.system.Trainer`.
-        deadline: seconds from one place in a trainer's step to the next.
-    """
+    """Wrap what the class ``Trainer`` does, with seconds from place to place."""
     if trace.recording():
         _mark(trainer)
     _place(trainer, deadline)
@@ -51,11 +45,7 @@ def _mark(trainer: type) -> None:
 
 
 def _place(trainer: type, deadline: float) -> None:
-    """Pass a place before and behind whatever may wait for somebody.
-
-    All trainers pass the same ones, so the one that is furthest behind waits for none
-    of the others; but it may wait for ``ps``.
-    """
+    """Pass a place before and behind whatever may wait for somebody."""
 
     def ask_server(*_: Any) -> None:
         passed(deadline, "ps")

@@ -26,104 +26,76 @@ class Score:
 class Progress:
     """What a trainer reports after each epoch."""
 
-    trainer: int  #: its number
     epoch: int  #: from 1
     step: int  #: steps taken
-    images: int  #: that it has seen
-    seconds: float  #: that its steps took
     train_loss: float  #: mean of its own images in this epoch, nats
-    #: of the validation images; the first trainer's only, else None.
-    valid: Score | None
+    valid: Score | None  #: of the validation images; None but for the first trainer
 
 
 @dataclass(frozen=True)
 class Projected:
     """What it costs to make a trained model exactly feasible."""
 
-    test: Score | None  #: after the projection; the first trainer's only, else None
-    feasibility: Feasibility  #: after the projection
-    #: after the projection, which each replica does by itself.
-    replica_difference: float
+    test: Score | None  #: after it; None but for the first trainer
+    feasibility: Feasibility  #: after it
+    replica_difference: float  #: after it, which each replica does by itself
 
 
 @dataclass
 class History:
     """What one trainer returns."""
 
-    transport: str  #: how its replicas talk to each other, and why so
+    transport: str = "none: one process"  #: how its replicas talk, and why so
     progress: list[Progress] = field(default_factory=list)  #: all that it reported
     #: summed loss of each step, nats, of its own images.
     losses: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  #: that it had in each step
     step_seconds: list[float] = field(default_factory=list)  #: of each step
-    #: of the constrained weights after each step: of its own replica, or, by the first
-    #: trainer only, of the table.
+    #: after each step: of its own replica, or, by the first trainer only, of the table.
     feasibility: list[Feasibility] = field(default_factory=list)
     #: largest one between any two replicas, after each step; none in one process.
     replica_differences: list[float] = field(default_factory=list)
-    #: of the test images at the end; the first trainer's only, else None.
-    test: Score | None = None
-    #: what the projection at the end came to; None without constraints.
-    projected: Projected | None = None
+    test: Score | None = None  #: at the end; None but for the first trainer
+    projected: Projected | None = None  #: at the end; None without constraints
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def report(self, trainer: int, epoch: int, valid: Score | None) -> Progress:
-        """Note how far a trainer has come; epochs begin with 0 here."""
-        first = self.progress[-1].step if self.progress else 0
-        images = sum(self.images[first:])
-        progress = Progress(
-            trainer=trainer,
-            epoch=epoch + 1,
-            step=len(self.losses),
-            images=sum(self.images),
-            seconds=sum(self.step_seconds),
-            train_loss=sum(self.losses[first:]) / max(1, images),
-            valid=valid,
-        )
-        self.progress.append(progress)
-        return progress
+    def report(self, epoch: int, valid: Score | None) -> Progress:
+        """Note how far this trainer has come; epochs begin with 0 here."""
+        first, steps = self.progress[-1].step if self.progress else 0, len(self.losses)
+        mean = sum(self.losses[first:]) / max(1, sum(self.images[first:]))
+        self.progress.append(Progress(epoch + 1, steps, mean, valid))
+        return self.progress[-1]
 
 
+@dataclass(frozen=True)
 class Recorder:
-    """Measures what is no part of the training, around each step of a trainer's loop.
+    """Measures what is no part of the training, around each step of the loop."""
 
-    Args:
-        history: to write into.
-        constraints: whose feasibility is measured after each step; None for none.
-        differences: between this trainer's replica and the others'; None in one
-            process.
-    """
-
-    def __init__(
-        self,
-        history: History,
-        constraints: Constraints | None,
-        differences: Differences | None,
-    ):
-        self._history, self._constraints = history, constraints
-        self._differences = differences
+    history: History  #: to write into
+    constraints: Constraints | None  #: that this trainer looks after
+    differences: Differences | None  #: between the replicas; None in one process
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; what the loop does with each is a step."""
-        history, differences = self._history, self._differences
+        history, differences = self.history, self.differences
         for batch in batches:
             begin = time.perf_counter()
             yield batch
             history.step_seconds.append(time.perf_counter() - begin)
             if differences is not None:
                 differences.ask()
-            if self._constraints is not None:
-                history.feasibility.append(self._constraints.feasibility())
+            if self.constraints is not None:
+                history.feasibility.append(self.constraints.feasibility())
         if differences is not None:
             history.replica_differences += differences.answers()
 
     def difference(self) -> float:
         """Largest one between any two replicas as they are now; all must ask."""
-        if self._differences is None:
+        if self.differences is None:
             return 0.0
-        self._differences.ask()
-        return max(self._differences.answers())
+        self.differences.ask()
+        return max(self.differences.answers())
 
 
 @dataclass(frozen=True)

@@ -7,93 +7,65 @@ from typing import NamedTuple
 
 import torch
 from cdopt import nn as cdopt_nn
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
-from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
 from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.training import Settings, check_begin
 
 SEMANTICS = ("exact", "original")
-PLACES = ("trainer", "server")
-LAYERS = ("dissolve", "cdopt")
-OPTIMIZERS = ("sgd", "adam")
 DAY = 24 * 60 * 60
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class HybridConfig:
+class HybridConfig(Settings):
     """Settings of a run; checked when they are made.
-
-    Attributes:
-        num_trainers: trainers, at least 1.
-        semantics: "exact": every step is that of one process on the joint batch; or
-            "original": the dense layer follows the mean of the trainers' means, and
-            each trainer applies its whole gradient of the table, at once.
-        shares: each trainer's part of the training data, in any unit; None for equal
-            ones.
-        embedding: width of a token's vector.
-        manifold: on which a weight is held: "none", "stiefel" or "oblique".
-        where: whose: the dense layer's, which all "trainer"s have, or the table's, on
-            the "server", with "oblique" only: each of its columns has norm 1.
-        by: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
-            original's ``Linear_cdopt``. With "oblique", the former gives each class a
-            vector of norm 1, the latter each column of the weight.
-        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
-        optimizer: "sgd" or "adam".
-        lr: its learning rate, above 0.
-        momentum: of SGD, 0 to below 1.
-        batch_size: images of a joint batch, of all trainers together.
-        epochs: passes over the training data.
-        max_steps: steps after which the run ends anyway; None for no limit.
-        step_deadline: seconds from one place in a trainer's step to the next, such as
-            from the lookup to the forward pass, after which the run fails and names
-            whoever is furthest behind, or the server if that one waits for it. Ten
-            times as long for what is done once or after an epoch. At most a day.
-        seed: of the parameters' start and the order of the images.
-        dtype: "float32" or "float64".
-        device: of the dense layers, as
-            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it;
-            the trainers share out the GPUs of "cuda". The table is on the CPU.
 
     Raises:
         ValueError: a value is out of its range, or the device is not there.
     """
 
-    num_trainers: int = 2
+    num_trainers: int = 2  #: trainers, at least 1
+    #: "exact": every step is that of one process on the joint batch; or "original": the
+    #: dense layer follows the mean of the trainers' means, and each trainer applies its
+    #: whole gradient of the table, at once.
     semantics: str = "exact"
+    #: each trainer's part of the training data, in any unit; None for equal ones.
     shares: tuple[float, ...] | None = None
-    embedding: int = 16
-    manifold: str = "none"
+    embedding: int = 16  #: width of a token's vector
+    manifold: str = "none"  #: on which a weight is held: "none", "stiefel" or "oblique"
+    #: whose: the dense layer's, which all "trainer"s have, or the table's, on the
+    #: "server", with "oblique" only: each of its columns has norm 1.
     where: str = "trainer"
+    #: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
+    #: original's ``Linear_cdopt``. With "oblique", the former gives each class a vector
+    #: of norm 1, the latter each column of the weight.
     by: str = "dissolve"
-    penalty_param: float = 0.5
-    optimizer: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    batch_size: int = 64
-    epochs: int = 30
-    max_steps: int | None = None
+    penalty_param: float = 0.5  #: factor of ‖C(W)‖² in the loss, above 0
+    optimizer: str = "sgd"  #: "sgd" or "adam"
+    lr: float = 0.05  #: its learning rate, above 0
+    momentum: float = 0.9  #: of SGD, 0 to below 1
+    batch_size: int = 64  #: images of a joint batch, of all trainers together
+    epochs: int = 30  #: passes over the training data
+    max_steps: int | None = None  #: steps after which it ends; None for no limit
+    #: seconds from one place in a trainer's step to the next, such as from the lookup
+    #: to the forward pass, after which the run fails and names whoever is furthest
+    #: behind, or the server if that one waits for it. Ten times as long for what is
+    #: done once or after an epoch. At most a day.
     step_deadline: float = 30.0
-    seed: int = 1
-    dtype: str = "float32"
+    seed: int = 1  #: of the parameters' start and the order of the images
+    dtype: str = "float32"  #: "float32" or "float64"
+    #: of the dense layers, as :func:`~cdopt_tutorial.engines.device.pick_device` takes
+    #: it; the trainers share out the GPUs of "cuda". The table is on the CPU.
     device: str = "auto"
 
     def __post_init__(self):
-        choices(self, semantics=SEMANTICS, where=PLACES, by=LAYERS)
-        choices(self, manifold=("none", "stiefel", "oblique"))
-        choices(self, optimizer=OPTIMIZERS, dtype=DTYPES)
-        at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
-        if self.max_steps is not None:
-            at_least(self, 1, "max_steps")
-        for name in ("penalty_param", "lr"):
-            fits = 0 < getattr(self, name) < math.inf
-            check(self, name, fits, "above 0 and finite")
+        super().__post_init__()
+        choices(self, semantics=SEMANTICS, by=("dissolve", "cdopt"))
         fits = 0 < self.step_deadline <= DAY
         check(self, "step_deadline", fits, f"above 0, and at most {DAY} (a day)")
-        check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
-        check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         if self.shares is not None:
             fits = all(0 < share < math.inf for share in self.shares)
             fits = fits and len(self.shares) == self.num_trainers
@@ -111,11 +83,6 @@ class HybridConfig:
             return None
         return {"trainer": "dense", "server": "table"}[self.where]
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return DTYPES[self.dtype]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -129,19 +96,10 @@ class Job:
 
 
 class Table(nn.EmbeddingBag):
-    """Vectors of tokens, summed over each bag; lives on ``ps``.
-
-    Args:
-        num_tokens: rows.
-        config: of the run; its seed fixes the parameters.
-        begin: parameters to begin with instead, by their names in the model.
-    """
+    """Vectors of tokens, summed over each bag; lives on ``ps``."""
 
     def __init__(
-        self,
-        num_tokens: int,
-        config: HybridConfig,
-        begin: Mapping[str, Tensor] | None = None,
+        self, num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
     ):
         dtype = config.torch_dtype
         super().__init__(num_tokens, config.embedding, mode="sum", dtype=dtype)
@@ -152,24 +110,15 @@ class Table(nn.EmbeddingBag):
             # loud as any other, and what it says is how it began.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
-        begin_at(self, "table", begin or {})
+        begin_at(self, "table", begin)
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         """The bags' vectors, (b, embedding)."""
         return super().forward(tokens, offsets)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of its parameters, by their names in the model."""
-        return weights_of(self, "table")
-
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
-    """The layer that all trainers have, the same wherever it is made.
-
-    Args:
-        num_classes: its outputs.
-        config: of the run; its seed fixes the parameters.
-    """
+    """The layer that all trainers have, by its seed the same wherever it is made."""
     sizes = config.embedding, num_classes
     dtype, constrained = config.torch_dtype, config.constrained == "dense"
     with torch.random.fork_rng(devices=[]):
@@ -194,26 +143,13 @@ class Model(NamedTuple):
 
 
 def make(job: Job) -> Model:
-    """The model as it begins.
-
-    Raises:
-        ValueError: a parameter to begin with is not one of the model's, or not of its
-            shape.
-    """
-    table = Table(job.data.num_tokens, job.config)
-    model = Model(table, dense_layer(job.data.num_classes, job.config))
-    own = model.table.weights() | weights_of(model.dense, "dense")
-    for name, value in job.begin.items():
-        if name not in own:
-            raise ValueError(f"there is no parameter {name!r}, but {', '.join(own)}")
-        if value.shape != own[name].shape:
-            raise ValueError(
-                f"{name} to begin with is {tuple(value.shape)}, but must be "
-                f"{tuple(own[name].shape)}"
-            )
-    begin_at(model.table, "table", job.begin)
-    begin_at(model.dense, "dense", job.begin)
-    return model
+    """The model as it begins; a ValueError if one to begin with does not fit."""
+    table = Table(job.data.num_tokens, job.config, begin={})
+    dense = dense_layer(job.data.num_classes, job.config)
+    check_begin(job.begin, weights_of(table, "table") | weights_of(dense, "dense"))
+    begin_at(table, "table", job.begin)
+    begin_at(dense, "dense", job.begin)
+    return Model(table, dense)
 
 
 def learnt(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -233,19 +169,3 @@ def begin_at(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> Non
     """Give a part of a model its own of these weights, by their names in the model."""
     for name, value in learnt(module).items():
         value.copy_(weights.get(f"{part}.{name}", value))
-
-
-def make_optimizer(module: nn.Module, config: HybridConfig) -> optim.Optimizer:
-    """The optimizer of a part of the model, on its owner."""
-    parameters = learnt(module).values()
-    if config.optimizer == "adam":
-        return optim.Adam(parameters, lr=config.lr)
-    return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
-
-
-def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
-    """One step of an optimizer with these gradients, and none is left behind."""
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)

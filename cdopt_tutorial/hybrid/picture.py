@@ -13,11 +13,7 @@ def ink_scores(model: Model, bags: Bags) -> Tensor:
 
     The score is a sum over the pixels, so each pixel's part can be told: its token's
     vector, through the dense layer. Over the images it is set against the level of
-    grey, by linear regression.
-
-    Args:
-        model: all in this process, see :func:`~cdopt_tutorial.hybrid.model.make`.
-        bags: of the digits, each with one token for each of p pixels.
+    grey, by linear regression. Each bag has one token for each of p pixels.
 
     Returns:
         (num_classes, p): by how much the score of a digit grows, less the mean over

@@ -21,14 +21,9 @@ class Devices:
 
 
 def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
-    """Choose for one trainer; all of them choose the same backend.
+    """Choose for one trainer by the GPUs that all of them see; the backend is one.
 
     NCCL refuses two trainers on one GPU; gloo takes anything.
-
-    Args:
-        trainer: its number.
-        num_trainers: of the run.
-        gpus: that each trainer sees and may use.
     """
     if not gpus:
         return Devices("gloo", "cpu", "gloo: no GPU is used")
@@ -66,11 +61,8 @@ def barrier() -> None:
 class Differences:
     """Largest difference of any parameter between any two replicas, step by step.
 
-    Lives on each trainer. Nobody waits for the answers as they are asked for: that
-    would keep the trainers in step, which the original's semantics do not.
-
-    Args:
-        layer: this trainer's replica.
+    Nobody waits for an answer as it is asked for: that would keep the trainers in
+    step, which the original's semantics do not.
     """
 
     def __init__(self, layer: nn.Module):
@@ -87,11 +79,10 @@ class Differences:
 
     def answers(self) -> list[float]:
         """Wait for the answers to all that was asked since the last time."""
-        asked, self._asked = self._asked, []
-        return [_span(work, both) for work, both in asked]
-
-
-def _span(work: dist.Work, both: torch.Tensor) -> float:
-    work.wait()
-    highest, minus_lowest = both.chunk(2)
-    return (highest + minus_lowest).max().item()
+        found = []
+        for work, both in self._asked:
+            work.wait()
+            highest, minus_lowest = both.chunk(2)
+            found.append((highest + minus_lowest).max().item())
+        self._asked = []
+        return found

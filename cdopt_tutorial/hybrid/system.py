@@ -24,7 +24,8 @@ from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.engines import Role, gradients, launch, serve
 from cdopt_tutorial.engines.device import gpus_of
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.reference import Reference
+from cdopt_tutorial.engines.optimizer import make_optimizer, move
+from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import attached, replicas
@@ -37,8 +38,6 @@ from cdopt_tutorial.hybrid.model import (
     dense_layer,
     learnt,
     make,
-    make_optimizer,
-    move,
     weights_of,
 )
 
@@ -51,15 +50,11 @@ class JointStep:
 
     Lives on ``ps``, beside the table. The mean, since that is what DDP takes of the
     dense layer's gradients: one weight on each trainer's loss then serves both.
-
-    Args:
-        table: reference to it; it is here.
-        config: of the run.
     """
 
     def __init__(self, table: Reference, config: HybridConfig):
         self._parameters = list(learnt(table.local_value()).values())
-        self._optimizer = make_optimizer(table.local_value(), config)
+        self._optimizer = make_optimizer(self._parameters, config)
         self._all = Rendezvous(self._step, range(config.num_trainers))
 
     def step(self, trainer: int, context: gradients.Context) -> Future:
@@ -82,16 +77,12 @@ class OriginalStep:
 
     Lives on ``ps``, beside the table. Each trainer has an optimizer of its own here,
     so with N trainers the table moves N times for each move of the dense layer.
-
-    Args:
-        table: reference to it; it is here.
-        config: of the run.
     """
 
     def __init__(self, table: Reference, config: HybridConfig):
         part, trainers = table.local_value(), range(config.num_trainers)
         self._parameters = list(learnt(part).values())
-        self._optimizers = [make_optimizer(part, config) for _ in trainers]
+        self._optimizers = [make_optimizer(self._parameters, config) for _ in trainers]
         self._lock = threading.Lock()
 
     def step(self, trainer: int, context: gradients.Context) -> None:
@@ -117,8 +108,7 @@ class Task:
     rank: int  #: number of the trainer
     shard: Shard  #: its training data
     num_classes: int  #: different labels
-    #: parameters to begin with, by name; others are drawn from the seed.
-    begin: Mapping[str, Tensor]
+    begin: Mapping[str, Tensor]  #: parameters to begin with, by name
     valid: Bags | None = None  #: bags to be watched by; for the first trainer only
     test: Bags | None = None  #: bags to be tested on; for the first trainer only
 
@@ -149,16 +139,7 @@ def penalty_factor(trainer: int, config: HybridConfig) -> int:
 
 
 class Trainer:
-    """One trainer: the dense layer here, the table elsewhere, and how both learn.
-
-    The master makes it on its worker, ``run_locally`` in this process.
-
-    Args:
-        engine: of the run.
-        table: reference to the table.
-        table_step: reference to what steps it.
-        task: what to do.
-    """
+    """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
     def __init__(
         self, engine: Engine, table: Reference, table_step: Reference, task: Task
@@ -169,7 +150,7 @@ class Trainer:
         begin_at(self.dense, "dense", task.begin)
         self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
         self.device = "cpu"  # what crosses the wire is on the CPU
-        self.optimizer = make_optimizer(self.dense, task.config)
+        self.optimizer = make_optimizer(learnt(self.dense).values(), task.config)
         held = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if held is None else Constraints(held)
         self.penalty_factor = penalty_factor(task.rank, task.config)
@@ -222,7 +203,7 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters that are learnt, by name."""
-        return self.table.rpc_sync().weights() | weights_of(self.dense, "dense")
+        return apply(self.table, weights_of, "table") | weights_of(self.dense, "dense")
 
     @property
     def own_constraints(self) -> Constraints | None:
@@ -237,14 +218,7 @@ def train(
     differences: replicas.Differences | None = None,
     barrier: Callable[[], None] = lambda: None,
 ) -> History:
-    """The training loop of one trainer: learn, be watched, be tested, project.
-
-    Args:
-        trainer: whose.
-        history: to fill.
-        differences: between its replica and the others'; None in one process.
-        barrier: waits until every trainer has come.
-    """
+    """The training loop of one trainer: learn, be watched, be tested, project."""
     config, task = trainer.config, trainer.task
     record = Recorder(history, trainer.own_constraints, differences)
     limit = config.max_steps or sys.maxsize
@@ -256,7 +230,7 @@ def train(
         barrier()  # every trainer's last step has reached the table
         valid = trainer.score(task.valid)
         barrier()
-        progress = history.report(task.rank, epoch, valid)
+        progress = history.report(epoch, valid)
         trainer.engine.report(f"trainer{task.rank}", progress)
         if len(history.losses) == limit:
             break
@@ -281,11 +255,7 @@ def project(
 
 
 def tasks(job: Job) -> list[Task]:
-    """What each trainer is to do with its part of the data.
-
-    Raises:
-        ValueError: a trainer's share is less than one image.
-    """
+    """What each trainer is to do with its part of the data, of one image at least."""
     data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
     first, *others = [
         Task(job.config, rank, shard, data.num_classes, job.begin)
@@ -320,35 +290,24 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     return [future.value() for future in futures]
 
 
-def run_master(engine: Engine, job: Job) -> list[History]:
-    """The master's role: hand out the work, gather what the trainers report."""
-    return drive(engine, job, tasks(job))
-
-
-def roles(job: Job, master: Role) -> dict[str, Role]:
-    """The system's roles, ranks as in the original: trainers, master, server."""
+def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
+    """Launch a master, and who it needs; ranks as in the original."""
     number = job.config.num_trainers
     threads = max(1, psutil.cpu_count() // (number + 1))  # one for the server
     trainer = Role(serve, num_threads=threads)
-    trainers = {f"trainer{rank}": trainer for rank in range(number)}
-    return {**trainers, MASTER: master, SERVER: Role(serve)}
-
-
-def launch_options(config: HybridConfig) -> dict[str, Any]:
-    """How this system is launched."""
-    return {
-        "polling": False,  # there may be more workers than cores
-        "rpc_timeout": 0,  # the launcher notices who is gone
-        "attach": partial(attached.attach, Trainer, config.step_deadline),
-    }
+    roles = {f"trainer{rank}": trainer for rank in range(number)}
+    roles |= {MASTER: master, SERVER: Role(serve)}
+    options.setdefault("polling", False)  # there may be more workers than cores
+    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
+    attach = partial(attached.attach, Trainer, job.config.step_deadline)
+    return launch(roles, **{"attach": attach} | options)
 
 
 def check(job: Job) -> None:
-    """See whether a run could begin; called before any process starts.
+    """Refuse a job that can't be done.
 
     Raises:
-        ValueError: a trainer's share is less than one image, or a parameter to begin
-            with does not fit.
+        ValueError: a share is less than one image, or a parameter does not fit.
     """
     tasks(job)
     if job.begin:
@@ -358,21 +317,15 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    Args:
-        job: what to train.
-        engine: of the workers; torch RPC, with distributed autograd, by default.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
-            ``on_report``, which gets each
-            :class:`~cdopt_tutorial.hybrid.history.Progress`.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         ValueError: see :func:`check`.
         WorkerError: a worker failed.
     """
     check(job)
-    master = Role(run_master, (engine or TorchRPC(), job))
-    results = launch(roles(job, master), **launch_options(job.config) | options)
-    return Result(job.config, results[MASTER])
+    master = Role(drive, (engine or TorchRPC(), job, tasks(job)))
+    return Result(job.config, on_workers(job, master, **options)[MASTER])
 
 
 def run_locally(
@@ -383,4 +336,4 @@ def run_locally(
     job, engine = replace(job, config=config), OneProcess(on_report)
     (task,) = tasks(job)
     trainer = Trainer(engine, *make_table(engine, job), task)
-    return Result(config, [train(trainer, History("none: one process"))])
+    return Result(config, [train(trainer, History())])

@@ -15,14 +15,9 @@ INDEX = 8  # bytes of a token or an offset
 def expected_parts(config: HybridConfig, data: BagSplit) -> dict[str, float]:
     """Bytes of each kind of tensor in a step of one full joint batch, by name.
 
-    Of all trainers together. The table's own gradient is not among them: it never
-    leaves the server, which makes it of the vectors' gradients. The replicas' mean
-    gradient, and how far they are apart, are found by gloo around a ring: each of N
-    trainers sends 2 (N - 1) / N times what is reduced.
-
-    Args:
-        config: of the run.
-        data: whose mean bag of the training data is that of the batch.
+    Of all trainers together; the table's own gradient never leaves the server. The
+    replicas' mean gradient, and how far they are apart, are found by gloo around a
+    ring: each of N trainers sends 2 (N - 1) / N times what is reduced.
     """
     numbers = config.torch_dtype.itemsize
     vectors = config.batch_size * config.embedding * numbers
@@ -42,23 +37,14 @@ def expected_parts(config: HybridConfig, data: BagSplit) -> dict[str, float]:
 
 
 def expected_bytes(config: HybridConfig, data: BagSplit) -> float:
-    """Bytes of all tensors of a step, without the messages around them.
-
-    Args:
-        config: of the run.
-        data: whose mean bag of the training data is that of the batch.
-    """
+    """Bytes of all tensors of a step, without the messages around them."""
     return sum(expected_parts(config, data).values())
 
 
 def measured_bytes(job: Job) -> float:
     """Bytes of a step, counted by the workers' own sockets during two short runs.
 
-    Called by the parent. Both runs are of full joint batches; the last one of a pass
-    has fewer images. NaN where the training data has not two full ones.
-
-    Raises:
-        WorkerError: a worker failed.
+    NaN where the training data has not two full joint batches.
     """
     more = min(STEPS, len(job.data.train) // job.config.batch_size - 1)
 

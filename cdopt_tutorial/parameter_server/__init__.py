@@ -3,9 +3,6 @@
 from cdopt_tutorial.parameter_server import checkpoint, compare, sample, traffic
 from cdopt_tutorial.parameter_server.history import History, Progress
 from cdopt_tutorial.parameter_server.model import (
-    LSTM,
-    Decoder,
-    EmbeddingTable,
     RNNConfig,
     RNNModel,
     build_all,
@@ -21,9 +18,6 @@ from cdopt_tutorial.parameter_server.system import (
 )
 
 __all__ = [
-    "LSTM",
-    "Decoder",
-    "EmbeddingTable",
     "History",
     "Job",
     "Owner",

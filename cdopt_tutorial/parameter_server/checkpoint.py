@@ -26,8 +26,7 @@ class Checkpoint:
     config: dict[str, Any]  #: of the run that saved it
     words: list[str]  #: the vocabulary
     weights: dict[str, Tensor]  #: every parameter by name
-    #: what the optimizer keeps for each parameter, by name.
-    optimizer: dict[str, dict[str, Any]]
+    optimizer: dict[str, dict[str, Any]]  #: what it keeps for each parameter
     epoch: int  #: passes over the text that are complete
     window: int  #: windows of the next pass that are done
     #: the hidden states of all columns, (num_layers, batch, hidden) each.
@@ -35,12 +34,7 @@ class Checkpoint:
     losses: list[list[float]]  #: of all steps so far, for each trainer
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
-        """Check that a run may go on from here.
-
-        Args:
-            config: of that run.
-            words: its vocabulary.
-            windows: of one pass over its text.
+        """Check that a run may go on from here, with so many windows in its text.
 
         Raises:
             ValueError: the text or the model is another one; one line.
@@ -65,12 +59,7 @@ class Checkpoint:
                 )
 
     def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
-        """One trainer's losses so far; the whole batch's, if there were more or less.
-
-        Args:
-            trainer: its number in the run that goes on.
-            num_trainers: of that run.
-        """
+        """A trainer's losses; the batch's, if there were more trainers or less."""
         if len(self.losses) == num_trainers:
             return list(self.losses[trainer])
         batch_size, num_saved = self.config["batch_size"], len(self.losses)
@@ -82,11 +71,7 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in one step: whoever reads finds the last one or this one.
-
-    Raises:
-        OSError: it can't be written.
-    """
+    """Write a checkpoint in one step: whoever reads finds the last one or this one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
@@ -102,8 +87,7 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        ValueError: there is none, or it is truncated or of another kind, or it can't
-            be read; one line.
+        ValueError: there is none that can be read; one line.
     """
     try:
         with warnings.catch_warnings():  # of how a foreign pickle was written

@@ -11,10 +11,7 @@ from cdopt_tutorial.parameter_server.system import Job, run_locally
 
 
 def control(job: Job) -> Job:
-    """A constrained run's control: it begins as that one, but nothing is held.
-
-    It tells what a constraint does from what its start does.
-    """
+    """A constrained run's control: it begins as that one, but nothing is held."""
     config = job.config
     begin = build_all(len(job.corpus.vocabulary), config).state_dict()
     scale = begin.pop("decoder.scale", 1.0)
@@ -32,10 +29,7 @@ def with_controls(
 ) -> dict[str, list[Job]]:
     """A job for each config and seed; for a constrained one, its control's, too.
 
-    Args:
-        configs: by name; the control's name gets ", control" behind it.
-        corpus: what is read.
-        seeds: of all chance.
+    By the configs' names; the control's name gets ", control" behind it.
     """
     jobs: dict[str, list[Job]] = {}
     for seed in seeds:
@@ -50,18 +44,7 @@ def with_controls(
 def train(
     jobs: Mapping[str, list[Job]], on_done: Callable[[int, History], None] | None = None
 ) -> dict[str, list[History]]:
-    """Train every job in one process, shared out over two.
-
-    Args:
-        jobs: by name, for each seed.
-        on_done: see :func:`~cdopt_tutorial.engines.share.share`.
-
-    Returns:
-        Their histories, by name and in the same order.
-
-    Raises:
-        WorkerError: a job failed.
-    """
+    """The histories of all jobs, each trained in one process, shared out over two."""
     flat = [(job,) for group in jobs.values() for job in group]
     found = iter(share(run_locally, flat, on_done=on_done))
     return {name: [next(found) for _ in group] for name, group in jobs.items()}

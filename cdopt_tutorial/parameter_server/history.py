@@ -19,14 +19,10 @@ def perplexity(loss: float) -> float:
 class Progress:
     """What a trainer reports every few steps, and after each epoch."""
 
-    trainer: int  #: number of the trainer
     epoch: int  #: from 1
     step: int  #: steps that this trainer has taken
-    tokens: int  #: tokens that it has read in this run
-    seconds: float  #: that its steps took in this run
     train_loss: float  #: mean of its own tokens over the last steps, nats
     valid_loss: float | None  #: mean of the validation part, nats; None within an epoch
-    staleness: float  #: mean steps that others took between its reading and its writing
 
     @property
     def perplexity(self) -> float | None:
@@ -52,16 +48,14 @@ class History:
     """What one trainer returns."""
 
     progress: list[Progress] = field(default_factory=list)  #: all that it reported
-    #: mean loss of each step, nats, of its own tokens; those before a resumed
-    #: checkpoint included.
+    #: mean loss of its own tokens in each step, nats, before a checkpoint, too.
     losses: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)  #: of each step of this run
     tokens: int = 0  #: that it has read in this run
     step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
     #: of the constrained weights after each step of this run; the first trainer's only.
     feasibility: list[Feasibility] = field(default_factory=list)
-    #: what the projection at the end came to; None without constraints.
-    projected: Projected | None = None
+    projected: Projected | None = None  #: at the end; None without constraints
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -75,19 +69,10 @@ class History:
         """What all steps of this run took, without evaluation."""
         return sum(self.step_seconds)
 
-    def report(self, trainer: int, epoch: int, valid_loss: float | None) -> Progress:
-        """Note how far a trainer has come; epochs begin with 0 here."""
-        losses = self.losses[-REPORT_EVERY:]
-        staleness = self.staleness[-REPORT_EVERY:]
-        progress = Progress(
-            trainer=trainer,
-            epoch=epoch + 1,
-            step=len(self.losses),
-            tokens=self.tokens,
-            seconds=self.seconds,
-            train_loss=sum(losses) / max(1, len(losses)),
-            valid_loss=valid_loss,
-            staleness=sum(staleness) / max(1, len(staleness)),
-        )
-        self.progress.append(progress)
-        return progress
+    def report(self, epoch: int, valid_loss: float | None) -> Progress:
+        """Note how far this trainer has come; epochs begin with 0 here."""
+        last = self.losses[-REPORT_EVERY:]
+        train_loss = sum(last) / max(1, len(last))
+        steps = len(self.losses)
+        self.progress.append(Progress(epoch + 1, steps, train_loss, valid_loss))
+        return self.progress[-1]

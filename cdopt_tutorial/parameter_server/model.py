@@ -11,12 +11,8 @@ from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply
+from cdopt_tutorial.training import Settings
 
-CUTS = ("logits", "loss")
-OPTIMIZERS = ("sgd", "adam")
-MANIFOLDS = ("none", "stiefel", "oblique")
-PLACES = ("trainer", "server")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PARTS = ("embedding", "rnn", "decoder")
 ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
 
@@ -24,80 +20,53 @@ Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 
 
 @dataclass(frozen=True)
-class RNNConfig:
+class RNNConfig(Settings):
     """Settings of a run; checked when they are made.
-
-    Attributes:
-        cut: what comes back from the decoder's owner: "logits", as in the original, or
-            only the "loss", computed there.
-        num_trainers: trainers, at least 1; each reads its own columns of the text.
-        sync: whether several trainers step together, with their gradients summed,
-            or each when it likes.
-        embedding: width of a word's vector.
-        hidden: width of the LSTM.
-        num_layers: layers of the LSTM.
-        dropout: share of activations set to 0 in training, 0 to below 1.
-        seq_len: tokens through which a gradient flows.
-        batch_size: columns of text read side by side, by all trainers together.
-        optimizer: "sgd" or "adam".
-        lr: its learning rate, above 0.
-        lr_decay: factor on the learning rate after each epoch, above 0 and at most 1.
-        momentum: of SGD, 0 to below 1.
-        manifold: on which weights are held: "none", "stiefel" or "oblique".
-        where: whose weights: the "trainer"'s LSTM, hidden to hidden, or the
-            "server"'s: the decoder's with "stiefel", the word vectors with "oblique".
-        per_gate: whether each gate's matrix of the LSTM is on a Stiefel manifold of
-            its own; else all of them stacked are on one.
-        penalty_param: factor of ‖C(W)‖² in the loss, above 0.
-        clip: largest norm of the gradient over all workers; None does not clip.
-        epochs: passes over the text.
-        max_steps: steps after which the run ends anyway; None for no limit.
-        save_every: steps between two checkpoints within an epoch, where a run keeps
-            any. Chance begins anew at each of these steps, kept or not, so that a
-            resumed run goes on as the first one would have.
-        seed: of the parameters' start and the dropout.
-        dtype: "float32" or "float64".
 
     Raises:
         ValueError: a value is out of its range.
     """
 
+    #: what comes back from the decoder's owner: "logits", as in the original, or only
+    #: the "loss", computed there.
     cut: str = "loss"
-    num_trainers: int = 1
+    num_trainers: int = 1  #: trainers; each reads its own columns of the text
+    #: whether several trainers step together, with their gradients summed, or each when
+    #: it likes.
     sync: bool = True
-    embedding: int = 128
-    hidden: int = 128
-    num_layers: int = 1
-    dropout: float = 0.4
-    seq_len: int = 35
-    batch_size: int = 20
-    optimizer: str = "adam"
-    lr: float = 4e-3
-    lr_decay: float = 0.9
-    momentum: float = 0.9
-    manifold: str = "none"
+    embedding: int = 128  #: width of a word's vector
+    hidden: int = 128  #: width of the LSTM
+    num_layers: int = 1  #: layers of the LSTM
+    dropout: float = 0.4  #: share of activations set to 0 in training, 0 to below 1
+    seq_len: int = 35  #: tokens through which a gradient flows
+    batch_size: int = 20  #: columns of text read side by side, by all trainers together
+    optimizer: str = "adam"  #: "sgd" or "adam"
+    lr: float = 4e-3  #: its learning rate, above 0
+    lr_decay: float = 0.9  #: factor on lr after each epoch, above 0 and at most 1
+    momentum: float = 0.9  #: of SGD, 0 to below 1
+    manifold: str = "none"  #: on which weights are held: "none", "stiefel" or "oblique"
+    #: whose weights: the "trainer"'s LSTM, hidden to hidden, or the "server"'s: the
+    #: decoder's with "stiefel", the word vectors with "oblique".
     where: str = "trainer"
+    #: whether each gate's matrix of the LSTM is on a Stiefel manifold of its own; else
+    #: all of them stacked are on one.
     per_gate: bool = False
-    penalty_param: float = 1.0
-    clip: float | None = 1.0
-    epochs: int = 6
-    max_steps: int | None = None
+    penalty_param: float = 1.0  #: factor of ‖C(W)‖² in the loss, above 0
+    clip: float | None = 1.0  #: largest norm of the whole gradient; None for any
+    epochs: int = 6  #: passes over the text
+    max_steps: int | None = None  #: steps after which it ends; None for no limit
+    #: steps between two checkpoints within an epoch, where a run keeps any. Chance
+    #: begins anew at each of these steps, kept or not, so that a resumed run goes on as
+    #: the first one would have.
     save_every: int = 50
-    seed: int = 1
-    dtype: str = "float32"
+    seed: int = 1  #: of the parameters' start and the dropout
+    dtype: str = "float32"  #: "float32" or "float64"
 
     def __post_init__(self):
-        choices(self, cut=CUTS, optimizer=OPTIMIZERS, dtype=DTYPES)
-        choices(self, manifold=MANIFOLDS, where=PLACES)
-        at_least(self, 1, "num_trainers", "embedding", "hidden", "num_layers")
-        at_least(self, 1, "seq_len", "batch_size", "epochs", "save_every")
-        at_least(self, 0, "seed")
-        if self.max_steps is not None:
-            at_least(self, 1, "max_steps")
-        for name in ("dropout", "momentum"):
-            check(self, name, 0 <= getattr(self, name) < 1, "0 to below 1")
-        for name in ("lr", "penalty_param"):
-            check(self, name, getattr(self, name) > 0, "above 0")
+        super().__post_init__()
+        choices(self, cut=("logits", "loss"))
+        at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
+        check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
         check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
         if self.num_trainers > self.batch_size:
@@ -120,19 +89,9 @@ class RNNConfig:
             return "rnn"
         return {"stiefel": "decoder", "oblique": "embedding"}[self.manifold]
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return DTYPES[self.dtype]
-
 
 class EmbeddingTable(nn.Module):
-    """Word vectors, with dropout; lives on ``ps``.
-
-    Args:
-        vocab_size: number of words.
-        config: of the run.
-    """
+    """Word vectors, with dropout; lives on ``ps``."""
 
     def __init__(self, vocab_size: int, config: RNNConfig):
         super().__init__()
@@ -146,12 +105,7 @@ class EmbeddingTable(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Scores of the next word, with dropout; lives on ``ps``.
-
-    Args:
-        vocab_size: number of words.
-        config: of the run.
-    """
+    """Scores of the next word, with dropout; lives on ``ps``."""
 
     def __init__(self, vocab_size: int, config: RNNConfig):
         super().__init__()
@@ -178,22 +132,13 @@ class Decoder(nn.Module):
         return F.linear(scale * self.drop(output), weight, self.decoder.bias)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Sum over all tokens of the cross-entropy in nats: a scalar.
-
-        Args:
-            output: (seq, batch, hidden), of the LSTM.
-            targets: (seq, batch), the next tokens.
-        """
+        """Summed cross-entropy in nats of an output and the next tokens."""
         with torch.set_grad_enabled(self.training):
             return summed_loss(self(output), targets)
 
 
 class LSTM(nn.LSTM):
-    """The LSTM between the two; lives on the trainer, if there is only one.
-
-    Args:
-        config: of the run.
-    """
+    """The LSTM between the two; lives on the trainer, if there is only one."""
 
     def __init__(self, config: RNNConfig):
         between = config.dropout if config.num_layers > 1 else 0.0
@@ -208,14 +153,9 @@ class LSTM(nn.LSTM):
 
 
 class PulledLSTM(LSTM):
-    """The LSTM of one of several trainers: its weights live on ``ps``.
+    """The LSTM of one of several trainers, which pulls its weights from ``ps``.
 
-    They are pulled with every forward pass. The pull is a call like any other, so the
-    backward pass carries their gradient back by itself.
-
-    Args:
-        rnn_rref: reference to the :class:`LSTM` on the server.
-        config: of the run.
+    The pull is a call like any other, so the backward pass carries their gradient back.
     """
 
     def __init__(self, rnn_rref: Reference, config: RNNConfig):
@@ -236,33 +176,19 @@ class PulledLSTM(LSTM):
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Sum of the cross-entropy of logits (seq, batch, vocab) and targets (seq, batch).
 
-    The vocabulary is the last axis of the logits. The original gave it to a loss that
-    takes the second axis for the classes.
+    The original gave both to a loss that takes the second axis for the classes.
     """
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 class RNNModel(nn.Module):
-    """The whole model as its trainer sees it: an LSTM here, the rest by reference.
-
-    Lives on a trainer.
-
-    Args:
-        embedding_rref: reference to an :class:`EmbeddingTable`.
-        decoder_rref: reference to a :class:`Decoder`.
-        rnn: an :class:`LSTM`, or a :class:`PulledLSTM`.
-        config: of the run.
-    """
+    """The whole model as its trainer sees it: an LSTM here, the rest by reference."""
 
     def __init__(
-        self,
-        embedding_rref: Reference,
-        decoder_rref: Reference,
-        rnn: nn.Module,
-        config: RNNConfig,
+        self, embedding: Reference, decoder: Reference, rnn: LSTM, config: RNNConfig
     ):
         super().__init__()
-        self.embedding_rref, self.decoder_rref = embedding_rref, decoder_rref
+        self.embedding_rref, self.decoder_rref = embedding, decoder
         self.rnn, self.config = rnn, config
 
     def start(self, batch: int) -> Hidden:
@@ -304,13 +230,7 @@ def _set_training(module: nn.Module, mode: bool) -> None:
 
 
 def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
-    """One part of the model, the same wherever it is made.
-
-    Args:
-        part: "embedding", "rnn" or "decoder".
-        vocab_size: number of words.
-        config: of the run; its seed fixes the parameters.
-    """
+    """One of the model's :data:`PARTS`; by its seed the same wherever it is made."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3 * config.seed + PARTS.index(part))
         match part:

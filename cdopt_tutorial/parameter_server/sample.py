@@ -9,6 +9,8 @@ from cdopt_tutorial.data import Vocabulary, detokenize
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build_all
 
+TEMPERATURE = 0.7  # below 1 it prefers likely words
+
 
 @torch.no_grad()
 def write(
@@ -17,28 +19,20 @@ def write(
     vocabulary: Vocabulary,
     begin: str,
     length: int = 60,
-    temperature: float = 0.7,
-    seed: int = 0,
 ) -> str:
-    """Go on from a first word, drawing one word after the other.
+    """Go on from a first word, drawing one after the other; called by chapter 2.
 
-    Args:
-        weights: all parameters by name, as a run returns them.
-        config: of that run.
-        vocabulary: of its text; ``<unk>``, word 0, is never drawn.
-        begin: a word of the vocabulary.
-        length: words in all.
-        temperature: below 1 prefers likely words.
-        seed: of the draw.
+    Weights and config are a run's, the vocabulary is its text's; of that ``<unk>``,
+    word 0, is never drawn.
     """
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)
     elsewhere = LocalRef(parts["embedding"]), LocalRef(parts["decoder"])
     model = RNNModel(*elsewhere, parts["rnn"], config).eval()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
     while len(tokens) < length:
         logits, hidden = model(torch.tensor([[tokens[-1]]]), hidden)
-        chances = torch.softmax(logits[0, 0, 1:] / temperature, dim=0)
+        chances = torch.softmax(logits[0, 0, 1:] / TEMPERATURE, dim=0)
         tokens.append(1 + torch.multinomial(chances, 1, generator=generator).item())
     return detokenize(vocabulary.decode(tokens))

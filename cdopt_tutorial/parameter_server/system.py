@@ -18,21 +18,16 @@ from torch.futures import Future
 
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Corpus, Stream
-from cdopt_tutorial.engines import Role, gradients, launch, serve
+from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.optimizer import choice
+from cdopt_tutorial.engines.optimizer import make_optimizer, move
 from cdopt_tutorial.engines.reference import Reference
 from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import checkpoint
-from cdopt_tutorial.parameter_server.attached import mark_phases
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
-from cdopt_tutorial.parameter_server.history import (
-    REPORT_EVERY,
-    History,
-    Projected,
-)
+from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
@@ -42,9 +37,9 @@ from cdopt_tutorial.parameter_server.model import (
     build,
     build_all,
 )
+from cdopt_tutorial.training import check_begin
 
 SERVER = "ps"
-
 Engine = OneProcess | TorchRPC
 
 
@@ -64,18 +59,13 @@ class Job:
 class Owner:
     """Owns parts of the model, and the one optimizer that moves their parameters.
 
-    Called by the trainers. Their backward passes leave gradients here, in a context of
-    each; what is done with them is the owner's business.
-
-    Args:
-        parts: references to the parts, by name, which are on this worker.
-        config: of the run.
+    Lives where the parts are. The trainers' backward passes leave gradients here, in a
+    context of each; what is done with them is the owner's business.
     """
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
-        kind, arguments = choice(config)
-        self._optimizer = kind(self._parts.parameters(), **arguments)
+        self._optimizer = make_optimizer(self._parts.parameters(), config)
         self._clip = config.clip
         self._steps = 0
         self._lock = threading.Lock()
@@ -96,29 +86,23 @@ class Owner:
         return gradients.gradients(context, self._parts.parameters())
 
     def step(self, context: Context, scale: float) -> int:
-        """Move the parameters at once; returns the version that was moved.
-
-        Args:
-            context: whose gradients are used.
-            scale: factor on them.
-        """
+        """Move the parameters at once by a context's gradients; the version moved."""
         with self._lock:
             found = self._gradients(context)
             gradients.forget(context)
             return self._move(found, scale)
 
     def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
-        for parameter, gradient in found.items():
-            parameter.grad = gradient * scale if scale < 1 else gradient
-        self._optimizer.step()  # which forgets .grad once it was used
+        if scale < 1:
+            found = {each: gradient * scale for each, gradient in found.items()}
+        move(self._optimizer, found)
         self._steps += 1
         return self._steps - 1
 
     def step_together(self, trainer: int, context: Context) -> Future[int]:
         """The same by the sum of all trainers' gradients, once all have come; clipped.
 
-        The trainers divide their losses by the tokens of all of them, so the sum is
-        the gradient of the joint batch.
+        Each divides its loss by everybody's tokens, so that is the joint gradient.
         """
         return self._together.enter(trainer, context)
 
@@ -180,10 +164,7 @@ def clip_factor(squared_norm: float, largest: float | None) -> float:
 
 
 def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
-    """References to the parts, wherever they are, and to all owners.
-
-    Called by each trainer; those who ask for one name get the same object.
-    """
+    """References to the parts and to all owners, the same for every trainer."""
     config, vocab_size = job.config, len(job.corpus.vocabulary)
 
     def on_server(name: str) -> Reference:
@@ -204,11 +185,6 @@ class Trainer:
 
     Lives on ``trainer0``, ``trainer1`` and so on; the first one also evaluates and
     keeps checkpoints.
-
-    Args:
-        engine: by which the parts are placed and called.
-        rank: of this trainer.
-        job: what to train.
     """
 
     def __init__(self, engine: Engine, rank: int, job: Job):
@@ -343,11 +319,9 @@ class Trainer:
         """Let the dropout's random streams begin anew, on all workers at once."""
         seed = 1000 * self.config.seed + 10 * len(self.history.losses)
         self.barrier()
-        torch.manual_seed(seed + 2 * self.rank)
         if self.rank == 0:
-            for owner in self.owners:
-                if not owner.is_owner():
-                    owner.rpc_sync().reseed(seed + 1)
+            self.owners[0].rpc_sync().reseed(seed + 1)
+        torch.manual_seed(seed + 2 * self.rank)  # in one process the last word
         self.barrier()
 
     def barrier(self, brought: Any = None) -> list:
@@ -415,8 +389,15 @@ class Trainer:
 
     def report(self, epoch: int, valid_loss: float | None) -> None:
         """Tell the parent how far this trainer has come."""
-        progress = self.history.report(self.rank, epoch, valid_loss)
+        progress = self.history.report(epoch, valid_loss)
         self.engine.report(f"trainer{self.rank}", progress)
+
+
+def mark_phases() -> None:
+    """Mark a step's phases in the trace; called in every worker before its role."""
+    trace.mark(Trainer.loss, "forward")
+    trace.mark(gradients.backward, "backward")
+    trace.mark(Trainer.update, "optimizer")
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:
@@ -425,16 +406,9 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 
 
 def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[History]:
-    """Train on workers: ``ps`` and the trainers.
+    """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    Args:
-        job: what to train.
-        engine: how gradients cross; by distributed autograd if None is given.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
-            ``on_report``, which gets each trainer's progress.
-
-    Returns:
-        What each trainer returned, in their order.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
 
     Raises:
         ValueError: the job can't be done, see :func:`check`.
@@ -465,20 +439,13 @@ def check(job: Job) -> None:
     """Refuse a job that can't be done.
 
     Raises:
-        ValueError: the text is too short, the checkpoint does not fit, or a parameter
-            to begin with is not one of the model's or not of its shape.
+        ValueError: the text is too short, or the checkpoint or a parameter to begin
+            with does not fit.
     """
     config, words = job.config, job.corpus.vocabulary.words
-    train, _ = (
-        Stream(part, config.seq_len, config.batch_size)
-        for part in (job.corpus.train, job.corpus.valid)
-    )
+    size = config.seq_len, config.batch_size
+    train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)
     if job.resume is not None:
         job.resume.fits(config, words, len(train))
-    own = build_all(len(words), config).state_dict() if job.begin else {}
-    for name, value in job.begin.items():
-        if name not in own or own[name].shape != value.shape:
-            known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
-            raise ValueError(
-                f"begin has {name} {tuple(value.shape)}, but the model has {known}"
-            )
+    if job.begin:
+        check_begin(job.begin, build_all(len(words), config).state_dict())

@@ -16,8 +16,7 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
     The word vectors come and their gradients go; so do the LSTM's outputs, the other
     way round; and with the cut "logits", the logits and theirs. Several trainers each
-    pull the LSTM's weights and send their gradients. Tokens and targets are 8 bytes
-    each; messages around the tensors are not counted.
+    pull the LSTM's weights and send their gradients. Tokens and targets are 8 bytes.
     """
     tokens = config.seq_len * config.batch_size
     width = config.embedding + config.hidden
@@ -34,14 +33,9 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
 
 def measured_bytes(job: Job) -> float:
-    """Bytes a step, counted by the workers' own sockets during two short runs.
+    """Bytes a step, counted by the workers' own sockets; NaN for a text of one window.
 
-    Called by the parent. Everything is in it, the backward pass too, which no trace
-    sees, and nothing of what other programs send meanwhile. NaN for a text of one
-    window.
-
-    Raises:
-        WorkerError: a worker failed.
+    Everything is in it, the backward pass too, which no trace sees.
     """
     windows = len(Stream(job.corpus.train, job.config.seq_len, job.config.batch_size))
     more = min(STEPS, windows - 1)

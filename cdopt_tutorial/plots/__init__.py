@@ -3,6 +3,6 @@
 from cdopt_tutorial.plots.curves import bars, learning_curves
 from cdopt_tutorial.plots.landscape import landscape
 from cdopt_tutorial.plots.pictures import pictures
-from cdopt_tutorial.plots.timeline import Call, timeline
+from cdopt_tutorial.plots.timeline import timeline
 
-__all__ = ["Call", "bars", "landscape", "learning_curves", "pictures", "timeline"]
+__all__ = ["bars", "landscape", "learning_curves", "pictures", "timeline"]

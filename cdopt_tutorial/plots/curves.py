@@ -1,21 +1,17 @@
 """Curves over seeds, and bars."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdopt_tutorial.plots.style import INK, SERIES, WIDTH, Look, add_legend, styled
+from cdopt_tutorial.plots.style import INK, LOOKS, WIDTH, add_legend, styled
 
 _HEIGHT = 3.5  # inches of a figure without its legend
 _GRID_POINTS = 200
 _MOST_TICKS = 8
-
-# The colours are too few for more curves: a second round is told by these.
-_SECOND_LINES = ((0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1)))
-_SECOND_MARKERS = "v*<>pd"
 
 _Seed = tuple[Sequence[float], Sequence[float]]
 
@@ -32,16 +28,9 @@ def learning_curves(
 ) -> Figure:
     """Draw the median over the seeds of each curve, in a band from worst to best.
 
-    Called by the chapters. The seeds of a curve may stop at different x: a run
-    that has stopped keeps its last value, and a marker shows where it stopped.
-
-    Args:
-        curves: for each name, a pair (x, y) per seed, x rising.
-        xlabel: what x is, with its unit.
-        ylabel: what y is, with its unit.
-        threshold: a level to mark, such as "solved".
-        log_x: draw x on a logarithmic scale; all x must be above zero.
-        log_y: draw y on a logarithmic scale; all y must be above zero.
+    A curve has a pair (x, y) per seed, x rising. The seeds may stop at different x:
+    a run that has stopped keeps its last value, and a marker shows where it stopped.
+    A line marks `threshold`, such as "solved".
 
     Raises:
         ValueError: a curve has no seeds, x and y of one differ in length, or a y is
@@ -49,13 +38,10 @@ def learning_curves(
     """
     fig = Figure(figsize=(WIDTH, _HEIGHT))
     ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
-    if log_x:
-        ax.set_xscale("log")
-    if log_y:
-        ax.set_yscale("log")
+    ax.set_xscale("log" if log_x else "linear")
+    ax.set_yscale("log" if log_y else "linear")
     lines = []
-    for k, (name, seeds) in enumerate(curves.items()):
-        style = _series(k)
+    for (name, seeds), style in zip(curves.items(), cycle(LOOKS), strict=False):
         color, marker = style.color, style.marker
         x, y = _on_one_grid(name, seeds, log_x, log_y)
         ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.22, lw=0)
@@ -64,19 +50,13 @@ def learning_curves(
         ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
         ax.plot(*zip(*ends, strict=True), marker, color=color, ms=5, mew=0)
     if threshold is not None:
-        _mark(ax, threshold)
+        ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
+        right = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        above = {"xytext": (0, 2), "textcoords": "offset points", "size": 9}
+        ax.annotate(f"{threshold:g}", (1, threshold), **right, **above)
     _tick_the_data(ax, curves)
     add_legend(fig, lines, handlelength=3)
     return fig
-
-
-def _series(k: int) -> Look:
-    """Return the look of curve k, which repeats a colour but not a whole look."""
-    turn, place = divmod(k, len(SERIES))
-    if turn == 0:
-        return SERIES[place]
-    line = _SECOND_LINES[place % len(_SECOND_LINES)]
-    return replace(SERIES[place], linestyle=line, marker=_SECOND_MARKERS[place])
 
 
 def _on_one_grid(
@@ -94,15 +74,6 @@ def _on_one_grid(
     return grid, np.array([np.interp(grid, x, y) for x, y in seeds])
 
 
-def _mark(ax: Axes, threshold: float) -> None:
-    """Mark a level, and write what it is at its right end."""
-    ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
-    ax.annotate(
-        f"{threshold:g}", (1, threshold), xycoords=("axes fraction", "data"),
-        ha="right", va="bottom", size=9, xytext=(0, 2), textcoords="offset points",
-    )  # fmt: skip
-
-
 def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
     """Where few x were measured, as epochs or widths, put the ticks on these."""
     measured = sorted({float(x) for c in curves.values() for xs, _ in c for x in xs})
@@ -115,26 +86,18 @@ def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
 def bars(values: Mapping[str, float], *, xlabel: str) -> Figure:
     """Draw a bar per value on a logarithmic scale, the first one on top.
 
-    Called by chapter 1. Beside each bar stands its value, and its ratio to the first.
-
-    Args:
-        values: by name, each above zero.
-        xlabel: what the values are, with their unit.
-
-    Raises:
-        ValueError: there are no values, or one can't be shown on such a scale.
+    Beside each bar stands its value, and its ratio to the first. Raises ValueError
+    if there is none, or one that is not above 0.
     """
-    least, most = min(values.values()), max(values.values())
+    heights = list(values.values())
+    least, most = min(heights), max(heights)
     if least <= 0:
         raise ValueError(f"a logarithmic scale can't show {least}")
-    first, *_ = values.values()
     fig = Figure(figsize=(WIDTH, 0.8 + 0.36 * len(values)))
     ax = fig.add_subplot(xlabel=xlabel, xscale="log")
-    colors = [_series(k).color for k in range(len(values))]
-    drawn = ax.barh(
-        list(values), list(values.values()), height=0.62, color=colors, alpha=0.85, lw=0
-    )
-    ratios = [f"{v:,.0f}  (×{v / first:.3g})" for v in values.values()]
+    style = {"height": 0.62, "color": [each.color for each in LOOKS], "lw": 0}
+    drawn = ax.barh(list(values), heights, alpha=0.85, **style)
+    ratios = [f"{v:,.0f}  (×{v / heights[0]:.3g})" for v in heights]
     ax.bar_label(drawn, ratios, padding=4, size=9)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)

@@ -35,18 +35,14 @@ def landscape(
 ) -> Figure:
     """Draw landscapes, two in a row, on the same axes, with the paths over them.
 
-    Called by chapter 3. A ring is where a path starts and a filled marker where it
-    ends; a path that leaves the panel is cut at its edge. The contour lines of a
-    panel share its area evenly, so valleys are seen however steep the walls are.
+    A panel has, by its title, the values of a function where `axis`, which rises, is
+    that of the columns and of the rows; and paths by their names, (steps + 1, 2), the
+    same names in all. In each panel a line is drawn along the points `curve`, (n, 2),
+    such as a manifold, and a star at `target`, such as a known optimum.
 
-    Args:
-        axis: of the columns of the values and of their rows, rising.
-        panels: by title, the values of the function, (len(axis), len(axis)), and the
-            paths by name, each (steps + 1, 2); the same names in every panel.
-        curve: points (n, 2) of a line to draw in each, such as a manifold.
-        curve_label: what the curve is, for the legend.
-        target: a point to mark with a star in each, such as a known optimum.
-        target_label: what the target is, for the legend.
+    A ring is where a path starts and a filled marker where it ends; a path that
+    leaves the panel is cut at its edge. The contour lines of a panel share its area
+    evenly, so valleys are seen however steep the walls are.
     """
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -56,7 +52,9 @@ def landscape(
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     for ax, (title, (values, paths)) in zip(axes.flat, panels.items(), strict=False):
-        ax.set(title=title, aspect="equal", xlim=axis[[0, -1]], ylim=axis[[0, -1]])
+        ax.set(title=title, aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+        ax.set(xlim=axis[[0, -1]], ylim=axis[[0, -1]])
+        ax.label_outer()
         ax.locator_params(nbins=4)
         _draw_values(ax, axis, np.asarray(values))
         (line,) = ax.plot(*np.asarray(curve).T, **_CURVE, label=curve_label)
@@ -65,10 +63,6 @@ def landscape(
             _draw_path(ax, name, np.asarray(path), style)
             for (name, path), style in zip(paths.items(), SERIES, strict=False)
         ]
-    for ax in axes[:, 0]:
-        ax.set_ylabel("$x_2$")
-    for ax in axes[-1]:
-        ax.set_xlabel("$x_1$")
     start = Line2D([], [], **_START, label="start")
     add_legend(fig, [*drawn, start, line, star], handlelength=3)
     return fig

@@ -24,12 +24,8 @@ _SIGNS = LinearSegmentedColormap.from_list(
 def pictures(images: Mapping[str, ArrayLike], *, label: str) -> Figure:
     """Draw numbers of either sign as pictures, five in a row, all on one scale.
 
-    Called by the chapters. What is above 0 is blue, what is below is ochre, and 0 is
-    the colour of the page.
-
-    Args:
-        images: by title, each (height, width).
-        label: what the numbers are, with their unit.
+    What is above 0 is blue, what is below is ochre, and 0 is the colour of the page.
+    An image is (height, width), under its title; `label` says what the numbers are.
     """
     rows = -(-len(images) // _COLUMNS)
     largest = max(np.abs(image).max() for image in map(np.asarray, images.values()))

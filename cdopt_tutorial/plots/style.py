@@ -1,21 +1,16 @@
 """How roles and curves look in every figure, and what all figures share."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from importlib.resources import as_file, files
 from textwrap import fill
 
 from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-INK = "#010203"
-"""Stands for the text colour of the page until `show.figure` puts that in."""
-
-WIDTH = 7.2
-"""Inches that a figure may be wide."""
+INK = "#010203"  # the text colour of the page, once `show.figure` has put that in
+WIDTH = 7.2  # inches that a figure may be wide
 
 _MOST_COLUMNS = 4
 _LINE = 40  # letters of a name in a legend, above which it takes a second line
@@ -46,6 +41,13 @@ _BROWN = Look("#8c6414", _DASHES, "X")
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 """Looks of things that are no roles, in the order they are drawn."""
 
+# For more things than there are colours: the second round is told by the rest.
+_LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
+LOOKS = SERIES + tuple(
+    Look(first.color, line, marker)
+    for first, line, marker in zip(SERIES, [_LONG, _SHORT] * 3, "v*<>pd", strict=True)
+)
+
 # In the order of their lanes: who leads, who works, who serves.
 _ROLES = {
     "agent": (_BLUE,),
@@ -57,55 +59,34 @@ _ROLES = {
 
 
 def look(worker: str) -> Look:
-    """Return how the worker of this name is drawn; numbers take turns.
-
-    Raises:
-        ValueError: the name is not that of a role of the book.
-    """
-    role, number = _split(worker)
-    if role not in _ROLES:
-        raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
-    return _ROLES[role][number % len(_ROLES[role])]
+    """Return how a worker is drawn; a ValueError if its name is that of no role."""
+    role, number = _place(worker)
+    looks = list(_ROLES.values())[role]
+    return looks[number % len(looks)]
 
 
 def in_order(workers: Sequence[str]) -> list[str]:
     """Sort names of workers, each once: who leads, who works, who serves."""
-    roles = list(_ROLES)
-
-    def key(worker: str) -> tuple[int, int]:
-        role, number = _split(worker)
-        return roles.index(role), number
-
-    return sorted(set(workers), key=key)
+    return sorted(set(workers), key=_place)
 
 
-def _split(worker: str) -> tuple[str, int]:
-    """Return the role and the number in a worker's name: `observer1` has 1."""
+def _place(worker: str) -> tuple[int, int]:
+    """Return the place of a worker's role, and its number: `observer1` has 1."""
     role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
-    return role, int(number or 0)
+    if role not in _ROLES:
+        raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
+    return list(_ROLES).index(role), int(number or 0)
 
 
-def styled(draw: Callable) -> Callable:
-    """Make a function that draws use the style sheet, and nothing else."""
-
-    @wraps(draw)
-    def wrapper(*args, **kwargs):
-        with as_file(files(__package__) / "tutorial.mplstyle") as sheet:
-            with style.context(["default", sheet]):
-                return draw(*args, **kwargs)
-
-    return wrapper
+# Makes a function that draws use the style sheet, and nothing else.
+styled = style.context(["default", f"{__package__}.tutorial"])
 
 
 def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
     """Put a legend above all axes, and make the figure higher by it.
 
-    It has as many columns as fit, and long names take more than one line.
-
-    Args:
-        fig: whose layout leaves room for what is outside of the axes.
-        handles: what the legend says, each with its label.
-        options: more of matplotlib's for a legend.
+    It has as many columns as fit, and long names take more than one line. The layout
+    of the figure must leave room for what is outside of the axes.
     """
     for handle in handles:
         handle.set_label(fill(handle.get_label(), _LINE))

@@ -12,8 +12,8 @@ from nbformat.v4 import new_code_cell
 HIDDEN = "application/papermill.record/"
 """How the type begins under which an output carries a figure; `show.glue` writes it."""
 
-Value = float | int | str
-"""What a figure may be."""
+Figures = Mapping[str, float | str]
+"""What a chapter claims, by name."""
 
 
 def read_chapter(
@@ -32,22 +32,21 @@ def read_chapter(
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """Set parameters of a notebook, in place, where papermill would set them.
 
-    They stand in a cell of their own, behind the one that is tagged `parameters`.
-
-    Args:
-        notebook: a chapter.
-        values: for each name in that cell, a value whose `repr` is a Python literal.
-
-    Raises:
-        ValueError: the chapter has no parameter of such a name, or no cell of
-            parameters, or more than one, or that cell is no plain Python.
+    They stand in a cell of their own, behind the one that is tagged `parameters`. If
+    that is not there once, is no plain Python, or lacks a name, a ValueError says so.
     """
     # What was set from outside before is overruled, as papermill does it.
     others = [c for c in notebook.cells if not _tagged(c, "injected-parameters")]
     given = [cell for cell in others if _tagged(cell, "parameters")]
     if len(given) != 1:
         raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
-    known = _assigned(given[0].source)
+    try:
+        symbols = symtable(given[0].source, "cell", "exec").get_symbols()
+    except SyntaxError as error:
+        raise ValueError(
+            f"the cell of parameters is no plain Python: {error}"
+        ) from None
+    known = [each.get_name() for each in symbols if each.is_assigned()]
     for name in values:
         if name not in known:
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
@@ -62,17 +61,6 @@ def _tagged(cell: NotebookNode, tag: str) -> bool:
     return tag in cell.metadata.get("tags", [])
 
 
-def _assigned(source: str) -> list[str]:
-    """Return the names that the code sets."""
-    try:
-        symbols = symtable(source, "cell", "exec").get_symbols()
-    except SyntaxError as error:
-        raise ValueError(
-            f"the cell of parameters is no plain Python: {error}"
-        ) from None
-    return [each.get_name() for each in symbols if each.is_assigned()]
-
-
 def read_value(text: str) -> object:
     """Return the Python literal that `text` writes, or the text itself."""
     try:
@@ -81,14 +69,13 @@ def read_value(text: str) -> object:
         return text
 
 
-def claimed(notebook: NotebookNode) -> dict[str, Value]:
+def claimed(notebook: NotebookNode) -> Figures:
     """Return the figures that a notebook has glued, as far as it ran, by name."""
-    record = f"{HIDDEN}text/plain"
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     figures = {}
-    for out in outputs:
-        if text := out.get("data", {}).get(record):
-            no_literal = text in ("nan", "inf", "-inf")
-            name = out.metadata["scrapbook"]["name"]
-            figures[name] = float(text) if no_literal else read_value(text)
+    for cell in notebook.cells:
+        for out in cell.get("outputs", []):
+            if text := out.get("data", {}).get(f"{HIDDEN}text/plain"):
+                name = out.metadata["scrapbook"]["name"]
+                no_literal = text in ("nan", "inf", "-inf")
+                figures[name] = float(text) if no_literal else read_value(text)
     return figures

@@ -23,21 +23,19 @@ from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellControlSignal, DeadKernelError
 from nbformat import NotebookNode
 
-from cdopt_tutorial.publish.chapter import Value, claimed, read_chapter
+from cdopt_tutorial.publish.chapter import Figures, claimed, read_chapter
 from cdopt_tutorial.publish.project import Project
 
-DEVICE_VARIABLE = "CDOPT_TUTORIAL_DEVICE"
-CELL_TIMEOUT = 600
-"""Seconds after which one cell counts as hung."""
+CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 
-LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
-"""What computes the figures of the chapters; another version makes results stale."""
+# What decides a result besides a chapter: files of the package, and libraries.
+_KINDS = (".py", ".mplstyle", ".svg")
+_LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
 
-KEPT_CACHES = 2
-"""The results of the present digest, and those of the one before."""
+_KEPT_CACHES = 2  # that of the present digest, and that of the one before
 
 
 @dataclass(frozen=True)
@@ -45,40 +43,28 @@ class Execution:
     """What became of one chapter."""
 
     path: Path
-    notebook: NotebookNode
-    """The chapter with its outputs, as far as it ran."""
-    seconds: float
-    """Time of the run that made the result, now or earlier."""
-    cached: bool
-    """True if an earlier result was reused."""
-    error: str | None = None
-    """Why the chapter failed, for people to read; None if it ran through."""
+    notebook: NotebookNode  #: with its outputs, as far as it ran
+    seconds: float  #: time of the run that made the result, now or earlier
+    cached: bool  #: whether an earlier result was reused
+    error: str | None = None  #: why it failed, to be read; None if it ran through
 
     @property
-    def figures(self) -> dict[str, Value]:
+    def figures(self) -> Figures:
         """What it claimed, as far as it ran, by the names in the prose."""
         return claimed(self.notebook)
 
 
 def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
     """Return a name for files under `root`, their content, and the `repr` of facts."""
-    sha = hashlib.sha256(f"{facts}\n".encode())
-    for file in files:
-        content = file.read_bytes()
-        sha.update(f"{file.relative_to(root)} {len(content)}\n".encode())
-        sha.update(content)
-    return sha.hexdigest()[:16]
+    contents = [(f"{f.relative_to(root)}", f.read_bytes()) for f in files]
+    return hashlib.sha256(repr((facts, contents)).encode()).hexdigest()[:16]
 
 
 def digest(project: Project, device: str) -> str:
-    """Return the name of all that decides a result besides the chapter itself.
-
-    That is the sources of the package, the pinned versions, Python, the libraries
-    installed, and the device.
-    """
-    files = [*project.package.rglob("*.py"), *project.package.rglob("*.mplstyle")]
-    versions = [platform.python_version(), *map(version, LIBRARIES)]
-    files = [*sorted(files), project.root / "constraints.txt"]
+    """Return the name of all that decides a result besides the chapter itself."""
+    files = sorted(f for f in project.package.rglob("*") if f.suffix in _KINDS)
+    files.append(project.root / "constraints.txt")
+    versions = [platform.python_version(), *map(version, _LIBRARIES)]
     return fingerprint(project.root, files, (versions, device))
 
 
@@ -88,7 +74,7 @@ def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
     current.mkdir(parents=True, exist_ok=True)
     os.utime(current)
     folders = sorted(project.results.iterdir(), key=lambda f: f.stat().st_mtime)
-    for old in folders[:-KEPT_CACHES]:
+    for old in folders[:-_KEPT_CACHES]:
         shutil.rmtree(old)
     return get_cache(current)
 
@@ -96,8 +82,7 @@ def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
 def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
     """Return the cached run of a chapter's code, or None if there is none."""
     try:
-        record = cache.match_cache_notebook(notebook)
-        return cache.get_cache_bundle(record.pk)
+        return cache.get_cache_bundle(cache.match_cache_notebook(notebook).pk)
     except KeyError:
         return None
 
@@ -113,16 +98,9 @@ def execute(
     """Run the notebooks one after another, each only if it has no valid result.
 
     A chapter that fails does not stop the others; its `Execution.error` says why.
-
-    Args:
-        notebooks: paths of the chapters.
-        project: the book that they belong to.
-        device: what the chapters are told to compute on, by CDOPT_TUTORIAL_DEVICE.
-        force: run them even if they have a valid result.
-        parameters: for a notebook, what to set in it instead of its own values.
-
-    Raises:
-        ValueError: a notebook has no parameter of a name in `parameters`.
+    CDOPT_TUTORIAL_DEVICE tells a chapter the device. With `force` even one that has
+    a valid result is run; `parameters` has what to set in each instead of its own,
+    and a name that a notebook has not is a ValueError before any is run.
     """
     values = parameters or {}
     chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
@@ -133,18 +111,15 @@ def execute(
             seconds = result.record.data["execution_seconds"]
             done.append(Execution(path, result.nb, seconds, cached=True))
             continue
-        ran = _run(path, chapter, project, device)
-        if ran.error is None:
-            about = {"execution_seconds": ran.seconds}
+        done.append(_run(path, chapter, project, device))
+        if done[-1].error is None:
+            about = {"execution_seconds": done[-1].seconds}
             bundle = CacheBundleIn(chapter, str(path), data=about)
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-        done.append(ran)
     return done
 
 
-def _run(
-    path: Path, notebook: NotebookNode, project: Project, device: str
-) -> Execution:
+def _run(path: Path, notebook: NotebookNode, project: Project, device: str):
     """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
     print(f"running {name} on {device}", flush=True)
@@ -154,7 +129,7 @@ def _run(
     begin = time.monotonic()
     try:
         _run_cells(notebook, progress, device)
-    except (CellExecutionError, CellTimeoutError, RuntimeError) as raised:
+    except (CellControlSignal, RuntimeError) as raised:
         # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
@@ -191,7 +166,7 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
         )
         # A reader's own IPython configuration must not change a result.
         own = {"IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
-        env = {**os.environ, **own, DEVICE_VARIABLE: device}
+        env = {**os.environ, **own, "CDOPT_TUTORIAL_DEVICE": device}
         try:
             client.execute(env=env, transport_encryption="auto")
         except DeadKernelError:
@@ -206,13 +181,12 @@ class _Progress:
 
     def __init__(self, notebook: NotebookNode) -> None:
         cells = enumerate(notebook.cells)
-        code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
-        self._number = {index: k for k, index in enumerate(code, start=1)}
+        self._code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
         self.where = "no cell: the kernel did not start"
 
     def begin(self, cell: NotebookNode, cell_index: int) -> None:
         first = cell.source.strip().splitlines()[0]
-        number, total = self._number[cell_index], len(self._number)
+        number, total = self._code.index(cell_index) + 1, len(self._code)
         self.where = f"code cell {number} of {total}, which begins\n    {first}"
         label = f"  [{number:{len(str(total))}}/{total}] {first[:60]:60}"
         print(label, end=" ", flush=True)

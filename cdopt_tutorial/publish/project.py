@@ -10,16 +10,11 @@ class Project:
     """The folder of one book: its sources and everything built from them."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        """Absolute path of the folder that holds `_config.yml`."""
-        self.package = root / "cdopt_tutorial"
-        """The Python package that the chapters import."""
-        self.build = root / "_build"
-        """All that is built goes under this folder."""
-        self.results = self.build / ".jupyter_cache"
-        """The caches of executed chapters, one folder per digest."""
-        self.html = self.build / "html"
-        """The rendered site."""
+        self.root = root  #: absolute path of the folder that holds `_config.yml`
+        self.package = root / "cdopt_tutorial"  #: what the chapters import
+        self.build = root / "_build"  #: holds all that is built
+        self.results = self.build / ".jupyter_cache"  #: a cache of runs per digest
+        self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:
         """Return the notebooks of all chapters, in the order of their numbers."""
@@ -32,15 +27,9 @@ class Project:
 
 
 def this_project() -> Project:
-    """Return the project that this package was installed from.
-
-    Raises:
-        ValueError: the package was installed without the book around it.
-    """
+    """Return the project around this package; a ValueError if there is no book."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "_config.yml").is_file():
-        raise ValueError(
-            f"no book around the installed package: {root} has no _config.yml; "
-            "install from a clone with `make book`"
-        )
+        what = f"no book around the installed package: {root} has no _config.yml; "
+        raise ValueError(f"{what}install from a clone with `make book`")
     return Project(root)

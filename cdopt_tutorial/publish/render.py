@@ -4,21 +4,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
-from jupyter_cache.base import CacheBundleOut
 
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
-from cdopt_tutorial.publish.execute import digest, find_result, fingerprint, open_cache
+from cdopt_tutorial.publish.execute import find_result, fingerprint, open_cache
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.site import VERSION, Site, add_site, edition, read_site
+from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
 
+# jupyter-book has no `python -m`, and its script breaks when a venv is moved.
 _BUILDER = "from jupyter_book.cli.main import main; main()"
-"""jupyter-book has no `python -m`, and its script breaks when a venv is moved."""
-
-Results = Mapping[Path, CacheBundleOut]
 
 
 class RenderError(Exception):
@@ -28,28 +24,26 @@ class RenderError(Exception):
 def render(project: Project, *, device: str = "cpu") -> bool:
     """Build `_build/html` from the sources and the cached results.
 
-    Where the pages will be published is read from the environment, by `read_site`.
     Every warning is an error. A build is always a full one: a page that is not
-    read again does not repeat its warnings, so a second try would pass.
-
-    Returns:
-        True if the pages were built, False if they were up to date.
+    read again does not repeat its warnings, so a second try would pass. Returns
+    False if the pages were up to date.
 
     Raises:
         RenderError: a chapter has no valid result, or the build was not clean.
-        ValueError: an environment variable has a bad value.
+        ValueError: an environment variable has a bad value, see `read_site`.
     """
-    site, results = read_site(), _results(project, device)
-    stamp = project.build / "render.stamp"
-    name = _fingerprint(project, device, site, results)
-    index = project.html / "index.html"
+    config = _config(project, device)
+    # The date at the foot of the pages alone makes none of them old.
+    name = fingerprint(project.root, _sources(project.root), (config, VERSION))
+    stamp, index = project.build / "render.stamp", project.html / "index.html"
     if stamp.is_file() and stamp.read_text() == name and index.is_file():
         return False
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
     for built in ("html", ".doctrees", "jupyter_execute"):
         shutil.rmtree(project.build / built, ignore_errors=True)
-    config = _config(project, device, site, results)
+    theme = config["sphinx"]["config"].setdefault("html_theme_options", {})
+    theme["extra_footer"] = edition(project.root)
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
@@ -57,81 +51,55 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     return True
 
 
-def _results(project: Project, device: str) -> Results:
-    """Return the valid result of every chapter."""
-    cache, results = open_cache(project, device), {}
-    for chapter in project.chapters():
-        results[chapter] = find_result(cache, read_chapter(chapter))
-        if results[chapter] is None:
-            name = project.relative(chapter)
-            raise RenderError(
-                f"{name} has no valid result: run `cdopt-tutorial execute {name}`"
-            )
-    return results
+def _sources(root: Path) -> list[Path]:
+    """Return the files that the pages are made from, besides the results."""
+    # Pages include parts of the tests and of CONTRIBUTING.md.
+    patterns = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
+    return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 
 
-def _fingerprint(project: Project, device: str, site: Site, results: Results) -> str:
-    """Return the name of all that decides the pages, but for their date."""
-    root = project.root
-    pages = [page for page in (root / "book").rglob("*") if page.is_file()]
-    # Pages include parts of these.
-    pages += [*root.glob("CONTRIBUTING.md"), *root.glob("tests/*.py")]
-    files = [root / "_config.yml", root / "_toc.yml", *sorted(pages)]
-    runs = [(r.record.hashkey, str(r.record.created)) for r in results.values()]
-    facts = (root, digest(project, device), site, VERSION, runs)
-    return fingerprint(root, [*files, *project.chapters()], facts)
-
-
-def _config(project: Project, device: str, site: Site, results: Results) -> dict:
+def _config(project: Project, device: str) -> dict:
     """Return the book's own configuration, and what holds for this build.
 
-    That is where the results are, what a page may quote of them between double
-    braces (the figures of all chapters, and the minutes that each took), where the
-    pages go, and which edition they are.
+    That is where the results and the pages are, and what a page may quote between
+    double braces: the figures of all chapters, and the minutes that each took.
     """
-    config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    config["execute"] = {
-        "execute_notebooks": "cache",
-        "cache": str(project.results / digest(project, device)),
-        "raise_on_error": True,
-    }
-    figures, minutes = {}, {}
-    for chapter, result in results.items():
+    site, figures, minutes = read_site(), {}, {}
+    cache = open_cache(project, device)
+    for chapter in project.chapters():
+        result = find_result(cache, read_chapter(chapter))
+        if result is None:
+            name = project.relative(chapter)
+            what = f"has no valid result: run `cdopt-tutorial execute {name}`"
+            raise RenderError(f"{name} {what}")
         figures |= claimed(result.nb)
         minutes[chapter.stem] = result.record.data["execution_seconds"] / 60
+    config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
+    kept = {"execute_notebooks": "cache", "cache": str(cache.path)}
+    config["execute"] = {**kept, "raise_on_error": True}
     quotes = {"figures": figures, "minutes": minutes}
     config.setdefault("parse", {})["myst_substitutions"] = quotes
-    add_site(config, site, foot=edition(project.root))
+    add_site(config, site)
     return config
 
 
 def _run_builder(project: Project, config: Path) -> None:
     """Run jupyter-book in its own process; print its steps, log all that it says."""
-    command = [sys.executable, "-c", _BUILDER, "build", str(project.root)]
-    command += ["--path-output", str(project.root), "--config", str(config)]
-    command += ["--toc", str(project.root / "_toc.yml"), "-W", "-n", "--keep-going"]
-    log, lines = project.build / "render.log", []
-    with (
-        log.open("w", encoding="utf-8") as file,
-        subprocess.Popen(
-            command,
-            cwd=project.root,
-            encoding="utf-8",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
+    root, log, lines = project.root, project.build / "render.log", []
+    command = [sys.executable, "-c", _BUILDER, "build", root, "--path-output", root]
+    command += ["--config", config, "--toc", root / "_toc.yml"]
+    command += ["-W", "-n", "--keep-going"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=root, encoding="utf-8", **pipes) as process:
         for line in process.stdout:
-            line = re.sub(r"\x1b\[[0-9;]*[mK]", "", line)
-            lines.append(line.rstrip())
-            file.write(line)
-            if step := re.match(r"(reading|writing) \w+\.{3} \[ *(\d+)%\] (\S+)", line):
+            lines.append(re.sub(r"\x1b\[[0-9;]*[mK]", "", line).rstrip())
+            step = re.match(r"(reading|writing) \w+\.{3} \[ *(\d+)%\] (\S+)", lines[-1])
+            if step:
                 print("  {} {:>3}% {}".format(*step.groups()), flush=True)
+    log.write_text("\n".join(lines), "utf-8")
     # There is no cache-only mode: a chapter that was run here was run unchecked.
     bad = [s for s in lines if re.search(r"WARNING|ERROR|Executing notebook", s)]
     if bad or process.returncode:
-        what = "\n".join(bad or ["jupyter-book failed:", *lines[-20:]])
-        raise RenderError(
-            f"the pages do not build cleanly:\n{what}\n"
-            f"full log: {project.relative(log)}"
-        )
+        what = ["the pages do not build cleanly:"]
+        what += bad or ["jupyter-book failed:", *lines[-20:]]
+        raise RenderError("\n".join([*what, f"full log: {project.relative(log)}"]))

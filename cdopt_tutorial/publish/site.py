@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 VERSION = version("cdopt-tutorial")
 
 _URL = r"https?://[\w.-]+(:\d+)?(/[\w./~%-]*)?"
+# Colab opens notebooks from GitHub only.
 _REPOSITORY = r"https?://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?"
 _BRANCH = r"[\w.-]+(/[\w.-]+)*"
 
@@ -23,50 +25,38 @@ _LAUNCH = {
     "notebook_interface": "jupyterlab",
 }
 
+# Pages that nobody looks for; a site map does without.
 _NOT_READ = "404.html genindex.html py-modindex.html search.html _modules/*".split()
-"""Pages that nobody looks for; a site map does without."""
 
-_PREVIEW = {
-    "ogp_image": "_static/preview.png",
-    "ogp_custom_meta_tags": [
-        '<meta property="og:image:width" content="1200" />',
-        '<meta property="og:image:height" content="630" />',
-        '<meta name="twitter:card" content="summary_large_image" />',
-    ],
-}
+_PREVIEW = [
+    '<meta property="og:image:width" content="1200" />',
+    '<meta property="og:image:height" content="630" />',
+    '<meta name="twitter:card" content="summary_large_image" />',
+]
 
 
 @dataclass(frozen=True)
 class Site:
     """What is known of where the book is published; nothing, by default."""
 
-    url: str | None = None
-    """Address of the published pages; it ends with a slash."""
-    repository: str | None = None
-    """Address of the public repository, https://github.com/OWNER/NAME."""
-    branch: str = "main"
-    """The branch of the repository from which notebooks are opened."""
+    url: str | None = None  #: address of the published pages; it ends with a slash
+    repository: str | None = None  #: the public one, https://github.com/OWNER/NAME
+    branch: str = "main"  #: of the repository, from which notebooks are opened
 
 
 def read_site() -> Site:
-    """Return the site that the environment tells of.
+    """Return the site that CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH tell of.
 
-    The variables are CDOPT_TUTORIAL_URL, CDOPT_TUTORIAL_REPOSITORY and
-    CDOPT_TUTORIAL_BRANCH. One that is empty counts as not set.
-
-    Raises:
-        ValueError: a variable has a bad value; the message is one line.
+    One that is empty counts as not set; a bad one is a ValueError of one line.
     """
     url = _read("URL", _URL, "an address like https://host/path/")
-    # Colab opens notebooks from GitHub only.
-    repository = _read(
-        "REPOSITORY", _REPOSITORY, "an address like https://github.com/OWNER/NAME"
-    )
+    github = "an address like https://github.com/OWNER/NAME"
+    repository = _read("REPOSITORY", _REPOSITORY, github)
     branch = _read("BRANCH", _BRANCH, "the name of a branch")
     return Site(
-        url=url and url[0].rstrip("/") + "/",
-        repository=repository and f"https://github.com/{'/'.join(repository.groups())}",
-        branch=branch[0] if branch else Site.branch,
+        url[0].rstrip("/") + "/" if url else None,
+        "https://github.com/{}/{}".format(*repository.groups()) if repository else None,
+        branch[0] if branch else Site.branch,
     )
 
 
@@ -79,21 +69,11 @@ def _read(name: str, pattern: str, needed: str) -> re.Match | None:
     return match
 
 
-def add_site(config: dict[str, Any], site: Site, foot: str) -> None:
-    """Add to a configuration of jupyter-book what follows from `site`.
-
-    What is not known adds nothing: a local build has no address to open.
-
-    Args:
-        config: is changed.
-        site: where the pages go.
-        foot: what stands at the foot of each.
-    """
+def add_site(config: dict[str, Any], site: Site) -> None:
+    """Add to a configuration of jupyter-book, in place, what follows from `site`."""
     # Straight to Sphinx: the book's own `html_theme_options` replace what
     # jupyter-book makes of its keys `launch_buttons` and `repository`.
     sphinx = config["sphinx"]["config"]
-    theme = sphinx.setdefault("html_theme_options", {})
-    theme["extra_footer"] = foot
     if site.url:
         sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
         sphinx |= {
@@ -104,43 +84,36 @@ def add_site(config: dict[str, Any], site: Site, foot: str) -> None:
             "sitemap_excludes": _NOT_READ,
             "ogp_site_url": site.url,
             "ogp_site_name": config["title"],
+            "ogp_image": "_static/preview.png",
             "ogp_image_alt": config["title"],
-            **_PREVIEW,
+            "ogp_custom_meta_tags": _PREVIEW,
         }
     if site.repository:
-        theme |= {
-            "repository_url": site.repository,
-            "repository_branch": site.branch,
-            "use_repository_button": True,
-            "launch_buttons": _LAUNCH,
-        }
+        sphinx.setdefault("html_theme_options", {}).update(
+            repository_url=site.repository,
+            repository_branch=site.branch,
+            use_repository_button=True,
+            launch_buttons=_LAUNCH,
+        )
 
 
 def edition(root: Path) -> str:
     """Return which book `root` holds: its version, and the day of its last commit.
 
-    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH.
-
-    Raises:
-        ValueError: SOURCE_DATE_EPOCH is needed for the date, and is no time.
+    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH, which
+    raises ValueError if it is no time.
     """
-    seconds = _last_commit(root) or os.environ.get("SOURCE_DATE_EPOCH") or time.time()
+    seconds = ""
+    # A book unpacked inside another project's checkout has not that one's date.
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
+        with suppress(OSError):  # there is no git
+            done = subprocess.run(command, capture_output=True, text=True)
+            seconds = done.stdout.strip()
+    seconds = seconds or os.environ.get("SOURCE_DATE_EPOCH") or time.time()
     try:
         day = datetime.fromtimestamp(int(seconds), UTC).date()
     except (ValueError, OverflowError, OSError):
-        raise ValueError(
-            f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
-        ) from None
+        what = f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
+        raise ValueError(what) from None
     return f"Version {VERSION}, {day.isoformat()}"
-
-
-def _last_commit(root: Path) -> str:
-    """Return the time of the last commit in seconds, or nothing if it is not known."""
-    # A book unpacked inside another project's checkout has not that one's date.
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""

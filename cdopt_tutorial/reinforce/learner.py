@@ -17,19 +17,13 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 class Policy(nn.Module):
     """Maps states of CartPole to scores of its two actions, by one hidden layer.
 
-    The network of the original, without its dropout: that one stayed switched on while
-    actions were chosen, so the policy that acted and learned was a noisy one.
+    The original's, but for the dropout, which stayed switched on while it acted.
     """
 
     def __init__(self, hidden: int = 128):
         super().__init__()
         self.affine1 = nn.Linear(STATE_SIZE, hidden)
         self.affine2 = nn.Linear(hidden, NUM_ACTIONS)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.affine1.weight.device
 
     def forward(self, states: Tensor) -> Tensor:
         """Scores (logits) of the actions, (..., 2), for states (..., 4)."""
@@ -38,14 +32,13 @@ class Policy(nn.Module):
     @torch.no_grad()
     def scores(self, states: NDArray) -> Tensor:
         """The same for acting, not learning: NumPy in, a tensor on the CPU out."""
-        return self(torch.from_numpy(states).to(self.device)).cpu()
+        return self(torch.from_numpy(states).to(self.affine1.weight.device)).cpu()
 
 
 class Actor:
     """Chooses one observer's actions, from a random stream of its own; notes its steps.
 
-    Whoever holds it, the agent or the observer itself: the same seed, policy and
-    states give the same actions, however many observers there are.
+    Whether the agent holds it or the observer, the actions are the same.
     """
 
     def __init__(self, policy: Policy, seed: int):
@@ -96,10 +89,7 @@ class Episodes:
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    r"""Returns :math:`G_t = r_t + \gamma G_{t+1}` of every step, in one pass.
-
-    Rewards are (T,) or (T, n), one column an episode; so is what comes back.
-    """
+    """Returns G(t) = r(t) + γ G(t + 1) of rewards (T,) or (T, n), in one pass."""
     returns = rewards.clone()
     for following, step in pairwise(reversed(returns.unbind())):
         step.add_(following, alpha=gamma)
@@ -109,9 +99,8 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
     """Returns (T, n) of padded episodes, with truncation told from termination.
 
-    After a fall nothing follows. After the time limit the pole still stands, and
-    the episode would have gone on: its tail is taken to be worth what the start of
-    an episode is worth on average in these.
+    After a fall nothing follows. After the time limit the episode would have gone on:
+    its tail is taken to be worth what the start of one is worth on average in these.
     """
     returns = discounted_returns(episodes.rewards, gamma)
     tail = torch.where(episodes.truncated, returns[0].mean(), 0.0)
@@ -123,17 +112,15 @@ def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tens
     """REINFORCE's loss of a batch of episodes: a scalar to be differentiated.
 
     The mean over all steps of -log p(action) times the return, which is normalised
-    over the batch. Each episode's returns are its own: those of one observer never
-    run into another's.
-
-    Source: Williams (1992); normalised as in the original (Li 2020).
+    over the batch. Source: Williams (1992); normalised as in the original (Li 2020).
     """
     parts = [
         (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])
         for e in batch
     ]
+    device = policy.affine1.weight.device
     states, actions, returns = (
-        torch.cat(part).to(policy.device) for part in zip(*parts, strict=True)
+        torch.cat(part).to(device) for part in zip(*parts, strict=True)
     )
     eps = torch.finfo(returns.dtype).eps
     advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)

@@ -1,8 +1,7 @@
 """Chapter 1's system: an agent and its observers, which learn CartPole together.
 
 From top to bottom: what one can choose; the agent, which owns the policy; the observer,
-which owns environments; the four ways in which they converse; the score; a run. Policy
-and learning rule are in :mod:`~cdopt_tutorial.reinforce.learner`.
+which owns environments; the four ways in which they converse; the score; a run.
 """
 
 import time
@@ -45,35 +44,26 @@ DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 3
 class ReinforceConfig:
     """Settings of a run; checked when they are made.
 
-    Attributes:
-        conversation: how observers and agent converse: "per-step", "packed",
-            "batched" or "local-policy".
-        num_observers: observers, each on a worker of its own, at least 1.
-        num_envs: environments of each observer; None takes the conversation's
-            default: 1, 1, 16 and 32 in this order.
-        gamma: discount factor of the rewards, above 0 and at most 1.
-        lr: learning rate of Adam, above 0.
-        hidden: width of the policy's hidden layer.
-        seed: of the policy's start, the environments and the choice of actions.
-        max_episodes: episodes after which an unsolved run ends.
-        log_interval: rounds between two log lines; in a round every environment
-            runs one episode, and the agent learns once.
-        device: where the agent keeps its policy, as
-            :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
-
     Raises:
         ValueError: a value is out of its range, or the device is not there.
     """
 
+    #: how observers and agent converse: "per-step", "packed", "batched" or
+    #: "local-policy".
     conversation: str = "local-policy"
-    num_observers: int = 2
+    num_observers: int = 2  #: observers, each on a worker of its own, at least 1
+    #: environments of each observer; None takes the conversation's default: 1, 1, 16
+    #: and 32 in this order.
     num_envs: int | None = None
-    gamma: float = 0.99
-    lr: float = 1e-2
-    hidden: int = 128
-    seed: int = 1
-    max_episodes: int = 10_000
+    gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
+    lr: float = 1e-2  #: learning rate of Adam, above 0
+    hidden: int = 128  #: width of the policy's hidden layer
+    seed: int = 1  #: of the policy's start, the environments and the choice of actions
+    max_episodes: int = 10_000  #: episodes after which an unsolved run ends
+    #: rounds, of one episode in every environment, between two log lines.
     log_interval: int = 10
+    #: where the agent keeps its policy, as
+    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
     device: str = "cpu"
 
     def __post_init__(self):
@@ -96,11 +86,7 @@ class ReinforceConfig:
 
 
 class Agent:
-    """Trains one policy on the episodes of many observers.
-
-    Lives on the agent's worker. It commands the observers, and they call back, perhaps
-    all at once: what belongs to one is kept apart by its number.
-    """
+    """Trains one policy on the episodes of observers, who call back, all at once."""
 
     def __init__(self, config: ReinforceConfig):
         self.config = config
@@ -115,12 +101,7 @@ class Agent:
         self._waiting = Rendezvous(self._select_together)
 
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
-        """Command every observer to run its episodes, and wait for all of them.
-
-        Args:
-            agent_rref: reference to this agent, for the observers to call back.
-            observer_rrefs: references to the observers, in the order of their numbers.
-        """
+        """Command every observer to run its episodes, and wait for all of them."""
         self._waiting.expect(range(len(observer_rrefs)))
         futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
         return [self._episodes(i, *future.wait()) for i, future in enumerate(futures)]
@@ -187,10 +168,7 @@ class Agent:
 
 
 class Observer:
-    """Runs episodes in its environments when the agent tells it to.
-
-    The agent makes it on an observer's worker, by its number, and keeps a reference.
-    """
+    """Runs episodes in its environments when the agent tells it to."""
 
     def __init__(self, number: int, config: ReinforceConfig):
         self._talk = CONVERSATIONS[config.conversation](number, config)
@@ -201,13 +179,10 @@ class Observer:
         self._env.np_random = np.random.default_rng(seed)
 
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
-        """One episode in every environment; called by the agent.
+        """One episode in every environment: its length, and whether time cut it.
 
         An environment whose episode is over is stepped along until all are, but
         nothing that happens in it counts.
-
-        Returns:
-            Lengths (n,) int64 of the episodes, and (n,) bool: cut by the time limit.
         """
         self._talk.begin(agent_rref)
         states, _ = self._env.reset()
@@ -228,9 +203,8 @@ class Observer:
 class PerStep:
     """Two calls a step, as in the original: the state for an action, then the reward.
 
-    The observer's side of a conversation, of which there are four. They differ only in
-    what crosses the wire, and how often. It is NumPy arrays: these travel inside their
-    message, while a tensor takes a channel of its own and twice the time.
+    The observer's side of a conversation. The four differ in what crosses the wire, and
+    how often. A tensor would take twice the time of an array.
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
@@ -313,32 +287,23 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True)
 class Round:
-    """What the agent reports after each round: counts so far, and mean rewards.
+    """What the agent reports after each round."""
 
-    ``last_reward`` is that of the round's episodes, ``mean_reward`` of the last 100,
-    and ``running_reward`` the original's.
-    """
-
-    number: int
-    episodes: int
-    env_steps: int
-    last_reward: float
-    running_reward: float
-    mean_reward: float
+    number: int  #: of rounds so far
+    episodes: int  #: so far
+    env_steps: int  #: so far
+    last_reward: float  #: mean of the round's episodes
+    running_reward: float  #: the original's
+    mean_reward: float  #: of the last 100 episodes
 
 
 @dataclass
 class Score:
-    """How well the agent does, and the verdict on whether the task is solved.
-
-    Solved is what the environment's authors call solved: a mean reward of the last
-    100 episodes at its threshold. The original's running reward is kept, too; every
-    episode enters it once, whichever observer ran it.
-    """
+    """How well the agent does, and whether its environment's authors call it solved."""
 
     #: total reward of every episode, in the order of the observers.
     rewards: list[float] = field(default_factory=list)
-    running_reward: float = 0.0  #: exponential average over the episodes, from 0
+    running_reward: float = 0.0  #: the original's: an exponential average, from 0
     env_steps: int = 0  #: steps taken in all environments
     rounds: int = 0  #: times that the agent has learned
     seconds: float = 0.0  #: from when this was made to the last round's end
@@ -396,11 +361,8 @@ class Training:
         }
 
 
-def run_agent(engine, config: ReinforceConfig) -> Training:
-    """The agent's role: make the observers, then train until it is solved.
-
-    The engine, TorchRPC or OneProcess, makes objects and references to them.
-    """
+def run_agent(engine: OneProcess | TorchRPC, config: ReinforceConfig) -> Training:
+    """The agent's role: make the observers, then train until it is solved."""
     agent = Agent(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
@@ -419,13 +381,7 @@ def run_agent(engine, config: ReinforceConfig) -> Training:
 def run(config: ReinforceConfig, **options: Any) -> Training:
     """Train over RPC: an agent and its observers, each in a process of its own.
 
-    Args:
-        config: of the run.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, for instance
-            ``on_report``, which gets a :class:`Round` after each round.
-
-    Raises:
-        WorkerError: a worker failed.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
     """
     # The agent learns while the observers wait, so the cores are its own.
     threads = psutil.cpu_count()

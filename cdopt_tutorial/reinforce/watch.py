@@ -16,11 +16,7 @@ EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second
 
 
 def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
-    """Pictures of one episode, (200, 300, 3) uint8 each; called by chapter 1.
-
-    Args:
-        weights: of the policy that acts.
-    """
+    """Pictures of a policy's episode, (200, 300, 3) uint8 each; called by chapter 1."""
     # gymnasium draws with pygame, which greets on stdout and looks for a screen.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
-from IPython.display import HTML, Markdown, Video, display
+import torch
+from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -30,46 +31,35 @@ from cdopt_tutorial.plots.style import INK, styled
 from cdopt_tutorial.publish.chapter import HIDDEN
 from cdopt_tutorial.publish.project import Project
 
-_LEGIBLE_WIDTH = 460
-"""CSS pixels below which a figure scrolls in its frame instead of shrinking."""
+_LEGIBLE_WIDTH = 460  # CSS pixels; a narrower figure scrolls in its frame
 
 
 def source(*objects) -> Markdown:
     """Show the source of classes or functions as it is in the package now.
 
-    Returns:
-        for each, its path and lines, and a code block.
-
-    Raises:
-        ValueError: the source is not in a file, so there is no path to show.
+    What is in no file, and so has no path to show, is a ValueError.
     """
-    return Markdown("\n".join(map(_source, objects)))
-
-
-def _source(obj) -> str:
-    try:
-        lines, first = inspect.getsourcelines(obj)
-        file = Path(inspect.getsourcefile(inspect.unwrap(obj)))
-    except (TypeError, OSError):
-        raise ValueError(
-            f"{obj!r} has no source file: show things of the package"
-        ) from None
-    last = first + len(lines) - 1
-    shown = Project(Path(__file__).resolve().parents[2]).relative(file)
-    code = textwrap.dedent("".join(lines)).rstrip()
-    return f"`{shown}`, lines {first} to {last}:\n\n````python\n{code}\n````\n"
+    project, texts = Project(Path(__file__).resolve().parents[2]), []
+    for obj in objects:
+        try:
+            lines, first = inspect.getsourcelines(obj)
+            file = Path(inspect.getsourcefile(inspect.unwrap(obj)))
+        except (TypeError, OSError):
+            what = f"{obj!r} has no source file: show things of the package"
+            raise ValueError(what) from None
+        where = f"lines {first} to {first + len(lines) - 1}"
+        code = textwrap.dedent("".join(lines)).rstrip()
+        block = f"````python\n{code}\n````\n"
+        texts.append(f"`{project.relative(file)}`, {where}:\n\n{block}")
+    return Markdown("\n".join(texts))
 
 
 def glue(name: str, value: object) -> None:
-    """Keep a value of the run under a name, for the prose to quote.
+    """Keep a number or a text of the run, for the prose to quote; show nothing.
 
     The prose quotes it by the role ``glue:text``, with a format such as ``:.1f``
-    behind the name; nothing is shown where this is called. It leaves what
-    `myst_nb.glue` leaves, without needing the book's tools.
-
-    Args:
-        name: unique in the book, so it begins with the chapter's.
-        value: a number or a text.
+    behind the name. It leaves what `myst_nb.glue` leaves, without needing the book's
+    tools. A name is unique in the book, so it begins with the chapter's.
     """
     display(
         {f"{HIDDEN}text/plain": repr(value)},
@@ -79,19 +69,11 @@ def glue(name: str, value: object) -> None:
 
 
 def environment(device: str = "cpu") -> HTML:
-    """Show what the chapter was run on, for the foot of a page.
-
-    Args:
-        device: on which it computed, by torch's name, or "auto".
-    """
-    cores = len(os.sched_getaffinity(0))
-    facts = {"Python": platform.python_version()}
-    facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
-    facts |= {
-        "device": _device(device),
-        "cores": str(cores),
-        "date": date.today().isoformat(),
-    }
+    """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
+    facts = {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
+    facts = {"Python": platform.python_version(), **facts, "device": _device(device)}
+    facts["cores"] = str(len(os.sched_getaffinity(0)))
+    facts["date"] = date.today().isoformat()
     cells = "".join(
         '<div style="margin-right:1.6em">'
         f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
@@ -104,8 +86,6 @@ def environment(device: str = "cpu") -> HTML:
 
 def _device(name: str) -> str:
     """Say which device that is: its name, and what is behind it."""
-    import torch  # here, since most of what this module shows does without
-
     # Without a GPU all is on the CPU, or the chapter did not come this far.
     if name == "cpu" or not torch.cuda.is_available():
         return "cpu"
@@ -118,14 +98,9 @@ def _device(name: str) -> str:
 class Progress:
     """A bar that moves while a cell runs, and whose last state stays on the page.
 
-    To be used as a context manager; leaving it with an exception says so.
-
-    Args:
-        total: the value at which the bar is full.
-        label: what is going on, in a few words.
+    To be used as a context manager; leaving it with an exception says so. It is full
+    at `total`; `label` says in a few words what is going on.
     """
-
-    _MIN_INTERVAL = 0.1
 
     def __init__(self, total: float, label: str) -> None:
         if total <= 0:
@@ -148,7 +123,7 @@ class Progress:
         self._value, self._text = value, text
         now = time.monotonic()
         # A page keeps only the last state: more updates than seen are a cost.
-        if now - self._shown_at >= self._MIN_INTERVAL:
+        if now - self._shown_at >= 0.1:
             self._shown_at = now
             self._handle.update(self)
 
@@ -168,9 +143,7 @@ class Progress:
 def diagram(name: str, *, caption: str) -> HTML:
     """Show who owns what in one of the book's systems, and the numbered messages.
 
-    Args:
-        name: of a file `show/NAME.svg`, which says in words what it shows.
-        caption: what is written below it.
+    It is the file `show/NAME.svg`, which says in words what it shows.
     """
     svg = files(__package__).joinpath(f"{name}.svg").read_text()
     # As a picture by itself it is grey; here it takes the colour of the text.
@@ -181,15 +154,9 @@ def diagram(name: str, *, caption: str) -> HTML:
 
 @styled
 def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
-    """Show a figure as one inline SVG that suits a light page and a dark one.
+    """Show a figure of `plots` as one inline SVG for a light page and a dark one.
 
-    Args:
-        fig: drawn by `plots`, or otherwise in the style sheet of the book.
-        alt: what it shows, for those who can't see it.
-        caption: what is written below it.
-
-    Raises:
-        ValueError: there is no alt text.
+    `alt`, which can't be empty, says what it shows, for those who can't see it.
     """
     if not alt.strip():
         raise ValueError("a figure needs an alt text")
@@ -209,10 +176,8 @@ def _inline(svg: str, width: float, alt: str) -> str:
     mark = "f" + hashlib.sha256(inner.encode()).hexdigest()[:8]
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
     box = re.search(r'viewBox="[^"]*"', svg).group()
-    style = (
-        f"width:100%;max-width:{width:.0f}px;min-width:{_LEGIBLE_WIDTH}px;height:auto;"
-        "stroke-linejoin:round;stroke-linecap:butt"
-    )
+    style = f"width:100%;max-width:{width:.0f}px;min-width:{_LEGIBLE_WIDTH}px;"
+    style += "height:auto;stroke-linejoin:round;stroke-linecap:butt"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" {box} role="img" '
@@ -225,15 +190,9 @@ def video(
 ) -> HTML:
     """Show frames as a video that is part of the page and plays offline.
 
-    Args:
-        frames: arrays of shape (height, width, 3), uint8, all alike.
-        fps: frames per second.
-        label: what the video shows, for those who can't see it.
-        caption: what is written below it.
-        poster: index of the frame that is shown before it plays.
-
-    Raises:
-        ValueError: no frames, no label, or a frame of another shape or type.
+    Frames are arrays of shape (height, width, 3), uint8, else a ValueError; that with
+    the index `poster` is shown before it plays. `label`, which can't be empty, says
+    what it shows, for those who can't see it.
     """
     if not frames or not label.strip():
         raise ValueError("a video needs frames and a label")
@@ -242,28 +201,26 @@ def video(
         raise ValueError("frames must be uint8 arrays of one shape (height, width, 3)")
     still = io.BytesIO()
     Image.fromarray(frames[poster]).save(still, "png", optimize=True)
-    address = base64.b64encode(still.getvalue()).decode()
-    attributes = (
-        f'controls playsinline muted aria-label="{escape(label)}" '
-        f'poster="data:image/png;base64,{address}" style="max-width:100%;height:auto"'
+    picture = base64.b64encode(still.getvalue()).decode()
+    film = base64.b64encode(_mp4(frames, fps)).decode()
+    element = (
+        f'<video controls playsinline muted aria-label="{escape(label)}" '
+        f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
+        f'width="{width}" height="{height}" src="data:video/mp4;base64,{film}"></video>'
     )
-    film = Video(
-        _mp4(frames, fps), embed=True, mimetype="video/mp4",
-        width=width, height=height, html_attributes=attributes,
-    )  # fmt: skip
-    return _figure(film._repr_html_(), caption)
+    return _figure(element, caption)
 
 
 def _mp4(frames: Sequence[np.ndarray], fps: int) -> bytes:
     """Encode frames as H.264, which every browser plays, the same bytes each time."""
     height, width, _ = frames[0].shape
+    options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
+    options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        options = "-crf 28 -preset slow -threads 1 -movflags +faststart"
-        exact = "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
         writer = imageio_ffmpeg.write_frames(
             path, (width, height), fps=fps, codec="libx264", pix_fmt_out="yuv420p",
-            macro_block_size=2, output_params=f"{options} {exact}".split(),
+            macro_block_size=2, output_params=options.split(),
         )  # fmt: skip
         writer.send(None)
         for frame in frames:

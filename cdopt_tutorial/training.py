@@ -1,0 +1,46 @@
+"""What may be asked of the systems with a server: settings, and a start."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cdopt_tutorial.checks import at_least, check, choices
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Settings:
+    """Base of their configs: checks the fields that all of them have."""
+
+    def __post_init__(self):
+        choices(self, optimizer=("sgd", "adam"), dtype=DTYPES)
+        manifolds = "none", "stiefel", "oblique"
+        choices(self, manifold=manifolds, where=("trainer", "server"))
+        at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
+        if self.max_steps is not None:
+            at_least(self, 1, "max_steps")
+        for name in ("lr", "penalty_param"):
+            fits = 0 < getattr(self, name) < math.inf
+            check(self, name, fits, "above 0 and finite")
+        check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
+        check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return DTYPES[self.dtype]
+
+
+def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse parameters to begin with that do not fit a model's own.
+
+    Raises:
+        ValueError: one is not of the model, or not of its shape.
+    """
+    for name, value in begin.items():
+        if name not in own or own[name].shape != value.shape:
+            known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
+            shape = tuple(value.shape)
+            raise ValueError(f"begin has {name} {shape}, but the model has {known}")
