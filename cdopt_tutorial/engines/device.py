@@ -16,7 +16,7 @@ def pick_device(wish: str) -> str:
     shares them out. Anything that is not here is a ValueError.
     """
     if wish == "auto":
-        return "cuda" if num_gpus() else "cpu"
+        return "cuda" if gpus_of("cuda") else "cpu"
     if not _NAMES.fullmatch(str(wish)):
         allowed = "auto, cpu, cuda or cuda:N"
         raise ValueError(f"device is {wish!r}, but must be {allowed}")
@@ -27,19 +27,16 @@ def pick_device(wish: str) -> str:
 
 def gpus_of(device: str) -> tuple[str, ...]:
     """The GPUs here that a device stands for, to share out: all for "cuda"."""
-    here = tuple(f"cuda:{number}" for number in range(num_gpus()))
+    # Torch counts the GPUs of a driver that is too old for it as well.
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = tuple(f"cuda:{number}" for number in range(count))
     return here if device == "cuda" else tuple(gpu for gpu in here if gpu == device)
-
-
-def num_gpus() -> int:
-    """How many GPUs this process can use, not counting one with too old a driver."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _what_is_there() -> str:
     if not torch.backends.cuda.is_built():
         return "this torch is a build without CUDA"
-    count = num_gpus()
-    if count < 2:
-        return "the only GPU is cuda:0" if count else "torch sees no GPU"
-    return f"the GPUs are cuda:0 to cuda:{count - 1}"
+    here = gpus_of("cuda")
+    if len(here) < 2:
+        return "the only GPU is cuda:0" if here else "torch sees no GPU"
+    return f"the GPUs are {here[0]} to {here[-1]}"

@@ -31,12 +31,10 @@ def origin(message: str) -> tuple[str, str, str] | None:
 
     Called by the worker where it arrived; None if it did not come from another one.
     """
-    marks = list(
-        _MARK.finditer(message)
-    )  # by each that it crossed; the last is deepest
+    marks = list(_MARK.finditer(message))  # of each worker that it crossed
     if not marks:
         return None
-    worker, kind = marks[-1].groups()
+    worker, kind = marks[-1].groups()  # the deepest
     remote = message[marks[-1].start() :].split("\n\nAt:\n")[0]
     if "\n" not in remote:  # some arrive as the ``repr`` of their text
         remote = remote.replace("\\n", "\n").replace("\\'", "'").replace('\\"', '"')

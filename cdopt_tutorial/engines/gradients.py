@@ -17,15 +17,14 @@ from torch import Tensor
 
 from cdopt_tutorial.engines.reference import Reference, apply, call_method, own_name
 
-Context = int | str | None
-"""Names one step's gradients: of distributed autograd, of a cut, or of this process."""
+Context = int | str | None  # of distributed autograd, of a cut, or of this process
 
 WAYS = ("distributed", "cut")
 
 
 @contextmanager
 def context(way: str) -> Iterator[Context]:
-    """One step's context, by one of :data:`WAYS`; whoever has the loss enters it."""
+    """One step's context, by one of ``WAYS``; whoever has the loss enters it."""
     if way == "distributed":
         with dist_autograd.context() as context_id:
             yield context_id

@@ -149,8 +149,7 @@ class Group:
     def _start(self, context, rank: int, name: str) -> None:
         # By a file: Process would write a large role into a pipe, and wait for ever
         # if the worker is stopped before it has read it.
-        with open(self._settings.path(name, "role"), "wb") as file:
-            file.write(self._packed[name])
+        self._settings.path(name, "role").write_bytes(self._packed[name])
         ours, theirs = context.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
         child = context.Process(target=process.main, args=args, name=name)
@@ -251,9 +250,9 @@ class Group:
 
     def _log(self, worker: _Worker) -> str:
         """The end of what the worker's C++ libraries wrote."""
-        path = self._settings.path(worker.name, "log")
-        with suppress(OSError), open(path, errors="replace") as log:
-            return "".join(log.readlines()[-80:])
+        with suppress(OSError):
+            log = self._settings.path(worker.name, "log").read_text(errors="replace")
+            return "\n".join(log.splitlines()[-80:])
         return ""
 
     def _fail(self, rank: int, worker: str, reason: str, details: str = "") -> None:

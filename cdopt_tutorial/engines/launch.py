@@ -104,10 +104,8 @@ def _check_roles(roles: Mapping[str, Role]) -> None:
         raise ValueError("no roles: a run needs at least one worker")
     for name, role in roles.items():
         if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
-            raise ValueError(
-                f"{name!r} can't name a worker: "
-                "use up to 127 letters, digits, -, _ and :"
-            )
+            allowed = "up to 127 letters, digits, -, _ and :"
+            raise ValueError(f"{name!r} can't name a worker: use {allowed}")
         _check_positive(num_threads=role.num_threads)
 
 

@@ -1,7 +1,7 @@
 """The engine of one process: every object is here, every call is a plain call."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from cdopt_tutorial.engines.reference import LocalRef
@@ -31,10 +31,9 @@ class OneProcess:
         """A reference to an object of this process."""
         return LocalRef(value)
 
-    @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self) -> AbstractContextManager[None]:
         """One step's context: plain autograd needs none."""
-        yield None
+        return nullcontext()
 
     def report(self, worker: str, record: Any) -> None:
         """Tell the caller what a worker has to tell."""

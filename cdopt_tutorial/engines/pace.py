@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdopt_tutorial.engines import attach
@@ -23,7 +24,7 @@ class Pace(NamedTuple):
     waits_for: str  # name of the worker that it asks on the way; empty for none
 
 
-def begin(path: str) -> None:
+def begin(path: Path) -> None:
     """Note the places of this process in a file from now on; called by the worker."""
     global _file
     _file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -68,11 +69,9 @@ def place(
     attach.wrap(function, around)
 
 
-def read_pace(path: str) -> Pace | None:
+def read_pace(path: Path) -> Pace | None:
     """How far a worker has come; None if it passes no places. For the launcher."""
-    with suppress(OSError), open(path, "rb") as file:
-        content = file.read()
-        if content:
-            *numbers, waits_for = _PACE.unpack(content)
-            return Pace(*numbers, waits_for.rstrip(b"\0").decode())
+    with suppress(OSError, struct.error):  # not there yet, or empty
+        *numbers, waits_for = _PACE.unpack(path.read_bytes())
+        return Pace(*numbers, waits_for.rstrip(b"\0").decode())
     return None

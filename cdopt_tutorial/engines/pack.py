@@ -34,7 +34,11 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             reader = _Importable(io.BytesIO(packed[worker]))
             reader.load()
         except Exception as error:
-            raise ValueError(f"{worker}: {_explain(error)}") from error
+            reason = str(error).strip().partition("\n")[0] or repr(error)
+            if not isinstance(error, _NotImportable):
+                kind = type(error).__name__
+                reason = f"its role can't be sent to a worker: {kind}: {reason}"
+            raise ValueError(f"{worker}: {reason}") from error
         modules |= reader.modules
     if definitions:  # of any worker, so all must have them
         packed = {
@@ -119,7 +123,10 @@ class _Importable(pickle.Unpickler):
         if module == "__main__" or not _has_source(module):
             notebook = "this notebook or script"
             where = notebook if module == "__main__" else f"module {module}"
-            raise _NotImportable(f"{name} is defined in {where}")
+            raise _NotImportable(
+                f"{name} is defined in {where}, where a worker process can't import "
+                "it: put it into a file or a cell of the notebook, and launch again"
+            )
         self.modules.add(module)
 
 
@@ -128,13 +135,3 @@ def _has_source(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # in sys.modules, without a spec
         return module in sys.builtin_module_names
-
-
-def _explain(error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-    if isinstance(error, _NotImportable):
-        return (
-            f"{reason}, where a worker process can't import it: put it into a file or "
-            "a cell of the notebook, and launch again"
-        )
-    return f"its role can't be sent to a worker: {type(error).__name__}: {reason}"

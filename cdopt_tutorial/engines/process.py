@@ -45,13 +45,9 @@ class Settings:
     traced: bool
     counted: bool
 
-    def path(self, worker: str, kind: str) -> str:
+    def path(self, worker: str, kind: str) -> Path:
         """A worker's file: its "role", its "pace", or the "log" of its libraries."""
-        return os.path.join(self.folder, f"{worker}.{kind}")
-
-    def meeting(self, name: str) -> str:
-        """Where a group of this name meets: a file, so no port is opened for it."""
-        return f"file://{self.folder}/{name}"
+        return Path(self.folder, f"{worker}.{kind}")
 
 
 class Channel:
@@ -96,10 +92,9 @@ def serve() -> None:
 
 
 def report(record: Any) -> None:
-    """Send a record, which must pickle, to ``launch``'s ``on_report`` at once.
+    """Send a record, which must pickle, to ``launch``'s ``on_report``; called by roles.
 
-    Called by roles. In a process that was not launched, for instance one of torchrun's,
-    there is nobody to tell, and nothing happens.
+    In a process that was not launched there is nobody to tell, and nothing happens.
     """
     if _channel is not None:
         _channel.send("report", record)
@@ -111,7 +106,8 @@ def meeting(name: str) -> str:
     Called by roles. All in a group give the same name; two groups that meet at once
     need two. In a process that was not launched the environment says where.
     """
-    return "env://" if _settings is None else _settings.meeting(name)
+    # By a file, so no port is opened for it, and nothing is left of it.
+    return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
 
 
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
@@ -134,7 +130,7 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     # way ("cannot import name ... from partially initialized module").
     for module in settings.modules:
         importlib.import_module(module)
-    attach, role = pack.unpack(Path(settings.path(name, "role")).read_bytes())
+    attach, role = pack.unpack(settings.path(name, "role").read_bytes())
     torch.set_num_threads(role.num_threads)
     channel.send("phase", "joining")
     if settings.traced:
@@ -168,7 +164,7 @@ def _leave_with_parent(folder: str) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _redirect_output(path: str, channel: Channel) -> None:
+def _redirect_output(path: Path, channel: Channel) -> None:
     """Python's output goes to the parent, the C++ libraries' into the worker's log."""
     log = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
     os.dup2(log.fileno(), 1)
@@ -190,7 +186,7 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     ignore_own_warning()
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=settings.meeting("rendezvous"),
+        init_method=meeting("rendezvous"),
         rpc_timeout=settings.rpc_timeout,
         num_worker_threads=settings.rpc_threads,
         # None takes the fastest: shared memory for messages, and for tensors a

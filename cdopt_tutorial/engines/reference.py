@@ -129,7 +129,7 @@ _making = threading.RLock()
 
 
 class _Proxy:
-    """Calls by ``call(name, *args, **kwargs)`` whatever is asked of it by its name."""
+    """Its methods are ``call``, given their names."""
 
     def __init__(self, call: Callable):
         self._call = call

@@ -1,6 +1,5 @@
 """Share out jobs that need nothing of each other, as the seeds of a study."""
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,35 +23,29 @@ def share(
         function: what to run; a worker must be able to import it.
         jobs: the positional arguments of each run.
         num_workers: at least 1; each takes every so many-th job.
-        on_done: called after each job as ``on_done(number, result)``, with the number
-            of jobs that are done, whichever they are.
+        on_done: called after each job as ``on_done(jobs_done, result)``.
         options: of :func:`~cdopt_tutorial.engines.launch.launch`, with its errors.
     """
-    jobs = list(jobs)
     if num_workers < 1:
         raise ValueError(f"num_workers is {num_workers}, but must be at least 1")
-    num_workers = min(num_workers, len(jobs))
+    numbered = list(enumerate(jobs))
     roles = {
-        f"worker{rank}": Role(_run_each, (function, jobs[rank::num_workers]))
-        for rank in range(num_workers)
+        f"worker{rank}": Role(_run_each, (function, numbered[rank::num_workers]))
+        for rank in range(min(num_workers, len(numbered)))
     }
-    numbers = itertools.count(1)
+    results: dict[int, Any] = {}
 
-    def tell(_: str, result: Any) -> None:
+    def note(_: str, record: tuple[int, Any]) -> None:
+        number, result = record
+        results[number] = result
         if on_done is not None:
-            on_done(next(numbers), result)
+            on_done(len(results), result)
 
-    # Nobody calls anybody, so nobody has to poll for calls.
-    found = launch(roles, polling=False, on_report=tell, **options) if jobs else {}
-    results: list[Any] = [None] * len(jobs)
-    for rank in range(num_workers):
-        results[rank::num_workers] = found[f"worker{rank}"]
-    return results
+    if roles:  # nobody calls anybody, so nobody has to poll for calls
+        launch(roles, polling=False, on_report=note, **options)
+    return [results[number] for number, _ in numbered]
 
 
-def _run_each(function: Callable[..., Any], jobs: list[tuple]) -> list[Any]:
-    results = []
-    for job in jobs:
-        results.append(function(*job))
-        report(results[-1])
-    return results
+def _run_each(function: Callable[..., Any], jobs: list[tuple[int, tuple]]) -> None:
+    for number, job in jobs:
+        report((number, function(*job)))

@@ -5,6 +5,7 @@ call leaves a worker. Torch's C++ core sends by itself what counts an RRef's use
 distributed autograd's backward pass; these are not seen. Bytes are counted by ``wire``.
 """
 
+import copy
 import itertools
 import json
 import threading
@@ -220,7 +221,8 @@ def install(worker: str) -> None:
     """Begin to record in this process; called before it joins the group."""
     global _record
     _record = Record(worker)
-    api._default_pickler = _Pickler(api._default_pickler)
+    api._default_pickler = copy.copy(api._default_pickler)
+    api._default_pickler.serialize = _numbered(api._default_pickler.serialize)
     for name in ("_invoke_rpc_python_udf", "_invoke_remote_python_udf"):
         setattr(api, name, _hooked(getattr(api, name)))
 
@@ -230,23 +232,19 @@ def collect() -> Record | None:
     return _record
 
 
-class _Pickler:
-    """torch's pickler, except that it gives each call that it packs an identity."""
+def _numbered(serialize: Callable) -> Callable:
+    """torch's way to pack, except that it gives each call an identity."""
 
-    def __init__(self, pickler):
-        self._pickler = pickler
-
-    def serialize(self, content: Any):
+    def pack(content: Any) -> Any:
         _thread.pending = None
         if isinstance(content, PythonUDF) and _method(content) not in _BARRIER:
             key = f"{_record.worker}/{next(_numbers)}"
             _thread.pending = key, _method(content)
             asked = key, content.func, content.args, content.kwargs
             content = PythonUDF(_answer, asked, {})
-        return self._pickler.serialize(content)
+        return serialize(content)
 
-    def deserialize(self, *content: Any):
-        return self._pickler.deserialize(*content)
+    return pack
 
 
 def _hooked(invoke: Callable) -> Callable:
