@@ -31,8 +31,7 @@ class Constraint:
 class CdoptSurface:
     """The manifold of a layer of CDOpt; see :class:`Surface` for the methods.
 
-    The layer's own ``quad_penalty`` and ``feasibility`` are closures: those of a copy
-    measure the original.
+    The layer's own ``quad_penalty`` is a closure: that of a copy measures the original.
     """
 
     module: nn.Module
@@ -74,8 +73,7 @@ def _same(value: Any) -> Any:
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
     """The constrained weights in this process, by the names of their weights.
 
-    Raises:
-        ValueError: a layer has a penalty of a kind that is not known.
+    Raises ValueError for a layer whose penalty is of a kind that is not known.
     """
     return {
         joined(prefix, name): constraint

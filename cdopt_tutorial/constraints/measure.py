@@ -39,19 +39,16 @@ class Feasibility:
 
     @property
     def mapped(self) -> float:
-        """‖C(A(W))‖ of all weights together: the root of the sum of squares."""
+        """‖C(A(W))‖ of all weights together."""
         return math.hypot(*(each.mapped for each in self.layers.values()))
 
 
 class Constraints:
     """The constrained weights of models, wherever they live.
 
-    Other workers are asked once, when this is made; after that only those are asked
-    that have constrained weights. Each works on its own weights: numbers travel.
-
-    Args:
-        models: modules, DDP or not, or references to modules. The ``RemoteModule`` and
-            the references that a module holds are followed, too.
+    Models are modules, DDP or not, or references to modules; what a module refers to is
+    followed, too. Other workers are asked once, when this is made; after that only
+    those are asked that have constrained weights. Numbers travel, not weights.
 
     Raises:
         ValueError: no weight is constrained, or a module on another worker holds
@@ -74,10 +71,8 @@ class Constraints:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
 
         Inside a context of :mod:`~cdopt_tutorial.engines.gradients`, the terms of other
-        workers are part of the graph.
-
-        Raises:
-            ValueError: a layer's ``penalty_param`` is 0, as CDOpt's default is.
+        workers are part of the graph. Raises ValueError if a ``penalty_param`` is 0, as
+        CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
         terms += [gradients.call(ref, _penalty) for ref in self._elsewhere.values()]
@@ -96,8 +91,7 @@ class Constraints:
     def project_(self) -> None:
         """Move each weight to its manifold: to the feasible weight nearest to A(W).
 
-        Raises:
-            ValueError: CDOpt has no projection for a manifold.
+        Raises ValueError if CDOpt has no projection for a manifold.
         """
         found = [(e.weight, _nearest(name, e)) for name, e in self._here.items()]
         for weight, value in found:

@@ -101,11 +101,10 @@ class Surface:
 
 
 def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a projection found, if it is feasible.
+    """What a projection found.
 
-    Raises:
-        ValueError: CDOpt has no projection for this manifold, or the weight no nearest
-            point.
+    Raises ValueError if it is not feasible: CDOpt has no projection for this manifold,
+    or the weight no nearest point.
     """
     left, shape = distance(found).sqrt().item(), tuple(found.shape)
     # Some ulps for each element; NaN is not below it either.
@@ -129,10 +128,8 @@ def surface(
     """The manifold for a weight; :class:`Surface` has the arguments.
 
     With ``transpose`` None, what is wider than tall is turned for the Stiefel manifold,
-    and else nothing.
-
-    Raises:
-        ValueError: no such manifold, or the weight does not fit.
+    and else nothing. Raises ValueError if there is no such manifold, or the weight does
+    not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if make is None:
