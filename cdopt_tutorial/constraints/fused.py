@@ -1,4 +1,4 @@
-"""The Stiefel manifold's map and penalty from one Gram matrix: five products for nine."""
+"""The Stiefel manifold's map and penalty, from one Gram matrix for both."""
 
 import torch
 from torch import Tensor

@@ -108,7 +108,7 @@ class Shard:
     total: int  #: bags in the training data
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One pass over the data in joint batches of ``batch_size``; the last is the rest.
+        """One pass over the data in joint batches, the last of which is what is left.
 
         The order is the seed's, the same for all trainers.
         """

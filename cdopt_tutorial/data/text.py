@@ -165,7 +165,12 @@ def load_corpus(
     if path is None:
         train, valid = _hold_out_blocks(reference_text())
     else:
-        train, valid = _hold_out_tail(path)
+        tokens = tokenize(read_text(path))
+        if len(tokens) < MIN_TOKENS:
+            held = f"it has {len(tokens)} tokens (words and punctuation marks)"
+            raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
+        end = len(tokens) - round(len(tokens) / 10)
+        train, valid = tokens[:end], tokens[end:]
     vocabulary = Vocabulary.build(train, max_vocab)
     if len(vocabulary) < 2:
         raise _unfit(path, "no word occurs twice, so that there is nothing to learn")
@@ -212,7 +217,9 @@ class Stream:
         """
         if not 0 <= start <= len(self):
             raise ValueError(f"start is {start}, but must be 0 to {len(self)}")
-        return (self._window(number) for number in range(start, len(self)))
+        begins = range(start * self.seq_len, len(self._columns) - 1, self.seq_len)
+        windows = (self._columns[at : at + self.seq_len + 1] for at in begins)
+        return ((rows[:-1], rows[1:]) for rows in windows)
 
     def shard(self, rank: int, num_trainers: int) -> "Stream":
         """One trainer's columns; those of all trainers are the whole batch, in order.
@@ -233,24 +240,11 @@ class Stream:
         shard._columns, shard.batch_size = columns.contiguous(), columns.shape[1]
         return shard
 
-    def _window(self, number: int) -> tuple[Tensor, Tensor]:
-        rows = self._columns[number * self.seq_len :][: self.seq_len + 1]
-        return rows[:-1], rows[1:]
-
 
 def _unfit(path: str | PathLike | None, why: str) -> ValueError:
     """The error of a corpus that cannot be used: one line."""
     name = "the Python reference" if path is None else repr(str(path))
     return ValueError(f"corpus {name}: {why}")
-
-
-def _hold_out_tail(path: str | PathLike) -> tuple[list[str], list[str]]:
-    tokens = tokenize(read_text(path))
-    if len(tokens) < MIN_TOKENS:
-        held = f"it has {len(tokens)} tokens (words and punctuation marks)"
-        raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
-    end = len(tokens) - round(len(tokens) / 10)
-    return tokens[:end], tokens[end:]
 
 
 def _hold_out_blocks(text: str) -> tuple[list[str], list[str]]:
