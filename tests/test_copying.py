@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from cdopt_tutorial.dissolving.tasks import CopyingMemory
+from cdopt_tutorial.dissolving.memory import CopyingMemory
 
 tasks = st.builds(
     CopyingMemory,

@@ -19,16 +19,18 @@ from cdopt_tutorial.bench.copying import best_lr
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.dissolving import flow
 from cdopt_tutorial.dissolving.memory import (
+    MODELS,
+    CopyingMemory,
     Job,
     MemoryConfig,
+    Model,
+    NextWord,
     Run,
     next_word_config,
     run,
-    run_jobs,
     train,
 )
-from cdopt_tutorial.dissolving.recurrent import MODELS, Model
-from cdopt_tutorial.dissolving.tasks import CopyingMemory, NextWord
+from cdopt_tutorial.engines import share
 
 TASK = CopyingMemory(num_symbols=3, num_copies=2, delay=4)
 TINY = MemoryConfig(task=TASK, hidden=8, batch_size=4, steps=20, interval=5)
@@ -245,9 +247,9 @@ def test_the_runs_do_not_depend_on_the_number_of_workers():
     alone = [train(job, TINY) for job in jobs]
     for num_workers in (1, 2):
         told = []
-        runs = run_jobs(
-            jobs,
-            TINY,
+        runs = share(
+            train,
+            [(job, TINY) for job in jobs],
             num_workers=num_workers,
             on_done=lambda number, run, told=told: told.append(run.job),
         )

@@ -7,14 +7,16 @@ from dataclasses import asdict, replace
 
 from cdopt_tutorial.bench.rows import Measured, Progress, Row, rows
 from cdopt_tutorial.dissolving.memory import (
+    MODELS,
+    CopyingMemory,
     Job,
     MemoryConfig,
+    NextWord,
     Run,
     next_word_config,
-    run_jobs,
+    train,
 )
-from cdopt_tutorial.dissolving.recurrent import MODELS
-from cdopt_tutorial.dissolving.tasks import CopyingMemory, NextWord
+from cdopt_tutorial.engines import share
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 SEEDS = (101, 102, 103, 104, 105)  # not those of the chapter, which reports other runs
@@ -45,7 +47,8 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
             job, found = run.job, f"loss {run.loss:.4f}, recall {run.recall:.3f}"
             progress(f"{name}, {job.model}, lr {job.lr:g}, seed {job.seed}: {found}")
 
-        runs = run_jobs(jobs, config, on_done=tell, deadline=3600)
+        each = [(job, config) for job in jobs]
+        runs = share(train, each, on_done=tell, deadline=3600)
         chosen[name] = {model: best_lr(runs, model) for model in MODELS}
         measured += _losses(name, runs) + _times(name, runs, config.steps)
         for run in runs:

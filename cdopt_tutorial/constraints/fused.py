@@ -1,8 +1,4 @@
-"""The Stiefel manifold's dissolving map and penalty, from one Gram matrix.
-
-CDOpt computes XᵀX for the map, again for the penalty, and lets autograd take both
-apart: nine matrix products. Here all share one Gram matrix: five.
-"""
+"""The Stiefel manifold's map and penalty, from one Gram matrix for both."""
 
 import torch
 from torch import Tensor
@@ -11,19 +7,10 @@ from torch import Tensor
 def stiefel_map(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The map A(X) = X (3 I − XᵀX) / 2 and the squared distance ‖XᵀX − I‖².
 
-    Both are differentiable, twice, too, together or one after the other. Source: Xiao,
-    Liu and Toh (2023).
-
-    Args:
-        weight: (..., n, p), X or, if n < p, its transpose, so that the rows are meant
-            to be orthonormal.
-
-    Returns:
-        The map, shaped as the weight, and the distance, a scalar: the sum over all
-        matrices of a batch.
-
-    Raises:
-        ValueError: the weight has fewer than two axes.
+    X is the weight (..., n, p) or, if n < p, its transpose: the rows are meant to be
+    orthonormal then. The map is shaped as the weight; the distance is a scalar, the sum
+    over a batch. Both are differentiable, twice, too, together or one after the other.
+    Raises ValueError for fewer than two axes. Source: Xiao, Liu and Toh (2023).
     """
     if weight.ndim < 2:
         raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
@@ -31,11 +18,7 @@ def stiefel_map(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stiefel_constraint(weight: Tensor) -> Tensor:
-    """C(X) = XᵀX − I, (..., p, p); its Frobenius norm is the distance of the map above.
-
-    Args:
-        weight: (..., n, p), X or, if n < p, its transpose.
-    """
+    """C(X) = XᵀX − I, (..., p, p), with X as above."""
     c = _inner(weight, weight)
     c.diagonal(dim1=-2, dim2=-1).sub_(1)
     return c
@@ -44,9 +27,7 @@ def stiefel_constraint(weight: Tensor) -> Tensor:
 class _StiefelMap(torch.autograd.Function):
     """X to A(X) and ‖C‖², with C = XᵀX − I; all transposed for a wide X.
 
-    The loss goes back through the one and the penalty through the other, together or
-    one after the other. So what both need is kept beside what torch saves, and frees
-    with the first of them.
+    What both need to go back is kept beside what torch saves, and frees with the first.
     """
 
     @staticmethod

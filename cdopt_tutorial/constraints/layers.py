@@ -35,17 +35,13 @@ def dissolve(
     (2023).
 
     Args:
-        module: any layer; it is changed, and returned. An RNN, LSTM or GRU keeps its
-            fast path.
-        name: of the weight, a matrix; one with more axes counts as the matrix of its
-            first axis by all others.
+        module: any layer; it is changed, and returned. RNNs keep their fast path.
+        name: of the weight; see :class:`~cdopt_tutorial.constraints.surface.Surface`.
         manifold: "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
             "sphere" (norm 1), or a class of CDOpt.
-        penalty_param: factor of ‖C(W)‖² in the penalty, above 0; the papers' β is
-            twice that.
+        penalty_param: factor of ‖C(W)‖² in the penalty, above 0; half the papers' β.
         blocks: into how many equal blocks the rows are split, each on its own.
-        transpose: whether CDOpt's X is the transpose of the weight; with "oblique",
-            the columns are the unit vectors then. None chooses: see
+        transpose: whether CDOpt's X is the transpose of the weight; None chooses, see
             :func:`~cdopt_tutorial.constraints.surface.surface`.
 
     Raises:
@@ -86,17 +82,11 @@ def dissolve_recurrent(
     penalty_param: float = 0.1,
     per_gate: bool = False,
 ) -> nn.Module:
-    """Dissolve every hidden-to-hidden weight of a recurrent layer or cell.
+    """Dissolve every hidden-to-hidden weight of a recurrent layer or cell of torch.nn.
 
-    Args:
-        rnn: of torch.nn; it is changed, and returned.
-        manifold: see :func:`dissolve`.
-        penalty_param: see :func:`dissolve`.
-        per_gate: whether each gate's matrix is on a manifold of its own, (h, h), or
-            all of them stacked are on one, (4h, h) for an LSTM, as in ``LSTM_cdopt``.
-
-    Raises:
-        ValueError: it is not recurrent; and see :func:`dissolve`.
+    See :func:`dissolve`. With ``per_gate`` each gate's matrix is on a manifold of its
+    own, (h, h); else all of them stacked are on one, (4h, h) for an LSTM, as in
+    ``LSTM_cdopt``. Raises ValueError if the layer is not recurrent.
     """
     gates = [number for kind, number in GATES.items() if isinstance(rnn, kind)]
     if not gates:
@@ -136,9 +126,8 @@ class Dissolved(nn.Module):
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar; that of the last forward pass, if W is the same still.
 
-        So the penalty costs no Gram matrix of its own. It is given out once, with its
-        graph, which a backward pass frees. What is written into ``W.data`` in place
-        after the forward pass goes unnoticed, by autograd as well.
+        It is given out once, with its graph, which a backward pass frees. What is
+        written into ``W.data`` in place in between goes unnoticed, by autograd as well.
         """
         weight, shared = _for_this_call(weight)
         if not shared and torch.is_grad_enabled() and self._seen:
@@ -155,8 +144,8 @@ class Dissolved(nn.Module):
 def _for_this_call(weight: Tensor) -> tuple[Tensor, bool]:
     """The weight to compute with, and whether other calls may come between.
 
-    Calls by RPC are answered by other threads than the main one. Another trainer's step
-    may come before this call's backward pass, which needs the weight as it was.
+    Other threads than the main one answer calls by RPC: another trainer's step may come
+    before this call's backward pass, which needs the weight as it was.
     """
     if threading.current_thread() is threading.main_thread():
         return weight, False
@@ -179,8 +168,7 @@ def _extend(module: nn.Module) -> None:
 class _Portable:
     """Pickles and copies with its parametrizations.
 
-    torch can't pickle them, and lets a copy share the class whose properties they are:
-    to take one off the copy would take it off the original.
+    torch can't pickle them, and a copy would share the class whose properties they are.
     """
 
     def __reduce_ex__(self, protocol: int) -> tuple:
@@ -197,8 +185,8 @@ class _Portable:
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
     """A layer of this kind with parametrized weights, but without its state.
 
-    To register the parametrizations again would project the weights, in place: those
-    of the original, too, where the copy shares them.
+    To register the parametrizations again would project the weights in place, of the
+    original, too, where the copy shares them.
     """
     module = kind.__new__(kind)
     _extend(module)
@@ -212,8 +200,7 @@ def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
 class _Fresh:
     """An RNN that computes its weights once for each forward pass, and keeps none.
 
-    Left alone, it would ask for each dissolved weight several times a pass, and hold
-    tensors with a graph, which can't be copied.
+    Left alone, it would ask for each several times, and hold tensors with a graph.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

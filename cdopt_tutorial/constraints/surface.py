@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,21 +28,12 @@ BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
 Manifold = str | Callable[..., Any]
 
 
-def _exact(method: Callable) -> Callable:
-    """Compute in the weight's own dtype under autocast, too.
-
-    C is a small difference of large numbers: in bfloat16 little of it is left.
-    """
-
-    @functools.wraps(method)
-    def call(self, weight: Tensor) -> Any:
-        # The meta device, which computes nothing, has no autocast to be asked for.
-        if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
-            return method(self, weight)
-        with torch.autocast(weight.device.type, enabled=False):
-            return method(self, weight)
-
-    return call
+def _exactly(weight: Tensor) -> AbstractContextManager:
+    """No autocast: C is a small difference of large numbers, lost in bfloat16."""
+    # The meta device, which computes nothing, has no autocast to be asked for.
+    if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
+        return nullcontext()
+    return torch.autocast(weight.device.type, enabled=False)
 
 
 @dataclass(frozen=True)
@@ -56,29 +48,29 @@ class Surface:
     blocks: int  #: into how many equal blocks the rows are split, each on its own
     transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
-    @_exact
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """A(W), shaped as the weight, and ‖C(W)‖², a scalar."""
-        if self.make is stiefel_torch:
+        with _exactly(weight):
+            if self.make is not stiefel_torch:
+                mapped = self._of(weight).A(self._point(weight))
+                return self._weight(mapped, weight), self.distance(weight)
             # The fused map makes the short side orthonormal: nothing needs turning.
             mapped, distance = stiefel_map(self._blocks(weight))
-            # Of a plain matrix nothing was split: to reshape would be one more node.
-            plain = mapped.shape == weight.shape
-            return mapped if plain else mapped.reshape(weight.shape), distance
-        mapped = self._of(weight).A(self._point(weight))
-        return self._weight(mapped, weight), self.distance(weight)
+        # Of a plain matrix nothing was split: to reshape would be one more node.
+        plain = mapped.shape == weight.shape
+        return mapped if plain else mapped.reshape(weight.shape), distance
 
-    @_exact
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
-        return self._of(weight).C(self._point(weight)).square().sum()
+        with _exactly(weight):
+            return self._of(weight).C(self._point(weight)).square().sum()
 
-    @_exact
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds; see `feasible`."""
         exact = weight.double()  # a decomposition in float32 is off by many roundings
-        found = self._of(exact).Post_process(self._point(exact))
+        with _exactly(exact):
+            found = self._of(exact).Post_process(self._point(exact))
         found = self._weight(found, weight).contiguous()
         return feasible(found, self.distance).to(weight.dtype)
 
@@ -101,11 +93,10 @@ class Surface:
 
 
 def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a projection found, if it is feasible.
+    """What a projection found.
 
-    Raises:
-        ValueError: CDOpt has no projection for this manifold, or the weight no nearest
-            point.
+    Raises ValueError if it is not feasible: CDOpt has no projection for this manifold,
+    or the weight no nearest point.
     """
     left, shape = distance(found).sqrt().item(), tuple(found.shape)
     # Some ulps for each element; NaN is not below it either.
@@ -129,10 +120,8 @@ def surface(
     """The manifold for a weight; :class:`Surface` has the arguments.
 
     With ``transpose`` None, what is wider than tall is turned for the Stiefel manifold,
-    and else nothing.
-
-    Raises:
-        ValueError: no such manifold, or the weight does not fit.
+    and else nothing. Raises ValueError if there is no such manifold, or the weight does
+    not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if make is None:

@@ -1,9 +1,7 @@
 """Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers.
 
-A token says that a pixel has a level of grey, white included: there are 64 · 17. To
-leave the white ones out would halve the bags, and a model with a bias could express as
-much. But it would learn less of it: levels of ink that it has seldom seen tell it
-little, and white, which it sees most, would tell it nothing.
+A token says that a pixel has a level of grey: there are 64 · 17. White is one of them:
+levels of ink that a model has seldom seen tell it little, and white it sees most.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +20,7 @@ VALID_SHARE, TEST_SHARE = 0.1, 0.2
 def load_digits() -> tuple[Tensor, Tensor]:
     """The 8×8 images of the UCI "Optical Recognition of Handwritten Digits" test set.
 
-    Returns:
-        Images (1797, 64) float64 from 0 to 1, row by row; labels (1797,) int64.
+    Images (1797, 64) float64 from 0 to 1, row by row, and labels (1797,) int64.
     """
     from sklearn import datasets  # takes long to import
 
@@ -74,8 +71,8 @@ class BagSplit:
 def digit_bags(seed: int = 0) -> BagSplit:
     """The digits: a tenth is held out at random to choose by, a fifth to test on.
 
-    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's,
-    and has nothing to do with a model's.
+    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's
+    alone.
     """
     images, labels = load_digits()
     levels = (images * (NUM_LEVELS - 1)).round().long()
@@ -101,10 +98,9 @@ class Batch:
 class Shard:
     """One trainer's own part of the training data, which never leaves it.
 
-    All trainers draw the same joint batches, by numbers; each takes from them what it
-    owns. So these do not depend on how many trainers there are, and every trainer
-    knows, without asking, how large they are. How many bags of a joint batch are a
-    trainer's is left to chance, as in the original.
+    All trainers draw the same joint batches, by numbers, and take from them what they
+    own. So these do not depend on the number of trainers, and all know how large they
+    are. How many bags of one are a trainer's is left to chance, as in the original.
     """
 
     bags: Bags  #: this trainer's
@@ -112,10 +108,9 @@ class Shard:
     total: int  #: bags in the training data
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One pass over the training data, in joint batches of ``batch_size``.
+        """One pass over the data in joint batches, the last of which is what is left.
 
-        The last one has what is left. The order is the seed's, the same for all
-        trainers.
+        The order is the seed's, the same for all trainers.
         """
         generator = torch.Generator().manual_seed(seed)
         for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
@@ -127,8 +122,7 @@ class Shard:
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
     """Cut training data for several trainers by their shares; (1, 1) are two halves.
 
-    Raises:
-        ValueError: a share is not above 0, or would be less than one bag.
+    Raises ValueError if a share is not above 0, or would be less than one bag.
     """
     if not shares or not all(share > 0 for share in shares):
         raise ValueError(f"shares are {tuple(shares)}, but all must be above 0")

@@ -1,9 +1,8 @@
 """What a model must beat: unigram and bigram models, smoothed as well as is usual.
 
-The bigram model is interpolated Kneser-Ney with three discounts, which Chen and Goodman
-found the best of all smoothings at every size of text ("An empirical study of smoothing
-techniques for language modeling", Computer Speech and Language 13, 1999). Both learn
-from the training part alone and need nothing tuned.
+The bigram model is interpolated Kneser-Ney with three discounts, the best of all at
+every size of text (Chen and Goodman, "An empirical study of smoothing techniques for
+language modeling", Computer Speech and Language 13, 1999). Nothing needs to be tuned.
 """
 
 import numpy as np
@@ -21,9 +20,8 @@ class Bigram:
     """How likely words are after a given word: Kneser-Ney, modified, interpolated.
 
     A pair's relative frequency, less a discount by its count. What that leaves is
-    shared out not by how frequent the words are, but by how many different words each
-    was seen to follow (Kneser and Ney 1995). A word that nothing was seen to follow
-    leaves everything to that. Learns from tokens (n,), at least two.
+    shared out by how many different words each word was seen to follow (Kneser and Ney
+    1995). Learns from tokens (n,), at least two.
     """
 
     def __init__(self, tokens: Tensor, vocab_size: int):
@@ -50,8 +48,7 @@ class Bigram:
 def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
     """How likely each word of a vocabulary is, (vocab_size,), whatever came before.
 
-    The relative frequencies in ``words``, less a discount that goes to all alike: no
-    word is impossible.
+    The relative frequencies in ``words``, less a discount that goes to all alike.
     """
     counts = np.bincount(words, minlength=vocab_size)
     discounts = _discounts(counts)[np.minimum(counts, 3)]
@@ -61,10 +58,7 @@ def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
 def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part for the unigram model of the training part.
 
-    Counts the words from the second on, as :func:`bigram_perplexity` does.
-
-    Raises:
-        ValueError: a part has fewer than 2 tokens.
+    Counts the words from the second on. Raises ValueError if a part has fewer than 2.
     """
     train, valid = _parts(corpus)
     return _perplexity(unigram(train.numpy(), len(corpus.vocabulary))[valid[1:]])
@@ -73,10 +67,7 @@ def unigram_perplexity(corpus: Corpus) -> float:
 def bigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part for the bigram model of the training part.
 
-    Counts the words from the second on; the first only predicts.
-
-    Raises:
-        ValueError: a part has fewer than 2 tokens.
+    Counts the words from the second on. Raises ValueError if a part has fewer than 2.
     """
     train, valid = _parts(corpus)
     model = Bigram(train, len(corpus.vocabulary))
@@ -95,10 +86,7 @@ def _perplexity(probabilities: NDArray[np.float64]) -> float:
 
 
 def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What to take off counts of 0, 1, 2, and 3 or more (Chen and Goodman 1999).
-
-    Estimated from how many things were counted once, twice, three and four times.
-    """
+    """What to take off counts of 0, 1, 2, and 3 or more (Chen and Goodman 1999)."""
     once, twice, thrice, four = (np.count_nonzero(counts == n) for n in (1, 2, 3, 4))
     if 0 in (once, twice, thrice, four):
         return _FALLBACK

@@ -20,19 +20,17 @@ _SYLLABLES = [c + v for c, v in itertools.product("bdfgklmnprstvwz", "aeiou")]
 class Grammar:
     """A seeded Markov chain over words, with everything about it known exactly.
 
-    Each word has ``branching`` successors, and how likely each is depends on the last
-    ``order`` words. So which words may follow can be read off the last word alone,
-    but how likely they are cannot: with order 2, a bigram model stays above the
-    entropy rate, and only a model with a memory comes down to it.
+    Which words may follow can be read off the last word alone, but how likely they are
+    depends on the last ``order``: with order 2, a bigram model stays above the entropy
+    rate, and only a model with a memory comes down to it.
 
     A *context* is what the next word depends on: a walk of ``order`` words. They are
     numbered by their first word and, as digits to the base ``branching``, the choices
     after it.
 
     The chain is ergodic for every seed. The successors contain a cycle through all
-    words and one that leaves out a single word: every word can be reached, and the
-    lengths of the two have no common divisor. Every choice has a probability of at
-    least ``0.1 / branching``.
+    words and one that leaves out a single word, so that the lengths of the two have no
+    common divisor. Every choice has a probability of at least ``0.1 / branching``.
 
     Raises:
         ValueError: a value is out of its range, or there are over 4,096 contexts.
@@ -111,11 +109,7 @@ class Grammar:
         """Nats per word of the best model that sees only the last ``order`` words.
 
         0 is the unigram model, 1 the bigram model; from the grammar's own order on it
-        is the entropy rate. It is the conditional entropy of the next word, given so
-        many before it.
-
-        Raises:
-            ValueError: ``order`` is negative.
+        is the entropy rate. Raises ValueError if ``order`` is negative.
         """
         if order < 0:
             raise ValueError(f"order is {order}, but must be at least 0")
@@ -130,8 +124,7 @@ class Grammar:
     def sample(self, length: int, seed: int = 0) -> Tensor:
         """Words (length,) int64 of a text, which begins in a stationary context.
 
-        Raises:
-            ValueError: ``length`` or ``seed`` is negative.
+        Raises ValueError if ``length`` or ``seed`` is negative.
         """
         if length < 0 or seed < 0:
             raise ValueError(f"length {length} and seed {seed} must be 0 or more")

@@ -40,10 +40,9 @@ _SPACING = [
 def reference_text() -> str:
     """The Python language reference, as every CPython carries it.
 
-    The topics of ``pydoc_data.topics`` in alphabetical order, without two things that
-    would make a model look better than it is. A ruled line is a run of one mark, as
-    good as certain after the first. And topics overlap: were a paragraph there twice,
-    much of the validation part would stand word for word in the training part.
+    The topics of ``pydoc_data.topics`` in alphabetical order, without what would make a
+    model look better than it is: ruled lines, and paragraphs that came before, for
+    topics overlap.
     """
     kept: dict[str, str] = {}
     for topic in sorted(topics):
@@ -56,8 +55,7 @@ def reference_text() -> str:
 def read_text(path: str | PathLike) -> str:
     """The text of a file in UTF-8.
 
-    Raises:
-        ValueError: it can't be read, or is no text; one line that names it.
+    Raises ValueError, one line that names it, if it can't be read or is no text.
     """
     path = Path(path)
     try:
@@ -97,12 +95,7 @@ def detokenize(tokens: Iterable[str]) -> str:
 class Vocabulary:
     """The words that a model knows, and their numbers.
 
-    Attributes:
-        words: by number, from 0. If ``<unk>`` is among them it stands for every
-            word that is not; a vocabulary without it refuses such a word.
-
-    Raises:
-        ValueError: a word comes twice, or there is none.
+    Raises ValueError if a word comes twice, or there is none.
     """
 
     words: tuple[str, ...]
@@ -116,12 +109,9 @@ class Vocabulary:
     def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
         """The words of a training text: ``<unk>``, then the most frequent first.
 
-        A word that occurs only once becomes ``<unk>``, too. Otherwise no model could
-        learn what surrounds it, and each unknown word of the validation part would cost
-        without bound. At most ``max_size`` words, ``<unk>`` included, are known.
-
-        Raises:
-            ValueError: ``max_size`` is below 2.
+        A word that occurs only once becomes ``<unk>``, too, so that a model learns what
+        surrounds it. At most ``max_size`` words, ``<unk>`` included, are known. Raises
+        ValueError if that is below 2.
         """
         if max_size is not None and max_size < 2:
             raise ValueError(f"max_size is {max_size}, but must be at least 2")
@@ -135,8 +125,7 @@ class Vocabulary:
     def encode(self, tokens: Iterable[str]) -> Tensor:
         """Numbers (n,) int64 of n tokens.
 
-        Raises:
-            ValueError: a word is unknown, and there is no ``<unk>``.
+        Raises ValueError if a word is unknown, and there is no ``<unk>``.
         """
         tokens, unknown = list(tokens), self._ids.get(UNKNOWN, -1)
         ids = [self._ids.get(token, unknown) for token in tokens]
@@ -166,25 +155,22 @@ class Corpus:
 def load_corpus(
     path: str | PathLike | None = None, max_vocab: int | None = None
 ) -> Corpus:
-    """Read a text, hold a tenth of it out, and number its words.
+    """Read a text in UTF-8, hold a tenth of it out, and number its words.
 
-    Of a file, the end is held out. The topics of the reference are alphabetical, and
-    its end is about little but dictionaries and sequences. So it is cut, between
-    paragraphs, into blocks of about 1,000 tokens, and of every ten the fifth is held
-    out.
-
-    Args:
-        path: of a text in UTF-8; None for the Python reference.
-        max_vocab: most words of the vocabulary, ``<unk>`` included, at least 2.
-
-    Raises:
-        ValueError: the file is no text or too short, or ``max_vocab`` is below 2; one
-            line.
+    Of a file, the end is held out. Without a path the text is the Python reference,
+    whose topics are alphabetical: it is cut, between paragraphs, into blocks of about
+    1,000 tokens, and of every ten the fifth is held out. Raises ValueError, one line,
+    if the file is no text or too short, or ``max_vocab`` is below 2.
     """
     if path is None:
         train, valid = _hold_out_blocks(reference_text())
     else:
-        train, valid = _hold_out_tail(path)
+        tokens = tokenize(read_text(path))
+        if len(tokens) < MIN_TOKENS:
+            held = f"it has {len(tokens)} tokens (words and punctuation marks)"
+            raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
+        end = len(tokens) - round(len(tokens) / 10)
+        train, valid = tokens[:end], tokens[end:]
     vocabulary = Vocabulary.build(train, max_vocab)
     if len(vocabulary) < 2:
         raise _unfit(path, "no word occurs twice, so that there is nothing to learn")
@@ -196,12 +182,10 @@ class Stream:
 
     For truncated back-propagation through time (Williams and Peng 1990): of tokens
     (n,), column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and
-    every window takes the next ``seq_len`` rows, the last one what is left. So each
-    column of a window goes on where the same column of the last one ended, and a hidden
+    every window takes the next ``seq_len`` rows, the last one what is left. So a hidden
     state may be carried over. Fewer than ``batch_size`` tokens at the end are not read.
 
-    Raises:
-        ValueError: an argument is below 1, or the text is too short for the columns.
+    Raises ValueError if an argument is below 1, or the text too short for the columns.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
@@ -228,23 +212,20 @@ class Stream:
     def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and their next tokens, (seq_len, batch_size) each, window by window.
 
-        A run that is resumed after k windows goes on with ``windows(start=k)``.
-
-        Raises:
-            ValueError: ``start`` is not 0 to ``len(stream)``.
+        A run that is resumed after k windows goes on with ``windows(start=k)``. Raises
+        ValueError if ``start`` is not 0 to ``len(stream)``.
         """
         if not 0 <= start <= len(self):
             raise ValueError(f"start is {start}, but must be 0 to {len(self)}")
-        return (self._window(number) for number in range(start, len(self)))
+        begins = range(start * self.seq_len, len(self._columns) - 1, self.seq_len)
+        windows = (self._columns[at : at + self.seq_len + 1] for at in begins)
+        return ((rows[:-1], rows[1:]) for rows in windows)
 
     def shard(self, rank: int, num_trainers: int) -> "Stream":
         """One trainer's columns; those of all trainers are the whole batch, in order.
 
-        Where the columns cannot be shared out evenly, the first trainers have one
-        more. All shards have the same number of windows and the same rows.
-
-        Raises:
-            ValueError: there are more trainers than columns, or no such rank.
+        The first trainers have one more where they can't be shared out evenly. Raises
+        ValueError if there are more trainers than columns, or no such rank.
         """
         if not 1 <= num_trainers <= self.batch_size:
             raise ValueError(
@@ -259,24 +240,11 @@ class Stream:
         shard._columns, shard.batch_size = columns.contiguous(), columns.shape[1]
         return shard
 
-    def _window(self, number: int) -> tuple[Tensor, Tensor]:
-        rows = self._columns[number * self.seq_len :][: self.seq_len + 1]
-        return rows[:-1], rows[1:]
-
 
 def _unfit(path: str | PathLike | None, why: str) -> ValueError:
     """The error of a corpus that cannot be used: one line."""
     name = "the Python reference" if path is None else repr(str(path))
     return ValueError(f"corpus {name}: {why}")
-
-
-def _hold_out_tail(path: str | PathLike) -> tuple[list[str], list[str]]:
-    tokens = tokenize(read_text(path))
-    if len(tokens) < MIN_TOKENS:
-        held = f"it has {len(tokens)} tokens (words and punctuation marks)"
-        raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
-    end = len(tokens) - round(len(tokens) / 10)
-    return tokens[:end], tokens[end:]
 
 
 def _hold_out_blocks(text: str) -> tuple[list[str], list[str]]:

@@ -1,8 +1,7 @@
 """A constrained problem whose answer is known, by constraint dissolving and its peers.
 
-Minimise f(X) = -tr(XᵀΣX) / 2 over all X (n, p) with XᵀX = I. By Ky Fan's theorem the
-minimum is minus half the sum of the p largest eigenvalues of Σ, and X spans their
-eigenvectors; ``torch.linalg.eigh`` gives both. Here Σ is the digits' covariance.
+Minimise f(X) = -tr(XᵀΣX) / 2 over all X (n, p) with XᵀX = I. By Ky Fan's theorem X
+spans the eigenvectors of the p largest eigenvalues of Σ, here the digits' covariance.
 """
 
 import math
@@ -26,8 +25,7 @@ from cdopt_tutorial.data.bags import load_digits
 class Problem:
     """Minimise -tr(XᵀΣX) / 2 over XᵀX = I.
 
-    Raises:
-        ValueError: p is out of its range.
+    Raises ValueError if p is out of its range.
     """
 
     matrix: Tensor  #: Σ, (n, n), symmetric, float64
@@ -75,10 +73,7 @@ def digits_problem() -> Problem:
 
 
 def polar(x: Tensor) -> Tensor:
-    """The point of the manifold nearest to x (n, p): x without its singular values.
-
-    NaN if x is not finite.
-    """
+    """The point of the manifold nearest to x (n, p), NaN if x is not finite."""
     if not x.isfinite().all():
         return torch.full_like(x, math.nan)
     left, _, right = torch.linalg.svd(x, full_matrices=False)
@@ -180,16 +175,10 @@ METHODS = {
 
 
 def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solution:
-    """Minimise by one method, with the gradient of the whole of f in each step.
+    """Minimise by one of ``METHODS``, with the gradient of the whole of f in each step.
 
-    Args:
-        method: a name of ``METHODS``.
-        problem: what to minimise.
-        seed: of the start, which is the same for all methods.
-        changes: attributes of :class:`Method` that are to be others.
-
-    Raises:
-        ValueError: there is no such method.
+    The seed is that of the start, the same for all methods; ``changes`` are attributes
+    of :class:`Method`. Raises ValueError if there is no such method.
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")

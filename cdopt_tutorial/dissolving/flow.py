@@ -1,6 +1,7 @@
 """How a gradient fares on its way back through time, before any training."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -8,23 +9,22 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.dissolving.recurrent import stiefel
+from cdopt_tutorial.dissolving.memory import stiefel
 
 NUM_INPUTS = 10
 
 
-def _dissolved_lstm(per_gate: bool) -> Callable[[int, int], nn.LSTM]:
-    return lambda num_inputs, hidden: constraints.dissolve_recurrent(
-        nn.LSTM(num_inputs, hidden), per_gate=per_gate
-    )
+def _dissolved_lstm(num_inputs: int, hidden: int, per_gate: bool) -> nn.LSTM:
+    rnn = nn.LSTM(num_inputs, hidden)
+    return constraints.dissolve_recurrent(rnn, per_gate=per_gate)
 
 
 LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "RNN": nn.RNN,
     "Stiefel RNN": stiefel,
     "LSTM": nn.LSTM,
-    "LSTM, stacked": _dissolved_lstm(per_gate=False),
-    "LSTM, per gate": _dissolved_lstm(per_gate=True),
+    "LSTM, stacked": partial(_dissolved_lstm, per_gate=False),
+    "LSTM, per gate": partial(_dissolved_lstm, per_gate=True),
 }
 
 
@@ -32,13 +32,9 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
     """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T.
 
     The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
-    too, in which it is meant to keep what it remembers. The state before the first
-    input is 0.
-
-    Args:
-        rnn: of one layer and one direction, with the time first.
-        inputs: (T, num_inputs), of the layer's dtype.
-        direction: v, (hidden,).
+    too. The one before the first input is 0. The layer is of one direction, with the
+    time first; ``inputs`` are (T, num_inputs), of its dtype, and v is ``direction``,
+    (hidden,).
     """
     is_lstm = isinstance(rnn, nn.LSTM)
     zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
@@ -61,29 +57,25 @@ def flows(
 ) -> dict[str, list[list[float]]]:
     """Gradient norms of each kind of layer as torch starts it, in float64.
 
-    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
-    the same direction, a unit vector.
-
-    Returns:
-        For each kind of layer, a list per seed of what :func:`gradient_norms` gives.
+    For each kind, a list per seed of what :func:`gradient_norms` gives. All layers of a
+    seed see the same inputs, one of ten symbols in each of T steps, and the same
+    direction, a unit vector.
     """
-    return {
-        name: [_flow(make, hidden, steps, seed) for seed in seeds]
-        for name, make in LAYERS.items()
-    }
-
-
-def _flow(make: Callable, hidden: int, steps: int, seed: int) -> list[float]:
-    generator = torch.Generator().manual_seed(seed)
-    symbols = torch.randint(NUM_INPUTS, (steps,), generator=generator)
-    inputs = functional.one_hot(symbols, NUM_INPUTS).double()
-    direction = torch.randn(hidden, generator=generator, dtype=torch.float64)
-    direction = functional.normalize(direction, dim=0)
-    return gradient_norms(start(make, hidden, seed), inputs, direction)
+    found: dict[str, list[list[float]]] = {name: [] for name in LAYERS}
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        symbols = torch.randint(NUM_INPUTS, (steps,), generator=generator)
+        inputs = functional.one_hot(symbols, NUM_INPUTS).double()
+        direction = torch.randn(hidden, generator=generator, dtype=torch.float64)
+        direction = functional.normalize(direction, dim=0)
+        for name, make in LAYERS.items():
+            rnn = start(make, hidden, seed)
+            found[name].append(gradient_norms(rnn, inputs, direction))
+    return found
 
 
 def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
-    """A layer of ten inputs in float64, drawn with a seed; torch's own is untouched."""
+    """A layer of ten inputs in float64, drawn with a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(NUM_INPUTS, hidden).double()

@@ -3,16 +3,216 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, parametrize
 
+from cdopt_tutorial import constraints
 from cdopt_tutorial.checks import at_least, check, choices
-from cdopt_tutorial.dissolving.recurrent import MODELS, Model
-from cdopt_tutorial.dissolving.tasks import CopyingMemory, NextWord
+from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import share
+
+BLANK = 0  # of the copying problem
+PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
+
+
+# Two tasks: one asks for a long memory, one for a short one
+
+
+@dataclass(frozen=True)
+class CopyingMemory:
+    """Symbols, a long pause, and then the same symbols again.
+
+    The input is K symbols, L blanks of which the last is a marker that says "now", and
+    K blanks. The target is blank until the marker, and then the K symbols in their
+    order. 0 is the blank, 1 to ``num_symbols`` are the symbols, ``num_symbols`` + 1 is
+    the marker. Raises ValueError if a value is out of its range.
+
+    Source: Hochreiter and Schmidhuber, Long Short-Term Memory, Neural Computation 9
+    (1997); in this form Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural
+    Networks, ICML 2016, section 5.1.
+    """
+
+    num_symbols: int = 8  #: symbols to choose from, at least 2
+    num_copies: int = 5  #: K, symbols to remember, at least 1
+    #: L, steps from the last symbol to the first of the answer, at least 1.
+    delay: int = 30
+
+    def __post_init__(self):
+        at_least(self, 2, "num_symbols")
+        at_least(self, 1, "num_copies", "delay")
+
+    @property
+    def num_inputs(self) -> int:
+        """Different inputs: the blank, the symbols and the marker."""
+        return self.num_symbols + 2
+
+    @property
+    def num_outputs(self) -> int:
+        """Different targets: the blank and the symbols."""
+        return self.num_symbols + 1
+
+    def batch(
+        self, batch_size: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each (L + 2K, batch_size) int64."""
+        shape = self.num_copies, batch_size
+        symbols = torch.randint(1, self.num_symbols + 1, shape, generator=generator)
+        inputs = torch.full((self.delay + 2 * self.num_copies, batch_size), BLANK)
+        targets = inputs.clone()
+        inputs[: self.num_copies] = symbols
+        inputs[self.num_copies + self.delay - 1] = self.num_symbols + 1
+        targets[-self.num_copies :] = symbols
+        return inputs, targets
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over all steps, in nats, a scalar."""
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def recall(self, logits: Tensor, targets: Tensor) -> float:
+        """Share of the K symbols for which the likeliest answer is right."""
+        asked = slice(-self.num_copies, None)
+        answers = logits[asked].argmax(dim=-1)
+        return (answers == targets[asked]).float().mean().item()
+
+
+@dataclass(frozen=True)
+class NextWord:
+    """The next word of a synthetic language, given those before it.
+
+    Raises ValueError if ``seq_len`` or ``text_len`` is too small.
+    """
+
+    #: the language. What comes next depends on its last ``order`` words; all that lies
+    #: further back is better forgotten.
+    grammar: Grammar = Grammar(num_words=8, branching=4, seed=0, order=3)
+    seq_len: int = 35  #: words of a sequence, above the grammar's order
+    text_len: int = 300_000  #: words of the text from which sequences are cut at random
+
+    def __post_init__(self):
+        at_least(self, self.grammar.order + 1, "seq_len")
+        at_least(self, self.seq_len + 1, "text_len")
+
+    @property
+    def num_inputs(self) -> int:
+        """Words of the language."""
+        return self.grammar.num_words
+
+    num_outputs = num_inputs
+
+    @property
+    def floor(self) -> float:
+        """Nats per word of the best model there can be: the entropy rate."""
+        return self.grammar.entropy_rate
+
+    def batch(
+        self, batch_size: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Words cut from the text, and their next, each (seq_len, batch_size) int64."""
+        last = self.text_len - self.seq_len
+        begin = torch.randint(last, (batch_size,), generator=generator)
+        words = self._text[begin + torch.arange(self.seq_len + 1)[:, None]]
+        return words[:-1], words[1:]
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy per word in nats, once ``order`` words have been seen."""
+        first = self.grammar.order - 1
+        return functional.cross_entropy(
+            logits[first:].flatten(0, 1), targets[first:].flatten()
+        )
+
+    def recall(self, logits: Tensor, targets: Tensor) -> float:
+        """Share of the next words that are the likeliest guess."""
+        return (logits.argmax(dim=-1) == targets).float().mean().item()
+
+    @cached_property
+    def _text(self) -> Tensor:
+        return self.grammar.sample(self.text_len)
+
+
+# The models, which differ only in how their hidden-to-hidden weight is held
+
+
+def orthogonal_start(num_inputs: int, hidden: int) -> nn.RNN:
+    """An RNN that is free, and begins with an orthogonal hidden-to-hidden weight."""
+    rnn = nn.RNN(num_inputs, hidden)
+    nn.init.orthogonal_(rnn.weight_hh_l0)
+    return rnn
+
+
+def stiefel(num_inputs: int, hidden: int) -> nn.RNN:
+    """An RNN whose hidden-to-hidden weight is dissolved."""
+    rnn = orthogonal_start(num_inputs, hidden)
+    return constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
+
+
+def _exact(num_inputs: int, hidden: int) -> nn.RNN:
+    rnn = orthogonal_start(num_inputs, hidden)
+    # Of torch's three maps this was the fastest at a width of 64.
+    return parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
+
+
+def _lstm(num_inputs: int, hidden: int) -> nn.LSTM:
+    rnn = nn.LSTM(num_inputs, hidden)
+    # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
+    nn.init.ones_(rnn.bias_hh_l0.detach()[hidden : 2 * hidden])
+    return rnn
+
+
+# Each is made of num_inputs and hidden; "penalty alone" has that of "Stiefel".
+MODELS: dict[str, Callable[[int, int], nn.RNNBase]] = {
+    "free": nn.RNN,
+    "orthogonal start": orthogonal_start,
+    "Stiefel": stiefel,
+    "torch's orthogonal": _exact,
+    "LSTM": _lstm,
+    "penalty alone": orthogonal_start,
+}
+
+
+class Model(nn.Module):
+    """A recurrent layer of ``MODELS`` between one-hot symbols and a linear readout."""
+
+    def __init__(self, name: str, num_inputs: int, num_outputs: int, hidden: int):
+        super().__init__()
+        self.name = name
+        # Drawn first, so that all models of a seed start with the same readout.
+        self.readout = nn.Linear(hidden, num_outputs)
+        self.rnn = MODELS[name](num_inputs, hidden)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (seq_len, batch, num_outputs) of inputs (seq_len, batch) int64."""
+        symbols = functional.one_hot(inputs, self.rnn.input_size)
+        # torch's parametrization would be computed several times a pass otherwise.
+        with parametrize.cached():
+            hidden, _ = self.rnn(symbols.to(self.readout.weight.dtype))
+        return self.readout(hidden)
+
+    def penalty(self) -> Tensor | float:
+        """What is added to the loss; 0 if the model has no penalty."""
+        if self.name == "Stiefel":
+            return constraints.penalty(self.rnn)
+        if self.name == "penalty alone":
+            off = constraints.stiefel_constraint(self.rnn.weight_hh_l0)
+            return PENALTY_PARAM * off.square().sum()
+        return 0.0
+
+    @torch.no_grad()
+    def distances(self) -> tuple[float, float]:
+        """‖WᵀW - I‖ of the hidden-to-hidden parameter, and of what is computed with."""
+        if self.name == "Stiefel":
+            found = constraints.feasibility(self.rnn)
+            return found.weight, found.mapped
+        off = constraints.stiefel_constraint(self.rnn.weight_hh_l0).norm().item()
+        return off, off
+
+
+# The comparison
 
 # The rate of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1 with the lowest final loss on
 # average over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
@@ -23,11 +223,7 @@ CLIP = 1.0  # the norm to which longer gradients are cut
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Settings of the comparison; checked when they are made.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """Settings of the comparison; raises ValueError if one is out of its range."""
 
     task: CopyingMemory | NextWord = CopyingMemory()  #: what to learn
     #: learning rate of RMSprop for each model of ``MODELS`` that is trained.
@@ -61,11 +257,7 @@ def next_word_config(**changes: Any) -> MemoryConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """One run to do; raises ValueError if a value is out of its range."""
 
     model: str  #: a name of ``MODELS``
     lr: float  #: learning rate, above 0
@@ -83,10 +275,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave.
-
-    Loss and recall are taken on each batch before it is learned from.
-    """
+    """What a run gave; loss and recall are of each batch before it is learned from."""
 
     job: Job  #: what was trained
     steps: list[int]  #: of the optimizer, at the end of each interval
@@ -144,25 +333,8 @@ def run(
 ) -> dict[str, list[Run]]:
     """Train every model of ``config.lrs`` from every seed; called by the chapter.
 
-    Returns:
-        Each model's runs, in the order of the seeds.
-
-    Raises:
-        WorkerError: a worker failed.
+    Gives each model's runs, in the order of the seeds. Raises WorkerError if a worker
+    failed.
     """
-    runs = run_jobs(config.jobs, config, on_done=on_done)
+    runs = share(train, [(job, config) for job in config.jobs], on_done=on_done)
     return {name: [r for r in runs if r.job.model == name] for name in config.lrs}
-
-
-def run_jobs(jobs: Sequence[Job], config: MemoryConfig, **options: Any) -> list[Run]:
-    """Share jobs out among processes; the runs come in the order of the jobs.
-
-    Args:
-        jobs: what to do.
-        config: of the comparison; its ``lrs`` and ``seeds`` are not looked at.
-        options: of :func:`~cdopt_tutorial.engines.share.share`.
-
-    Raises:
-        WorkerError: a worker failed.
-    """
-    return share(train, [(job, config) for job in jobs], **options)

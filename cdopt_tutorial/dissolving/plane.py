@@ -1,11 +1,8 @@
-"""Constraint dissolving where it can be seen: the circle in the plane.
+"""Constraint dissolving where it can be seen: the circle x₁² + x₂² = 1 in the plane.
 
-The manifold is x₁² + x₂² = 1, so C(x) = ‖x‖² - 1 and A(x) = 2x / (1 + ‖x‖²), which
-maps the plane into the disk and leaves the circle where it is. A *function* below is
-any smooth map of points (..., 2) to values (...).
-
-Source: Xiao, Liu and Toh, Dissolving Constraints for Riemannian Optimization,
-Mathematics of Operations Research, 2023: its β is twice CDOpt's ``penalty_param``.
+A *function* below is any smooth map of points (..., 2) to values (...). Source: Xiao,
+Liu and Toh, Dissolving Constraints for Riemannian Optimization, Mathematics of
+Operations Research, 2023: its β is twice CDOpt's ``penalty_param``.
 """
 
 import math
@@ -30,8 +27,7 @@ _TRIAL = 200  # steps of a test of stability
 def objective(x: Tensor) -> Tensor:
     """(x₁ - 0.6)² + ½ (x₂ - 0.3)², whose minimum in the plane is off the circle.
 
-    On the circle it has one minimum, 0.085 at (0.8, 0.6), and one maximum. At the
-    minimum the gradient, (0.4, 0.3), is ½ (0.8, 0.6): the multiplier is ½.
+    On the circle it has one minimum, 0.085 at (0.8, 0.6), where the multiplier is ½.
     """
     return (x[..., 0] - 0.6) ** 2 + (x[..., 1] - 0.3) ** 2 / 2
 
@@ -54,8 +50,7 @@ def dissolved(f: Function, beta: float) -> Function:
 def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
     """The quadratic penalty function f(x) + (β/2) C(x)², where x may be mapped for f.
 
-    Raises:
-        ValueError: ``beta`` is negative.
+    Raises ValueError if ``beta`` is negative.
     """
     if beta < 0:
         raise ValueError(f"beta is {beta}, but must be at least 0")
@@ -67,14 +62,8 @@ def descend(
 ) -> Tensor:
     """Minimise a function by ``torch.optim.SGD``, which knows of no constraint.
 
-    Args:
-        function: what to minimise.
-        start: x₁ and x₂.
-        lr: learning rate; one too large runs away to values that are not finite.
-        steps: how many.
-
-    Returns:
-        The path (steps + 1, 2), float64, from the start on.
+    Gives the path (steps + 1, 2), float64, from the start (x₁, x₂) on. With ``lr`` too
+    large it runs away to values that are not finite.
     """
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([x], lr=lr)
@@ -90,10 +79,9 @@ def descend(
 def on_grid(
     function: Function, extent: float, points: int = 161
 ) -> tuple[Tensor, Tensor]:
-    """Values of a function on a grid from -extent to extent on both axes.
+    """A grid from -extent to extent: its axis (points,), and a function's values on it.
 
-    Returns:
-        The axis (points,) and the values (points, points), x₁ along the columns.
+    The values are (points, points), with x₁ along the columns.
     """
     axis = torch.linspace(-extent, extent, points, dtype=torch.float64)
     return axis, function(torch.cartesian_prod(axis, axis).reshape(points, points, 2)).T
@@ -128,8 +116,7 @@ def circle_stationary_points(f: Function) -> Tensor:
 def stationary_points(function: Function) -> Tensor:
     """Stationary points (k, 2) of a function, all isolated, in a square around 0.
 
-    Newton's method from a grid of starts; what it ends in counts if the gradient is 0
-    there, and once.
+    What Newton's method ends in, from a grid of starts; each counts once.
     """
     slope, bend = vmap(grad(function)), vmap(hessian(function))
     axis = torch.linspace(-_EXTENT, _EXTENT, _STARTS, dtype=torch.float64)
@@ -166,15 +153,9 @@ def spurious_minima(f: Function, beta: float) -> Tensor:
 def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> float:
     """The β from which on the dissolved function has no minimum off the circle.
 
-    Bisection, which takes it that no spurious minimum comes back as β grows.
-
-    Args:
-        f: the objective.
-        high: a β that is large enough.
-        tol: the answer is safe, and at most so much above the smallest that is.
-
-    Raises:
-        ValueError: there still is a spurious minimum at ``high``.
+    Bisection from 0 to ``high``, which takes it that no such minimum comes back as β
+    grows. The answer is safe, and at most ``tol`` above the smallest that is. Raises
+    ValueError if there still is such a minimum at ``high``.
     """
     if len(spurious_minima(f, high)):
         raise ValueError(f"high is {high}, where a minimum off the circle is left")
@@ -189,8 +170,8 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     """The learning rate up to which gradient descent comes back to a minimum (2,).
 
-    Measured: bisection to a thousandth, each trial some steps of :func:`descend` from
-    a point beside the minimum. It should be 2 over the largest of :func:`curvatures`.
+    Measured, by bisection to a thousandth: each trial is some steps of :func:`descend`
+    from a point beside the minimum. It should be 2 over the largest curvature there.
     """
 
     def stable(lr: float) -> bool:
