@@ -5,17 +5,7 @@ from typing import Any
 
 
 def check(config: Any, name: str, fits: bool, allowed: str) -> None:
-    """Refuse a setting unless it fits.
-
-    Args:
-        config: whose attribute it is.
-        name: of the attribute.
-        fits: whether its value may be.
-        allowed: what may be, in words.
-
-    Raises:
-        ValueError: names the value, and what is allowed.
-    """
+    """Unless it fits, a ValueError with a config's value, and what is allowed."""
     if not fits:
         value = getattr(config, name)
         raise ValueError(f"{name} is {value!r}, but must be {allowed}")

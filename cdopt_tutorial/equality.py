@@ -7,13 +7,9 @@ from torch import Tensor
 
 
 def max_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Largest difference of any number in tensors of the same names.
+    """Largest difference of any number in tensors of the same names; infinite for NaN.
 
-    Returns:
-        Infinite where a number is NaN, on either side or on both.
-
-    Raises:
-        ValueError: the names or the shapes are not the same.
+    A ValueError if the names or the shapes are not the same.
     """
     shapes, others = ({n: tuple(t.shape) for n, t in x.items()} for x in (one, other))
     if shapes != others:

@@ -34,11 +34,7 @@ class Settings:
 
 
 def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuse parameters to begin with that do not fit a model's own.
-
-    Raises:
-        ValueError: one is not of the model, or not of its shape.
-    """
+    """A ValueError if a parameter to begin with is not of a model, or of its shape."""
     for name, value in begin.items():
         if name not in own or own[name].shape != value.shape:
             known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())

@@ -5,15 +5,6 @@ from cdopt_tutorial.hybrid.model import HybridConfig, Job, Table, dense_layer, m
 from cdopt_tutorial.hybrid.system import check, run, run_locally
 
 __all__ = [
-    "History",
-    "HybridConfig",
-    "Job",
-    "Progress",
-    "Result",
-    "Table",
-    "check",
-    "dense_layer",
-    "make",
-    "run",
-    "run_locally",
-]
+    "History", "HybridConfig", "Job", "Progress", "Result", "Table", "check",
+    "dense_layer", "make", "run", "run_locally",
+]  # fmt: skip

@@ -1,7 +1,4 @@
-"""What attaches to the system in its workers: spans of a trace, places of a deadline.
-
-Without it the system runs the same, and nobody sees who is late.
-"""
+"""What attaches to the system in its workers: a trace's spans, a deadline's places."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +24,6 @@ def attach(trainer: type, deadline: float) -> None:
 
 
 def _mark(trainer: type) -> None:
-    """Mark the phases of a step in the trace."""
     trace.mark(trainer.lookup, "lookup")
     trace.mark(trainer.scores, "dense forward")
     trace.mark(gradients.backward, "backward")
@@ -45,8 +41,7 @@ def _mark(trainer: type) -> None:
 
 
 def _place(trainer: type, deadline: float) -> None:
-    """Pass a place before and behind whatever may wait for somebody."""
-
+    # A place before and behind whatever may wait for somebody.
     def ask_server(*_: Any) -> None:
         passed(deadline, "ps")
 

@@ -21,11 +21,7 @@ DAY = 24 * 60 * 60
 
 @dataclass(frozen=True)
 class HybridConfig(Settings):
-    """Settings of a run; checked when they are made.
-
-    Raises:
-        ValueError: a value is out of its range, or the device is not there.
-    """
+    """Settings of a run; a ValueError if one is out of its range, or no such device."""
 
     num_trainers: int = 2  #: trainers, at least 1
     #: "exact": every step is that of one process on the joint batch; or "original": the
@@ -106,8 +102,7 @@ class Table(nn.EmbeddingBag):
         generator = torch.Generator().manual_seed(2 * config.seed)
         nn.init.normal_(self.weight, std=0.01, generator=generator)
         if config.constrained == "table":
-            # Columns of norm 1. With rows, a token that was seldom seen would be as
-            # loud as any other, and what it says is how it began.
+            # Columns of norm 1; with rows, a token seldom seen were as loud as others.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
         begin_at(self, "table", begin)
@@ -124,8 +119,7 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2 * config.seed + 1)
         if constrained and config.by == "cdopt":
-            on = MANIFOLDS[config.manifold]
-            penalty = config.penalty_param
+            on, penalty = MANIFOLDS[config.manifold], config.penalty_param
             return cdopt_nn.Linear_cdopt(
                 *sizes, manifold_class=on, penalty_param=penalty, dtype=dtype
             )

@@ -9,16 +9,11 @@ from cdopt_tutorial.hybrid.model import Model
 
 @torch.no_grad()
 def ink_scores(model: Model, bags: Bags) -> Tensor:
-    """What ink on a pixel does to the score of each digit.
+    """What ink on each of p pixels does to the score of each digit, (num_classes, p).
 
-    The score is a sum over the pixels, so each pixel's part can be told: its token's
-    vector, through the dense layer. Over the images it is set against the level of
-    grey, by linear regression. Each bag has one token for each of p pixels.
-
-    Returns:
-        (num_classes, p): by how much the score of a digit grows, less the mean over
-        the digits, with one standard deviation more of ink on the pixel. A pixel
-        that is the same in all images has 0.
+    By how much a score grows, less the mean over the digits, with one standard
+    deviation more of ink; 0 for a pixel that is the same in all images. A pixel's part
+    of the score is its token's vector, through the dense layer.
     """
     tokens = bags.tokens.view(len(bags), -1)
     levels = (tokens % NUM_LEVELS).double()

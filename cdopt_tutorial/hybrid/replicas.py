@@ -21,10 +21,7 @@ class Devices:
 
 
 def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
-    """Choose for one trainer by the GPUs that all of them see; the backend is one.
-
-    NCCL refuses two trainers on one GPU; gloo takes anything.
-    """
+    """Choose for one trainer by all GPUs; NCCL refuses two trainers on one of them."""
     if not gpus:
         return Devices("gloo", "cpu", "gloo: no GPU is used")
     device = gpus[trainer % len(gpus)]
@@ -40,9 +37,9 @@ def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
     The group stays until the process ends. To destroy it right after an all-reduce
     hangs at times: its destructor waits for gloo's thread, and holds the GIL.
     """
-    chosen = devices(trainer, num_trainers, gpus)
+    chosen, group = devices(trainer, num_trainers, gpus), meeting("trainers")
     dist.init_process_group(
-        chosen.backend, meeting("trainers"), rank=trainer, world_size=num_trainers
+        chosen.backend, group, rank=trainer, world_size=num_trainers
     )
     return chosen
 
@@ -61,8 +58,7 @@ def barrier() -> None:
 class Differences:
     """Largest difference of any parameter between any two replicas, step by step.
 
-    Nobody waits for an answer as it is asked for: that would keep the trainers in
-    step, which the original's semantics do not.
+    Nobody waits as it asks: the original's semantics don't keep trainers in step.
     """
 
     def __init__(self, layer: nn.Module):

@@ -1,7 +1,6 @@
 """The system: a table that ``ps`` moves for all, trainers in step, and a master.
 
-Read it from top to bottom. Nothing here is about time, traces or deadlines: these
-attach from outside, see :mod:`~cdopt_tutorial.hybrid.attached`.
+Traces and deadlines attach from outside, see :mod:`~cdopt_tutorial.hybrid.attached`.
 """
 
 import queue
@@ -46,10 +45,9 @@ Engine = OneProcess | TorchRPC
 
 
 class JointStep:
-    """One optimizer step on the table with the mean of all trainers' gradients.
+    """One step on the table, on ``ps``, with the mean of all trainers' gradients.
 
-    Lives on ``ps``, beside the table. The mean, since that is what DDP takes of the
-    dense layer's gradients: one weight on each trainer's loss then serves both.
+    The mean, as DDP takes it: one weight on a trainer's loss then serves both.
     """
 
     def __init__(self, table: Reference, config: HybridConfig):
@@ -75,8 +73,7 @@ class JointStep:
 class OriginalStep:
     """The original's: each trainer's whole gradient moves the table, at once.
 
-    Lives on ``ps``, beside the table. Each trainer has an optimizer of its own here,
-    so with N trainers the table moves N times for each move of the dense layer.
+    N optimizers on ``ps`` move it N times for each move of the dense layer.
     """
 
     def __init__(self, table: Reference, config: HybridConfig):
@@ -116,9 +113,8 @@ class Task:
 def loss_factor(batch: Batch, config: HybridConfig) -> float:
     """What a trainer's summed loss is multiplied by.
 
-    With the original's semantics it becomes the mean of the trainer's own batch. The
-    exact one undoes the mean over trainers that DDP and the server take: the mean of
-    N·sₜ/B over N trainers is the joint batch's Σₜ sₜ/B.
+    The original's makes it the mean of its own batch. The exact one undoes the mean
+    over N trainers: that of N·sₜ/B is the joint batch's Σₜ sₜ/B.
     """
     if config.semantics == "original":
         return 1 / max(1, len(batch.bags))
@@ -126,14 +122,10 @@ def loss_factor(batch: Batch, config: HybridConfig) -> float:
 
 
 def penalty_factor(trainer: int, config: HybridConfig) -> int:
-    """What a trainer's penalty is multiplied by, so that it enters a step once.
-
-    Of the dense layer every replica adds its own, and DDP takes the mean. Of the
-    table the first trainer adds it, for all.
-    """
-    if config.constrained == "dense":
+    """What a trainer's penalty is multiplied by, so that it enters a step once."""
+    if config.constrained == "dense":  # DDP takes the mean of all replicas' own
         return 1
-    if config.constrained is None or trainer > 0:
+    if config.constrained is None or trainer > 0:  # the first adds the table's, for all
         return 0
     return config.num_trainers if config.semantics == "exact" else 1
 
@@ -173,8 +165,7 @@ class Trainer:
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
             if self.penalty_factor:
-                penalty = self.constraints.penalty().to(loss)
-                loss = loss + self.penalty_factor * penalty
+                loss = loss + self.penalty_factor * self.constraints.penalty().to(loss)
             gradients.backward(context, loss)
             self.update(context)
         return total.item()
@@ -230,8 +221,7 @@ def train(
         barrier()  # every trainer's last step has reached the table
         valid = trainer.score(task.valid)
         barrier()
-        progress = history.report(epoch, valid)
-        trainer.engine.report(f"trainer{task.rank}", progress)
+        trainer.engine.report(f"trainer{task.rank}", history.report(epoch, valid))
         if len(history.losses) == limit:
             break
     if task.rank == 0:
@@ -265,23 +255,19 @@ def tasks(job: Job) -> list[Task]:
 
 
 def drive(engine: Engine, job: Job, work: Sequence[Task]) -> list[History]:
-    """Make the table on the server, start the trainers' loops, wait for all of them.
-
-    Runs on the master. The calls last as long as the training does, so they have no
-    time-out; the launcher notices who is gone, and each trainer its own delay.
-    """
+    """Make the table, start the trainers' loops, wait for them; the master's role."""
     table, table_step = make_table(engine, job)
     trainers = [
         engine.remote(f"trainer{task.rank}", Trainer, engine, table, table_step, task)
         for task in work
     ]
+    # No time-out: the calls last as long as the training does.
     return wait_for_all([each.rpc_async(timeout=0).run() for each in trainers])
 
 
 def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     """Their results, or the first error, whichever future it comes from."""
-    # Who waited for one after the other would never see that the second has failed
-    # while the first waits for it.
+    # One after the other, the second's failure would not be seen by the first's wait.
     done: queue.SimpleQueue = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(done.put)
@@ -304,11 +290,7 @@ def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
 
 
 def check(job: Job) -> None:
-    """Refuse a job that can't be done.
-
-    Raises:
-        ValueError: a share is less than one image, or a parameter does not fit.
-    """
+    """A ValueError if a share is less than one image, or a parameter does not fit."""
     tasks(job)
     if job.begin:
         make(job)
@@ -317,11 +299,8 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
-
-    Raises:
-        ValueError: see :func:`check`.
-        WorkerError: a worker failed.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    where :func:`check` refuses the job, a WorkerError if a worker failed.
     """
     check(job)
     master = Role(drive, (engine or TorchRPC(), job, tasks(job)))

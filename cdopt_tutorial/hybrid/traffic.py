@@ -13,11 +13,10 @@ INDEX = 8  # bytes of a token or an offset
 
 
 def expected_parts(config: HybridConfig, data: BagSplit) -> dict[str, float]:
-    """Bytes of each kind of tensor in a step of one full joint batch, by name.
+    """Bytes of each kind of tensor in a full joint batch's step, of all trainers.
 
-    Of all trainers together; the table's own gradient never leaves the server. The
-    replicas' mean gradient, and how far they are apart, are found by gloo around a
-    ring: each of N trainers sends 2 (N - 1) / N times what is reduced.
+    gloo reduces around a ring: each of N trainers sends 2 (N - 1) / N times what is
+    reduced. The table's own gradient never leaves the server.
     """
     numbers = config.torch_dtype.itemsize
     vectors = config.batch_size * config.embedding * numbers
@@ -42,10 +41,7 @@ def expected_bytes(config: HybridConfig, data: BagSplit) -> float:
 
 
 def measured_bytes(job: Job) -> float:
-    """Bytes of a step, counted by the workers' own sockets during two short runs.
-
-    NaN where the training data has not two full joint batches.
-    """
+    """Bytes of a step, by the workers' sockets; NaN without two full joint batches."""
     more = min(STEPS, len(job.data.train) // job.config.batch_size - 1)
 
     def run_steps(steps: int, wire: Wire) -> None:

@@ -18,20 +18,7 @@ from cdopt_tutorial.parameter_server.system import (
 )
 
 __all__ = [
-    "History",
-    "Job",
-    "Owner",
-    "Progress",
-    "RNNConfig",
-    "RNNModel",
-    "Trainer",
-    "build_all",
-    "check",
-    "checkpoint",
-    "compare",
-    "constrain",
-    "run",
-    "run_locally",
-    "sample",
-    "traffic",
-]
+    "History", "Job", "Owner", "Progress", "RNNConfig", "RNNModel", "Trainer",
+    "build_all", "check", "checkpoint", "compare", "constrain", "run", "run_locally",
+    "sample", "traffic",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.parameter_server.model import RNNConfig
+from cdopt_tutorial.parameter_server.model import Hidden, RNNConfig
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
 MUST_MATCH = (
@@ -29,16 +29,11 @@ class Checkpoint:
     optimizer: dict[str, dict[str, Any]]  #: what it keeps for each parameter
     epoch: int  #: passes over the text that are complete
     window: int  #: windows of the next pass that are done
-    #: the hidden states of all columns, (num_layers, batch, hidden) each.
-    hidden: tuple[Tensor, Tensor]
+    hidden: Hidden  #: of all columns
     losses: list[list[float]]  #: of all steps so far, for each trainer
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
-        """Check that a run may go on from here, with so many windows in its text.
-
-        Raises:
-            ValueError: the text or the model is another one; one line.
-        """
+        """Check that a run over so many windows may go on; a ValueError if not."""
         if list(words) != self.words:
             raise ValueError(
                 f"the checkpoint is of another text: it has {len(self.words)} words, "
@@ -84,11 +79,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint.
-
-    Raises:
-        ValueError: there is none that can be read; one line.
-    """
+    """Read a checkpoint; a ValueError of one line if there is none to be read."""
     try:
         with warnings.catch_warnings():  # of how a foreign pickle was written
             warnings.simplefilter("ignore", UserWarning)

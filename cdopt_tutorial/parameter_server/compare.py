@@ -27,10 +27,7 @@ def control(job: Job) -> Job:
 def with_controls(
     configs: Mapping[str, RNNConfig], corpus: Corpus, seeds: Iterable[int]
 ) -> dict[str, list[Job]]:
-    """A job for each config and seed; for a constrained one, its control's, too.
-
-    By the configs' names; the control's name gets ", control" behind it.
-    """
+    """Jobs by name, one a seed; a constrained config has a "NAME, control", too."""
     jobs: dict[str, list[Job]] = {}
     for seed in seeds:
         for name, config in configs.items():

@@ -21,11 +21,7 @@ Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 
 @dataclass(frozen=True)
 class RNNConfig(Settings):
-    """Settings of a run; checked when they are made.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    """Settings of a run; a ValueError if a value is out of its range."""
 
     #: what comes back from the decoder's owner: "logits", as in the original, or only
     #: the "loss", computed there.
@@ -114,10 +110,8 @@ class Decoder(nn.Module):
         self._shared = config.num_trainers > 1 and not config.sync
         self.scale: Tensor | float = 1.0
         if config.constrained == "decoder":
-            # Orthonormal columns leave the words short rows, so a factor is learnt
-            # beside them.
-            short = min(vocab_size, config.hidden)
-            begin = ROW_NORM * math.sqrt(vocab_size / short)
+            # Orthonormal columns leave words short rows, so a factor is learnt, too.
+            begin = ROW_NORM * math.sqrt(vocab_size / min(vocab_size, config.hidden))
             self.scale = nn.Parameter(torch.tensor(begin))
         nn.init.zeros_(self.decoder.bias)
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
@@ -126,8 +120,7 @@ class Decoder(nn.Module):
         """Logits (seq, batch, vocab) of the LSTM's output (seq, batch, hidden)."""
         weight, scale = self.decoder.weight, self.scale
         if self._shared:
-            # Another trainer's step may come before this one's backward pass, which
-            # needs the weight as it was.
+            # Another trainer may step before this one's backward pass needs these.
             weight, scale = weight.clone(), scale * 1.0
         return F.linear(scale * self.drop(output), weight, self.decoder.bias)
 
@@ -142,9 +135,8 @@ class LSTM(nn.LSTM):
 
     def __init__(self, config: RNNConfig):
         between = config.dropout if config.num_layers > 1 else 0.0
-        super().__init__(
-            config.embedding, config.hidden, config.num_layers, dropout=between
-        )
+        sizes = config.embedding, config.hidden, config.num_layers
+        super().__init__(*sizes, dropout=between)
 
     def weights(self) -> list[Tensor]:
         """The weights that it computes with, as plain tensors; called on its owner."""
@@ -153,10 +145,7 @@ class LSTM(nn.LSTM):
 
 
 class PulledLSTM(LSTM):
-    """The LSTM of one of several trainers, which pulls its weights from ``ps``.
-
-    The pull is a call like any other, so the backward pass carries their gradient back.
-    """
+    """The LSTM of one of several trainers: it pulls its weights from ``ps``."""
 
     def __init__(self, rnn_rref: Reference, config: RNNConfig):
         super().__init__(config)
@@ -174,10 +163,7 @@ class PulledLSTM(LSTM):
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum of the cross-entropy of logits (seq, batch, vocab) and targets (seq, batch).
-
-    The original gave both to a loss that takes the second axis for the classes.
-    """
+    """Summed cross-entropy of logits (seq, batch, vocab) and targets (seq, batch)."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
@@ -214,8 +200,7 @@ class RNNModel(nn.Module):
             logits, hidden = self(tokens, hidden)
             return summed_loss(logits, targets), hidden
         output, hidden = self.recur(tokens, hidden)
-        loss = gradients.call(self.decoder_rref, Decoder.loss, output, targets)
-        return loss, hidden
+        return gradients.call(self.decoder_rref, Decoder.loss, output, targets), hidden
 
     def train(self, mode: bool = True) -> "RNNModel":
         """Switch dropout, here and on the server; ``eval()`` comes by here, too."""

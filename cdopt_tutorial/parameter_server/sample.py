@@ -20,11 +20,7 @@ def write(
     begin: str,
     length: int = 60,
 ) -> str:
-    """Go on from a first word, drawing one after the other; called by chapter 2.
-
-    Weights and config are a run's, the vocabulary is its text's; of that ``<unk>``,
-    word 0, is never drawn.
-    """
+    """Go on from a first word, never with ``<unk>``, word 0; called by chapter 2."""
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)
     elsewhere = LocalRef(parts["embedding"]), LocalRef(parts["decoder"])

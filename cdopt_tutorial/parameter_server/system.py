@@ -57,11 +57,7 @@ class Job:
 
 
 class Owner:
-    """Owns parts of the model, and the one optimizer that moves their parameters.
-
-    Lives where the parts are. The trainers' backward passes leave gradients here, in a
-    context of each; what is done with them is the owner's business.
-    """
+    """Owns parts of the model, where they are, and the optimizer that moves them."""
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
@@ -100,10 +96,7 @@ class Owner:
         return self._steps - 1
 
     def step_together(self, trainer: int, context: Context) -> Future[int]:
-        """The same by the sum of all trainers' gradients, once all have come; clipped.
-
-        Each divides its loss by everybody's tokens, so that is the joint gradient.
-        """
+        """The same by the clipped sum of all trainers' gradients, once all came."""
         return self._together.enter(trainer, context)
 
     def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
@@ -166,12 +159,11 @@ def clip_factor(squared_norm: float, largest: float | None) -> float:
 def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners, the same for every trainer."""
     config, vocab_size = job.config, len(job.corpus.vocabulary)
-
-    def on_server(name: str) -> Reference:
-        return engine.remote(SERVER, build, name, vocab_size, config, name=name)
-
     shared = PARTS if config.num_trainers > 1 else ("embedding", "decoder")
-    parts = {name: on_server(name) for name in shared}
+    parts = {
+        name: engine.remote(SERVER, build, name, vocab_size, config, name=name)
+        for name in shared
+    }
     owners = [engine.remote(SERVER, Owner, parts, config, name="owner")]
     if config.num_trainers == 1:
         own = {"rnn": engine.reference(build("rnn", vocab_size, config))}
@@ -181,11 +173,7 @@ def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Referenc
 
 
 class Trainer:
-    """Reads its columns of the text, and has the owners move the parameters.
-
-    Lives on ``trainer0``, ``trainer1`` and so on; the first one also evaluates and
-    keeps checkpoints.
-    """
+    """Reads its columns of the text; the first one evaluates and keeps checkpoints."""
 
     def __init__(self, engine: Engine, rank: int, job: Job):
         self.engine, self.rank, self.job, self.config = engine, rank, job, job.config
@@ -200,8 +188,7 @@ class Trainer:
         self.max_steps = self.config.max_steps or self.config.epochs * len(stream)
         self.history = History()
         if job.resume is not None:
-            losses = job.resume.losses_of(rank, self.config.num_trainers)
-            self.history.losses = losses
+            self.history.losses = job.resume.losses_of(rank, self.config.num_trainers)
 
     def step(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
@@ -235,10 +222,7 @@ class Trainer:
         return loss, total.item() / targets.numel(), hidden
 
     def update(self, context: Context) -> int:
-        """Let all owners use the gradients of a context; the version that they moved.
-
-        Their common norm is at most ``clip`` then.
-        """
+        """Move all parameters by a context's gradients, clipped; the version moved."""
         if self.config.sync and self.config.num_trainers > 1:
             return self.owners[0].rpc_sync().step_together(self.rank, context)
         scale = 1.0
@@ -309,11 +293,9 @@ class Trainer:
         """The state of this trainer's columns: zeros, unless a pass is resumed."""
         if window == 0:
             return self.model.start(self.stream.batch_size)
-        parts = (
-            state.tensor_split(self.config.num_trainers, dim=1)[self.rank]
-            for state in self.job.resume.hidden
-        )
-        return tuple(part.contiguous() for part in parts)
+        number = self.config.num_trainers
+        parts = (each.tensor_split(number, dim=1) for each in self.job.resume.hidden)
+        return tuple(part[self.rank].contiguous() for part in parts)
 
     def reseed(self) -> None:
         """Let the dropout's random streams begin anew, on all workers at once."""
@@ -334,9 +316,8 @@ class Trainer:
 
     def gather(self, method: str) -> dict[str, Any]:
         """What every owner has, by the parameters' names."""
-        return {
-            n: value for found in self.on_owners(method) for n, value in found.items()
-        }
+        found = self.on_owners(method)
+        return {name: value for each in found for name, value in each.items()}
 
     def look(self, epoch: int) -> None:
         """Evaluate, and report it; all trainers wait for the first one."""
@@ -374,16 +355,10 @@ class Trainer:
         states, losses = zip(*brought, strict=True)
         if self.rank == 0:
             columns = zip(*states, strict=True)
-            state = Checkpoint(
-                asdict(self.config),
-                list(self.job.corpus.vocabulary.words),
-                self.gather("weights"),
-                self.gather("optimizer_state"),
-                epoch,
-                window,
-                tuple(torch.cat(parts, dim=1) for parts in columns),
-                list(losses),
-            )
+            hidden = tuple(torch.cat(parts, dim=1) for parts in columns)
+            run = asdict(self.config), list(self.job.corpus.vocabulary.words)
+            model = self.gather("weights"), self.gather("optimizer_state")
+            state = Checkpoint(*run, *model, epoch, window, hidden, list(losses))
             checkpoint.save(self.job.keep, state)
         self.barrier()
 
@@ -408,11 +383,8 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
-
-    Raises:
-        ValueError: the job can't be done, see :func:`check`.
-        WorkerError: a worker failed.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    where :func:`check` refuses the job, a WorkerError if a worker failed.
     """
     check(job)
     cores, num_trainers = psutil.cpu_count(), job.config.num_trainers
@@ -436,12 +408,7 @@ def run_locally(job: Job) -> History:
 
 
 def check(job: Job) -> None:
-    """Refuse a job that can't be done.
-
-    Raises:
-        ValueError: the text is too short, or the checkpoint or a parameter to begin
-            with does not fit.
-    """
+    """A ValueError if the text is too short, or the checkpoint or ``begin`` unfit."""
     config, words = job.config, job.corpus.vocabulary.words
     size = config.seq_len, config.batch_size
     train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)

@@ -33,10 +33,7 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
 
 def measured_bytes(job: Job) -> float:
-    """Bytes a step, counted by the workers' own sockets; NaN for a text of one window.
-
-    Everything is in it, the backward pass too, which no trace sees.
-    """
+    """Bytes a step, by the workers' own sockets; NaN for a text of one window."""
     windows = len(Stream(job.corpus.train, job.config.seq_len, job.config.batch_size))
     more = min(STEPS, windows - 1)
 

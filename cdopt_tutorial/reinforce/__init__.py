@@ -15,17 +15,7 @@ from cdopt_tutorial.reinforce.system import (
 )
 
 __all__ = [
-    "CONVERSATIONS",
-    "Agent",
-    "Episodes",
-    "Observer",
-    "Policy",
-    "ReinforceConfig",
-    "Round",
-    "Score",
-    "Training",
-    "discounted_returns",
-    "run",
-    "run_agent",
+    "CONVERSATIONS", "Agent", "Episodes", "Observer", "Policy", "ReinforceConfig",
+    "Round", "Score", "Training", "discounted_returns", "run", "run_agent",
     "run_locally",
-]
+]  # fmt: skip

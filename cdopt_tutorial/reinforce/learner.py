@@ -15,10 +15,7 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 
 
 class Policy(nn.Module):
-    """Maps states of CartPole to scores of its two actions, by one hidden layer.
-
-    The original's, but for the dropout, which stayed switched on while it acted.
-    """
+    """Scores CartPole's two actions by one hidden layer: the original's but dropout."""
 
     def __init__(self, hidden: int = 128):
         super().__init__()
@@ -36,10 +33,7 @@ class Policy(nn.Module):
 
 
 class Actor:
-    """Chooses one observer's actions, from a random stream of its own; notes its steps.
-
-    Whether the agent holds it or the observer, the actions are the same.
-    """
+    """Chooses an observer's actions, by a random stream of its own; notes its steps."""
 
     def __init__(self, policy: Policy, seed: int):
         self.policy = policy
@@ -52,8 +46,7 @@ class Actor:
 
     def draw(self, states: NDArray, scores: Tensor) -> NDArray:
         """The same, drawn from the softmax of the states' scores (n, 2)."""
-        # A race of exponential clocks: each action wins with its probability. This
-        # is what torch.multinomial does, without its checks.
+        # As torch.multinomial without its checks: a race of exponential clocks.
         clocks = torch.empty_like(scores).exponential_(generator=self._generator)
         actions = (torch.softmax(scores, dim=1) / clocks).argmax(dim=1).numpy()
         self.states.append(states)
@@ -99,8 +92,8 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
     """Returns (T, n) of padded episodes, with truncation told from termination.
 
-    After a fall nothing follows. After the time limit the episode would have gone on:
-    its tail is taken to be worth what the start of one is worth on average in these.
+    After the time limit an episode would have gone on: its tail is taken to be worth
+    what the start of one is worth on average in these.
     """
     returns = discounted_returns(episodes.rewards, gamma)
     tail = torch.where(episodes.truncated, returns[0].mean(), 0.0)
@@ -109,19 +102,16 @@ def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
 
 
 def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tensor:
-    """REINFORCE's loss of a batch of episodes: a scalar to be differentiated.
+    """REINFORCE's loss of a batch of episodes (Williams 1992), a scalar.
 
-    The mean over all steps of -log p(action) times the return, which is normalised
-    over the batch. Source: Williams (1992); normalised as in the original (Li 2020).
+    The mean over all steps of -log p(action) times the return, normalised (Li 2020).
     """
     parts = [
         (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])
         for e in batch
     ]
-    device = policy.affine1.weight.device
-    states, actions, returns = (
-        torch.cat(part).to(device) for part in zip(*parts, strict=True)
-    )
+    device, columns = policy.affine1.weight.device, zip(*parts, strict=True)
+    states, actions, returns = (torch.cat(each).to(device) for each in columns)
     eps = torch.finfo(returns.dtype).eps
     advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)
     log_probs = F.log_softmax(policy(states), dim=1)

@@ -1,8 +1,4 @@
-"""Chapter 1's system: an agent and its observers, which learn CartPole together.
-
-From top to bottom: what one can choose; the agent, which owns the policy; the observer,
-which owns environments; the four ways in which they converse; the score; a run.
-"""
+"""Chapter 1's system: an agent and its observers, which learn CartPole together."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -35,18 +31,13 @@ ENVIRONMENT = "CartPole-v1"
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
 
-# What a conversation is good for: one environment where every step is a round trip,
-# many where a round trip serves them all.
+# One environment where every step is a round trip, many where one serves them all.
 DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
 
 
 @dataclass(frozen=True)
 class ReinforceConfig:
-    """Settings of a run; checked when they are made.
-
-    Raises:
-        ValueError: a value is out of its range, or the device is not there.
-    """
+    """Settings of a run; a ValueError if one is out of its range, or no such device."""
 
     #: how observers and agent converse: "per-step", "packed", "batched" or
     #: "local-policy".
@@ -94,10 +85,8 @@ class Agent:
             torch.manual_seed(config.seed)
             self.policy = Policy(config.hidden).to(config.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
-        self._actors = [
-            Actor(self.policy, config.seed_of(i, "actions"))
-            for i in range(config.num_observers)
-        ]
+        seeds = (config.seed_of(i, "actions") for i in range(config.num_observers))
+        self._actors = [Actor(self.policy, seed) for seed in seeds]
         self._waiting = Rendezvous(self._select_together)
 
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
@@ -181,8 +170,7 @@ class Observer:
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
         """One episode in every environment: its length, and whether time cut it.
 
-        An environment whose episode is over is stepped along until all are, but
-        nothing that happens in it counts.
+        Where it is over, the environment is stepped along, but nothing counts.
         """
         self._talk.begin(agent_rref)
         states, _ = self._env.reset()
@@ -203,8 +191,7 @@ class Observer:
 class PerStep:
     """Two calls a step, as in the original: the state for an action, then the reward.
 
-    The observer's side of a conversation. The four differ in what crosses the wire, and
-    how often. A tensor would take twice the time of an array.
+    The observer's side of a conversation, in arrays: tensors take twice the time.
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
@@ -278,11 +265,9 @@ class LocalPolicy(PerStep):
 
 
 CONVERSATIONS = {
-    "per-step": PerStep,
-    "packed": Packed,
-    "batched": Batched,
-    "local-policy": LocalPolicy,
-}
+    "per-step": PerStep, "packed": Packed,
+    "batched": Batched, "local-policy": LocalPolicy,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -322,14 +307,9 @@ class Score:
         self.env_steps += sum(int(episodes.lengths.sum()) for episodes in batch)
         self.rounds += 1
         self.seconds = time.perf_counter() - self._begin
-        return Round(
-            number=self.rounds,
-            episodes=len(self.rewards),
-            env_steps=self.env_steps,
-            last_reward=sum(new) / len(new),
-            running_reward=self.running_reward,
-            mean_reward=self.mean_reward,
-        )
+        so_far = self.rounds, len(self.rewards), self.env_steps
+        last_reward = sum(new) / len(new)
+        return Round(*so_far, last_reward, self.running_reward, self.mean_reward)
 
     @property
     def mean_reward(self) -> float:
@@ -387,8 +367,7 @@ def run(config: ReinforceConfig, **options: Any) -> Training:
     threads = psutil.cpu_count()
     roles = {"agent": Role(run_agent, (TorchRPC(), config), num_threads=threads)}
     roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
-    # An observer needs one thread for its episode and one to be answered; with more,
-    # the small calls of "batched" take longer to be handed on.
+    # An observer needs one for its episode, one to be answered; more slow small calls.
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")
     return launch(roles, **options)["agent"]
