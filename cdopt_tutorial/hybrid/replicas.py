@@ -32,11 +32,8 @@ def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
 
 
 def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
-    """Enter the trainers' process group; called once on each trainer.
-
-    The group stays until the process ends. To destroy it right after an all-reduce
-    hangs at times: its destructor waits for gloo's thread, and holds the GIL.
-    """
+    """Enter the trainers' process group, until the process ends; once on each."""
+    # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
     chosen, group = devices(trainer, num_trainers, gpus), meeting("trainers")
     dist.init_process_group(
         chosen.backend, group, rank=trainer, world_size=num_trainers
@@ -56,10 +53,7 @@ def barrier() -> None:
 
 
 class Differences:
-    """Largest difference of any parameter between any two replicas, step by step.
-
-    Nobody waits as it asks: the original's semantics don't keep trainers in step.
-    """
+    """Largest difference of any parameter between any two replicas, step by step."""
 
     def __init__(self, layer: nn.Module):
         self._layer = layer
@@ -70,6 +64,7 @@ class Differences:
         """Ask for the difference of what the parameters are now; all trainers must."""
         flat = torch.cat([each.flatten() for each in self._layer.parameters()])
         both = torch.cat((flat, -flat))
+        # To wait would keep trainers in step, which the original's semantics do not.
         work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
         self._asked.append((work, both))
 

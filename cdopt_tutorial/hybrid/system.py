@@ -45,10 +45,7 @@ Engine = OneProcess | TorchRPC
 
 
 class JointStep:
-    """One step on the table, on ``ps``, with the mean of all trainers' gradients.
-
-    The mean, as DDP takes it: one weight on a trainer's loss then serves both.
-    """
+    """On ``ps``: a step on the table with the trainers' mean gradient, as DDP takes."""
 
     def __init__(self, table: Reference, config: HybridConfig):
         self._parameters = list(learnt(table.local_value()).values())
@@ -71,10 +68,7 @@ class JointStep:
 
 
 class OriginalStep:
-    """The original's: each trainer's whole gradient moves the table, at once.
-
-    N optimizers on ``ps`` move it N times for each move of the dense layer.
-    """
+    """The original's: each trainer's whole gradient moves the table, N times a step."""
 
     def __init__(self, table: Reference, config: HybridConfig):
         part, trainers = table.local_value(), range(config.num_trainers)

@@ -14,9 +14,8 @@ STEPS = 8
 def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
     """Bytes of the large tensors of one full window, of all trainers together.
 
-    The word vectors come and their gradients go; so do the LSTM's outputs, the other
-    way round; and with the cut "logits", the logits and theirs. Several trainers each
-    pull the LSTM's weights and send their gradients. Tokens and targets are 8 bytes.
+    Word vectors and the LSTM's outputs cross, with the cut "logits" these, too, and the
+    gradients of all; several trainers pull the LSTM's weights. An index has 8 bytes.
     """
     tokens = config.seq_len * config.batch_size
     width = config.embedding + config.hidden
