@@ -102,7 +102,7 @@ class Table(nn.EmbeddingBag):
         generator = torch.Generator().manual_seed(2 * config.seed)
         nn.init.normal_(self.weight, std=0.01, generator=generator)
         if config.constrained == "table":
-            # Columns of norm 1; with rows, a token seldom seen were as loud as others.
+            # Columns of norm 1: with rows, a rare token would be as loud as any other.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
         begin_at(self, "table", begin)

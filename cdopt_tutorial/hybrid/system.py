@@ -45,7 +45,7 @@ Engine = OneProcess | TorchRPC
 
 
 class JointStep:
-    """Steps the table, on ``ps``, with the mean of all trainers' gradients, like DDP."""
+    """Steps the table, on ``ps``, by the mean of all trainers' gradients, like DDP."""
 
     def __init__(self, table: Reference, config: HybridConfig):
         self._parameters = list(learnt(table.local_value()).values())

@@ -15,7 +15,7 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 
 
 class Policy(nn.Module):
-    """Scores CartPole's two actions by one hidden layer: the original's but dropout."""
+    """Scores CartPole's two actions by one hidden layer, without the dropout of old."""
 
     def __init__(self, hidden: int = 128):
         super().__init__()
