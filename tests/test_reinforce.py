@@ -190,9 +190,9 @@ class TestPolicy:
 
     def test_is_where_the_config_says(self):
         config = ReinforceConfig()
-        assert Agent(config).policy.device.type == "cpu"
+        assert Agent(config).policy.affine1.weight.device.type == "cpu"
         object.__setattr__(config, "device", "meta")
-        assert Agent(config).policy.device.type == "meta"
+        assert Agent(config).policy.affine1.weight.device.type == "meta"
 
     def test_begins_by_the_seed_whatever_was_drawn_before(self):
         before = torch.get_rng_state()
