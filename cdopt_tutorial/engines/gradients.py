@@ -1,8 +1,7 @@
 """Gradients that cross from worker to worker: a step is written once, for three ways.
 
-In one process autograd does it all. *Distributed autograd* notes in a context of
-torch's what every call carries. For an *explicit cut* the owner of an object keeps the
-graph, and is called again for the backward pass. Each step has its own gradients.
+In one process autograd does it all. *Distributed autograd* notes what every call
+carries. For an *explicit cut* an object's owner keeps the graph, and is called again.
 """
 
 import itertools
@@ -39,7 +38,6 @@ def context(way: str) -> Iterator[Context]:
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Call a method where its object lives; tensors stay part of the graph.
 
-    The one way for a call that carries a gradient, made by whoever computes the loss.
     What needs a gradient is a tensor among the arguments, not inside a list, and no
     parameter, which would arrive as a copy without a graph. With an explicit cut the
     method, or function of the object, returns a tensor or several.
@@ -77,8 +75,7 @@ def forget(context: Context) -> None:
 _this_thread = threading.local()  # the cut that it is in
 _numbers = itertools.count()
 _adding = threading.Lock()
-# Without an argument that needs a gradient, such as a lookup of integers, autograd
-# would not come back.
+# Autograd would not come back for integers, as of a lookup: one more needs a gradient.
 _anchor = torch.zeros((), requires_grad=True)
 # On the owners: graphs by context and key, gradients by context.
 _kept_graphs: dict[tuple[str, int], tuple[list[Tensor], Sequence[Tensor]]] = {}
@@ -129,9 +126,8 @@ def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None,
         return (None,) * len(leaves)
     outputs, grads = zip(*pairs, strict=True)
     parameters = _parameters_of(outputs, leaves)
-    found = torch.autograd.grad(
-        outputs, [*leaves, *parameters], grads, allow_unused=True
-    )
+    inputs = [*leaves, *parameters]
+    found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
     with _adding:
         kept = _kept_gradients.setdefault(context, {})
         for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
@@ -149,8 +145,7 @@ def _parameters_of(outputs: Iterable[Tensor], leaves: list[Tensor]) -> list[Tens
         if node is None or node in seen:
             continue
         seen.add(node)
-        # Where autograd would add to .grad.
         if hasattr(node, "variable") and id(node.variable) not in given:
-            found.append(node.variable)
+            found.append(node.variable)  # where autograd would add to .grad
         todo += [function for function, _ in node.next_functions]
     return found

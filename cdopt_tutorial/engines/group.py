@@ -1,7 +1,6 @@
 """The processes of one run: start them, watch over them, end them.
 
-The parent owns the deadlines. It alone can: a worker that waits for a peer which
-never comes waits for ever, since torch's own rendezvous has no useful time-out.
+The parent owns the deadlines: torch's own rendezvous has no useful time-out.
 """
 
 import multiprocessing
@@ -65,15 +64,12 @@ class _Worker:
         return self.phase in ("done", "failed")
 
     def take(self) -> list[bytes]:
-        """The messages that have come in whole since the last time; never waits.
-
-        ``Connection.recv`` would wait for the rest of a message, which never comes
-        from a worker that was stopped as it sent it. EOFError: it has gone.
-        """
+        """The messages that have come in whole since the last time; never waits."""
+        # ``Connection.recv`` would, for the rest from a worker that has been stopped.
         ready = self.connection.poll()  # else its process has ended
         part = os.read(self.connection.fileno(), CHUNK) if ready else b""
         if not part:
-            raise EOFError
+            raise EOFError  # it has gone
         self.unread += part
         messages = []
         while len(self.unread) >= process.HEADER:
@@ -87,10 +83,7 @@ class _Worker:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that are started here do not run the parent's script once more.
-
-    What they need of it travels by value, so a script needs no guard against itself.
-    """
+    """Processes that are started here do not run the parent's script once more."""
     prepared = spawn.get_preparation_data
 
     def prepare(name: str) -> dict[str, Any]:
@@ -117,13 +110,11 @@ class Group:
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
 
-    def run(
-        self, deadline: float, join_deadline: float
-    ) -> dict[str, tuple[Any, Any, Any]]:
+    def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
         """Run every role to its end, or raise the failure that explains the others.
 
-        Gives, by name, what the role returned, what the worker recorded of its calls,
-        and the bytes that it received.
+        Gives, by name, what the role returned, the worker's record of its calls, and
+        the bytes that it received.
         """
         self._begin = time.monotonic()
         context = multiprocessing.get_context("forkserver")
@@ -147,8 +138,7 @@ class Group:
                 raise self._cause()
 
     def _start(self, context, rank: int, name: str) -> None:
-        # By a file: Process would write a large role into a pipe, and wait for ever
-        # if the worker is stopped before it has read it.
+        # By a file: on a pipe, a worker that is stopped before it reads holds us up.
         self._settings.path(name, "role").write_bytes(self._packed[name])
         ours, theirs = context.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
@@ -167,11 +157,11 @@ class Group:
             if not worker.settled:
                 waited[worker.connection] = waited[worker.process.sentinel] = worker
         for worker in dict.fromkeys(map(waited.get, wait(list(waited), timeout))):
-            messages: list[bytes] = []
             try:
                 messages = worker.take()
             except (EOFError, OSError):
                 self._note_death(worker)
+                continue
             for message in messages:
                 if not worker.settled:
                     self._handle(worker, *pickle.loads(message))
@@ -190,8 +180,7 @@ class Group:
                 worker.phase = "done"
             case "failed", (name, reason, details, lost_peer):
                 worker.phase = "failed"
-                rank = _LOST_PEER if lost_peer else _RAISED
-                self._fail(rank, name, reason, details)
+                self._fail(_LOST_PEER if lost_peer else _RAISED, name, reason, details)
 
     def _note_death(self, worker: _Worker) -> None:
         worker.process.join(EXIT)
@@ -210,8 +199,9 @@ class Group:
             elif worker.stopped_since is None:
                 worker.stopped_since = now
             elif now - worker.stopped_since > STOPPED:
-                reason = "was stopped (SIGSTOP) and did not go on"
-                self._fail(_DIED, worker.name, reason)
+                self._fail(
+                    _DIED, worker.name, "was stopped (SIGSTOP) and did not go on"
+                )
 
     def _look_at_clock(self, deadline: float, join_deadline: float) -> None:
         passed = time.monotonic() - self._begin

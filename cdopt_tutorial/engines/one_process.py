@@ -8,10 +8,7 @@ from cdopt_tutorial.engines.reference import LocalRef
 
 
 class OneProcess:
-    """Runs a system in this process: what each distributed run is held against.
-
-    What the system reports goes to ``on_report(worker, record)``.
-    """
+    """Runs a system in this process; what it reports: ``on_report(worker, record)``."""
 
     def __init__(self, on_report: Callable[[str, Any], None] | None = None):
         self._on_report = on_report

@@ -17,14 +17,11 @@ import cloudpickle
 
 
 def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Pickle a content for each worker; called by the launcher, in the parent.
+    """Pickle a content for each worker; and the modules that any of them needs.
 
     Not by multiprocessing's own pickler: with that, torch passes tensors as file
     descriptors, here their values travel. A ValueError names what can't be pickled,
     or is of a module that a fresh process can't import.
-
-    Returns:
-        The pickles by worker, and the modules that any of them needs.
     """
     definitions: dict[str, Any] = {}
     packed, modules = {}, set()
@@ -41,10 +38,8 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             raise ValueError(f"{worker}: {reason}") from error
         modules |= reader.modules
     if definitions:  # of any worker, so all must have them
-        packed = {
-            worker: _dumps((definitions, content), {})
-            for worker, content in contents.items()
-        }
+        for worker, content in contents.items():
+            packed[worker] = _dumps((definitions, content), {})
     return packed, tuple(sorted(modules))
 
 
@@ -110,8 +105,8 @@ class _Importable(pickle.Unpickler):
         if found is main_namespace:  # ours must not be written to
             return dict
         if name in ("_make_skeleton_class", "_make_skeleton_enum"):
-            # With the number of the class, the one before the last, we would get
-            # our own class, and write copies of its methods into it.
+            # By the number of the class, last but one, we would get our own class,
+            # and write copies of its methods into it.
             return lambda *args: found(*args[:-2], None, args[-1])
         return found
 
@@ -121,8 +116,8 @@ class _Importable(pickle.Unpickler):
 
     def _check(self, module: str, name: str) -> None:
         if module == "__main__" or not _has_source(module):
-            notebook = "this notebook or script"
-            where = notebook if module == "__main__" else f"module {module}"
+            main = module == "__main__"
+            where = "this notebook or script" if main else f"module {module}"
             raise _NotImportable(
                 f"{name} is defined in {where}, where a worker process can't import "
                 "it: put it into a file or a cell of the notebook, and launch again"

@@ -26,10 +26,10 @@ class TorchRPC:
             raise ValueError(f"way is {self.way!r}, but must be {allowed}")
 
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
-        """Make an object on a worker, as ``rpc.remote`` does; waits until it is there.
+        """Make an object on a worker, and wait until it is there.
 
-        The worker must be able to import the class or function that makes it. Everyone
-        who asks that worker by one name gets the same object.
+        The worker must be able to import what makes it. Everyone who asks that worker
+        by one name gets the same object.
         """
         return rpc.rpc_sync(worker, _make, args=(name, make, *args))
 
