@@ -70,10 +70,10 @@ def _losses(name: str, runs: Sequence[Run]) -> list[Row]:
     found = []
     for model in MODELS:
         means, best = _means(runs, model), best_lr(runs, model)
-        baseline = f"{name}, {model}, lr {best:g}: loss"
+        names = {lr: f"{name}, {model}, lr {lr:g}: loss" for lr in means}
         for lr, mean in means.items():
-            row = f"{name}, {model}, lr {lr:g}: loss"
-            found.append(Row(row, mean, "nats", baseline, mean / means[best]))
+            ratio = mean / means[best]
+            found.append(Row(names[lr], mean, "nats", names[best], ratio))
     return found
 
 

@@ -31,7 +31,7 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     logits = replace(job, config=replace(config, cut="logits"))
     two_trainers = replace(job, config=replace(config, num_trainers=2))
     variants = {
-        BASELINE: partial(_local_figures, job),
+        BASELINE: lambda _: _speed(config, run_locally(job)),
         "logits": partial(_figures, logits),
         "loss": partial(_figures, job),
         "loss, 2 trainers": partial(_figures, two_trainers),
@@ -49,17 +49,11 @@ def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:
     return Corpus(Vocabulary(words), train, train[: config.batch_size + 1])
 
 
-def _local_figures(job: Job, _: int) -> dict[str, float]:
-    return _speed(job.config, run_locally(job))
-
-
 def _figures(job: Job, _: int) -> dict[str, float]:
     each_phase = phases(run, job)
-    found = _speed(job.config, run(job)[0]) | each_phase
-    found["bytes"] = measured_bytes(job)
-    vocab_size = len(job.corpus.vocabulary)
-    found["bytes by arithmetic"] = expected_bytes(job.config, vocab_size)
-    return found
+    speed, vocab_size = _speed(job.config, run(job)[0]), len(job.corpus.vocabulary)
+    sent, expected = measured_bytes(job), expected_bytes(job.config, vocab_size)
+    return speed | each_phase | {"bytes": sent, "bytes by arithmetic": expected}
 
 
 def _speed(config: RNNConfig, history: History) -> dict[str, float]:

@@ -131,18 +131,16 @@ def writable(name: str) -> Path:
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
     """Write results to a file, if there is one to write, which they replace at once."""
-    if path is None:
-        return
     text = json.dumps(results, indent=2) + "\n"
-    if path.exists() and not path.is_file():  # a pipe, a terminal
+    if path is not None and path.exists() and not path.is_file():  # a pipe
         path.write_text(text)
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
+    elif path is not None:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text)
+        beside.replace(path)
 
 
 def print_difference(difference: float) -> float:
-    """Print how far a run is from the same one in one process; the difference."""
+    """Print, and return, how far a run is from the same one in one process."""
     print(f"largest difference from one process: {difference:.1e}")
     return difference

@@ -44,8 +44,5 @@ def _log(_, note: hybrid.Progress) -> None:
     score = note.valid  # checked at once: what is not finite can't be projected
     common.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
-        print(
-            f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
-            f"validation accuracy {score.accuracy:.3f}",
-            flush=True,
-        )
+        training = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
+        print(f"{training}\tvalidation accuracy {score.accuracy:.3f}", flush=True)

@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> int:
     training = reinforce.run(config, deadline=math.inf, on_report=log)
     score = training.score
     common.write_json(args.json, training.as_json())
-    if score.solved:
-        print(f"Solved! Running reward is now {score.running_reward:.1f}!")
-    else:
-        print(f"Not solved after {len(score.rewards)} episodes.")
+    solved = f"Solved! Running reward is now {score.running_reward:.1f}!"
+    print(
+        solved if score.solved else f"Not solved after {len(score.rewards)} episodes."
+    )
     speed = f"{score.env_steps / score.seconds:.0f} a second"
     print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {speed}")
     return 0 if score.solved or args.smoke else 1
@@ -54,8 +54,5 @@ def _num_observers(size: int | None, number: int | None) -> int:
 def _log(interval: int, _, record: reinforce.Round) -> None:
     """Print the original's log line after every few rounds."""
     if record.number % interval == 0:
-        print(
-            f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}\t"
-            f"Average reward: {record.running_reward:.2f}",
-            flush=True,
-        )
+        last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"
+        print(f"{last}\tAverage reward: {record.running_reward:.2f}", flush=True)

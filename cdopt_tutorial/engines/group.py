@@ -43,6 +43,8 @@ GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
 GRACE_LOST_PEER = 3.0  # the same, where a failure only says that a peer has gone
 EXIT = 5.0  # seconds that a finished worker may take to leave
 
+Report = Callable[[str, Any], None] | None
+
 # How well a failure explains the others; the lowest number is reported.
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
 
@@ -101,10 +103,7 @@ class Group:
     """The workers of one run, which leaves no process behind."""
 
     def __init__(
-        self,
-        settings: process.Settings,
-        packed: Mapping[str, bytes],  # each worker's role, by name
-        on_report: Callable[[str, Any], None] | None,
+        self, settings: process.Settings, packed: Mapping[str, bytes], on_report: Report
     ):
         self._settings, self._packed, self._on_report = settings, packed, on_report
         self._workers: list[_Worker] = []
@@ -123,19 +122,16 @@ class Group:
             with _without_main():
                 for rank, name in enumerate(self._packed):
                     self._start(context, rank, name)
-            self._watch(deadline, join_deadline)
+            while not all(worker.settled for worker in self._workers):
+                self._take_messages(TICK)
+                self._look_for_stopped()
+                self._look_at_clock(deadline, join_deadline)
+                self._look_at_pace()
+                if self._failures:
+                    raise self._cause()
             return {worker.name: worker.done for worker in self._workers}
         finally:
             self._end()
-
-    def _watch(self, deadline: float, join_deadline: float) -> None:
-        while not all(worker.settled for worker in self._workers):
-            self._take_messages(TICK)
-            self._look_for_stopped()
-            self._look_at_clock(deadline, join_deadline)
-            self._look_at_pace()
-            if self._failures:
-                raise self._cause()
 
     def _start(self, context, rank: int, name: str) -> None:
         # By a file: on a pipe, a worker that is stopped before it reads holds us up.

@@ -1,8 +1,7 @@
 """Pickle what workers are to run, and refuse at once what they could not load.
 
-What a module has goes by its name. What was defined in the parent's ``__main__``, a
-notebook or a script, goes by value, and is then in the ``__main__`` of every worker:
-there torch's own pickler finds it by its name when workers call each other.
+What a module has goes by its name. What is of ``__main__``, a notebook or a script,
+goes by value into the ``__main__`` of every worker, where torch's pickler finds it.
 """
 
 import importlib.util
@@ -44,7 +43,7 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
 
 
 def unpack(packed: bytes) -> Any:
-    """What :func:`pack` was given for this worker; called once, in the worker."""
+    """What :func:`pack` was given for this worker."""
     definitions, content = pickle.loads(packed)
     main_namespace().update(definitions)
     return content
@@ -72,8 +71,7 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, definitions: dict[str, Any]):
         super().__init__(file)
         self._definitions, self._main = definitions, main_namespace()
-        # The globals of a function are those of the worker's __main__, not a copy for
-        # each pickle: what one function assigns, another one sees.
+        # Functions share the worker's __main__: what one assigns, another one sees.
         self.globals_ref[id(self._main)] = _MainNamespace()
 
     def reducer_override(self, value: Any) -> Any:

@@ -21,8 +21,7 @@ _BYTES_RECEIVED = struct.Struct("=128xQ")  # where it stands in the kernel's tcp
 class Wire:
     """The bytes of one run; pass it to ``launch``, read it afterwards."""
 
-    #: bytes that each worker's sockets have received, by its name.
-    received: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)  #: by worker
 
     @property
     def total(self) -> int:
