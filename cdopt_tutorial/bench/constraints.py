@@ -51,8 +51,7 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
 def step_costs(widths: Sequence[int], turns: int, budget: float) -> dict[str, Ratios]:
     """Each variant's median step over the plain layer's, as (width d, ratio).
 
-    At each width it has so many turns, and a turn a budget of seconds, but at least
-    one step. A width that is not even and at least 2 is a ValueError.
+    A turn has a budget of seconds. A width not even and at least 2 is a ValueError.
     """
     values = _step_times(widths, turns, budget, lambda line: None)
     return {name: _ratios(values, name, BASELINE) for name in VARIANTS}

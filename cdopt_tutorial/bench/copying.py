@@ -22,10 +22,7 @@ FIGURES = ("loss", "recall", "weight", "mapped", "seconds")  # of a run, in the 
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Train each model at each learning rate from each seed; a smoke run, less of all.
-
-    A loss is compared with that at the model's best rate, a step with the free model's.
-    """
+    """Train each model at each learning rate from each seed."""
     lrs, seeds = (LRS[:2], SEEDS[:1]) if smoke else (LRS, SEEDS)
     # Models take turns, so that a slow minute of the machine hits all.
     jobs = [Job(model, lr, seed) for seed in seeds for lr in lrs for model in MODELS]

@@ -23,11 +23,9 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
 
 
 def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:
-    """What one run with two observers takes; also called by chapter 1.
+    """What one run with two observers takes: by ``UNITS``, its episodes, if it solved.
 
-    Environment steps a second, seconds, episodes, 1.0 if it solved the task, and calls
-    and bytes an environment step. These two are of a short run of its own, from its
-    start to its end, so that recording does not slow down what is timed.
+    Calls and bytes are of a short run of its own, so that recording slows nothing.
     """
     limits = {"num_observers": 2, "max_episodes": max_episodes}
     config = ReinforceConfig(conversation, seed=seed, **limits)

@@ -32,7 +32,7 @@ class Failed(Exception):
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Turn an error in checking the user's input into a `UsageError`."""
+    """Turn an error in the user's input into a `UsageError`."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -131,10 +131,12 @@ def writable(name: str) -> Path:
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
     """Write results to a file, if there is one to write, which they replace at once."""
+    if path is None:
+        return
     text = json.dumps(results, indent=2) + "\n"
-    if path is not None and path.exists() and not path.is_file():  # a pipe
+    if path.exists() and not path.is_file():  # a pipe, a terminal
         path.write_text(text)
-    elif path is not None:
+    else:
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         beside.write_text(text)
         beside.replace(path)

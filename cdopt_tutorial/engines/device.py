@@ -35,6 +35,6 @@ def _what_is_there() -> str:
     if not torch.backends.cuda.is_built():
         return "this torch is a build without CUDA"
     here = gpus_of("cuda")
-    if len(here) < 2:
-        return "the only GPU is cuda:0" if here else "torch sees no GPU"
-    return f"the GPUs are {here[0]} to {here[-1]}"
+    if len(here) > 1:
+        return f"the GPUs are {here[0]} to {here[-1]}"
+    return "the only GPU is cuda:0" if here else "torch sees no GPU"

@@ -39,7 +39,7 @@ _path_stats = SourceFileLoader.path_stats
 
 
 def _note(loader: SourceFileLoader, path: str) -> dict:
-    """Python keeps no record of what it has read, but asks for each file's state."""
+    """Python asks here for the state of each file that it reads, but keeps none."""
     stats = _path_stats(loader, path)
     _imported[path] = stats["mtime"], stats["size"]
     return stats

@@ -38,9 +38,8 @@ def context(way: str) -> Iterator[Context]:
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Call a method where its object lives; tensors stay part of the graph.
 
-    What needs a gradient is a tensor among the arguments, not inside a list, and no
-    parameter, which would arrive as a copy without a graph. With an explicit cut the
-    method, or function of the object, returns a tensor or several.
+    What needs a gradient is itself an argument, and no parameter, which would arrive
+    without a graph. With an explicit cut a tensor or several come back.
     """
     cut = getattr(_this_thread, "cut", None)
     if cut is not None and torch.is_grad_enabled():
@@ -62,7 +61,7 @@ def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Te
         kept = dist_autograd.get_gradients(context)
     else:
         kept = _kept_gradients.get(context, {})
-    # In one process, and for what the caller of a cut owns itself, they are in .grad.
+    # In one process, and for what a cut's caller owns itself, they are in .grad.
     found = {p: kept[p] if p in kept else p.grad for p in parameters}
     return {p: gradient for p, gradient in found.items() if gradient is not None}
 
@@ -117,11 +116,8 @@ def _forward(value: Any, context: str, key: int, method, needs, args) -> Any:
 def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None, ...]:
     """Runs on the owner: the call's backward pass; parameters' gradients stay there."""
     leaves, outputs = _kept_graphs.pop((context, key))
-    pairs = [
-        (output, gradient)
-        for output, gradient in zip(outputs, grads, strict=True)
-        if gradient is not None and output.requires_grad
-    ]
+    pairs = zip(outputs, grads, strict=True)
+    pairs = [(o, grad) for o, grad in pairs if grad is not None and o.requires_grad]
     if not pairs:
         return (None,) * len(leaves)
     outputs, grads = zip(*pairs, strict=True)

@@ -23,8 +23,7 @@ from cdopt_tutorial.engines import process
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.pace import read_pace
 
-# Imported once by the fork server, so that no worker pays for them again. Our own
-# systems stay out: a reader who edits one gets the new text in the next run.
+# Imported once for all workers; not our own systems, which a reader may edit.
 PRELOAD = (
     "torch.distributed.rpc",
     "torch.distributed.optim",
@@ -110,11 +109,7 @@ class Group:
         self._failures: list[tuple[int, WorkerError]] = []
 
     def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
-        """Run every role to its end, or raise the failure that explains the others.
-
-        Gives, by name, what the role returned, the worker's record of its calls, and
-        the bytes that it received.
-        """
+        """By name: what the role returned, the record of its calls, bytes received."""
         self._begin = time.monotonic()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOAD))

@@ -51,18 +51,17 @@ def launch(
         rpc_timeout: seconds until an unanswered call fails; 0 means never.
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
-        polling: whether idle workers poll shared memory for messages: calls are then
-            answered sooner, but where cores are few, those that compute have less.
+        polling: whether idle workers poll shared memory, and so answer calls sooner,
+            but take of the cores that others compute on.
         attach: called in every worker first, see :mod:`~cdopt_tutorial.engines.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.engines.process.report`.
         trace: filled with every call of the run.
         wire: filled with the bytes of the run, for which the workers must not poll.
 
-    A ValueError comes before any process starts: a role can't be sent to a worker, an
-    argument is out of range, or a module was edited since its import. A WorkerError
-    comes when all have been ended: one raised, died, exited early, was stopped, did
-    not join, or got no further in time.
+    ValueError, before any process starts: a role can't be sent, an argument is out of
+    range, a module was edited since its import. WorkerError, when all have been ended:
+    one raised, died, exited early, was stopped, did not join, or got no further.
     """
     _check_roles(roles)
     _check_positive(deadline=deadline, join_deadline=join_deadline)

@@ -18,11 +18,10 @@ class OneProcess:
         self, worker: str, make: Callable, *args: Any, name: str = ""
     ) -> LocalRef:
         """Make an object here; the same object for everyone who asks by one name."""
-        if not name:
-            return LocalRef(make(*args))
-        if name not in self._named:
-            self._named[name] = LocalRef(make(*args))
-        return self._named[name]
+        if name in self._named:
+            return self._named[name]
+        made = LocalRef(make(*args))
+        return self._named.setdefault(name, made) if name else made
 
     def reference(self, value: Any) -> LocalRef:
         """A reference to an object of this process."""

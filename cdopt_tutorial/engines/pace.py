@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cdopt_tutorial.engines import attach
 
 _PACE = struct.Struct("<qdd128s")
-_file = -1  # a file, since the launcher can read it whatever the worker is stuck in
+_file = -1  # which the launcher can read whatever the worker is stuck in
 _places = 0
 
 
@@ -51,8 +51,8 @@ def place(
 ) -> None:
     """Let workers pass a place before each run of a system's function, and one after.
 
-    It may take so many seconds, see :func:`passed`, and from its end to the next place
-    it may be ``then``: as many by default, infinite for a worker's last function.
+    It may take so many seconds, and ``then`` seconds may follow to the next place: as
+    many by default, infinite for a worker's last function.
     """
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> Any:

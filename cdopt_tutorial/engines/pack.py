@@ -18,9 +18,7 @@ import cloudpickle
 def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Pickle a content for each worker; and the modules that any of them needs.
 
-    Not by multiprocessing's own pickler: with that, torch passes tensors as file
-    descriptors, here their values travel. A ValueError names what can't be pickled,
-    or is of a module that a fresh process can't import.
+    A ValueError names what can't be pickled, or imported by a fresh process.
     """
     definitions: dict[str, Any] = {}
     packed, modules = {}, set()
@@ -84,8 +82,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-class _NotImportable(Exception):
-    pass
+class _NotImportable(Exception): ...
 
 
 class _Importable(pickle.Unpickler):

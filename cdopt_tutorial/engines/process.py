@@ -97,10 +97,9 @@ def report(record: Any) -> None:
 
 
 def meeting(name: str) -> str:
-    """Where workers can meet for a process group of their own: its ``init_method``.
+    """A process group's ``init_method``, by a name that all in it give, and no others.
 
-    All in a group give one name; two groups that meet at once need two. In a process
-    that was not launched the environment says where.
+    In a process that was not launched the environment says where they meet.
     """
     # By a file, so no port is opened for it, and nothing is left of it.
     return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
@@ -142,7 +141,7 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
 
 
 def _leave_with_parent(folder: str) -> None:
-    """Make sure that this process, and what it starts, ends when the parent does."""
+    """This process, and what it starts, ends when the parent does."""
     os.setpgid(0, 0)
     # Linux kills us with the fork server, which reaches a stopped process too. The
     # server ends once nobody but the parent holds its "alive" pipe.
@@ -186,9 +185,7 @@ def _join(settings: Settings, name: str, rank: int) -> None:
         _transports=None if settings.polling else ["uv"],
         _channels=None if settings.polling else ["basic"],
     )
-    rpc.init_rpc(
-        name, rank=rank, world_size=settings.world_size, rpc_backend_options=options
-    )
+    rpc.init_rpc(name, None, rank, settings.world_size, options)
 
 
 def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:

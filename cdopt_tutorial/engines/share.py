@@ -16,10 +16,9 @@ def share(
 ) -> list[Any]:
     """Run a function once for each job, and return what it returned, in their order.
 
-    A job is the positional arguments of a run. After each, ``on_done(jobs_done,
-    result)`` is called. Each worker has one thread, so how many there are, at least 1,
-    does not change what comes out. The options are those of
-    :func:`~cdopt_tutorial.engines.launch.launch`, with its errors.
+    A job is the positional arguments of a run; ``on_done(jobs_done, result)`` comes
+    after each. Workers, at least 1, have one thread each, so their number does not
+    change the results. Options and errors are those of ``launch``.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers is {num_workers}, but must be at least 1")

@@ -121,10 +121,9 @@ class _Chrome:
 
     def arrow(self, name: str, source: dict, left: int, target: dict, came: int):
         event = {"name": name, "cat": "rpc", "id": next(self._arrows)}
-        self.events += [
-            {**event, "ph": "s", **source, "ts": left / 1000},
-            {**event, "ph": "f", **target, "ts": came / 1000, "bp": "e"},
-        ]
+        start = {"ph": "s", **source, "ts": left / 1000}
+        end = {"ph": "f", **target, "ts": came / 1000, "bp": "e"}
+        self.events += [event | start, event | end]
 
 
 def _since(begin: int, event: Call | Span) -> Any:
@@ -173,8 +172,7 @@ def mark_until(function: Callable, name: str) -> None:
     """Mark the time from a return of the function until its future is done."""
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> torch.futures.Future:
-        future = function(*args, **kwargs)
-        started = time.monotonic_ns()
+        future, started = function(*args, **kwargs), time.monotonic_ns()
         future.add_done_callback(lambda _: _record.note(name, started))
         return future
 
@@ -246,14 +244,11 @@ def _hooked(invoke: Callable) -> Callable:
         if _thread.pending is None:
             return invoke(to, *content)
         key, method = _thread.pending
+        times = _record.received
         _record.asked[key] = to.name, method, time.monotonic_ns()
         sent = invoke(to, *content)
-
-        def note(_) -> None:
-            _record.received[key] = time.monotonic_ns()
-
         future = sent._get_future() if hasattr(sent, "_get_future") else sent  # an RRef
-        future.add_done_callback(note)
+        future.add_done_callback(lambda _: times.update({key: time.monotonic_ns()}))
         return sent
 
     return send

@@ -44,14 +44,11 @@ def bytes_per_step(run: Callable[[int, Wire], Any], steps: int) -> float:
 
 
 def count() -> int:
-    """Bytes that this worker has received; called once its role has returned.
-
-    All workers wait for each other twice: no call is under way anywhere when they begin
-    to count, and nobody leaves, which sends messages, until all have.
-    """
+    """Bytes that this worker has received; called once its role has returned."""
+    # All wait for each other twice: no call is under way anywhere when they begin to
+    # count, and nobody leaves, which sends messages, until all have.
     agent = api._get_current_rpc_agent()
-    # Waits without a limit for the others' roles; what ``join`` waits on has one.
-    api._wait_all_workers()
+    api._wait_all_workers()  # for the others' roles, without a limit as ``join`` has
     agent.join()  # by the file of the rendezvous: this is not on any socket
     received = received_bytes()
     agent.join()
@@ -59,10 +56,7 @@ def count() -> int:
 
 
 def received_bytes() -> int:
-    """Bytes that the open TCP connections of this process have received so far.
-
-    What is sent TCP counts later, when its receipt has been confirmed.
-    """
+    """Bytes that the open TCP connections of this process have received so far."""
     size, total = _BYTES_RECEIVED.size, 0
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN:
