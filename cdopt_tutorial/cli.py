@@ -25,8 +25,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` and return its exit code.
 
-    0: done; 1: what was run failed; 2: bad input, named in one line; 3: chapters ran,
-    and a figure moved; 130: interrupted; 143: terminated.
+    0: done; 1: it failed; 2: bad input; 3: chapters ran, and a figure moved; 130:
+    interrupted; 143: terminated.
     """
     # Terminated like interrupted: by an exception, so that everything is cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -1,9 +1,8 @@
 """What a step of a constrained layer costs, by constraint dissolving and its peers.
 
-A step is that of training a layer d -> d/2: clear the gradients, forward on a batch of
-32, a loss, the penalty where there is one, backward, SGD. The batch is small, so that
-the constraint shows: with more rows all variants come nearer to the plain layer. All
-in float32, on one thread.
+A step is that of training a layer d -> d/2, in float32, on one thread: clear the
+gradients, forward, a loss, the penalty where there is one, backward, SGD. The batch is
+small, so that the constraint shows.
 """
 
 import statistics
@@ -24,7 +23,6 @@ from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, ro
 WIDTHS = (64, 128, 256, 512, 1024)
 BATCH_SIZE = 32
 PENALTY_PARAM = 0.1
-LR = 1e-3
 TURNS = 7
 BUDGET = 0.3  # seconds of a variant's turn
 BASELINE = "plain"
@@ -34,13 +32,11 @@ COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
 
 Step = Callable[[], None]
 Ratios = list[tuple[int, float]]  # with the width before
+Penalty = Callable[[], Tensor]
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Time all variants; in a smoke run, one turn at the smallest width.
-
-    "fused over" has the step of "fused" over those of its kind, by d/2.
-    """
+    """Time all variants; "fused over" has the step of "fused" over others', by d/2."""
     widths, turns = (WIDTHS[:1], 1) if smoke else (WIDTHS, TURNS)
     values = _step_times(widths, turns, BUDGET, progress)
     measured = []
@@ -55,11 +51,7 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
 def step_costs(widths: Sequence[int], turns: int, budget: float) -> dict[str, Ratios]:
     """Each variant's median step over the plain layer's, as (width d, ratio).
 
-    Called by chapter 3. Each variant has so many turns at each width, and each turn a
-    budget of seconds, but at least one step.
-
-    Raises:
-        ValueError: a width is not even and at least 2.
+    A turn has a budget of seconds. A width not even and at least 2 is a ValueError.
     """
     values = _step_times(widths, turns, budget, lambda line: None)
     return {name: _ratios(values, name, BASELINE) for name in VARIANTS}
@@ -103,7 +95,7 @@ def make_step(variant: str, d: int) -> Step:
     """One step of training; the target is random, for what it is takes no time."""
     layer, penalty, optimizer = _layer(variant, d)
     x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
-    moves = optimizer(layer.parameters(), lr=LR)
+    moves = optimizer(layer.parameters(), lr=1e-3)
 
     def step() -> None:
         moves.zero_grad()
@@ -116,9 +108,7 @@ def make_step(variant: str, d: int) -> Step:
     return step
 
 
-def _layer(
-    variant: str, d: int
-) -> tuple[nn.Module, Callable[[], Tensor] | None, type[torch.optim.Optimizer]]:
+def _layer(variant: str, d: int) -> tuple[nn.Module, Penalty | None, type]:
     """A variant's layer, its penalty if it has one, and its kind of optimizer."""
     if variant == "geoopt":
         return _Transposed(d), None, geoopt.optim.RiemannianSGD

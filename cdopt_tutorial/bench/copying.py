@@ -6,35 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from cdopt_tutorial.bench.rows import Measured, Progress, Row, rows
-from cdopt_tutorial.dissolving.memory import (
-    MODELS,
-    CopyingMemory,
-    Job,
-    MemoryConfig,
-    NextWord,
-    Run,
-    next_word_config,
-    train,
-)
+from cdopt_tutorial.dissolving import memory
+from cdopt_tutorial.dissolving.memory import MODELS, Job, Run, train
 from cdopt_tutorial.engines import share
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 SEEDS = (101, 102, 103, 104, 105)  # not those of the chapter, which reports other runs
-CONFIGS = {"copying": MemoryConfig(), "next word": next_word_config()}
+CONFIGS = {"copying": memory.MemoryConfig(), "next word": memory.next_word_config()}
 SMOKE_TASKS = {
-    "copying": CopyingMemory(num_copies=2, delay=3),
-    "next word": NextWord(text_len=1_000),
+    "copying": memory.CopyingMemory(num_copies=2, delay=3),
+    "next word": memory.NextWord(text_len=1_000),
 }
 SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4}
 FIGURES = ("loss", "recall", "weight", "mapped", "seconds")  # of a run, in the JSON
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Train each model at each learning rate from each seed; a smoke run, less of all.
-
-    A loss is compared with that at the model's best learning rate, the time of a step
-    with the free model's. Best rates and single runs go into the JSON, too.
-    """
+    """Train each model at each learning rate from each seed."""
     lrs, seeds = (LRS[:2], SEEDS[:1]) if smoke else (LRS, SEEDS)
     # Models take turns, so that a slow minute of the machine hits all.
     jobs = [Job(model, lr, seed) for seed in seeds for lr in lrs for model in MODELS]
@@ -79,10 +67,10 @@ def _losses(name: str, runs: Sequence[Run]) -> list[Row]:
     found = []
     for model in MODELS:
         means, best = _means(runs, model), best_lr(runs, model)
-        baseline = f"{name}, {model}, lr {best:g}: loss"
+        names = {lr: f"{name}, {model}, lr {lr:g}: loss" for lr in means}
         for lr, mean in means.items():
-            row = f"{name}, {model}, lr {lr:g}: loss"
-            found.append(Row(row, mean, "nats", baseline, mean / means[best]))
+            ratio = mean / means[best]
+            found.append(Row(names[lr], mean, "nats", names[best], ratio))
     return found
 
 

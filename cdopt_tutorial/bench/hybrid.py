@@ -13,8 +13,7 @@ from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
 from cdopt_tutorial.hybrid.model import SEMANTICS
 from cdopt_tutorial.hybrid.traffic import expected_bytes, measured_bytes
 
-STEPS = 60
-SMOKE_STEPS = 12
+STEPS, SMOKE_STEPS = 60, 12
 WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
 TURNS = 5
 TRAINERS = (1, 2, 4)
@@ -66,7 +65,6 @@ def _local_figures(job: Job, _: int) -> dict[str, float]:
 
 
 def _speed(result: Result) -> dict[str, float]:
-    step = max(  # of the slowest trainer
-        statistics.median(each.step_seconds[WARM_UP:]) for each in result.trainers
-    )
-    return {"step": step, "samples": result.config.batch_size / step}
+    steps = [statistics.median(t.step_seconds[WARM_UP:]) for t in result.trainers]
+    slowest = max(steps)
+    return {"step": slowest, "samples": result.config.batch_size / slowest}

@@ -24,16 +24,13 @@ WAYS = {  # a function, and which of its calls in a parent counts
 def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Time each way of starting four workers in five turns; or two workers, once."""
     num_workers, turns = (2, [1]) if smoke else (4, range(1, 6))
-    variants = {
-        name: partial(_in_fresh_parent, function, num_workers, calls)
-        for name, (function, calls) in WAYS.items()
-    }
+    variants = {}
+    for name, (function, calls) in WAYS.items():
+        variants[name] = partial(_in_fresh_parent, function, num_workers, calls)
     return compare(variants, turns, progress, {"start to end": "s"}, BASELINE)
 
 
-def _in_fresh_parent(
-    function: str, num_workers: int, calls: int, _: int
-) -> dict[str, float]:
+def _in_fresh_parent(function: str, num_workers: int, calls: int, _) -> dict:
     """The value of the last of these calls, which a new interpreter prints."""
     call = f"print({function}({num_workers}))"
     code = f"from {__name__} import {function}; {'; '.join([call] * calls)}"

@@ -11,37 +11,24 @@ SEEDS = range(1, 6)
 SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
 BASELINE = "per-step"
-UNITS = {
-    "environment steps": "1/s",
-    "time to solve": "s",
-    "calls": "1/step",
-    "bytes": "B/step",
-}
+UNITS = {"environment steps": "1/s", "time to solve": "s"}
+UNITS |= {"calls": "1/step", "bytes": "B/step"}
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Train every conversation to the end, seed by seed; in a smoke run, not so far."""
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
-    variants = {
-        name: partial(figures, name, max_episodes=limit) for name in CONVERSATIONS
-    }
-    return compare(variants, [1] if smoke else SEEDS, progress, UNITS, BASELINE)
+    each = {name: partial(figures, name, max_episodes=limit) for name in CONVERSATIONS}
+    return compare(each, [1] if smoke else SEEDS, progress, UNITS, BASELINE)
 
 
 def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:
-    """What one run with two observers takes; also called by chapter 1.
+    """What one run with two observers takes: by ``UNITS``, its episodes, if it solved.
 
-    Calls and bytes are of a short run of its own, so that recording does not slow down
-    what is timed. The bytes are all that the workers' sockets receive, from the start
-    of the run to its end.
-
-    Returns:
-        Environment steps a second, seconds, episodes, 1.0 if it solved the task, and
-        calls and bytes an environment step.
+    Calls and bytes are of a short run of its own, so that recording slows nothing.
     """
-    config = ReinforceConfig(
-        conversation, num_observers=2, seed=seed, max_episodes=max_episodes
-    )
+    limits = {"num_observers": 2, "max_episodes": max_episodes}
+    config = ReinforceConfig(conversation, seed=seed, **limits)
     score = run(config, deadline=3600).score
     short = replace(config, max_episodes=min(max_episodes, TRACED_EPISODES))
     trace, wire = Trace(), Wire()

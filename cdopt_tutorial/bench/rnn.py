@@ -15,8 +15,7 @@ CONFIG = RNNConfig(
     embedding=200, hidden=200, num_layers=2, dropout=0.2, seq_len=35, batch_size=20,
     optimizer="sgd", lr=0.1, clip=0.25, epochs=1, max_steps=14,
 )  # fmt: skip
-VOCAB_SIZE = 10_000
-SMOKE_VOCAB_SIZE = 500
+VOCAB_SIZE, SMOKE_VOCAB_SIZE = 10_000, 500
 WARM_UP = 2  # steps that do not count: buffers are made, pages touched
 TURNS = 5
 BASELINE = "local"
@@ -29,13 +28,13 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Time all variants in turns; in a smoke run, one turn of a small model."""
     config = replace(CONFIG, embedding=32, hidden=32, max_steps=10) if smoke else CONFIG
     job = Job(config, random_corpus(SMOKE_VOCAB_SIZE if smoke else VOCAB_SIZE, config))
+    logits = replace(job, config=replace(config, cut="logits"))
+    two_trainers = replace(job, config=replace(config, num_trainers=2))
     variants = {
-        BASELINE: partial(_local_figures, job),
-        "logits": partial(_figures, replace(job, config=replace(config, cut="logits"))),
+        BASELINE: lambda _: _speed(config, run_locally(job)),
+        "logits": partial(_figures, logits),
         "loss": partial(_figures, job),
-        "loss, 2 trainers": partial(
-            _figures, replace(job, config=replace(config, num_trainers=2))
-        ),
+        "loss, 2 trainers": partial(_figures, two_trainers),
     }
     turns = range(1, 2 if smoke else TURNS + 1)
     return compare(variants, turns, progress, UNITS, BASELINE)
@@ -50,17 +49,11 @@ def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:
     return Corpus(Vocabulary(words), train, train[: config.batch_size + 1])
 
 
-def _local_figures(job: Job, _: int) -> dict[str, float]:
-    return _speed(job.config, run_locally(job))
-
-
 def _figures(job: Job, _: int) -> dict[str, float]:
     each_phase = phases(run, job)
-    found = _speed(job.config, run(job)[0]) | each_phase
-    found["bytes"] = measured_bytes(job)
-    vocab_size = len(job.corpus.vocabulary)
-    found["bytes by arithmetic"] = expected_bytes(job.config, vocab_size)
-    return found
+    speed, vocab_size = _speed(job.config, run(job)[0]), len(job.corpus.vocabulary)
+    sent, expected = measured_bytes(job), expected_bytes(job.config, vocab_size)
+    return speed | each_phase | {"bytes": sent, "bytes by arithmetic": expected}
 
 
 def _speed(config: RNNConfig, history: History) -> dict[str, float]:

@@ -27,21 +27,19 @@ Progress = Callable[[str], None]
 Measured = tuple[list[Row], dict[str, Any]]
 Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # give a turn's figures
 Values = dict[str, dict[str, list[float]]]  # by variant and figure, one of each turn
+Turns = Iterable[int]
+Units = Mapping[str, str]
 
 
 def compare(
-    variants: Variants,
-    turns: Iterable[int],
-    progress: Progress,
-    units: Mapping[str, str],
-    baseline: str,
+    variants: Variants, turns: Turns, progress: Progress, units: Units, baseline: str
 ) -> Measured:
     """The rows of variants measured in turns, and every single value."""
     values = interleave(variants, turns, progress)
     return rows(values, units, baseline), {"values": values}
 
 
-def interleave(variants: Variants, turns: Iterable[int], progress: Progress) -> Values:
+def interleave(variants: Variants, turns: Turns, progress: Progress) -> Values:
     """Measure each variant once a turn, so that a slow minute hits all alike."""
     values: Values = {name: {} for name in variants}
     for turn in turns:
@@ -53,12 +51,7 @@ def interleave(variants: Variants, turns: Iterable[int], progress: Progress) -> 
 
 
 def phases(run: Callable, job: Any) -> dict[str, float]:
-    """Median seconds that the first trainer spends in each phase of a step, by name.
-
-    It is a run of its own, which tracing may slow down. The phases show what holds
-    several workers back: in the last one they wait for each other, and the others grow
-    where all workers compute on the same cores.
-    """
+    """Median seconds of each phase of the first trainer's step, from a traced run."""
     trace, seconds = Trace(), {}
     run(job, trace=trace)
     for span in trace.spans:
@@ -67,11 +60,10 @@ def phases(run: Callable, job: Any) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def rows(values: Values, units: Mapping[str, str], baseline: str) -> list[Row]:
-    """Medians of what :func:`interleave` measured, each over the baseline variant's.
+def rows(values: Values, units: Units, baseline: str) -> list[Row]:
+    """Medians over the baseline variant's, or the first one's where it has none.
 
-    A figure without a unit is left out; one that the baseline does not have is
-    compared with the first variant's.
+    A figure without a unit is left out.
     """
     medians = {
         (variant, figure): statistics.median(measured)
@@ -91,20 +83,16 @@ def rows(values: Values, units: Mapping[str, str], baseline: str) -> list[Row]:
 
 def report(measured: list[Row], **more: Any) -> dict[str, Any]:
     """What a bench writes as JSON: the rows, where they come from, and more."""
-    machine = {
-        "cores": psutil.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.system(),
-    }
+    machine = {"cores": psutil.cpu_count(), "python": platform.python_version()}
+    machine |= {"torch": torch.__version__, "system": platform.system()}
     return {"rows": [asdict(row) for row in measured], "machine": machine, **more}
 
 
 def table(measured: list[Row]) -> str:
     """The rows as text, a line each."""
     width = max(len(row.name) for row in measured)
-    return "\n".join(
-        f"{row.name:{width}}  {row.value:12.4g} {row.unit:8}"
-        f"{row.ratio:8.3g} x {row.baseline}"
-        for row in measured
-    )
+    lines = []
+    for row in measured:
+        value = f"{row.name:{width}}  {row.value:12.4g} {row.unit:8}"
+        lines.append(f"{value}{row.ratio:8.3g} x {row.baseline}")
+    return "\n".join(lines)

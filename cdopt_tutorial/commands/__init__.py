@@ -1,5 +1,1 @@
-"""The subcommands of ``cdopt-tutorial``, a file each.
-
-``add(parser)`` adds a command's flags and sets what runs it. Only the module of the
-command that is asked for is imported.
-"""
+"""The subcommands, a file each; ``add(parser)`` adds the flags and what runs it."""

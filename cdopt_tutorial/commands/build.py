@@ -17,18 +17,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chapters and render the pages; 1 if either failed.
-
-    A figure that moved is named and doesn't stop the build: on another machine a
-    reader wants the book all the same.
-    """
+    """Run the chapters and render the pages, whatever figure moved; 1 if one failed."""
     with bad_input():
+        book = project.this_project()
         site.read_site()
-        site.edition(project.this_project().root)
+        site.edition(book.root)
     failed = execute.run(args)
     if failed not in (0, execute.DRIFTED):
         return failed
-    book = project.this_project()
     try:
         built = render.render(book, device=args.device)
     except render.RenderError as error:

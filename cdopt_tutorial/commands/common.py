@@ -32,7 +32,7 @@ class Failed(Exception):
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Turn an error in checking the user's input into a `UsageError`."""
+    """Turn an error in the user's input into a `UsageError`."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -48,10 +48,7 @@ def check_finite(loss: float) -> None:
 def add_training_flags(
     parser: argparse.ArgumentParser, config: type, run: Callable, without: str = ""
 ) -> None:
-    """Add a flag for each field of a config but one, and those of all that train.
-
-    The config is a dataclass; comments ``#:`` say what its fields are.
-    """
+    """Add a flag for each field of a config but one, and those of all that train."""
     types, helps = get_type_hints(config), _attributes(config)
     for field in fields(config):
         if field.name in (without, "dtype", "device"):
@@ -77,11 +74,10 @@ def add_training_flags(
 def _attributes(config: type) -> dict[str, str]:
     """What the comments ``#:`` say above a class's fields, or behind them, by name."""
     field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
-    entries = re.findall(field, inspect.getsource(config), re.MULTILINE)
-    return {
-        name: " ".join((above + behind).replace("#:", "").split())
-        for above, name, behind in entries
-    }
+    texts = {}
+    for above, name, behind in re.findall(field, inspect.getsource(config), re.M):
+        texts[name] = " ".join((above + behind).replace("#:", "").split())
+    return texts
 
 
 def _reading(hint: Any, default: Any) -> dict[str, Any]:
@@ -94,9 +90,7 @@ def _reading(hint: Any, default: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind)}
 
 
-def read_config(
-    args: argparse.Namespace, config: type, smoke: Mapping[str, Any]
-) -> Any:
+def read_config(args: argparse.Namespace, config: type, smoke: Mapping) -> Any:
     """The config that the flags describe, with what a smoke run has instead."""
     values = {}
     for field in fields(config):
@@ -110,8 +104,8 @@ def read_config(
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--smoke` and `--json` of every command that trains or measures."""
     smoke = "a run of seconds, to see that it works"
-    results = "write the results to this file"
     parser.add_argument("--smoke", action="store_true", help=smoke)
+    results = "write the results to this file"
     parser.add_argument("--json", type=writable, metavar="FILE", help=results)
 
 
@@ -127,8 +121,7 @@ def writable(name: str) -> Path:
     if path.is_dir():
         raise UsageError(f"can't write {path}: it is a directory")
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        tempfile.TemporaryFile(dir=path.parent).close()
         if path.exists():
             path.open("a").close()
     except OSError as error:
@@ -143,13 +136,13 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     text = json.dumps(results, indent=2) + "\n"
     if path.exists() and not path.is_file():  # a pipe, a terminal
         path.write_text(text)
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
+    else:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text)
+        beside.replace(path)
 
 
 def print_difference(difference: float) -> float:
-    """Print how far a run is from the same one in one process; the difference."""
+    """Print, and return, how far a run is from the same one in one process."""
     print(f"largest difference from one process: {difference:.1e}")
     return difference

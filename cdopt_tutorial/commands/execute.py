@@ -2,15 +2,16 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from cdopt_tutorial.commands.common import add_device, bad_input
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project
+from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
 DRIFTED = 3  # exit code of a run in which all went through, and a figure moved
+Executions = list[execute.Execution]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -32,13 +33,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved.
-
-    `args.device` becomes the device that was picked.
-    """
+    """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
     with bad_input():
         book = project.this_project()
-        args.device = pick_device(args.device)
+        args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args, book, was)
     done = execute.execute(
@@ -59,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return failed or (DRIFTED if moved else 0)
 
 
-def _values(
-    args: argparse.Namespace, book: project.Project, was: Reference
-) -> dict[Path, dict]:
+def _values(args: argparse.Namespace, book: Project, was: Reference) -> dict:
     """What is set from outside in each notebook that is to run, once it is checked."""
     own = {name: chapter.read_value(text) for name, text in args.values}
     if args.update_reference and (own or args.device != "cpu"):
@@ -78,7 +74,7 @@ def _values(
     return values
 
 
-def _report(done: Sequence[execute.Execution], book: project.Project) -> int:
+def _report(done: Executions, book: Project) -> int:
     """Print what became of each chapter; 1 if one failed, else 0."""
     for result in done:
         how = "reused the result of a run of" if result.cached else "ran for"
@@ -92,12 +88,7 @@ def _report(done: Sequence[execute.Execution], book: project.Project) -> int:
     return 1 if errors else 0
 
 
-def _compare(
-    done: Sequence[execute.Execution],
-    book: project.Project,
-    was: Reference,
-    profile: str,
-) -> int:
+def _compare(done: Executions, book: Project, was: Reference, profile: str) -> int:
     """Print every figure that is not as the reference has it; return how many."""
     moved = 0
     for result in done:

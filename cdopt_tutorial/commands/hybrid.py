@@ -40,16 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _log(_, note: hybrid.Progress) -> None:
-    """Print what the first trainer reports after an epoch.
-
-    Raises:
-        Failed: at once, since weights that are not finite can't be projected.
-    """
-    score = note.valid
+    """Print what the first trainer reports after an epoch."""
+    score = note.valid  # checked at once: what is not finite can't be projected
     common.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
-        print(
-            f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
-            f"validation accuracy {score.accuracy:.3f}",
-            flush=True,
-        )
+        training = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
+        print(f"{training}\tvalidation accuracy {score.accuracy:.3f}", flush=True)

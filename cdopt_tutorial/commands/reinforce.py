@@ -24,22 +24,18 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         args.num_observers = _num_observers(args.world_size, args.num_observers)
         config = common.read_config(args, ReinforceConfig, SMOKE)
-    print(
-        f"This will run until reward threshold of {reinforce.Score.threshold} is "
-        "reached. Ctrl+C to exit."
-    )
+    goal = f"reward threshold of {reinforce.Score.threshold}"
+    print(f"This will run until {goal} is reached. Ctrl+C to exit.")
     log = partial(_log, config.log_interval)
     training = reinforce.run(config, deadline=math.inf, on_report=log)
     score = training.score
     common.write_json(args.json, training.as_json())
-    if score.solved:
-        print(f"Solved! Running reward is now {score.running_reward:.1f}!")
-    else:
-        print(f"Not solved after {len(score.rewards)} episodes.")
+    solved = f"Solved! Running reward is now {score.running_reward:.1f}!"
     print(
-        f"{score.env_steps} environment steps in {score.seconds:.1f} s: "
-        f"{score.env_steps / score.seconds:.0f} a second"
+        solved if score.solved else f"Not solved after {len(score.rewards)} episodes."
     )
+    speed = f"{score.env_steps / score.seconds:.0f} a second"
+    print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {speed}")
     return 0 if score.solved or args.smoke else 1
 
 
@@ -47,22 +43,16 @@ def _num_observers(size: int | None, number: int | None) -> int:
     if size is None:
         return ReinforceConfig.num_observers if number is None else number
     if size < 2:
-        raise ValueError(
-            f"world size is {size}, but must be at least 2: one agent and one observer"
-        )
+        least = "at least 2: one agent and one observer"
+        raise ValueError(f"world size is {size}, but must be {least}")
     if number not in (None, size - 1):
-        raise ValueError(
-            f"world size {size} means {size - 1} observers, "
-            f"but num-observers is {number}"
-        )
+        means = f"world size {size} means {size - 1} observers"
+        raise ValueError(f"{means}, but num-observers is {number}")
     return size - 1
 
 
 def _log(interval: int, _, record: reinforce.Round) -> None:
     """Print the original's log line after every few rounds."""
     if record.number % interval == 0:
-        print(
-            f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}\t"
-            f"Average reward: {record.running_reward:.2f}",
-            flush=True,
-        )
+        last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"
+        print(f"{last}\tAverage reward: {record.running_reward:.2f}", flush=True)

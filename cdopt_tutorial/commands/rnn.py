@@ -94,8 +94,5 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
 
 def _log(_, note: rnn.Progress) -> None:
     if note.valid_loss is not None:
-        print(
-            f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}\t"
-            f"validation perplexity {note.perplexity:.1f}",
-            flush=True,
-        )
+        training = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
+        print(f"{training}\tvalidation perplexity {note.perplexity:.1f}", flush=True)

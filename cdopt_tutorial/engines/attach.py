@@ -1,22 +1,21 @@
 """What is about a system and not part of it attaches from outside, in its workers."""
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
 
 
 def wrap(function: Callable, around: Callable[..., Any]) -> None:
-    """Put something around a function of a module, or a method of a class, in place.
+    """Put ``around(function, *args, **kwargs)`` in place of a function or a method.
 
-    Called on workers, by what is handed to ``launch`` as ``attach``. In its place is
-    called ``around(function, *args, **kwargs)``. Whoever has imported the function by
-    its name, not its module, keeps the bare one.
+    Called on workers, by what is handed to ``launch`` as ``attach``. Whoever has
+    imported the function by its name, not its module, keeps the bare one.
     """
-    place = sys.modules[function.__module__]
-    *path, name = function.__qualname__.split(".")
-    for part in path:
-        place = getattr(place, part)
+    path, _, name = function.__qualname__.rpartition(".")
+    module = sys.modules[function.__module__]
+    place = operator.attrgetter(path)(module) if path else module
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

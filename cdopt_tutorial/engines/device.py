@@ -10,16 +10,14 @@ _NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 def pick_device(wish: str) -> str:
     """Turn a wish into the device that is used: "cpu", "cuda", or a GPU by its number.
 
-    Called by the configs and the commands, in the parent, before any process starts.
-    No memory is taken on a GPU. "auto" is "cuda" if there is a GPU, and "cpu"
-    otherwise. "cuda" is whichever GPU torch takes, or all of them where a system
-    shares them out. Anything that is not here is a ValueError.
+    It takes no memory on a GPU. "auto" is "cuda" if there is a GPU, else "cpu"; "cuda"
+    is whichever GPU torch takes, or all of them where a system shares them out.
+    Anything that is not here is a ValueError.
     """
     if wish == "auto":
         return "cuda" if gpus_of("cuda") else "cpu"
     if not _NAMES.fullmatch(str(wish)):
-        allowed = "auto, cpu, cuda or cuda:N"
-        raise ValueError(f"device is {wish!r}, but must be {allowed}")
+        raise ValueError(f"device is {wish!r}, but must be auto, cpu, cuda or cuda:N")
     if wish != "cpu" and not gpus_of(wish):
         raise ValueError(f"device is {wish!r}, but {_what_is_there()}")
     return wish
@@ -37,6 +35,6 @@ def _what_is_there() -> str:
     if not torch.backends.cuda.is_built():
         return "this torch is a build without CUDA"
     here = gpus_of("cuda")
-    if len(here) < 2:
-        return "the only GPU is cuda:0" if here else "torch sees no GPU"
-    return f"the GPUs are {here[0]} to {here[-1]}"
+    if len(here) > 1:
+        return f"the GPUs are {here[0]} to {here[-1]}"
+    return "the only GPU is cuda:0" if here else "torch sees no GPU"

@@ -1,7 +1,4 @@
-"""Source files that were edited after this process imported them.
-
-Workers import afresh: they would run the new text, and this process the old one.
-"""
+"""Source files edited since their import: workers would run another text than we."""
 
 import os
 import sys
@@ -17,10 +14,7 @@ _imported: dict[str, tuple] = {}  # by path: when it was changed last, and its s
 
 
 def refuse() -> None:
-    """Raise a ValueError if a module was edited since this process imported it.
-
-    Called by ``launch``, in the parent. Python's libraries are taken as they are.
-    """
+    """Raise a ValueError if a module, other than Python's, was edited since import."""
     for name, path, state in _sources():
         if _imported.setdefault(path, state) != state:
             raise ValueError(
@@ -45,7 +39,7 @@ _path_stats = SourceFileLoader.path_stats
 
 
 def _note(loader: SourceFileLoader, path: str) -> dict:
-    """Python keeps no record of what it has read, but asks for each file's state."""
+    """Python asks here for the state of each file that it reads, but keeps none."""
     stats = _path_stats(loader, path)
     _imported[path] = stats["mtime"], stats["size"]
     return stats

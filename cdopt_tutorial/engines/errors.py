@@ -7,10 +7,10 @@ _MARK = re.compile(r"On WorkerInfo\(id=\d+, name=([^)]+)\):(?:\\n|\s)*(\w*)")
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, and the run that it belonged to was ended; see ``launch``.
+    """A worker failed, and its run was ended; see ``launch``.
 
-    It has the ``worker`` that failed first, the ``reason``, for instance ``"was killed
-    by SIGKILL"``, and ``details``: its traceback, or the last that it printed.
+    ``worker`` failed first, for this ``reason``, such as ``"was killed by SIGKILL"``;
+    ``details`` is its traceback, or the last that it printed.
     """
 
     def __init__(self, worker: str, reason: str, details: str = ""):
@@ -27,10 +27,7 @@ class WorkerError(RuntimeError):
 
 
 def origin(message: str) -> tuple[str, str, str] | None:
-    """Worker, name of the class, and remote traceback of an exception, by its text.
-
-    Called by the worker where it arrived; None if it did not come from another one.
-    """
+    """Worker, class and remote traceback of an exception; None if it is our own."""
     marks = list(_MARK.finditer(message))  # of each worker that it crossed
     if not marks:
         return None

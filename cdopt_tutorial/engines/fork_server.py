@@ -1,7 +1,6 @@
-"""Imported by the fork server alone, which must leave at once when its parent has gone.
+"""Imported by the fork server alone: with its parent it must leave at once.
 
-A worker that is stopped goes only with the server, and Python takes a second or two to
-take down all that the server has imported.
+A stopped worker goes only with the server, which Python would take seconds to end.
 """
 
 import atexit

@@ -1,8 +1,7 @@
 """Gradients that cross from worker to worker: a step is written once, for three ways.
 
-In one process autograd does it all. *Distributed autograd* notes in a context of
-torch's what every call carries. For an *explicit cut* the owner of an object keeps the
-graph, and is called again for the backward pass. Each step has its own gradients.
+In one process autograd does it all. *Distributed autograd* notes what every call
+carries. For an *explicit cut* an object's owner keeps the graph, and is called again.
 """
 
 import itertools
@@ -39,10 +38,8 @@ def context(way: str) -> Iterator[Context]:
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Call a method where its object lives; tensors stay part of the graph.
 
-    The one way for a call that carries a gradient, made by whoever computes the loss.
-    What needs a gradient is a tensor among the arguments, not inside a list, and no
-    parameter, which would arrive as a copy without a graph. With an explicit cut the
-    method, or function of the object, returns a tensor or several.
+    What needs a gradient is itself an argument, and no parameter, which would arrive
+    without a graph. With an explicit cut a tensor or several come back.
     """
     cut = getattr(_this_thread, "cut", None)
     if cut is not None and torch.is_grad_enabled():
@@ -64,7 +61,7 @@ def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Te
         kept = dist_autograd.get_gradients(context)
     else:
         kept = _kept_gradients.get(context, {})
-    # In one process, and for what the caller of a cut owns itself, they are in .grad.
+    # In one process, and for what a cut's caller owns itself, they are in .grad.
     found = {p: kept[p] if p in kept else p.grad for p in parameters}
     return {p: gradient for p, gradient in found.items() if gradient is not None}
 
@@ -77,8 +74,7 @@ def forget(context: Context) -> None:
 _this_thread = threading.local()  # the cut that it is in
 _numbers = itertools.count()
 _adding = threading.Lock()
-# Without an argument that needs a gradient, such as a lookup of integers, autograd
-# would not come back.
+# Autograd would not come back for integers, as of a lookup: one more needs a gradient.
 _anchor = torch.zeros((), requires_grad=True)
 # On the owners: graphs by context and key, gradients by context.
 _kept_graphs: dict[tuple[str, int], tuple[list[Tensor], Sequence[Tensor]]] = {}
@@ -120,18 +116,14 @@ def _forward(value: Any, context: str, key: int, method, needs, args) -> Any:
 def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None, ...]:
     """Runs on the owner: the call's backward pass; parameters' gradients stay there."""
     leaves, outputs = _kept_graphs.pop((context, key))
-    pairs = [
-        (output, gradient)
-        for output, gradient in zip(outputs, grads, strict=True)
-        if gradient is not None and output.requires_grad
-    ]
+    pairs = zip(outputs, grads, strict=True)
+    pairs = [(o, grad) for o, grad in pairs if grad is not None and o.requires_grad]
     if not pairs:
         return (None,) * len(leaves)
     outputs, grads = zip(*pairs, strict=True)
     parameters = _parameters_of(outputs, leaves)
-    found = torch.autograd.grad(
-        outputs, [*leaves, *parameters], grads, allow_unused=True
-    )
+    inputs = [*leaves, *parameters]
+    found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
     with _adding:
         kept = _kept_gradients.setdefault(context, {})
         for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
@@ -149,8 +141,7 @@ def _parameters_of(outputs: Iterable[Tensor], leaves: list[Tensor]) -> list[Tens
         if node is None or node in seen:
             continue
         seen.add(node)
-        # Where autograd would add to .grad.
         if hasattr(node, "variable") and id(node.variable) not in given:
-            found.append(node.variable)
+            found.append(node.variable)  # where autograd would add to .grad
         todo += [function for function, _ in node.next_functions]
     return found

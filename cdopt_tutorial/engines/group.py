@@ -1,7 +1,6 @@
 """The processes of one run: start them, watch over them, end them.
 
-The parent owns the deadlines. It alone can: a worker that waits for a peer which
-never comes waits for ever, since torch's own rendezvous has no useful time-out.
+The parent owns the deadlines: torch's own rendezvous has no useful time-out.
 """
 
 import multiprocessing
@@ -24,8 +23,7 @@ from cdopt_tutorial.engines import process
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.pace import read_pace
 
-# Imported once by the fork server, so that no worker pays for them again. Our own
-# systems stay out: a reader who edits one gets the new text in the next run.
+# Imported once for all workers; not our own systems, which a reader may edit.
 PRELOAD = (
     "torch.distributed.rpc",
     "torch.distributed.optim",
@@ -43,6 +41,8 @@ STOPPED = 1.5  # seconds that a worker may be stopped before it counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
 GRACE_LOST_PEER = 3.0  # the same, where a failure only says that a peer has gone
 EXIT = 5.0  # seconds that a finished worker may take to leave
+
+Report = Callable[[str, Any], None] | None
 
 # How well a failure explains the others; the lowest number is reported.
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
@@ -65,15 +65,12 @@ class _Worker:
         return self.phase in ("done", "failed")
 
     def take(self) -> list[bytes]:
-        """The messages that have come in whole since the last time; never waits.
-
-        ``Connection.recv`` would wait for the rest of a message, which never comes
-        from a worker that was stopped as it sent it. EOFError: it has gone.
-        """
+        """The messages that have come in whole since the last time; never waits."""
+        # ``Connection.recv`` would, for the rest from a worker that has been stopped.
         ready = self.connection.poll()  # else its process has ended
         part = os.read(self.connection.fileno(), CHUNK) if ready else b""
         if not part:
-            raise EOFError
+            raise EOFError  # it has gone
         self.unread += part
         messages = []
         while len(self.unread) >= process.HEADER:
@@ -87,10 +84,7 @@ class _Worker:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that are started here do not run the parent's script once more.
-
-    What they need of it travels by value, so a script needs no guard against itself.
-    """
+    """Processes that are started here do not run the parent's script once more."""
     prepared = spawn.get_preparation_data
 
     def prepare(name: str) -> dict[str, Any]:
@@ -108,23 +102,14 @@ class Group:
     """The workers of one run, which leaves no process behind."""
 
     def __init__(
-        self,
-        settings: process.Settings,
-        packed: Mapping[str, bytes],  # each worker's role, by name
-        on_report: Callable[[str, Any], None] | None,
+        self, settings: process.Settings, packed: Mapping[str, bytes], on_report: Report
     ):
         self._settings, self._packed, self._on_report = settings, packed, on_report
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
 
-    def run(
-        self, deadline: float, join_deadline: float
-    ) -> dict[str, tuple[Any, Any, Any]]:
-        """Run every role to its end, or raise the failure that explains the others.
-
-        Gives, by name, what the role returned, what the worker recorded of its calls,
-        and the bytes that it received.
-        """
+    def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
+        """By name: what the role returned, the record of its calls, bytes received."""
         self._begin = time.monotonic()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOAD))
@@ -132,23 +117,19 @@ class Group:
             with _without_main():
                 for rank, name in enumerate(self._packed):
                     self._start(context, rank, name)
-            self._watch(deadline, join_deadline)
+            while not all(worker.settled for worker in self._workers):
+                self._take_messages(TICK)
+                self._look_for_stopped()
+                self._look_at_clock(deadline, join_deadline)
+                self._look_at_pace()
+                if self._failures:
+                    raise self._cause()
             return {worker.name: worker.done for worker in self._workers}
         finally:
             self._end()
 
-    def _watch(self, deadline: float, join_deadline: float) -> None:
-        while not all(worker.settled for worker in self._workers):
-            self._take_messages(TICK)
-            self._look_for_stopped()
-            self._look_at_clock(deadline, join_deadline)
-            self._look_at_pace()
-            if self._failures:
-                raise self._cause()
-
     def _start(self, context, rank: int, name: str) -> None:
-        # By a file: Process would write a large role into a pipe, and wait for ever
-        # if the worker is stopped before it has read it.
+        # By a file: on a pipe, a worker that is stopped before it reads holds us up.
         self._settings.path(name, "role").write_bytes(self._packed[name])
         ours, theirs = context.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
@@ -167,11 +148,11 @@ class Group:
             if not worker.settled:
                 waited[worker.connection] = waited[worker.process.sentinel] = worker
         for worker in dict.fromkeys(map(waited.get, wait(list(waited), timeout))):
-            messages: list[bytes] = []
             try:
                 messages = worker.take()
             except (EOFError, OSError):
                 self._note_death(worker)
+                continue
             for message in messages:
                 if not worker.settled:
                     self._handle(worker, *pickle.loads(message))
@@ -190,8 +171,7 @@ class Group:
                 worker.phase = "done"
             case "failed", (name, reason, details, lost_peer):
                 worker.phase = "failed"
-                rank = _LOST_PEER if lost_peer else _RAISED
-                self._fail(rank, name, reason, details)
+                self._fail(_LOST_PEER if lost_peer else _RAISED, name, reason, details)
 
     def _note_death(self, worker: _Worker) -> None:
         worker.process.join(EXIT)
@@ -210,8 +190,9 @@ class Group:
             elif worker.stopped_since is None:
                 worker.stopped_since = now
             elif now - worker.stopped_since > STOPPED:
-                reason = "was stopped (SIGSTOP) and did not go on"
-                self._fail(_DIED, worker.name, reason)
+                self._fail(
+                    _DIED, worker.name, "was stopped (SIGSTOP) and did not go on"
+                )
 
     def _look_at_clock(self, deadline: float, join_deadline: float) -> None:
         passed = time.monotonic() - self._begin

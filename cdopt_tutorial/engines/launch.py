@@ -39,12 +39,10 @@ def launch(
 ) -> dict[str, Any]:
     """Run a system of roles and return what each of them returned, by name.
 
-    Called by the parent: a notebook, a test, the command line. Each role gets a
-    fresh process, which joins an RPC group under the role's name; ranks follow the
-    order of ``roles``. What a worker prints is printed here, under its name.
-
-    Workers import modules afresh. What a role needs of the notebook or script itself
-    is sent along by value, to all workers, so they can call each other with it.
+    Each role gets a fresh process, which joins an RPC group under the role's name;
+    ranks follow the order of ``roles``. What a worker prints is printed here, under
+    its name. Workers import modules afresh. What a role needs of the notebook or
+    script itself is sent by value, to all, so they can call each other with it.
 
     Args:
         roles: the workers' names and roles.
@@ -53,34 +51,29 @@ def launch(
         rpc_timeout: seconds until an unanswered call fails; 0 means never.
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
-        polling: whether idle workers poll shared memory for messages: calls are then
-            answered sooner, but where cores are few, those that compute have less.
-        attach: called in every worker before its role begins, to wrap the system's
-            functions, see :mod:`~cdopt_tutorial.engines.attach`.
+        polling: whether idle workers poll shared memory, and so answer calls sooner,
+            but take of the cores that others compute on.
+        attach: called in every worker first, see :mod:`~cdopt_tutorial.engines.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.engines.process.report`.
         trace: filled with every call of the run.
         wire: filled with the bytes of the run, for which the workers must not poll.
 
-    Raises:
-        ValueError: before any process starts: a role can't be sent to a worker, an
-            argument is out of range, or a module was edited since it was imported.
-        WorkerError: a worker raised, died, exited early, was stopped, did not join,
-            or got no further in time. All others have been ended by then.
+    ValueError, before any process starts: a role can't be sent, an argument is out of
+    range, a module was edited since its import. WorkerError, when all have been ended:
+    one raised, died, exited early, was stopped, did not join, or got no further.
     """
     _check_roles(roles)
-    _check_positive(
-        deadline=deadline, join_deadline=join_deadline, rpc_threads=rpc_threads
-    )
+    _check_positive(deadline=deadline, join_deadline=join_deadline)
+    _check_positive(rpc_threads=rpc_threads)
     if rpc_timeout < 0:
         raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
     if polling and wire is not None:
         raise ValueError("polling is True, but must be False where bytes are counted")
     edited.refuse()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
-    with tempfile.TemporaryDirectory(
-        prefix="cdopt-tutorial-", ignore_cleanup_errors=True
-    ) as folder:
+    place = {"prefix": "cdopt-tutorial-", "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**place) as folder:
         settings = Settings(
             world_size=len(roles),
             folder=folder,

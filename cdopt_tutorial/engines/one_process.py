@@ -8,10 +8,7 @@ from cdopt_tutorial.engines.reference import LocalRef
 
 
 class OneProcess:
-    """Runs a system in this process: what each distributed run is held against.
-
-    What the system reports goes to ``on_report(worker, record)``.
-    """
+    """Runs a system in this process; what it reports: ``on_report(worker, record)``."""
 
     def __init__(self, on_report: Callable[[str, Any], None] | None = None):
         self._on_report = on_report
@@ -21,11 +18,10 @@ class OneProcess:
         self, worker: str, make: Callable, *args: Any, name: str = ""
     ) -> LocalRef:
         """Make an object here; the same object for everyone who asks by one name."""
-        if not name:
-            return LocalRef(make(*args))
-        if name not in self._named:
-            self._named[name] = LocalRef(make(*args))
-        return self._named[name]
+        if name in self._named:
+            return self._named[name]
+        made = LocalRef(make(*args))
+        return self._named.setdefault(name, made) if name else made
 
     def reference(self, value: Any) -> LocalRef:
         """A reference to an object of this process."""

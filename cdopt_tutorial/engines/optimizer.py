@@ -15,18 +15,14 @@ class Choice(Protocol):
 
 
 def make_optimizer(parameters: Iterable[Tensor], config: Choice) -> optim.Optimizer:
-    """The optimizer of some parameters; made on the worker that owns them."""
+    """The optimizer of some parameters, on the worker that owns them."""
     if config.optimizer == "adam":
         return optim.Adam(parameters, lr=config.lr)
     return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
 
 
 def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
-    """One step with these gradients, of which none is left.
-
-    A parameter that the next context does not touch would else be moved again by an
-    old one, as it is by ``DistributedOptimizer``.
-    """
+    """One step with these gradients; none is left to move a parameter once more."""
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
     optimizer.step()

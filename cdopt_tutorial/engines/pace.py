@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cdopt_tutorial.engines import attach
 
 _PACE = struct.Struct("<qdd128s")
-_file = -1  # a file, since the launcher can read it whatever the worker is stuck in
+_file = -1  # which the launcher can read whatever the worker is stuck in
 _places = 0
 
 
@@ -25,7 +25,7 @@ class Pace(NamedTuple):
 
 
 def begin(path: Path) -> None:
-    """Note the places of this process in a file from now on; called by the worker."""
+    """Note the places of this process in a file from now on."""
     global _file
     _file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
@@ -35,13 +35,9 @@ def passed(seconds: float, waits_for: str = "") -> None:
 
     Workers that wait for each other all pass the same places, so the one that has
     passed the fewest waits for none of the others. If it passes no further one in
-    time, the launcher fails the run and names it. It costs two microseconds. In a
-    process that was not launched nothing happens.
-
-    Args:
-        seconds: until the next place; infinite behind the last one.
-        waits_for: another kind of worker, which is asked for something on the way,
-            and is named in this one's place.
+    these seconds, infinite behind the last, the launcher fails the run and names it,
+    or the worker that it asks on the way, ``waits_for``. It costs two microseconds; in
+    a process that was not launched nothing happens.
     """
     global _places
     if _file >= 0:
@@ -55,9 +51,8 @@ def place(
 ) -> None:
     """Let workers pass a place before each run of a system's function, and one after.
 
-    Called by what attaches. The function may take so many seconds, see :func:`passed`,
-    and from its end to the next place it may be ``then``: as many by default, infinite
-    for the last function of a worker's work.
+    It may take so many seconds, and ``then`` seconds may follow to the next place: as
+    many by default, infinite for a worker's last function.
     """
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> Any:

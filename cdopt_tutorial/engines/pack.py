@@ -1,8 +1,7 @@
 """Pickle what workers are to run, and refuse at once what they could not load.
 
-What a module has goes by its name. What was defined in the parent's ``__main__``, a
-notebook or a script, goes by value, and is then in the ``__main__`` of every worker:
-there torch's own pickler finds it by its name when workers call each other.
+What a module has goes by its name. What is of ``__main__``, a notebook or a script,
+goes by value into the ``__main__`` of every worker, where torch's pickler finds it.
 """
 
 import importlib.util
@@ -17,14 +16,9 @@ import cloudpickle
 
 
 def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Pickle a content for each worker; called by the launcher, in the parent.
+    """Pickle a content for each worker; and the modules that any of them needs.
 
-    Not by multiprocessing's own pickler: with that, torch passes tensors as file
-    descriptors, here their values travel. A ValueError names what can't be pickled,
-    or is of a module that a fresh process can't import.
-
-    Returns:
-        The pickles by worker, and the modules that any of them needs.
+    A ValueError names what can't be pickled, or imported by a fresh process.
     """
     definitions: dict[str, Any] = {}
     packed, modules = {}, set()
@@ -41,15 +35,13 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             raise ValueError(f"{worker}: {reason}") from error
         modules |= reader.modules
     if definitions:  # of any worker, so all must have them
-        packed = {
-            worker: _dumps((definitions, content), {})
-            for worker, content in contents.items()
-        }
+        for worker, content in contents.items():
+            packed[worker] = _dumps((definitions, content), {})
     return packed, tuple(sorted(modules))
 
 
 def unpack(packed: bytes) -> Any:
-    """What :func:`pack` was given for this worker; called once, in the worker."""
+    """What :func:`pack` was given for this worker."""
     definitions, content = pickle.loads(packed)
     main_namespace().update(definitions)
     return content
@@ -77,8 +69,7 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, definitions: dict[str, Any]):
         super().__init__(file)
         self._definitions, self._main = definitions, main_namespace()
-        # The globals of a function are those of the worker's __main__, not a copy for
-        # each pickle: what one function assigns, another one sees.
+        # Functions share the worker's __main__: what one assigns, another one sees.
         self.globals_ref[id(self._main)] = _MainNamespace()
 
     def reducer_override(self, value: Any) -> Any:
@@ -91,8 +82,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-class _NotImportable(Exception):
-    pass
+class _NotImportable(Exception): ...
 
 
 class _Importable(pickle.Unpickler):
@@ -110,8 +100,8 @@ class _Importable(pickle.Unpickler):
         if found is main_namespace:  # ours must not be written to
             return dict
         if name in ("_make_skeleton_class", "_make_skeleton_enum"):
-            # With the number of the class, the one before the last, we would get
-            # our own class, and write copies of its methods into it.
+            # By the number of the class, last but one, we would get our own class,
+            # and write copies of its methods into it.
             return lambda *args: found(*args[:-2], None, args[-1])
         return found
 
@@ -121,8 +111,8 @@ class _Importable(pickle.Unpickler):
 
     def _check(self, module: str, name: str) -> None:
         if module == "__main__" or not _has_source(module):
-            notebook = "this notebook or script"
-            where = notebook if module == "__main__" else f"module {module}"
+            main = module == "__main__"
+            where = "this notebook or script" if main else f"module {module}"
             raise _NotImportable(
                 f"{name} is defined in {where}, where a worker process can't import "
                 "it: put it into a file or a cell of the notebook, and launch again"

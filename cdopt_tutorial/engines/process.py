@@ -54,12 +54,11 @@ class Channel:
     """The worker's end of the pipe to its parent; safe to use from several threads."""
 
     def __init__(self, connection: Connection):
-        self._connection = connection
-        self._lock = threading.Lock()
+        self._connection, self._lock = connection, threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        # torch teaches multiprocessing's own pickler to pass tensors as file
-        # descriptors, which die with the sender; plain pickle passes their values.
+        # As values: with multiprocessing's own pickler torch would pass tensors as
+        # file descriptors, which die with the sender.
         message = pickle.dumps((kind, *content))
         rest = memoryview(len(message).to_bytes(HEADER, "big") + message)
         with self._lock:
@@ -92,19 +91,15 @@ def serve() -> None:
 
 
 def report(record: Any) -> None:
-    """Send a record, which must pickle, to ``launch``'s ``on_report``; called by roles.
-
-    In a process that was not launched there is nobody to tell, and nothing happens.
-    """
+    """Send a record, which must pickle, to ``on_report``; nothing if not launched."""
     if _channel is not None:
         _channel.send("report", record)
 
 
 def meeting(name: str) -> str:
-    """Where workers can meet for a process group of their own: its ``init_method``.
+    """A process group's ``init_method``, by a name that all in it give, and no others.
 
-    Called by roles. All in a group give the same name; two groups that meet at once
-    need two. In a process that was not launched the environment says where.
+    In a process that was not launched the environment says where they meet.
     """
     # By a file, so no port is opened for it, and nothing is left of it.
     return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
@@ -125,9 +120,8 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
 
 def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     """Run the role, among the others."""
-    # Before the first call comes: a worker that only serves would import what it is
-    # asked for in the threads that answer, and two of them can get in each other's
-    # way ("cannot import name ... from partially initialized module").
+    # Before the first call comes: of the threads that answer, two that import at once
+    # can get in each other's way.
     for module in settings.modules:
         importlib.import_module(module)
     attach, role = pack.unpack(settings.path(name, "role").read_bytes())
@@ -147,11 +141,10 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
 
 
 def _leave_with_parent(folder: str) -> None:
-    """Make sure that this process, and what it starts, ends when the parent does."""
+    """This process, and what it starts, ends when the parent does."""
     os.setpgid(0, 0)
     # Linux kills us with the fork server, which reaches a stopped process too. The
-    # server ends once nobody holds its "alive" pipe: only the parent should. The
-    # thread does the same where prctl does not exist.
+    # server ends once nobody but the parent holds its "alive" pipe.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)
     sentinel = multiprocessing.parent_process().sentinel
@@ -176,9 +169,8 @@ def _redirect_output(path: Path, channel: Channel) -> None:
 
 def ignore_own_warning() -> None:
     """Silence what torch says at each ``init_rpc`` of its own use of its own class."""
-    warnings.filterwarnings(
-        "ignore", message="You are using a Backend .* as a ProcessGroup"
-    )
+    text = "You are using a Backend .* as a ProcessGroup"
+    warnings.filterwarnings("ignore", message=text)
 
 
 def _join(settings: Settings, name: str, rank: int) -> None:
@@ -189,22 +181,15 @@ def _join(settings: Settings, name: str, rank: int) -> None:
         init_method=meeting("rendezvous"),
         rpc_timeout=settings.rpc_timeout,
         num_worker_threads=settings.rpc_threads,
-        # None takes the fastest: shared memory for messages, and for tensors a
-        # look into the other's. Sockets do not poll, and count what they carry.
+        # None takes the fastest, by shared memory. Sockets don't poll, and count.
         _transports=None if settings.polling else ["uv"],
         _channels=None if settings.polling else ["basic"],
     )
-    rpc.init_rpc(
-        name, rank=rank, world_size=settings.world_size, rpc_backend_options=options
-    )
+    rpc.init_rpc(name, None, rank, settings.world_size, options)
 
 
 def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:
-    """An exception that left a role, as text, since not every exception pickles.
-
-    Gives who raised it first, the reason in a line, the traceback, and whether it only
-    says that another worker has gone.
-    """
+    """An exception as text: who raised it, why, traceback, whether a peer was lost."""
     message = str(error)
     details = "".join(traceback.format_exception(error))
     found = origin(message)
@@ -214,7 +199,7 @@ def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:
         details = f"{remote}\nCalled by {name}:\n{stack}"
         return worker, f"raised {kind} in a call that {name} made", details, False
     if isinstance(error, SystemExit):
-        reason = f"exited with code {error.code} before it finished"
-        return name, reason, details, False
+        code = error.code
+        return name, f"exited with code {code} before it finished", details, False
     lost = isinstance(error, RuntimeError) and any(t in message for t in _LOST_PEER)
     return name, f"raised {type(error).__name__}", details, lost

@@ -1,7 +1,6 @@
 """References to objects, on this worker or on another: the seam of all systems.
 
-A reference is what has the interface of torch's ``RRef``, which is one. Here are two
-more: for an object of this process, and one that is only a name and costs half as much.
+A reference has the interface of torch's ``RRef``, which is one; here are two more.
 """
 
 import threading
@@ -14,8 +13,7 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-Reference = Any
-"""What has this interface, whatever engine it is of."""
+Reference = Any  #: what has this interface, whatever engine it is of
 
 
 def is_reference(value: Any) -> bool:
@@ -25,10 +23,7 @@ def is_reference(value: Any) -> bool:
 
 
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
-    """Run a method of an object on its owner, or a function that the owner can import.
-
-    A method is given by its name; a function gets the object, and then the arguments.
-    """
+    """Run a method, by its name, or a function of an object on the object's owner."""
     if reference.is_owner():
         return _answer(reference.local_value(), method, *args)
     if isinstance(reference, Ref):
@@ -38,11 +33,7 @@ def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
 
 
 class LocalRef:
-    """A reference to an object of this process: the engine of one process.
-
-    A synchronous call is a plain call; an asynchronous one runs in a thread of its
-    own, as it would on another worker.
-    """
+    """A reference to an object of this process; ``rpc_async`` runs in a thread."""
 
     def __init__(self, value: Any):
         self._value = value
@@ -67,9 +58,8 @@ class LocalRef:
 class Ref:
     """Names an object on a worker; a call through it costs half of one by an RRef.
 
-    An RRef counts its users, so whoever is handed one must be confirmed by the owner.
-    A name counts nothing: it pickles, and the object stays until its worker ends.
-    Methods may answer later, by a future, and be called while they call.
+    It counts no users, as an RRef does: it pickles, and the object stays until its
+    worker ends. Methods may answer later, by a future, and be called while they call.
     """
 
     worker: str  #: name of the worker that has the object; empty without RPC
@@ -77,7 +67,7 @@ class Ref:
 
     @staticmethod
     def to(value: Any) -> "Ref":
-        """The reference to an object of this process; always the same one."""
+        """The one reference to an object of this process."""
         with _making:
             numbers = (i for i, known in enumerate(_objects) if known is value)
             number = next(numbers, len(_objects))

@@ -10,13 +10,8 @@ from torch.futures import Future
 class Rendezvous:
     """Collects what each expected guest brings, then answers all of them at once.
 
-    Lives on the worker that is called; entered from its RPC threads, none of which has
-    to block.
-
-    Args:
-        answer: given what the guests brought, by guest and in ascending order, so that
-            nothing depends on who came first; returns their answers by guest.
-        guests: who is expected, each time.
+    No RPC thread blocks. ``answer`` gets what the guests brought, by guest and in
+    ascending order, whoever came first, and returns their answers by guest.
     """
 
     def __init__(self, answer: Callable[[dict], dict], guests: Iterable = ()):

@@ -16,15 +16,9 @@ def share(
 ) -> list[Any]:
     """Run a function once for each job, and return what it returned, in their order.
 
-    Called by the parent. Each worker has one thread, so how many there are does not
-    change what comes out.
-
-    Args:
-        function: what to run; a worker must be able to import it.
-        jobs: the positional arguments of each run.
-        num_workers: at least 1; each takes every so many-th job.
-        on_done: called after each job as ``on_done(jobs_done, result)``.
-        options: of :func:`~cdopt_tutorial.engines.launch.launch`, with its errors.
+    A job is the positional arguments of a run; ``on_done(jobs_done, result)`` comes
+    after each. Workers, at least 1, have one thread each, so their number does not
+    change the results. Options and errors are those of ``launch``.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers is {num_workers}, but must be at least 1")

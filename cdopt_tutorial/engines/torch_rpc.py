@@ -13,12 +13,9 @@ from cdopt_tutorial.engines.reference import Ref
 
 @dataclass(frozen=True)
 class TorchRPC:
-    """Runs a system on workers of one RPC group; it travels to them with their roles.
+    """Runs a system on workers of one RPC group, and travels to them with the roles."""
 
-    A gradient crosses by ``way``: "distributed" autograd, or an explicit "cut".
-    """
-
-    way: str = "distributed"
+    way: str = "distributed"  #: of a gradient: distributed autograd, or a "cut"
 
     def __post_init__(self):
         if self.way not in gradients.WAYS:
@@ -26,11 +23,7 @@ class TorchRPC:
             raise ValueError(f"way is {self.way!r}, but must be {allowed}")
 
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
-        """Make an object on a worker, as ``rpc.remote`` does; waits until it is there.
-
-        The worker must be able to import the class or function that makes it. Everyone
-        who asks that worker by one name gets the same object.
-        """
+        """Make an object on a worker; the same for everyone who asks by one name."""
         return rpc.rpc_sync(worker, _make, args=(name, make, *args))
 
     def reference(self, value: Any) -> Ref:

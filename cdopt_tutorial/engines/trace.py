@@ -1,8 +1,8 @@
 """Who called whom, and when: recorded at both ends, by the clock that a host shares.
 
 Hooks into the three names of ``torch.distributed.rpc.api`` through which every Python
-call leaves a worker. Torch's C++ core sends by itself what counts an RRef's users, and
-distributed autograd's backward pass; these are not seen. Bytes are counted by ``wire``.
+call leaves. What torch's C++ core sends is not seen: distributed autograd's backward
+pass, and what counts an RRef's users. Bytes are counted by ``wire``.
 """
 
 import copy
@@ -27,11 +27,8 @@ from cdopt_tutorial.engines import attach
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")
 
 # Whose functions, torch's and the book's, run for a caller their second argument.
-_HELPERS = (
-    rref_proxy.__name__,
-    "cdopt_tutorial.engines.reference",
-    "cdopt_tutorial.engines.torch_rpc",
-)
+_HELPERS = [f"cdopt_tutorial.engines.{name}" for name in ("reference", "torch_rpc")]
+_HELPERS.append(rref_proxy.__name__)
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,9 @@ class _Chrome:
 
     def arrow(self, name: str, source: dict, left: int, target: dict, came: int):
         event = {"name": name, "cat": "rpc", "id": next(self._arrows)}
-        self.events += [
-            {**event, "ph": "s", **source, "ts": left / 1000},
-            {**event, "ph": "f", **target, "ts": came / 1000, "bp": "e"},
-        ]
+        start = {"ph": "s", **source, "ts": left / 1000}
+        end = {"ph": "f", **target, "ts": came / 1000, "bp": "e"}
+        self.events += [event | start, event | end]
 
 
 def _since(begin: int, event: Call | Span) -> Any:
@@ -149,10 +145,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def mark(function: Callable, name: str) -> None:
-    """Mark each run of a system's function in the trace; called by what attaches.
-
-    This and its two likes do nothing where no trace is recorded.
-    """
+    """Mark each run of a system's function, where a trace is recorded."""
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> Any:
         with span(name):
@@ -179,8 +172,7 @@ def mark_until(function: Callable, name: str) -> None:
     """Mark the time from a return of the function until its future is done."""
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> torch.futures.Future:
-        future = function(*args, **kwargs)
-        started = time.monotonic_ns()
+        future, started = function(*args, **kwargs), time.monotonic_ns()
         future.add_done_callback(lambda _: _record.note(name, started))
         return future
 
@@ -233,9 +225,8 @@ def collect() -> Record | None:
 
 
 def _numbered(serialize: Callable) -> Callable:
-    """torch's way to pack, except that it gives each call an identity."""
-
     def pack(content: Any) -> Any:
+        """torch's way to pack, except that it gives each call an identity."""
         _thread.pending = None
         if isinstance(content, PythonUDF) and _method(content) not in _BARRIER:
             key = f"{_record.worker}/{next(_numbers)}"
@@ -248,21 +239,16 @@ def _numbered(serialize: Callable) -> Callable:
 
 
 def _hooked(invoke: Callable) -> Callable:
-    """The function that sends, wrapped to note when a call leaves and returns."""
-
     def send(to, *content):
+        """What torch sends by, but it notes when a call leaves and returns."""
         if _thread.pending is None:
             return invoke(to, *content)
         key, method = _thread.pending
+        times = _record.received
         _record.asked[key] = to.name, method, time.monotonic_ns()
         sent = invoke(to, *content)
-
-        def note(_) -> None:
-            _record.received[key] = time.monotonic_ns()
-
-        # What came of a call is a future, and of ``remote`` an RRef.
-        future = sent._get_future() if hasattr(sent, "_get_future") else sent
-        future.add_done_callback(note)
+        future = sent._get_future() if hasattr(sent, "_get_future") else sent  # an RRef
+        future.add_done_callback(lambda _: times.update({key: time.monotonic_ns()}))
         return sent
 
     return send
@@ -288,6 +274,5 @@ def _method(call: PythonUDF) -> str:
     """The name of what is called."""
     helps = getattr(call.func, "__module__", "") in _HELPERS
     called = call.args[1] if helps else call.func
-    if isinstance(called, str):
-        return called
-    return getattr(called, "__qualname__", type(called).__name__)
+    name = getattr(called, "__qualname__", type(called).__name__)
+    return called if isinstance(called, str) else name

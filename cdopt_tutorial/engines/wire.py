@@ -1,8 +1,7 @@
 """How many bytes a run sends, read from the workers' own sockets.
 
-Linux counts for each TCP connection what it has carried (``TCP_INFO``, since 4.1), so
-all between the workers is in it, and nothing of other programs. Not seen are shared
-memory, so NCCL on one host either, and connections that were closed before the end.
+Linux counts what each TCP connection has carried (``TCP_INFO``, since 4.1). Not seen
+are shared memory, so NCCL on one host either, and connections closed before the end.
 """
 
 import socket
@@ -22,8 +21,7 @@ _BYTES_RECEIVED = struct.Struct("=128xQ")  # where it stands in the kernel's tcp
 class Wire:
     """The bytes of one run; pass it to ``launch``, read it afterwards."""
 
-    #: bytes that each worker's sockets have received, by its name.
-    received: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)  #: by worker
 
     @property
     def total(self) -> int:
@@ -34,10 +32,8 @@ class Wire:
 def bytes_per_step(run: Callable[[int, Wire], Any], steps: int) -> float:
     """Bytes that one step more sends, from a run of one step and a longer one.
 
-    Called by the parent. What both runs send, at their start and their end, cancels.
-
-    Each is launched, on sockets, by ``run(num_steps, wire)``; the second one is longer
-    by so many steps.
+    Each is launched, on sockets, by ``run(num_steps, wire)``; the second is longer by
+    so many steps. What both send, at their start and their end, cancels.
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}, but must be at least 1")
@@ -48,15 +44,11 @@ def bytes_per_step(run: Callable[[int, Wire], Any], steps: int) -> float:
 
 
 def count() -> int:
-    """Bytes that this worker has received; called once its role has returned.
-
-    All workers of the run wait for each other twice: no call is under way anywhere when
-    they begin to count, and nobody begins to leave, which sends messages and closes
-    connections, until all have. Who returned early answers calls meanwhile.
-    """
+    """Bytes that this worker has received; called once its role has returned."""
+    # All wait for each other twice: no call is under way anywhere when they begin to
+    # count, and nobody leaves, which sends messages, until all have.
     agent = api._get_current_rpc_agent()
-    # Waits without a limit for the others' roles; what ``join`` waits on has one.
-    api._wait_all_workers()
+    api._wait_all_workers()  # for the others' roles, without a limit as ``join`` has
     agent.join()  # by the file of the rendezvous: this is not on any socket
     received = received_bytes()
     agent.join()
@@ -64,11 +56,7 @@ def count() -> int:
 
 
 def received_bytes() -> int:
-    """Bytes that the open TCP connections of this process have received so far.
-
-    A byte counts as sent only once its receipt has been confirmed, which TCP may put
-    off. Each is received by one worker, so their sum counts it once.
-    """
+    """Bytes that the open TCP connections of this process have received so far."""
     size, total = _BYTES_RECEIVED.size, 0
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN:
