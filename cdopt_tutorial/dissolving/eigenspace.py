@@ -156,9 +156,9 @@ METHODS = {
 
 
 def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solution:
-    """Minimise by one of ``METHODS``; if there is none such a ValueError says so.
+    """Minimise by one of ``METHODS``, else a ValueError, from the start of a seed.
 
-    The seed gives all methods the same start; ``changes`` are attributes of `Method`.
+    The ``changes`` are attributes of :class:`Method`.
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")

@@ -19,9 +19,7 @@ _SCAN = 4096  # angles: of two stationary points closer than 2π / 4096 both are
 _EXTENT = 2.5  # stationary points are looked for so far from the origin
 _STARTS = 21  # of Newton's method, along each axis
 _STRIDE = 0.3  # its longest step: a longer one leaves what is to be searched
-_APART = 1e-5  # two solved points that are closer are one
 _NUDGE = 1e-5  # how far from the minimum a test of stability starts
-_TRIAL = 200  # steps of a test of stability
 
 
 def objective(x: Tensor) -> Tensor:
@@ -116,7 +114,7 @@ def stationary_points(function: Function) -> Tensor:
         points = points - _STRIDE * (step / length)[..., 0]
     inside = points.abs().amax(1) <= _EXTENT
     points = points[inside & (slope(points).norm(dim=1) < 1e-9)]
-    near = torch.cdist(points, points) < _APART
+    near = torch.cdist(points, points) < 1e-5  # so near they are one
     return points[near.long().argmax(1) == torch.arange(len(points))]
 
 
@@ -163,7 +161,7 @@ def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     def stable(lr: float) -> bool:
         # Not along an axis or the radius, so that no direction is left out.
         nudge = _NUDGE * on_circle(torch.tensor(1.0, dtype=torch.float64))
-        path = descend(function, (minimum + nudge).tolist(), lr, _TRIAL)
+        path = descend(function, (minimum + nudge).tolist(), lr, steps=200)
         return bool((path[-1] - minimum).norm() < _NUDGE)
 
     low, high = 0.0, 1e-3
