@@ -301,6 +301,6 @@ def train(job: Job, config: MemoryConfig) -> Run:
 def run(
     config: MemoryConfig, on_done: Callable[[int, Run], None] | None = None
 ) -> dict[str, list[Run]]:
-    """Each model's runs, in the order of the seeds; a WorkerError if a worker failed."""
+    """Each model's runs, in the order of the seeds; WorkerError if a worker failed."""
     runs = share(train, [(job, config) for job in config.jobs], on_done=on_done)
     return {name: [r for r in runs if r.job.model == name] for name in config.lrs}

@@ -14,7 +14,6 @@ from torch.func import grad, hessian, vmap
 
 Function = Callable[[Tensor], Tensor]
 
-_ON_CIRCLE = 1e-6  # |C(x)| up to which a solved point counts as on the circle
 _SCAN = 4096  # angles: of two stationary points closer than 2π / 4096 both are missed
 _EXTENT = 2.5  # stationary points are looked for so far from the origin
 _STARTS = 21  # of Newton's method, along each axis
@@ -132,7 +131,7 @@ def spurious_minima(f: Function, beta: float) -> Tensor:
     """Minima (k, 2) of the dissolved function that are not on the circle."""
     points = stationary_points(dissolved(f, beta))
     least = curvatures(dissolved(f, beta), points)[:, 0]
-    return points[(least > 0) & (constraint(points).abs() > _ON_CIRCLE)]
+    return points[(least > 0) & (constraint(points).abs() > 1e-6)]
 
 
 def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> float:

@@ -23,8 +23,8 @@ def timeline(
     """Draw who called whom, when, and how long the callee worked on it.
 
     Every worker has a lane; in it, a row per method that it ran for others. A bar is
-    the work, in the caller's colour; thin lines are request and response; the line along
-    a lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
+    the work, in the caller's colour; thin lines are request and response; one along a
+    lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
@@ -54,7 +54,7 @@ def timeline(
 
 
 def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
-    """Draw lanes; return top and bottom of each, and by caller, callee, method of bars."""
+    """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
     for name in in_order([n for call in calls for n in (call.caller, call.callee)]):
         rows: dict[str, list[str]] = {}

@@ -93,9 +93,8 @@ def execute(
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
-    A chapter that fails does not stop the others. `device` reaches it as
-    CDOPT_TUTORIAL_DEVICE. With `force` all are run; `parameters` has what to set in
-    each, and a name that a notebook has not is a ValueError before any is run.
+    One that fails does not stop the others. With `force` all are run; `parameters` has
+    what to set in each, and a name that a notebook has not is a ValueError before any.
     """
     values = parameters or {}
     chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
@@ -120,12 +119,10 @@ def _run(path: Path, notebook: NotebookNode, project: Project, device: str):
     print(f"running {name} on {device}", flush=True)
     failed = project.build / "failed" / path.name
     failed.unlink(missing_ok=True)
-    progress, error = _Progress(notebook), None
-    begin = time.monotonic()
+    progress, error, begin = _Progress(notebook), None, time.monotonic()
     try:
         _run_cells(notebook, progress, device)
     except (CellControlSignal, RuntimeError) as raised:
-        # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
         reason = re.sub(r"\x1b\[[0-9;]*m", "", str(raised)).strip()

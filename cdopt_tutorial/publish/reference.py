@@ -89,11 +89,9 @@ def _check(place: str, row: object) -> None:
             return
         case [("within", str(share))] if re.fullmatch(r"\d+(\.\d+)? ?%", share):
             return
-    raise ValueError(
-        f"{place}: is {row!r}: give one of `within`, a number or a share like "
-        f'"5 %", `at_most`, a number, and `machine`, true; and values for '
-        f"{' and '.join(PROFILES)}"
-    )
+    rules = 'a number or a share like "5 %", `at_most`, a number, and `machine`, true'
+    values = f"and values for {' and '.join(PROFILES)}"
+    raise ValueError(f"{place}: is {row!r}: give one of `within`, {rules}; {values}")
 
 
 def _holds(row: Mapping, was: float | str, value: float | str) -> bool:

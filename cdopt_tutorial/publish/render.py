@@ -48,7 +48,7 @@ def render(project: Project, *, device: str = "cpu") -> bool:
 
 
 def _sources(root: Path) -> list[Path]:
-    """Return the files that the pages are made from, or include, besides the results."""
+    """Return the files that pages are made from, or include, besides the results."""
     patterns = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
     return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 

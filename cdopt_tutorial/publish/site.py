@@ -64,7 +64,6 @@ def _read(name: str, pattern: str, needed: str) -> re.Match | None:
 
 def add_site(config: dict[str, Any], site: Site) -> None:
     """Add to a configuration of jupyter-book, in place, what follows from `site`."""
-    # The book's `html_theme_options` would replace jupyter-book's `launch_buttons`.
     sphinx = config["sphinx"]["config"]
     if site.url:
         sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
@@ -89,9 +88,9 @@ def add_site(config: dict[str, Any], site: Site) -> None:
 
 
 def edition(root: Path) -> str:
-    """Return which book `root` holds: its version, and the day of its last commit.
+    """Return the version and day of `root`: of its last commit, or of the build.
 
-    Without one it is that of SOURCE_DATE_EPOCH, a ValueError if no time, or today.
+    SOURCE_DATE_EPOCH, else now, is that of the build; a ValueError if it is no time.
     """
     seconds = ""
     # A book unpacked inside another project's checkout has not that one's date.

@@ -74,24 +74,20 @@ def _device(name: str) -> str:
     """Say which device that is: its name, and what is behind it."""
     if name == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    _, _, number = name.partition(":")
+    number = name.partition(":")[2]
     numbers = [int(number)] if number else range(torch.cuda.device_count())
     gpus = [f"cuda:{n} {torch.cuda.get_device_name(n)}" for n in numbers]
     return ", ".join([*gpus, f"CUDA {torch.version.cuda}"])
 
 
 class Progress:
-    """A context manager: a bar that moves while a cell runs, and stays on the page.
-
-    It is full at `total`, which is above 0, and says so if it is left by an exception.
-    """
+    """A context manager: a bar that is full at `total`, above 0, and stays on the page."""
 
     def __init__(self, total: float, label: str) -> None:
         if total <= 0:
             raise ValueError(f"total is {total}, but must be above 0")
         self._total, self._label = total, label
-        self._value, self._text = 0.0, ""
-        self._shown_at = float("-inf")
+        self._value, self._text, self._shown_at = 0.0, "", float("-inf")
 
     def __enter__(self) -> "Progress":
         self._handle = display(self, display_id=True)
