@@ -23,10 +23,7 @@ from cdopt_tutorial.data.bags import load_digits
 
 @dataclass(frozen=True)
 class Problem:
-    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I.
-
-    Raises ValueError if p is out of its range.
-    """
+    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I; a p out of its range is a ValueError."""
 
     matrix: Tensor  #: Σ, (n, n), symmetric, float64
     p: int = 5  #: columns of X, from 1 to n - 1
@@ -68,8 +65,7 @@ class Problem:
 
 def digits_problem() -> Problem:
     """The principal subspace of the 64 pixels of the digits, of dimension 5."""
-    images, _ = load_digits()
-    return Problem(images.T.cov())
+    return Problem(load_digits()[0].T.cov())
 
 
 def polar(x: Tensor) -> Tensor:
@@ -85,9 +81,7 @@ class Solution:
     """A run of a method; the lists have an entry for the start and for each step."""
 
     seconds: list[float]  #: since the start; to evaluate the entries does not count
-    #: relative to the minimum, of f at the feasible point nearest to what the method
-    #: holds; NaN, and the run's end, where that is not finite.
-    gap: list[float]
+    gap: list[float]  #: of the feasible point nearest; NaN, and the end, if not finite
     feasibility: list[float]  #: ‖XᵀX - I‖ of what it holds
     x: Tensor  #: (n, p), the feasible point nearest to what it holds at the end
 
@@ -104,19 +98,14 @@ class Held(NamedTuple):
 class Method:
     """One way to keep the constraint."""
 
-    #: makes what is optimized of the problem, the start and penalty_param.
-    hold: Callable[[Problem, Tensor, float], Held]
-    #: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest steps, of
-    #: rates up to 32 a factor of √2 apart; the slowest of ten starts counts. L-BFGS has
-    #: 1, for its line search finds its own steps.
+    hold: Callable[[Problem, Tensor, float], Held]  #: of the start and penalty_param
+    #: learning rate, in units: of rates up to 32, a factor of √2 apart, that with the
+    #: fewest steps to a gap of 1e-6 from the worst of ten starts; L-BFGS has a search.
     lr: float
-    #: made of the parameters and the learning rate.
-    optimizer: Callable[..., optim.Optimizer] = optim.SGD
-    #: of the learning rate; None is one over the problem's ``scale``.
-    unit: float | None = None
+    optimizer: Callable[..., optim.Optimizer] = optim.SGD  #: of parameters and lr
+    unit: float | None = None  #: of lr; None is one over the problem's ``scale``
     steps: int = 600  #: of the optimizer
-    #: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
-    penalty_param: float = 0.1
+    penalty_param: float = 0.1  #: factor of ‖XᵀX - I‖², for those that dissolve
     decays: bool = False  #: whether the learning rate falls to 0 along half a cosine
     projects: bool = False  #: whether each step ends with the polar projection
 
@@ -142,20 +131,16 @@ def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
     with torch.random.fork_rng():  # X is completed to a square matrix at random
         torch.manual_seed(0)
         parametrizations.orthogonal(layer, orthogonal_map=kind)
-    return Held(
-        layer.parameters(), lambda: problem.value(layer.weight), lambda: layer.weight
-    )
+    parameters = layer.parameters()
+    return Held(parameters, lambda: problem.value(layer.weight), lambda: layer.weight)
 
 
 # L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
 # falls without bound: it needs the larger penalty, which moves that edge away.
-_LBFGS = partial(
-    optim.LBFGS,
-    max_iter=10,
-    tolerance_grad=1e-12,
-    tolerance_change=1e-16,
-    line_search_fn="strong_wolfe",
-)
+_TO_THE_END = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
+_SEARCH = {"max_iter": 10, "line_search_fn": "strong_wolfe"}
+_LBFGS = partial(optim.LBFGS, **_TO_THE_END, **_SEARCH)
+_GEOOPT = partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())
 METHODS = {
     "dissolving, SGD": Method(_dissolved, 2**-1.5),
     "dissolving, Adam": Method(_dissolved, 8, optim.Adam, unit=0.01, decays=True),
@@ -163,11 +148,7 @@ METHODS = {
         _dissolved, 1, _LBFGS, unit=1, steps=25, penalty_param=1
     ),
     "projection": Method(partial(_direct, nn.Parameter), 32, projects=True),
-    "geoopt": Method(
-        partial(_direct, partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())),
-        2**0.5,
-        geoopt.optim.RiemannianSGD,
-    ),
+    "geoopt": Method(partial(_direct, _GEOOPT), 2**0.5, geoopt.optim.RiemannianSGD),
     "cayley": Method(partial(_parametrized, "cayley"), 2**1.5),
     "householder": Method(partial(_parametrized, "householder"), 2**-0.5),
     "matrix_exp": Method(partial(_parametrized, "matrix_exp"), 2),
@@ -175,10 +156,9 @@ METHODS = {
 
 
 def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solution:
-    """Minimise by one of ``METHODS``, with the gradient of the whole of f in each step.
+    """Minimise by one of ``METHODS``, else a ValueError, from the start of a seed.
 
-    The seed is that of the start, the same for all methods; ``changes`` are attributes
-    of :class:`Method`. Raises ValueError if there is no such method.
+    The ``changes`` are attributes of :class:`Method`.
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")

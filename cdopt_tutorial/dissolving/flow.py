@@ -8,15 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import dissolve_recurrent
 from cdopt_tutorial.dissolving.memory import stiefel
 
 NUM_INPUTS = 10
 
 
 def _dissolved_lstm(num_inputs: int, hidden: int, per_gate: bool) -> nn.LSTM:
-    rnn = nn.LSTM(num_inputs, hidden)
-    return constraints.dissolve_recurrent(rnn, per_gate=per_gate)
+    return dissolve_recurrent(nn.LSTM(num_inputs, hidden), per_gate=per_gate)
 
 
 LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
@@ -29,12 +28,10 @@ LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
 
 
 def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[float]:
-    """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T.
+    """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T, with ``direction`` v, (hidden,).
 
     The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
-    too. The one before the first input is 0. The layer is of one direction, with the
-    time first; ``inputs`` are (T, num_inputs), of its dtype, and v is ``direction``,
-    (hidden,).
+    too; s_0 is 0. ``inputs`` are (T, num_inputs), of the layer's dtype.
     """
     is_lstm = isinstance(rnn, nn.LSTM)
     zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
@@ -48,18 +45,16 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
     loss = states[-1][0].flatten() @ direction
     # What nothing depends on has no gradient: the last cell does not enter h_T again.
     found = torch.autograd.grad(loss, parts, allow_unused=True, materialize_grads=True)
-    each = torch.stack(found).view(len(states), -1)
-    return each.norm(dim=1).tolist()
+    return torch.stack(found).view(len(states), -1).norm(dim=1).tolist()
 
 
 def flows(
     hidden: int = 128, steps: int = 50, seeds: Sequence[int] = (1, 2, 3)
 ) -> dict[str, list[list[float]]]:
-    """Gradient norms of each kind of layer as torch starts it, in float64.
+    """For each of ``LAYERS``, a list per seed of what :func:`gradient_norms` gives.
 
-    For each kind, a list per seed of what :func:`gradient_norms` gives. All layers of a
-    seed see the same inputs, one of ten symbols in each of T steps, and the same
-    direction, a unit vector.
+    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
+    the same direction, a unit vector.
     """
     found: dict[str, list[list[float]]] = {name: [] for name in LAYERS}
     for seed in seeds:
@@ -82,9 +77,6 @@ def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.
 
 
 def gate_singular_values(rnn: nn.RNNBase) -> Tensor:
-    """Singular values (gates, hidden) of each gate's part of a layer's weight_hh.
-
-    The gates are in torch's order: input, forget, cell and output for an LSTM.
-    """
+    """Singular values (gates, hidden) of weight_hh; i, f, g and o are an LSTM's."""
     weight = rnn.weight_hh_l0.detach()
     return torch.linalg.svdvals(weight.unflatten(0, (-1, rnn.hidden_size)))

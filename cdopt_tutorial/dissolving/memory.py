@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
@@ -21,27 +21,21 @@ BLANK = 0  # of the copying problem
 PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
 
 
-# Two tasks: one asks for a long memory, one for a short one
-
-
 @dataclass(frozen=True)
 class CopyingMemory:
     """Symbols, a long pause, and then the same symbols again.
 
-    The input is K symbols, L blanks of which the last is a marker that says "now", and
-    K blanks. The target is blank until the marker, and then the K symbols in their
-    order. 0 is the blank, 1 to ``num_symbols`` are the symbols, ``num_symbols`` + 1 is
-    the marker. Raises ValueError if a value is out of its range.
+    The input is K symbols, L blanks of which the last is a marker, and K blanks. The
+    target is blank until the marker, then the K symbols. 0 is the blank, 1 up to
+    ``num_symbols`` are symbols, and one more is the marker.
 
-    Source: Hochreiter and Schmidhuber, Long Short-Term Memory, Neural Computation 9
-    (1997); in this form Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural
-    Networks, ICML 2016, section 5.1.
+    Source: Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural Networks, ICML
+    2016, section 5.1, after Hochreiter and Schmidhuber, Neural Computation 9 (1997).
     """
 
     num_symbols: int = 8  #: symbols to choose from, at least 2
     num_copies: int = 5  #: K, symbols to remember, at least 1
-    #: L, steps from the last symbol to the first of the answer, at least 1.
-    delay: int = 30
+    delay: int = 30  #: L, steps from the last symbol to the answer, at least 1
 
     def __post_init__(self):
         at_least(self, 2, "num_symbols")
@@ -57,9 +51,7 @@ class CopyingMemory:
         """Different targets: the blank and the symbols."""
         return self.num_symbols + 1
 
-    def batch(
-        self, batch_size: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Inputs and targets, each (L + 2K, batch_size) int64."""
         shape = self.num_copies, batch_size
         symbols = torch.randint(1, self.num_symbols + 1, shape, generator=generator)
@@ -77,19 +69,14 @@ class CopyingMemory:
     def recall(self, logits: Tensor, targets: Tensor) -> float:
         """Share of the K symbols for which the likeliest answer is right."""
         asked = slice(-self.num_copies, None)
-        answers = logits[asked].argmax(dim=-1)
-        return (answers == targets[asked]).float().mean().item()
+        return (logits[asked].argmax(-1) == targets[asked]).float().mean().item()
 
 
 @dataclass(frozen=True)
 class NextWord:
-    """The next word of a synthetic language, given those before it.
+    """The next word of a language; a length that is too small is a ValueError."""
 
-    Raises ValueError if ``seq_len`` or ``text_len`` is too small.
-    """
-
-    #: the language. What comes next depends on its last ``order`` words; all that lies
-    #: further back is better forgotten.
+    #: what comes next depends on the last ``order`` words; the rest only distracts.
     grammar: Grammar = Grammar(num_words=8, branching=4, seed=0, order=3)
     seq_len: int = 35  #: words of a sequence, above the grammar's order
     text_len: int = 300_000  #: words of the text from which sequences are cut at random
@@ -110,9 +97,7 @@ class NextWord:
         """Nats per word of the best model there can be: the entropy rate."""
         return self.grammar.entropy_rate
 
-    def batch(
-        self, batch_size: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Words cut from the text, and their next, each (seq_len, batch_size) int64."""
         last = self.text_len - self.seq_len
         begin = torch.randint(last, (batch_size,), generator=generator)
@@ -122,9 +107,8 @@ class NextWord:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy per word in nats, once ``order`` words have been seen."""
         first = self.grammar.order - 1
-        return functional.cross_entropy(
-            logits[first:].flatten(0, 1), targets[first:].flatten()
-        )
+        logits, targets = logits[first:], targets[first:]
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def recall(self, logits: Tensor, targets: Tensor) -> float:
         """Share of the next words that are the likeliest guess."""
@@ -133,9 +117,6 @@ class NextWord:
     @cached_property
     def _text(self) -> Tensor:
         return self.grammar.sample(self.text_len)
-
-
-# The models, which differ only in how their hidden-to-hidden weight is held
 
 
 def orthogonal_start(num_inputs: int, hidden: int) -> nn.RNN:
@@ -212,8 +193,6 @@ class Model(nn.Module):
         return off, off
 
 
-# The comparison
-
 # The rate of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1 with the lowest final loss on
 # average over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
 LEARNING_RATES = dict.fromkeys(MODELS, 3e-3) | {"LSTM": 3e-2}
@@ -228,8 +207,7 @@ class MemoryConfig:
     task: CopyingMemory | NextWord = CopyingMemory()  #: what to learn
     #: learning rate of RMSprop for each model of ``MODELS`` that is trained.
     lrs: Mapping[str, float] = field(default_factory=lambda: dict(LEARNING_RATES))
-    #: each gives every model a start, and the same batches.
-    seeds: Sequence[int] = (1, 2, 3, 4, 5)
+    seeds: Sequence[int] = (1, 2, 3, 4, 5)  #: each of every model's start and batches
     hidden: int = 64  #: width of the recurrent layer
     batch_size: int = 32  #: sequences of a step
     steps: int = 1_000  #: of the optimizer
@@ -249,10 +227,8 @@ class MemoryConfig:
 
 def next_word_config(**changes: Any) -> MemoryConfig:
     """The comparison on a task that needs no long memory, but for some changes."""
-    config = MemoryConfig(
-        task=NextWord(), lrs=dict(NEXT_WORD_LEARNING_RATES), batch_size=20, steps=600
-    )
-    return replace(config, **changes)
+    lrs = dict(NEXT_WORD_LEARNING_RATES)
+    return replace(MemoryConfig(NextWord(), lrs, batch_size=20, steps=600), **changes)
 
 
 @dataclass(frozen=True)
@@ -281,11 +257,9 @@ class Run:
     steps: list[int]  #: of the optimizer, at the end of each interval
     losses: list[float]  #: nats, mean of each interval, without the penalty
     recalls: list[float]  #: mean of each interval
-    #: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end. It says nothing of an
-    #: LSTM, whose gates it takes as one matrix.
+    #: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end, an LSTM's in one.
     weight: float
-    #: the same of the matrix that the forward pass uses: A(W) for "Stiefel", Q for
-    #: "torch's orthogonal", and else W itself.
+    #: the same of what the forward pass uses: A(W), torch's orthogonal Q, or W itself.
     mapped: float
     seconds: float = field(compare=False)  #: that the run took; not compared
 
@@ -301,17 +275,13 @@ class Run:
 
 
 def train(job: Job, config: MemoryConfig) -> Run:
-    """Train one model by RMSprop; called by the workers, in one thread.
-
-    Its smoothing is 0.9, as in Arjovsky et al. The config's ``lrs`` and ``seeds`` are
-    not looked at.
-    """
+    """Train one model by RMSprop, smoothed by 0.9 as Arjovsky et al., in a worker."""
     task, begin = config.task, time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed_of(0))
         model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
     optimizer = torch.optim.RMSprop(model.parameters(), job.lr, alpha=0.9)
-    batches, found = torch.Generator().manual_seed(job.seed_of(1)), []
+    batches, found = Generator().manual_seed(job.seed_of(1)), []
     for _ in range(config.steps):
         inputs, targets = task.batch(config.batch_size, batches)
         optimizer.zero_grad()
@@ -331,10 +301,6 @@ def train(job: Job, config: MemoryConfig) -> Run:
 def run(
     config: MemoryConfig, on_done: Callable[[int, Run], None] | None = None
 ) -> dict[str, list[Run]]:
-    """Train every model of ``config.lrs`` from every seed; called by the chapter.
-
-    Gives each model's runs, in the order of the seeds. Raises WorkerError if a worker
-    failed.
-    """
+    """Each model's runs, in the order of the seeds; WorkerError if a worker failed."""
     runs = share(train, [(job, config) for job in config.jobs], on_done=on_done)
     return {name: [r for r in runs if r.job.model == name] for name in config.lrs}

@@ -14,14 +14,11 @@ from torch.func import grad, hessian, vmap
 
 Function = Callable[[Tensor], Tensor]
 
-_ON_CIRCLE = 1e-6  # |C(x)| up to which a solved point counts as on the circle
 _SCAN = 4096  # angles: of two stationary points closer than 2π / 4096 both are missed
 _EXTENT = 2.5  # stationary points are looked for so far from the origin
 _STARTS = 21  # of Newton's method, along each axis
 _STRIDE = 0.3  # its longest step: a longer one leaves what is to be searched
-_APART = 1e-5  # two solved points that are closer are one
 _NUDGE = 1e-5  # how far from the minimum a test of stability starts
-_TRIAL = 200  # steps of a test of stability
 
 
 def objective(x: Tensor) -> Tensor:
@@ -48,10 +45,7 @@ def dissolved(f: Function, beta: float) -> Function:
 
 
 def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
-    """The quadratic penalty function f(x) + (β/2) C(x)², where x may be mapped for f.
-
-    Raises ValueError if ``beta`` is negative.
-    """
+    """f(x) + (β/2) C(x)², where x may be mapped for f; a β below 0 is a ValueError."""
     if beta < 0:
         raise ValueError(f"beta is {beta}, but must be at least 0")
     return lambda x: f(mapping(x)) + beta / 2 * constraint(x) ** 2
@@ -60,10 +54,9 @@ def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Func
 def descend(
     function: Function, start: Sequence[float], lr: float, steps: int
 ) -> Tensor:
-    """Minimise a function by ``torch.optim.SGD``, which knows of no constraint.
+    """The path (steps + 1, 2), float64, of ``torch.optim.SGD`` from a start (x₁, x₂).
 
-    Gives the path (steps + 1, 2), float64, from the start (x₁, x₂) on. With ``lr`` too
-    large it runs away to values that are not finite.
+    With ``lr`` too large it runs away to values that are not finite.
     """
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([x], lr=lr)
@@ -79,10 +72,7 @@ def descend(
 def on_grid(
     function: Function, extent: float, points: int = 161
 ) -> tuple[Tensor, Tensor]:
-    """A grid from -extent to extent: its axis (points,), and a function's values on it.
-
-    The values are (points, points), with x₁ along the columns.
-    """
+    """An axis (points,) around 0, and values (points, points), x₁ along the columns."""
     axis = torch.linspace(-extent, extent, points, dtype=torch.float64)
     return axis, function(torch.cartesian_prod(axis, axis).reshape(points, points, 2)).T
 
@@ -95,8 +85,7 @@ def on_circle(angle: Tensor) -> Tensor:
 def circle_stationary_points(f: Function) -> Tensor:
     """Stationary points (k, 2) of f on the circle, the one with the least f first.
 
-    They are the roots of a derivative by the angle, found by its change of sign
-    between scanned angles and then by bisection: no map, no penalty.
+    Without map or penalty: roots of a derivative by the angle, scanned and bisected.
     """
     slope = vmap(grad(lambda angle: f(on_circle(angle))))
     angles = torch.linspace(-math.pi, math.pi, _SCAN + 1, dtype=torch.float64)
@@ -114,10 +103,7 @@ def circle_stationary_points(f: Function) -> Tensor:
 
 
 def stationary_points(function: Function) -> Tensor:
-    """Stationary points (k, 2) of a function, all isolated, in a square around 0.
-
-    What Newton's method ends in, from a grid of starts; each counts once.
-    """
+    """Isolated stationary points (k, 2) near 0, by Newton's method from a grid."""
     slope, bend = vmap(grad(function)), vmap(hessian(function))
     axis = torch.linspace(-_EXTENT, _EXTENT, _STARTS, dtype=torch.float64)
     points = torch.cartesian_prod(axis, axis)
@@ -125,18 +111,17 @@ def stationary_points(function: Function) -> Tensor:
         step = torch.linalg.solve_ex(bend(points), slope(points)[..., None]).result
         length = step.norm(dim=1, keepdim=True).clamp(min=_STRIDE)
         points = points - _STRIDE * (step / length)[..., 0]
-    found = (slope(points).norm(dim=1) < 1e-9) & (points.abs().amax(1) <= _EXTENT)
-    points = points[found]
-    near = torch.cdist(points, points) < _APART
+    inside = points.abs().amax(1) <= _EXTENT
+    points = points[inside & (slope(points).norm(dim=1) < 1e-9)]
+    near = torch.cdist(points, points) < 1e-5  # so near they are one
     return points[near.long().argmax(1) == torch.arange(len(points))]
 
 
 def curvatures(function: Function, points: Tensor) -> Tensor:
     """Eigenvalues (..., 2) of the Hessian at points (..., 2), ascending.
 
-    At the circle's stationary points x those of the dissolved function are, along the
-    radius, 4β - λ with the multiplier λ = xᵀ∇f(x), and along the tangent t, tᵀ∇²f t -
-    λ, which is the curvature of f on the circle.
+    At f's stationary points x on the circle those of the dissolved function are 4β - λ
+    along the radius, with λ = xᵀ∇f(x), and tᵀ∇²f t - λ along the tangent t.
     """
     flat = points.reshape(-1, 2)
     return torch.linalg.eigvalsh(vmap(hessian(function))(flat)).reshape(points.shape)
@@ -144,18 +129,16 @@ def curvatures(function: Function, points: Tensor) -> Tensor:
 
 def spurious_minima(f: Function, beta: float) -> Tensor:
     """Minima (k, 2) of the dissolved function that are not on the circle."""
-    h = dissolved(f, beta)
-    points = stationary_points(h)
-    least = curvatures(h, points)[:, 0]
-    return points[(least > 0) & (constraint(points).abs() > _ON_CIRCLE)]
+    points = stationary_points(dissolved(f, beta))
+    least = curvatures(dissolved(f, beta), points)[:, 0]
+    return points[(least > 0) & (constraint(points).abs() > 1e-6)]
 
 
 def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> float:
     """The β from which on the dissolved function has no minimum off the circle.
 
-    Bisection from 0 to ``high``, which takes it that no such minimum comes back as β
-    grows. The answer is safe, and at most ``tol`` above the smallest that is. Raises
-    ValueError if there still is such a minimum at ``high``.
+    Bisection from 0 to ``high``, as if no such minimum came back as β grows: at most
+    ``tol`` above the smallest. Raises ValueError if there is one at ``high``.
     """
     if len(spurious_minima(f, high)):
         raise ValueError(f"high is {high}, where a minimum off the circle is left")
@@ -170,15 +153,14 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     """The learning rate up to which gradient descent comes back to a minimum (2,).
 
-    Measured, by bisection to a thousandth: each trial is some steps of :func:`descend`
-    from a point beside the minimum. It should be 2 over the largest curvature there.
+    Measured, by bisection to a thousandth of trials from beside the minimum. It should
+    be 2 over the largest curvature there.
     """
 
     def stable(lr: float) -> bool:
         # Not along an axis or the radius, so that no direction is left out.
         nudge = _NUDGE * on_circle(torch.tensor(1.0, dtype=torch.float64))
-        path = descend(function, (minimum + nudge).tolist(), lr, _TRIAL)
-        # A distance that is not finite compares as False, which is right.
+        path = descend(function, (minimum + nudge).tolist(), lr, steps=200)
         return bool((path[-1] - minimum).norm() < _NUDGE)
 
     low, high = 0.0, 1e-3

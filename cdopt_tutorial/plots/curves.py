@@ -9,10 +9,7 @@ from matplotlib.figure import Figure
 
 from cdopt_tutorial.plots.style import INK, LOOKS, WIDTH, add_legend, styled
 
-_HEIGHT = 3.5  # inches of a figure without its legend
 _GRID_POINTS = 200
-_MOST_TICKS = 8
-
 _Seed = tuple[Sequence[float], Sequence[float]]
 
 
@@ -28,15 +25,11 @@ def learning_curves(
 ) -> Figure:
     """Draw the median over the seeds of each curve, in a band from worst to best.
 
-    A curve has a pair (x, y) per seed, x rising. The seeds may stop at different x:
-    a run that has stopped keeps its last value, and a marker shows where it stopped.
-    A line marks `threshold`, such as "solved".
-
-    Raises:
-        ValueError: a curve has no seeds, x and y of one differ in length, or a y is
-            one that a logarithmic scale can't show.
+    A curve has a pair (x, y) per seed, x rising. A run that stops before others keeps
+    its last value; a marker shows where. A line marks `threshold`. Raises ValueError
+    if a curve has no seeds, x and y differ in length, or `log_y` can't show a y.
     """
-    fig = Figure(figsize=(WIDTH, _HEIGHT))
+    fig = Figure(figsize=(WIDTH, 3.5))
     ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
     ax.set_xscale("log" if log_x else "linear")
     ax.set_yscale("log" if log_y else "linear")
@@ -77,17 +70,16 @@ def _on_one_grid(
 def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
     """Where few x were measured, as epochs or widths, put the ticks on these."""
     measured = sorted({float(x) for c in curves.values() for xs, _ in c for x in xs})
-    if len(measured) <= _MOST_TICKS:
+    if len(measured) <= 8:
         ax.set_xticks(measured, [f"{x:g}" for x in measured])
         ax.set_xticks([], minor=True)
 
 
 @styled
 def bars(values: Mapping[str, float], *, xlabel: str) -> Figure:
-    """Draw a bar per value on a logarithmic scale, the first one on top.
+    """Draw a bar per value, the first on top, each with its ratio to the first.
 
-    Beside each bar stands its value, and its ratio to the first. Raises ValueError
-    if there is none, or one that is not above 0.
+    The scale is logarithmic: no value, or one not above 0, is a ValueError.
     """
     heights = list(values.values())
     least, most = min(heights), max(heights)

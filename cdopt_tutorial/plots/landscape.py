@@ -17,7 +17,6 @@ _WIDTH = 2.7  # inches of a panel
 _LEVELS = 11
 _DOTS = 250  # across a panel; a contour line is right to a ninth of one
 _BESIDE, _BELOW, _TITLE = 0.75, 0.45, 0.45  # inches that labels and titles need
-
 _CURVE = {"color": INK, "lw": 1.4, "alpha": 0.8}
 _TARGET = {"color": INK, "marker": "*", "ms": 15, "mew": 1.2, "mfc": "none", "ls": ""}
 _START = {"color": INK, "marker": "o", "ms": 6, "mew": 1.3, "mfc": "none", "ls": ""}
@@ -35,14 +34,11 @@ def landscape(
 ) -> Figure:
     """Draw landscapes, two in a row, on the same axes, with the paths over them.
 
-    A panel has, by its title, the values of a function where `axis`, which rises, is
-    that of the columns and of the rows; and paths by their names, (steps + 1, 2), the
-    same names in all. In each panel a line is drawn along the points `curve`, (n, 2),
-    such as a manifold, and a star at `target`, such as a known optimum.
-
-    A ring is where a path starts and a filled marker where it ends; a path that
-    leaves the panel is cut at its edge. The contour lines of a panel share its area
-    evenly, so valleys are seen however steep the walls are.
+    A panel has, by its title, a function's values (rows, columns) on the rising `axis`,
+    and paths (steps + 1, 2) by their names, the same in all, cut at its edge. A ring is
+    where a path starts, a filled marker where it ends. A line runs along the points
+    `curve`, (n, 2), such as a manifold; a star is at `target`, such as a known optimum.
+    Contour lines share the area evenly: valleys are seen however steep the walls are.
     """
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)

@@ -10,14 +10,10 @@ from numpy.typing import ArrayLike
 from cdopt_tutorial.plots.style import SERIES, WIDTH, styled
 
 _COLUMNS = 5
-_CELL = 1.25  # inches of a picture with its title
 _BLUE, _OCHRE = SERIES[0].color, SERIES[1].color
-
 # Nothing is the page itself, whether it is light or dark.
-_SIGNS = LinearSegmentedColormap.from_list(
-    "signs",
-    [(0, (_OCHRE, 1)), (0.5, (_OCHRE, 0)), (0.5, (_BLUE, 0)), (1, (_BLUE, 1))],
-)
+_STOPS = [(0, (_OCHRE, 1)), (0.5, (_OCHRE, 0)), (0.5, (_BLUE, 0)), (1, (_BLUE, 1))]
+_SIGNS = LinearSegmentedColormap.from_list("signs", _STOPS)
 
 
 @styled
@@ -29,14 +25,13 @@ def pictures(images: Mapping[str, ArrayLike], *, label: str) -> Figure:
     """
     rows = -(-len(images) // _COLUMNS)
     largest = max(np.abs(image).max() for image in map(np.asarray, images.values()))
-    fig = Figure(figsize=(WIDTH, _CELL * rows + 0.2))
+    fig = Figure(figsize=(WIDTH, 1.25 * rows + 0.2))
     axes = fig.subplots(rows, _COLUMNS, squeeze=False)
     for ax in axes.flat[len(images) :]:
         ax.set_visible(False)
     for ax, (title, image) in zip(axes.flat, images.items(), strict=False):
-        drawn = ax.imshow(
-            image, cmap=_SIGNS, vmin=-largest, vmax=largest, interpolation="none"
-        )
+        drawn = ax.imshow(image, cmap=_SIGNS, interpolation="none")
+        drawn.set_clim(-largest, largest)
         ax.set_title(title, size=9)
         ax.set(xticks=[], yticks=[])
         ax.spines[:].set(visible=True, alpha=0.3)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 INK = "#010203"  # the text colour of the page, once `show.figure` has put that in
 WIDTH = 7.2  # inches that a figure may be wide
 
-_MOST_COLUMNS = 4
 _LINE = 40  # letters of a name in a legend, above which it takes a second line
 
 
@@ -25,10 +24,7 @@ class Look:
     marker: str
 
 
-_DOTS = (0, (1.2, 1.2))
-_DASHES = (0, (5, 1.5))
-_DASH_DOT = (0, (5, 1.5, 1.2, 1.5))
-
+_DOTS, _DASHES, _DASH_DOT = (0, (1.2, 1.2)), (0, (5, 1.5)), (0, (5, 1.5, 1.2, 1.5))
 # Each has a contrast of at least 3 on a white and on a dark page, and each two
 # differ to people who see no red, no green or no blue; tests/test_plots.py.
 _BLUE = Look("#4696e6", "-", "o")
@@ -83,17 +79,15 @@ styled = style.context(["default", f"{__package__}.tutorial"])
 
 
 def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
-    """Put a legend above all axes, and make the figure higher by it.
+    """Put a legend above all axes, in as many columns as fit; the figure grows by it.
 
-    It has as many columns as fit, and long names take more than one line. The layout
-    of the figure must leave room for what is outside of the axes.
+    The layout of the figure must leave room for what is outside of the axes.
     """
     for handle in handles:
         handle.set_label(fill(handle.get_label(), _LINE))
-    for columns in range(_MOST_COLUMNS, 0, -1):
-        legend = fig.legend(
-            handles=handles, loc="outside upper left", ncols=columns, **options
-        )
+    for columns in range(4, 0, -1):
+        place = {"loc": "outside upper left", "ncols": columns}
+        legend = fig.legend(handles=handles, **place, **options)
         box = legend.get_window_extent()
         if box.width <= fig.bbox.width or columns == 1:
             break

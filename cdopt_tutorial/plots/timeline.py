@@ -23,10 +23,8 @@ def timeline(
     """Draw who called whom, when, and how long the callee worked on it.
 
     Every worker has a lane; in it, a row per method that it ran for others. A bar is
-    the work, in the colour of the caller; the two thin lines from the caller's lane
-    are the request and the response, and the line along that lane is the wait. With
-    `window` only what is between two times is shown, in the unit of the axis. Raises
-    ValueError if there are no calls.
+    the work, in the caller's colour; thin lines are request and response; one along a
+    lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
@@ -45,9 +43,9 @@ def timeline(
         low, high = (zero + time * ns for time in window)
         calls = [call for call in calls if call.received >= low and call.sent <= high]
     callers = in_order([call.caller for call in calls])
+    few = len(calls) <= _HEADS_UP_TO
     for caller in callers:
         own = [call for call in calls if call.caller == caller]
-        few = len(calls) <= _HEADS_UP_TO
         _draw_calls(ax, own, lanes, bars, lambda t: (t - zero) / ns, few)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
     handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
@@ -56,10 +54,7 @@ def timeline(
 
 
 def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
-    """Draw the lanes, y running down; return top and bottom of each, and of each bar.
-
-    A bar goes by caller, callee and method: callers of one method share its row.
-    """
+    """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
     for name in in_order([n for call in calls for n in (call.caller, call.callee)]):
         rows: dict[str, list[str]] = {}

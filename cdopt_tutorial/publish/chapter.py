@@ -9,16 +9,12 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
+# How the type begins under which an output carries a figure; `show.glue` writes it.
 HIDDEN = "application/papermill.record/"
-"""How the type begins under which an output carries a figure; `show.glue` writes it."""
-
-Figures = Mapping[str, float | str]
-"""What a chapter claims, by name."""
+Figures = Mapping[str, float | str]  # what a chapter claims, by name
 
 
-def read_chapter(
-    path: Path, values: Mapping[str, object] | None = None
-) -> NotebookNode:
+def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
     """Read a notebook without its outputs, and set parameters; see `inject`."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
@@ -32,8 +28,8 @@ def read_chapter(
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """Set parameters of a notebook, in place, where papermill would set them.
 
-    They stand in a cell of their own, behind the one that is tagged `parameters`. If
-    that is not there once, is no plain Python, or lacks a name, a ValueError says so.
+    That is behind the cell tagged `parameters`. If this is not there once, is no plain
+    Python, or lacks a name, a ValueError says so.
     """
     # What was set from outside before is overruled, as papermill does it.
     others = [c for c in notebook.cells if not _tagged(c, "injected-parameters")]
@@ -43,15 +39,14 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     try:
         symbols = symtable(given[0].source, "cell", "exec").get_symbols()
     except SyntaxError as error:
-        raise ValueError(
-            f"the cell of parameters is no plain Python: {error}"
-        ) from None
+        what = f"the cell of parameters is no plain Python: {error}"
+        raise ValueError(what) from None
     known = [each.get_name() for each in symbols if each.is_assigned()]
     for name in values:
         if name not in known:
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
-    lines = [f"{name} = {value!r}" for name, value in values.items()]
-    cell = new_code_cell("\n".join(["# Set from outside:", *lines]))
+    lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
+    cell = new_code_cell(f"# Set from outside:{lines}")
     cell.metadata["tags"] = ["injected-parameters"]
     others.insert(others.index(given[0]) + 1, cell)
     notebook.cells = others
@@ -75,7 +70,6 @@ def claimed(notebook: NotebookNode) -> Figures:
     for cell in notebook.cells:
         for out in cell.get("outputs", []):
             if text := out.get("data", {}).get(f"{HIDDEN}text/plain"):
-                name = out.metadata["scrapbook"]["name"]
-                no_literal = text in ("nan", "inf", "-inf")
-                figures[name] = float(text) if no_literal else read_value(text)
+                read = float if text in ("nan", "inf", "-inf") else read_value
+                figures[out.metadata["scrapbook"]["name"]] = read(text)
     return figures

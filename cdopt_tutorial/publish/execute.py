@@ -1,7 +1,6 @@
 """Run chapters once, and keep each result for the pages and for the tests.
 
-A result is stored in a jupyter-cache under `_build/.jupyter_cache/<digest>`.
-The cache finds it by the code of the chapter; the digest adds what else decides it.
+A jupyter-cache in `_build/.jupyter_cache/<digest>` finds it by the chapter's code.
 """
 
 import hashlib
@@ -30,12 +29,9 @@ from cdopt_tutorial.publish.chapter import Figures, claimed, read_chapter
 from cdopt_tutorial.publish.project import Project
 
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
-
 # What decides a result besides a chapter: files of the package, and libraries.
 _KINDS = (".py", ".mplstyle", ".svg")
 _LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
-
-_KEPT_CACHES = 2  # that of the present digest, and that of the one before
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Execution:
 
     @property
     def figures(self) -> Figures:
-        """What it claimed, as far as it ran, by the names in the prose."""
+        """What it claimed, as far as it ran, by name."""
         return claimed(self.notebook)
 
 
@@ -69,12 +65,12 @@ def digest(project: Project, device: str) -> str:
 
 
 def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
-    """Open the cache of results that hold now, and drop the caches of long ago."""
+    """Open the cache of results that hold now; keep only the one before it as well."""
     current = project.results / digest(project, device)
     current.mkdir(parents=True, exist_ok=True)
     os.utime(current)
     folders = sorted(project.results.iterdir(), key=lambda f: f.stat().st_mtime)
-    for old in folders[:-_KEPT_CACHES]:
+    for old in folders[:-2]:
         shutil.rmtree(old)
     return get_cache(current)
 
@@ -97,10 +93,8 @@ def execute(
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
-    A chapter that fails does not stop the others; its `Execution.error` says why.
-    CDOPT_TUTORIAL_DEVICE tells a chapter the device. With `force` even one that has
-    a valid result is run; `parameters` has what to set in each instead of its own,
-    and a name that a notebook has not is a ValueError before any is run.
+    One that fails does not stop the others. With `force` all are run; `parameters` has
+    what to set in each, and a name that a notebook has not is a ValueError before any.
     """
     values = parameters or {}
     chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
@@ -125,19 +119,15 @@ def _run(path: Path, notebook: NotebookNode, project: Project, device: str):
     print(f"running {name} on {device}", flush=True)
     failed = project.build / "failed" / path.name
     failed.unlink(missing_ok=True)
-    progress, error = _Progress(notebook), None
-    begin = time.monotonic()
+    progress, error, begin = _Progress(notebook), None, time.monotonic()
     try:
         _run_cells(notebook, progress, device)
     except (CellControlSignal, RuntimeError) as raised:
-        # A kernel that can't start, or dies, is a RuntimeError of some kind.
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
         reason = re.sub(r"\x1b\[[0-9;]*m", "", str(raised)).strip()
-        error = (
-            f"{name} failed in {progress.where}\n{reason}\n"
-            f"kept as far as it ran: {project.relative(failed)}"
-        )
+        kept = f"kept as far as it ran: {project.relative(failed)}"
+        error = f"{name} failed in {progress.where}\n{reason}\n{kept}"
     seconds = time.monotonic() - begin
     return Execution(path, notebook, seconds, cached=False, error=error)
 
@@ -153,20 +143,15 @@ class _KernelManager(AsyncKernelManager):
 def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        client = NotebookClient(
-            notebook,
-            timeout=CELL_TIMEOUT,
-            kernel_manager_class=_KernelManager,
-            resources={"metadata": {"path": scratch}},
-            # Times would go into the cells' metadata, which the cache hashes.
-            record_timing=False,
-            coalesce_streams=True,
-            on_cell_execute=progress.begin,
-            on_cell_executed=progress.end,
-        )
+        # Times would go into the cells' metadata, which the cache hashes.
+        options = {"record_timing": False, "coalesce_streams": True}
+        options["resources"] = {"metadata": {"path": scratch}}
+        hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}
+        client = NotebookClient(notebook, timeout=CELL_TIMEOUT, **options, **hooks)
+        client.kernel_manager_class = _KernelManager
         # A reader's own IPython configuration must not change a result.
-        own = {"IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
-        env = {**os.environ, **own, "CDOPT_TUTORIAL_DEVICE": device}
+        env = {**os.environ, "IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
+        env["CDOPT_TUTORIAL_DEVICE"] = device
         try:
             client.execute(env=env, transport_encryption="auto")
         except DeadKernelError:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-PROFILES = ("full", "smoke")
-"""How chapters are run: as the book shows them, or as short as their checks allow."""
+PROFILES = ("full", "smoke")  # as the book shows chapters, or as short as checks allow
 
 
 class Project:

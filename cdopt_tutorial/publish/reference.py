@@ -1,7 +1,6 @@
 """Hold the figures that a chapter claims against those of `notebooks/reference.toml`.
 
-The file says for every figure what it was, in each profile, and how far another
-machine, torch or cdopt may move it. A figure that moves farther has drifted.
+It says what each was, by profile, and how far another machine or torch may move it.
 """
 
 import math
@@ -15,10 +14,9 @@ from cdopt_tutorial.publish.project import PROFILES, Project
 
 
 class Reference:
-    """The table of one book, read when it is made; empty if there is none yet.
+    """The table of one book, by chapters without `.ipynb`; empty if there is none yet.
 
-    A chapter goes by the name of its notebook, without `.ipynb`. A file that is no
-    table of this kind is a ValueError that names the place.
+    A file that is no table of this kind is a ValueError that names the place.
     """
 
     def __init__(self, project: Project) -> None:
@@ -85,19 +83,15 @@ def _check(place: str, row: object) -> None:
     """Raise ValueError unless a row has values of profiles and one rule."""
     given = row if isinstance(row, dict) else {}
     match [each for each in given.items() if each[0] not in PROFILES]:
-        case [("machine", True)]:
-            return
-        case [("within" | "at_most", int() | float() as far)] if not isinstance(
-            far, bool
-        ):
+        case [("within" | "at_most", bool())]:
+            pass
+        case [("machine", True)] | [("within" | "at_most", int() | float())]:
             return
         case [("within", str(share))] if re.fullmatch(r"\d+(\.\d+)? ?%", share):
             return
-    raise ValueError(
-        f"{place}: is {row!r}: give one of `within`, a number or a share like "
-        f'"5 %", `at_most`, a number, and `machine`, true; and values for '
-        f"{' and '.join(PROFILES)}"
-    )
+    rules = 'a number or a share like "5 %", `at_most`, a number, and `machine`, true'
+    values = f"and values for {' and '.join(PROFILES)}"
+    raise ValueError(f"{place}: is {row!r}: give one of `within`, {rules}; {values}")
 
 
 def _holds(row: Mapping, was: float | str, value: float | str) -> bool:

@@ -24,13 +24,9 @@ class RenderError(Exception):
 def render(project: Project, *, device: str = "cpu") -> bool:
     """Build `_build/html` from the sources and the cached results.
 
-    Every warning is an error. A build is always a full one: a page that is not
-    read again does not repeat its warnings, so a second try would pass. Returns
-    False if the pages were up to date.
-
-    Raises:
-        RenderError: a chapter has no valid result, or the build was not clean.
-        ValueError: an environment variable has a bad value, see `read_site`.
+    A build is a full one, or a second try would pass: a page that is not read again
+    does not repeat its warnings. Returns False if the pages were up to date. Raises
+    RenderError if a chapter has no valid result, or at a warning; see also `read_site`.
     """
     config = _config(project, device)
     # The date at the foot of the pages alone makes none of them old.
@@ -52,31 +48,26 @@ def render(project: Project, *, device: str = "cpu") -> bool:
 
 
 def _sources(root: Path) -> list[Path]:
-    """Return the files that the pages are made from, besides the results."""
-    # Pages include parts of the tests and of CONTRIBUTING.md.
+    """Return the files that pages are made from, or include, besides the results."""
     patterns = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
     return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 
 
 def _config(project: Project, device: str) -> dict:
-    """Return the book's own configuration, and what holds for this build.
-
-    That is where the results and the pages are, and what a page may quote between
-    double braces: the figures of all chapters, and the minutes that each took.
-    """
+    """Return the book's configuration, with the figures and minutes pages may quote."""
     site, figures, minutes = read_site(), {}, {}
     cache = open_cache(project, device)
     for chapter in project.chapters():
         result = find_result(cache, read_chapter(chapter))
         if result is None:
             name = project.relative(chapter)
-            what = f"has no valid result: run `cdopt-tutorial execute {name}`"
-            raise RenderError(f"{name} {what}")
+            how = f"run `cdopt-tutorial execute {name}`"
+            raise RenderError(f"{name} has no valid result: {how}")
         figures |= claimed(result.nb)
         minutes[chapter.stem] = result.record.data["execution_seconds"] / 60
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    kept = {"execute_notebooks": "cache", "cache": str(cache.path)}
-    config["execute"] = {**kept, "raise_on_error": True}
+    config["execute"] = {"execute_notebooks": "cache", "cache": str(cache.path)}
+    config["execute"]["raise_on_error"] = True
     quotes = {"figures": figures, "minutes": minutes}
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     add_site(config, site)

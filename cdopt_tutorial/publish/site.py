@@ -17,17 +17,13 @@ VERSION = version("cdopt-tutorial")
 _URL = r"https?://[\w.-]+(:\d+)?(/[\w./~%-]*)?"
 # Colab opens notebooks from GitHub only.
 _REPOSITORY = r"https?://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?"
-_BRANCH = r"[\w.-]+(/[\w.-]+)*"
-
 _LAUNCH = {
     "binderhub_url": "https://mybinder.org",
     "colab_url": "https://colab.research.google.com",
     "notebook_interface": "jupyterlab",
 }
-
 # Pages that nobody looks for; a site map does without.
 _NOT_READ = "404.html genindex.html py-modindex.html search.html _modules/*".split()
-
 _PREVIEW = [
     '<meta property="og:image:width" content="1200" />',
     '<meta property="og:image:height" content="630" />',
@@ -45,14 +41,11 @@ class Site:
 
 
 def read_site() -> Site:
-    """Return the site that CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH tell of.
-
-    One that is empty counts as not set; a bad one is a ValueError of one line.
-    """
+    """Return what CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH say, or a ValueError."""
     url = _read("URL", _URL, "an address like https://host/path/")
     github = "an address like https://github.com/OWNER/NAME"
     repository = _read("REPOSITORY", _REPOSITORY, github)
-    branch = _read("BRANCH", _BRANCH, "the name of a branch")
+    branch = _read("BRANCH", r"[\w.-]+(/[\w.-]+)*", "the name of a branch")
     return Site(
         url[0].rstrip("/") + "/" if url else None,
         "https://github.com/{}/{}".format(*repository.groups()) if repository else None,
@@ -61,7 +54,7 @@ def read_site() -> Site:
 
 
 def _read(name: str, pattern: str, needed: str) -> re.Match | None:
-    """Return the match of a variable's value, or None if the variable is not set."""
+    """Return the match of a variable's value, or None if it is not set, or empty."""
     value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
     match = re.fullmatch(pattern, value, re.ASCII) if value else None
     if value and not match:
@@ -71,15 +64,12 @@ def _read(name: str, pattern: str, needed: str) -> re.Match | None:
 
 def add_site(config: dict[str, Any], site: Site) -> None:
     """Add to a configuration of jupyter-book, in place, what follows from `site`."""
-    # Straight to Sphinx: the book's own `html_theme_options` replace what
-    # jupyter-book makes of its keys `launch_buttons` and `repository`.
     sphinx = config["sphinx"]["config"]
     if site.url:
         sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
         sphinx |= {
             "html_baseurl": site.url,
-            # The page for what is missing is shown at any depth.
-            "notfound_urls_prefix": urlsplit(site.url).path,
+            "notfound_urls_prefix": urlsplit(site.url).path,  # shown at any depth
             "sitemap_url_scheme": "{link}",
             "sitemap_excludes": _NOT_READ,
             "ogp_site_url": site.url,
@@ -98,10 +88,9 @@ def add_site(config: dict[str, Any], site: Site) -> None:
 
 
 def edition(root: Path) -> str:
-    """Return which book `root` holds: its version, and the day of its last commit.
+    """Return the version and day of `root`: of its last commit, or of the build.
 
-    Where there is none it is the day of the build, or of SOURCE_DATE_EPOCH, which
-    raises ValueError if it is no time.
+    SOURCE_DATE_EPOCH, else now, is that of the build; a ValueError if it is no time.
     """
     seconds = ""
     # A book unpacked inside another project's checkout has not that one's date.

@@ -1,7 +1,4 @@
-"""What a chapter shows besides plain output; each function returns what to display.
-
-All of it is offline HTML or Markdown that stays on the page after the run.
-"""
+"""What a chapter shows: offline HTML or Markdown, which stays on the page."""
 
 import base64
 import hashlib
@@ -31,14 +28,9 @@ from cdopt_tutorial.plots.style import INK, styled
 from cdopt_tutorial.publish.chapter import HIDDEN
 from cdopt_tutorial.publish.project import Project
 
-_LEGIBLE_WIDTH = 460  # CSS pixels; a narrower figure scrolls in its frame
-
 
 def source(*objects) -> Markdown:
-    """Show the source of classes or functions as it is in the package now.
-
-    What is in no file, and so has no path to show, is a ValueError.
-    """
+    """Show the source of classes or functions; what is in no file is a ValueError."""
     project, texts = Project(Path(__file__).resolve().parents[2]), []
     for obj in objects:
         try:
@@ -49,31 +41,25 @@ def source(*objects) -> Markdown:
             raise ValueError(what) from None
         where = f"lines {first} to {first + len(lines) - 1}"
         code = textwrap.dedent("".join(lines)).rstrip()
-        block = f"````python\n{code}\n````\n"
-        texts.append(f"`{project.relative(file)}`, {where}:\n\n{block}")
+        place = f"`{project.relative(file)}`, {where}"
+        texts.append(f"{place}:\n\n````python\n{code}\n````\n")
     return Markdown("\n".join(texts))
 
 
 def glue(name: str, value: object) -> None:
-    """Keep a number or a text of the run, for the prose to quote; show nothing.
+    """Keep a number or a text for the role ``glue:text``, as `myst_nb.glue` does.
 
-    The prose quotes it by the role ``glue:text``, with a format such as ``:.1f``
-    behind the name. It leaves what `myst_nb.glue` leaves, without needing the book's
-    tools. A name is unique in the book, so it begins with the chapter's.
+    A name is unique in the book, so it begins with the chapter's.
     """
-    display(
-        {f"{HIDDEN}text/plain": repr(value)},
-        metadata={"scrapbook": {"name": name, "mime_prefix": HIDDEN}},
-        raw=True,
-    )
+    about = {"scrapbook": {"name": name, "mime_prefix": HIDDEN}}
+    display({f"{HIDDEN}text/plain": repr(value)}, metadata=about, raw=True)
 
 
 def environment(device: str = "cpu") -> HTML:
     """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
     facts = {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts = {"Python": platform.python_version(), **facts, "device": _device(device)}
-    facts["cores"] = str(len(os.sched_getaffinity(0)))
-    facts["date"] = date.today().isoformat()
+    facts |= {"cores": str(len(os.sched_getaffinity(0))), "date": f"{date.today()}"}
     cells = "".join(
         '<div style="margin-right:1.6em">'
         f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
@@ -86,28 +72,22 @@ def environment(device: str = "cpu") -> HTML:
 
 def _device(name: str) -> str:
     """Say which device that is: its name, and what is behind it."""
-    # Without a GPU all is on the CPU, or the chapter did not come this far.
     if name == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    _, _, number = name.partition(":")
+    number = name.partition(":")[2]
     numbers = [int(number)] if number else range(torch.cuda.device_count())
     gpus = [f"cuda:{n} {torch.cuda.get_device_name(n)}" for n in numbers]
     return ", ".join([*gpus, f"CUDA {torch.version.cuda}"])
 
 
 class Progress:
-    """A bar that moves while a cell runs, and whose last state stays on the page.
-
-    To be used as a context manager; leaving it with an exception says so. It is full
-    at `total`; `label` says in a few words what is going on.
-    """
+    """A context manager: a bar that is full at `total`, above 0, and stays on the page."""
 
     def __init__(self, total: float, label: str) -> None:
         if total <= 0:
             raise ValueError(f"total is {total}, but must be above 0")
         self._total, self._label = total, label
-        self._value, self._text = 0.0, ""
-        self._shown_at = float("-inf")
+        self._value, self._text, self._shown_at = 0.0, "", float("-inf")
 
     def __enter__(self) -> "Progress":
         self._handle = display(self, display_id=True)
@@ -141,11 +121,8 @@ class Progress:
 
 
 def diagram(name: str, *, caption: str) -> HTML:
-    """Show who owns what in one of the book's systems, and the numbered messages.
-
-    It is the file `show/NAME.svg`, which says in words what it shows.
-    """
-    svg = files(__package__).joinpath(f"{name}.svg").read_text()
+    """Show the file `show/NAME.svg`: who owns what, and the numbered messages."""
+    svg = (files(__package__) / f"{name}.svg").read_text()
     # As a picture by itself it is grey; here it takes the colour of the text.
     style = "color:inherit;width:100%;height:auto;max-width:"
     width = re.search(r' width="(\d+)"', svg).group(1)
@@ -160,8 +137,7 @@ def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
     """
     if not alt.strip():
         raise ValueError("a figure needs an alt text")
-    buffer = io.StringIO()
-    absent = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    buffer, absent = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     fig.savefig(buffer, format="svg", metadata=absent)
     return _figure(_inline(buffer.getvalue(), 96 * fig.get_figwidth(), alt), caption)
 
@@ -176,7 +152,8 @@ def _inline(svg: str, width: float, alt: str) -> str:
     mark = "f" + hashlib.sha256(inner.encode()).hexdigest()[:8]
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
     box = re.search(r'viewBox="[^"]*"', svg).group()
-    style = f"width:100%;max-width:{width:.0f}px;min-width:{_LEGIBLE_WIDTH}px;"
+    # A narrower figure would not be legible; it scrolls in its frame.
+    style = f"width:100%;max-width:{width:.0f}px;min-width:460px;"
     style += "height:auto;stroke-linejoin:round;stroke-linecap:butt"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" '
@@ -188,11 +165,10 @@ def _inline(svg: str, width: float, alt: str) -> str:
 def video(
     frames: Sequence[np.ndarray], *, fps: int, label: str, caption: str, poster: int
 ) -> HTML:
-    """Show frames as a video that is part of the page and plays offline.
+    """Show frames, (height, width, 3) of uint8, as a video that plays offline.
 
-    Frames are arrays of shape (height, width, 3), uint8, else a ValueError; that with
-    the index `poster` is shown before it plays. `label`, which can't be empty, says
-    what it shows, for those who can't see it.
+    The frame of index `poster` is shown before it plays. `label`, which can't be empty,
+    says what it shows, for those who can't see it. Other frames are a ValueError.
     """
     if not frames or not label.strip():
         raise ValueError("a video needs frames and a label")
