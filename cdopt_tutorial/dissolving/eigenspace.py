@@ -23,10 +23,7 @@ from cdopt_tutorial.data.bags import load_digits
 
 @dataclass(frozen=True)
 class Problem:
-    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I.
-
-    Raises ValueError if p is out of its range.
-    """
+    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I; ValueError if p is out of its range."""
 
     matrix: Tensor  #: Σ, (n, n), symmetric, float64
     p: int = 5  #: columns of X, from 1 to n - 1
@@ -44,11 +41,6 @@ class Problem:
         """Eigenvalues (n,), the largest first, and eigenvectors (n, n) in columns."""
         values, vectors = torch.linalg.eigh(self.matrix)
         return values.flip(0), vectors.flip(1)
-
-    @property
-    def scale(self) -> float:
-        """Σ's largest eigenvalue in absolute value: how fast f's gradient changes."""
-        return self.eigen[0].abs().max().item()
 
     @property
     def minimum(self) -> float:
@@ -93,11 +85,11 @@ class Solution:
 
 
 class Held(NamedTuple):
-    """What an optimizer moves, what it minimises, and what is to be feasible."""
+    """What an optimizer moves, X as made of it, and what it minimises, of X."""
 
     parameters: Iterable[nn.Parameter]
-    loss: Callable[[], Tensor]
     x: Callable[[], Tensor]
+    loss: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -112,8 +104,7 @@ class Method:
     lr: float
     #: made of the parameters and the learning rate.
     optimizer: Callable[..., optim.Optimizer] = optim.SGD
-    #: of the learning rate; None is one over the problem's ``scale``.
-    unit: float | None = None
+    unit: float | None = None  #: of the learning rate; None is one over Σ's norm
     steps: int = 600  #: of the optimizer
     #: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
     penalty_param: float = 0.1
@@ -122,18 +113,17 @@ class Method:
 
 
 def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
-    x = nn.Parameter(start)
-
-    def loss() -> Tensor:
+    def loss(x: Tensor) -> Tensor:
         mapped, squared_distance = stiefel_map(x)
         return problem.value(mapped) + penalty_param * squared_distance
 
-    return Held([x], loss, lambda: x)
+    x = nn.Parameter(start)
+    return Held([x], lambda: x, loss)
 
 
 def _direct(make: Callable, problem: Problem, start: Tensor, _: float) -> Held:
     x = make(start)
-    return Held([x], lambda: problem.value(x), lambda: x)
+    return Held([x], lambda: x, problem.value)
 
 
 def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
@@ -142,9 +132,7 @@ def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
     with torch.random.fork_rng():  # X is completed to a square matrix at random
         torch.manual_seed(0)
         parametrizations.orthogonal(layer, orthogonal_map=kind)
-    return Held(
-        layer.parameters(), lambda: problem.value(layer.weight), lambda: layer.weight
-    )
+    return Held(layer.parameters(), lambda: layer.weight, problem.value)
 
 
 # L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
@@ -156,6 +144,7 @@ _LBFGS = partial(
     tolerance_change=1e-16,
     line_search_fn="strong_wolfe",
 )
+_GEOOPT = partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())
 METHODS = {
     "dissolving, SGD": Method(_dissolved, 2**-1.5),
     "dissolving, Adam": Method(_dissolved, 8, optim.Adam, unit=0.01, decays=True),
@@ -163,11 +152,7 @@ METHODS = {
         _dissolved, 1, _LBFGS, unit=1, steps=25, penalty_param=1
     ),
     "projection": Method(partial(_direct, nn.Parameter), 32, projects=True),
-    "geoopt": Method(
-        partial(_direct, partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())),
-        2**0.5,
-        geoopt.optim.RiemannianSGD,
-    ),
+    "geoopt": Method(partial(_direct, _GEOOPT), 2**0.5, geoopt.optim.RiemannianSGD),
     "cayley": Method(partial(_parametrized, "cayley"), 2**1.5),
     "householder": Method(partial(_parametrized, "householder"), 2**-0.5),
     "matrix_exp": Method(partial(_parametrized, "matrix_exp"), 2),
@@ -201,13 +186,14 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
 
 def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]:
     """One step of the method's optimizer, and of what comes after it."""
-    unit = 1 / problem.scale if method.unit is None else method.unit
+    # f's gradient changes as fast as Σ's largest eigenvalue in absolute value says.
+    unit = method.unit or 1 / problem.eigen[0].abs().max().item()
     optimizer = method.optimizer(held.parameters, lr=method.lr * unit)
     decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, method.steps)
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = held.loss()
+        value = held.loss(held.x())
         value.backward()
         return value
 

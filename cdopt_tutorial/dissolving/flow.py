@@ -29,12 +29,10 @@ LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
 
 
 def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[float]:
-    """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T.
+    """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T; v is ``direction``, (hidden,).
 
-    The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
-    too. The one before the first input is 0. The layer is of one direction, with the
-    time first; ``inputs`` are (T, num_inputs), of its dtype, and v is ``direction``,
-    (hidden,).
+    The state s_t is h_t, and for an LSTM the cell c_t, too; the first is 0. The layer
+    is of one direction, time first; ``inputs`` are (T, num_inputs), of its dtype.
     """
     is_lstm = isinstance(rnn, nn.LSTM)
     zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
@@ -55,11 +53,10 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
 def flows(
     hidden: int = 128, steps: int = 50, seeds: Sequence[int] = (1, 2, 3)
 ) -> dict[str, list[list[float]]]:
-    """Gradient norms of each kind of layer as torch starts it, in float64.
+    """Gradient norms of each kind of layer as torch starts it: a list for each seed.
 
-    For each kind, a list per seed of what :func:`gradient_norms` gives. All layers of a
-    seed see the same inputs, one of ten symbols in each of T steps, and the same
-    direction, a unit vector.
+    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
+    the same direction, a unit vector, in float64.
     """
     found: dict[str, list[list[float]]] = {name: [] for name in LAYERS}
     for seed in seeds:
@@ -82,9 +79,6 @@ def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.
 
 
 def gate_singular_values(rnn: nn.RNNBase) -> Tensor:
-    """Singular values (gates, hidden) of each gate's part of a layer's weight_hh.
-
-    The gates are in torch's order: input, forget, cell and output for an LSTM.
-    """
+    """Singular values (gates, hidden) of each gate's part of a layer's weight_hh."""
     weight = rnn.weight_hh_l0.detach()
     return torch.linalg.svdvals(weight.unflatten(0, (-1, rnn.hidden_size)))

@@ -21,21 +21,15 @@ BLANK = 0  # of the copying problem
 PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
 
 
-# Two tasks: one asks for a long memory, one for a short one
-
-
 @dataclass(frozen=True)
 class CopyingMemory:
     """Symbols, a long pause, and then the same symbols again.
 
     The input is K symbols, L blanks of which the last is a marker that says "now", and
     K blanks. The target is blank until the marker, and then the K symbols in their
-    order. 0 is the blank, 1 to ``num_symbols`` are the symbols, ``num_symbols`` + 1 is
-    the marker. Raises ValueError if a value is out of its range.
-
-    Source: Hochreiter and Schmidhuber, Long Short-Term Memory, Neural Computation 9
-    (1997); in this form Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural
-    Networks, ICML 2016, section 5.1.
+    order. 0 is the blank, ``num_symbols`` + 1 the marker. Raises ValueError if a value
+    is out of its range. Source: Arjovsky, Shah and Bengio, Unitary Evolution Recurrent
+    Neural Networks, ICML 2016, section 5.1, after Hochreiter and Schmidhuber (1997).
     """
 
     num_symbols: int = 8  #: symbols to choose from, at least 2
@@ -48,13 +42,11 @@ class CopyingMemory:
         at_least(self, 1, "num_copies", "delay")
 
     @property
-    def num_inputs(self) -> int:
-        """Different inputs: the blank, the symbols and the marker."""
+    def num_inputs(self) -> int:  # the blank, the symbols and the marker
         return self.num_symbols + 2
 
     @property
-    def num_outputs(self) -> int:
-        """Different targets: the blank and the symbols."""
+    def num_outputs(self) -> int:  # the blank and the symbols
         return self.num_symbols + 1
 
     def batch(
@@ -83,10 +75,7 @@ class CopyingMemory:
 
 @dataclass(frozen=True)
 class NextWord:
-    """The next word of a synthetic language, given those before it.
-
-    Raises ValueError if ``seq_len`` or ``text_len`` is too small.
-    """
+    """The next word of a synthetic language, given those before it."""
 
     #: the language. What comes next depends on its last ``order`` words; all that lies
     #: further back is better forgotten.
@@ -100,7 +89,6 @@ class NextWord:
 
     @property
     def num_inputs(self) -> int:
-        """Words of the language."""
         return self.grammar.num_words
 
     num_outputs = num_inputs
@@ -133,9 +121,6 @@ class NextWord:
     @cached_property
     def _text(self) -> Tensor:
         return self.grammar.sample(self.text_len)
-
-
-# The models, which differ only in how their hidden-to-hidden weight is held
 
 
 def orthogonal_start(num_inputs: int, hidden: int) -> nn.RNN:
@@ -211,8 +196,6 @@ class Model(nn.Module):
         off = constraints.stiefel_constraint(self.rnn.weight_hh_l0).norm().item()
         return off, off
 
-
-# The comparison
 
 # The rate of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1 with the lowest final loss on
 # average over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
@@ -291,21 +274,15 @@ class Run:
 
     @property
     def loss(self) -> float:
-        """Nats in the last interval."""
         return self.losses[-1]
 
     @property
     def recall(self) -> float:
-        """Recall in the last interval."""
         return self.recalls[-1]
 
 
 def train(job: Job, config: MemoryConfig) -> Run:
-    """Train one model by RMSprop; called by the workers, in one thread.
-
-    Its smoothing is 0.9, as in Arjovsky et al. The config's ``lrs`` and ``seeds`` are
-    not looked at.
-    """
+    """Train one model by RMSprop; called by the workers, in one thread."""
     task, begin = config.task, time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed_of(0))
@@ -333,8 +310,7 @@ def run(
 ) -> dict[str, list[Run]]:
     """Train every model of ``config.lrs`` from every seed; called by the chapter.
 
-    Gives each model's runs, in the order of the seeds. Raises WorkerError if a worker
-    failed.
+    Gives each model's runs in the order of the seeds, or raises WorkerError.
     """
     runs = share(train, [(job, config) for job in config.jobs], on_done=on_done)
     return {name: [r for r in runs if r.job.model == name] for name in config.lrs}

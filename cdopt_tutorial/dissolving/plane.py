@@ -48,18 +48,13 @@ def dissolved(f: Function, beta: float) -> Function:
 
 
 def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
-    """The quadratic penalty function f(x) + (β/2) C(x)², where x may be mapped for f.
-
-    Raises ValueError if ``beta`` is negative.
-    """
+    """The quadratic penalty function f(x) + (β/2) C(x)², where x may be mapped for f."""
     if beta < 0:
         raise ValueError(f"beta is {beta}, but must be at least 0")
     return lambda x: f(mapping(x)) + beta / 2 * constraint(x) ** 2
 
 
-def descend(
-    function: Function, start: Sequence[float], lr: float, steps: int
-) -> Tensor:
+def descend(function: Function, start: Sequence, lr: float, steps: int) -> Tensor:
     """Minimise a function by ``torch.optim.SGD``, which knows of no constraint.
 
     Gives the path (steps + 1, 2), float64, from the start (x₁, x₂) on. With ``lr`` too
@@ -76,13 +71,8 @@ def descend(
     return torch.stack(path)
 
 
-def on_grid(
-    function: Function, extent: float, points: int = 161
-) -> tuple[Tensor, Tensor]:
-    """A grid from -extent to extent: its axis (points,), and a function's values on it.
-
-    The values are (points, points), with x₁ along the columns.
-    """
+def on_grid(function: Function, extent: float, points: int = 161) -> tuple:
+    """The axis (points,) of a grid around 0, and values (points, points), x₁ in columns."""
     axis = torch.linspace(-extent, extent, points, dtype=torch.float64)
     return axis, function(torch.cartesian_prod(axis, axis).reshape(points, points, 2)).T
 
@@ -93,11 +83,7 @@ def on_circle(angle: Tensor) -> Tensor:
 
 
 def circle_stationary_points(f: Function) -> Tensor:
-    """Stationary points (k, 2) of f on the circle, the one with the least f first.
-
-    They are the roots of a derivative by the angle, found by its change of sign
-    between scanned angles and then by bisection: no map, no penalty.
-    """
+    """Stationary points (k, 2) of f on the circle, by the angle; the least f is first."""
     slope = vmap(grad(lambda angle: f(on_circle(angle))))
     angles = torch.linspace(-math.pi, math.pi, _SCAN + 1, dtype=torch.float64)
     # Roots on the scanned angles themselves would have no sign to change.
@@ -114,10 +100,7 @@ def circle_stationary_points(f: Function) -> Tensor:
 
 
 def stationary_points(function: Function) -> Tensor:
-    """Stationary points (k, 2) of a function, all isolated, in a square around 0.
-
-    What Newton's method ends in, from a grid of starts; each counts once.
-    """
+    """Stationary points (k, 2) in a square around 0, by Newton's method from a grid."""
     slope, bend = vmap(grad(function)), vmap(hessian(function))
     axis = torch.linspace(-_EXTENT, _EXTENT, _STARTS, dtype=torch.float64)
     points = torch.cartesian_prod(axis, axis)
@@ -134,9 +117,8 @@ def stationary_points(function: Function) -> Tensor:
 def curvatures(function: Function, points: Tensor) -> Tensor:
     """Eigenvalues (..., 2) of the Hessian at points (..., 2), ascending.
 
-    At the circle's stationary points x those of the dissolved function are, along the
-    radius, 4β - λ with the multiplier λ = xᵀ∇f(x), and along the tangent t, tᵀ∇²f t -
-    λ, which is the curvature of f on the circle.
+    At the circle's stationary points those of the dissolved function are 4β - λ, where
+    λ = xᵀ∇f(x), and along the tangent tᵀ∇²f t - λ.
     """
     flat = points.reshape(-1, 2)
     return torch.linalg.eigvalsh(vmap(hessian(function))(flat)).reshape(points.shape)
@@ -153,9 +135,8 @@ def spurious_minima(f: Function, beta: float) -> Tensor:
 def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> float:
     """The β from which on the dissolved function has no minimum off the circle.
 
-    Bisection from 0 to ``high``, which takes it that no such minimum comes back as β
-    grows. The answer is safe, and at most ``tol`` above the smallest that is. Raises
-    ValueError if there still is such a minimum at ``high``.
+    By bisection to at most ``tol`` above it, if none comes back as β grows. Raises
+    ValueError if one is left at ``high``.
     """
     if len(spurious_minima(f, high)):
         raise ValueError(f"high is {high}, where a minimum off the circle is left")
@@ -170,8 +151,7 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     """The learning rate up to which gradient descent comes back to a minimum (2,).
 
-    Measured, by bisection to a thousandth: each trial is some steps of :func:`descend`
-    from a point beside the minimum. It should be 2 over the largest curvature there.
+    Measured, by bisection to a thousandth; it should be 2 over the largest curvature.
     """
 
     def stable(lr: float) -> bool:
