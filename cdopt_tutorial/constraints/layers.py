@@ -167,7 +167,7 @@ class _Portable:
 
 
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
-    """A layer without its state: to register again would project the original's weights."""
+    """A layer without its state: to register again would project the weights in place."""
     module = kind.__new__(kind)
     _extend(module)
     if names:

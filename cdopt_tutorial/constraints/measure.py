@@ -33,7 +33,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class CdoptSurface:
-    """The manifold of a layer of CDOpt; a copy's own closures would measure the original."""
+    """The manifold of a layer of CDOpt, whose own closures measure what it is a copy of."""
 
     module: nn.Module
 
@@ -69,7 +69,7 @@ class CdoptSurface:
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights in this process, by name; ValueError for unknown layers."""
+    """The constrained weights in this process, by the names of their weights."""
     return {
         joined(prefix, name): constraint
         for prefix, module in _modules("", model)
@@ -272,7 +272,7 @@ def penalty(*models: Model) -> Tensor:
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far models, or references, are from their manifolds: in float64, by the owners."""
+    """How far models, or references, are from their manifolds, measured in float64."""
     return Constraints(*models).feasibility()
 
 

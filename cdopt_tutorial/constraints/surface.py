@@ -34,10 +34,7 @@ def _exactly(weight: Tensor) -> AbstractContextManager:
 
 @dataclass(frozen=True)
 class Surface:
-    """The manifold that a weight is to lie on, of any dtype and on any device.
-
-    Further axes count as columns.
-    """
+    """The manifold of a weight of any dtype; axes after the second count as columns."""
 
     make: Callable[..., Any]  #: CDOpt's class of the manifold
     blocks: int  #: into how many equal blocks the rows are split, each on its own

@@ -1,8 +1,4 @@
-"""Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers.
-
-A token says that a pixel has a level of grey: there are 64 · 17. White is one of them:
-levels of ink that a model has seldom seen tell it little, and white it sees most.
-"""
+"""Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +14,7 @@ VALID_SHARE, TEST_SHARE = 0.1, 0.2
 
 @cache
 def load_digits() -> tuple[Tensor, Tensor]:
-    """The 8×8 images of the UCI "Optical Recognition of Handwritten Digits" test set.
-
-    Images (1797, 64) float64 from 0 to 1, row by row, and labels (1797,) int64.
-    """
+    """UCI's digits: images (1797, 64) float64 from 0 to 1, and labels (1797,) int64."""
     from sklearn import datasets  # takes long to import
 
     found = datasets.load_digits()

@@ -89,10 +89,7 @@ class Grammar:
 
     @property
     def entropy_rate(self) -> float:
-        """Nats per word of the language: no model's cross-entropy is below it.
-
-        The mean of the next word's entropy (Cover and Thomas, theorem 4.2.4).
-        """
+        """Nats per word, which no model goes below (Cover and Thomas, theorem 4.2.4)."""
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         return float(self.stationary @ entropies)
 

@@ -52,7 +52,7 @@ def reference_text() -> str:
 
 
 def read_text(path: str | PathLike) -> str:
-    """The text of a file in UTF-8; ValueError, one line that names it, if it is none."""
+    """The text of a file in UTF-8; ValueError, one line that names it, if there is none."""
     path = Path(path)
     try:
         if not path.exists():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
@@ -34,8 +34,7 @@ class CopyingMemory:
 
     num_symbols: int = 8  #: symbols to choose from, at least 2
     num_copies: int = 5  #: K, symbols to remember, at least 1
-    #: L, steps from the last symbol to the first of the answer, at least 1.
-    delay: int = 30
+    delay: int = 30  #: L, steps from the last symbol to the answer, at least 1
 
     def __post_init__(self):
         at_least(self, 2, "num_symbols")
@@ -49,9 +48,7 @@ class CopyingMemory:
     def num_outputs(self) -> int:  # the blank and the symbols
         return self.num_symbols + 1
 
-    def batch(
-        self, batch_size: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Inputs and targets, each (L + 2K, batch_size) int64."""
         shape = self.num_copies, batch_size
         symbols = torch.randint(1, self.num_symbols + 1, shape, generator=generator)
@@ -77,8 +74,7 @@ class CopyingMemory:
 class NextWord:
     """The next word of a synthetic language, given those before it."""
 
-    #: the language. What comes next depends on its last ``order`` words; all that lies
-    #: further back is better forgotten.
+    #: what is further back than its last ``order`` words is better forgotten.
     grammar: Grammar = Grammar(num_words=8, branching=4, seed=0, order=3)
     seq_len: int = 35  #: words of a sequence, above the grammar's order
     text_len: int = 300_000  #: words of the text from which sequences are cut at random
@@ -98,9 +94,7 @@ class NextWord:
         """Nats per word of the best model there can be: the entropy rate."""
         return self.grammar.entropy_rate
 
-    def batch(
-        self, batch_size: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Words cut from the text, and their next, each (seq_len, batch_size) int64."""
         last = self.text_len - self.seq_len
         begin = torch.randint(last, (batch_size,), generator=generator)
@@ -110,9 +104,8 @@ class NextWord:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy per word in nats, once ``order`` words have been seen."""
         first = self.grammar.order - 1
-        return functional.cross_entropy(
-            logits[first:].flatten(0, 1), targets[first:].flatten()
-        )
+        answers = logits[first:].flatten(0, 1)
+        return functional.cross_entropy(answers, targets[first:].flatten())
 
     def recall(self, logits: Tensor, targets: Tensor) -> float:
         """Share of the next words that are the likeliest guess."""

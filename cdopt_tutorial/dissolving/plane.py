@@ -48,7 +48,7 @@ def dissolved(f: Function, beta: float) -> Function:
 
 
 def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
-    """The quadratic penalty function f(x) + (β/2) C(x)², where x may be mapped for f."""
+    """The quadratic penalty function f(x) + (β/2) C(x)²; x may be mapped for f."""
     if beta < 0:
         raise ValueError(f"beta is {beta}, but must be at least 0")
     return lambda x: f(mapping(x)) + beta / 2 * constraint(x) ** 2
@@ -72,7 +72,7 @@ def descend(function: Function, start: Sequence, lr: float, steps: int) -> Tenso
 
 
 def on_grid(function: Function, extent: float, points: int = 161) -> tuple:
-    """The axis (points,) of a grid around 0, and values (points, points), x₁ in columns."""
+    """The axis (points,) of a grid around 0, and the values there, with x₁ in columns."""
     axis = torch.linspace(-extent, extent, points, dtype=torch.float64)
     return axis, function(torch.cartesian_prod(axis, axis).reshape(points, points, 2)).T
 
@@ -83,7 +83,7 @@ def on_circle(angle: Tensor) -> Tensor:
 
 
 def circle_stationary_points(f: Function) -> Tensor:
-    """Stationary points (k, 2) of f on the circle, by the angle; the least f is first."""
+    """Stationary points (k, 2) of f on the circle, the one with the least f first."""
     slope = vmap(grad(lambda angle: f(on_circle(angle))))
     angles = torch.linspace(-math.pi, math.pi, _SCAN + 1, dtype=torch.float64)
     # Roots on the scanned angles themselves would have no sign to change.
