@@ -167,7 +167,7 @@ class _Portable:
 
 
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
-    """A layer without its state: to register again would project the weights in place."""
+    """A layer without its state; to register again would project the weights."""
     module = kind.__new__(kind)
     _extend(module)
     if names:

@@ -33,7 +33,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class CdoptSurface:
-    """The manifold of a layer of CDOpt, whose own closures measure what it is a copy of."""
+    """The manifold of a layer of CDOpt, whose own closures don't survive a copy."""
 
     module: nn.Module
 

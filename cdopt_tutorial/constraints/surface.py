@@ -106,8 +106,7 @@ def surface(
     """The manifold for a weight; :class:`Surface` has the arguments.
 
     With ``transpose`` None, what is wider than tall is turned for the Stiefel manifold,
-    and else nothing. Raises ValueError if there is no such manifold, or the weight does
-    not fit.
+    and else nothing. Raises ValueError if the weight does not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if make is None:

@@ -31,7 +31,6 @@ class Bags:
     labels: Tensor  #: (b,) int64
 
     def __len__(self) -> int:
-        """Number of bags."""
         return len(self.labels)
 
     @property

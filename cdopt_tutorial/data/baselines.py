@@ -53,14 +53,14 @@ def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
 
 
 def unigram_perplexity(corpus: Corpus) -> float:
-    """Perplexity of the validation part for a unigram model, from its second word on."""
+    """Perplexity of the validation part, from its second word on, for unigrams."""
     train, valid = _parts(corpus)
     found = unigram(train.numpy(), len(corpus.vocabulary))[valid[1:]]
     return float(np.exp(-np.log(found).mean()))
 
 
 def bigram_perplexity(corpus: Corpus) -> float:
-    """Perplexity of the validation part for a bigram model, from its second word on."""
+    """Perplexity of the validation part, from its second word on, for bigrams."""
     train, valid = _parts(corpus)
     model = Bigram(train, len(corpus.vocabulary))
     found = model.probability(valid[:-1], valid[1:])

@@ -89,7 +89,7 @@ class Grammar:
 
     @property
     def entropy_rate(self) -> float:
-        """Nats per word, which no model goes below (Cover and Thomas, theorem 4.2.4)."""
+        """Nats per word that no model goes below (Cover and Thomas, theorem 4.2.4)."""
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         return float(self.stationary @ entropies)
 

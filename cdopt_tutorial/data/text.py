@@ -52,7 +52,7 @@ def reference_text() -> str:
 
 
 def read_text(path: str | PathLike) -> str:
-    """The text of a file in UTF-8; ValueError, one line that names it, if there is none."""
+    """The text of a file in UTF-8; ValueError, one line that names it, for others."""
     path = Path(path)
     try:
         if not path.exists():
@@ -195,7 +195,6 @@ class Stream:
         return (len(self._columns) - 1) * self.batch_size
 
     def __len__(self) -> int:
-        """Number of windows."""
         return -(-(len(self._columns) - 1) // self.seq_len)
 
     def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

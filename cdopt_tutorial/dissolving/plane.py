@@ -57,8 +57,7 @@ def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Func
 def descend(function: Function, start: Sequence, lr: float, steps: int) -> Tensor:
     """Minimise a function by ``torch.optim.SGD``, which knows of no constraint.
 
-    Gives the path (steps + 1, 2), float64, from the start (x₁, x₂) on. With ``lr`` too
-    large it runs away to values that are not finite.
+    Gives the path (steps + 1, 2), float64, from the start (x₁, x₂) on.
     """
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([x], lr=lr)
@@ -72,7 +71,7 @@ def descend(function: Function, start: Sequence, lr: float, steps: int) -> Tenso
 
 
 def on_grid(function: Function, extent: float, points: int = 161) -> tuple:
-    """The axis (points,) of a grid around 0, and the values there, with x₁ in columns."""
+    """The axis (points,) of a grid around 0, and values there, with x₁ in columns."""
     axis = torch.linspace(-extent, extent, points, dtype=torch.float64)
     return axis, function(torch.cartesian_prod(axis, axis).reshape(points, points, 2)).T
 
