@@ -4,7 +4,6 @@ from cdopt_tutorial.constraints.fused import stiefel_constraint, stiefel_map
 from cdopt_tutorial.constraints.layers import dissolve, dissolve_recurrent
 from cdopt_tutorial.constraints.measure import (
     Constraints,
-    Distance,
     Feasibility,
     feasibility,
     penalty,
@@ -15,7 +14,6 @@ from cdopt_tutorial.constraints.surface import MANIFOLDS
 __all__ = [
     "MANIFOLDS",
     "Constraints",
-    "Distance",
     "Feasibility",
     "dissolve",
     "dissolve_recurrent",

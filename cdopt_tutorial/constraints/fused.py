@@ -25,10 +25,7 @@ def stiefel_constraint(weight: Tensor) -> Tensor:
 
 
 class _StiefelMap(torch.autograd.Function):
-    """X to A(X) and ‖C‖², with C = XᵀX − I; all transposed for a wide X.
-
-    What both need to go back is kept beside what torch saves, and frees with the first.
-    """
+    """X to A(X) and ‖C‖²: what both need to go back is freed with the first of them."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,7 @@ from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.surface import Manifold, Surface, surface
 
-GATES = {
-    **{nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4},
-    **{nn.RNNCell: 1, nn.GRUCell: 3, nn.LSTMCell: 4},
-}
+GATES = {nn.RNN: 1, nn.RNNCell: 1, nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
 
 def dissolve(
@@ -30,23 +27,14 @@ def dissolve(
 
     ``module.weight`` is then A(W); the free parameter W, which any optimizer moves, is
     ``module.parametrizations.weight.original``. To assign a weight is to project it.
-    The penalty on W has to be added to the loss, see
-    :func:`~cdopt_tutorial.constraints.measure.penalty`. Source: Xiao, Liu and Toh
-    (2023).
+    The penalty on W, ``penalty_param`` ‖C(W)‖², has to be added to the loss, see
+    :func:`~cdopt_tutorial.constraints.measure.penalty`; the papers' β is twice that.
+    RNNs keep their fast path. Source: Xiao, Liu and Toh (2023).
 
-    Args:
-        module: any layer; it is changed, and returned. RNNs keep their fast path.
-        name: of the weight; see :class:`~cdopt_tutorial.constraints.surface.Surface`.
-        manifold: "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
-            "sphere" (norm 1), or a class of CDOpt.
-        penalty_param: factor of ‖C(W)‖² in the penalty, above 0; half the papers' β.
-        blocks: into how many equal blocks the rows are split, each on its own.
-        transpose: whether CDOpt's X is the transpose of the weight; None chooses, see
-            :func:`~cdopt_tutorial.constraints.surface.surface`.
-
-    Raises:
-        ValueError: there is no such weight, it is parametrized already, or it does not
-            fit the manifold.
+    The manifold is "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
+    "sphere" (norm 1), or a class of CDOpt; for ``blocks`` and ``transpose`` see
+    :func:`~cdopt_tutorial.constraints.surface.surface`. Raises ValueError if there is
+    no such weight, it is parametrized already, or it does not fit the manifold.
     """
     weight = dict(module.named_parameters(recurse=False)).get(name)
     if parametrize.is_parametrized(module, name):
@@ -71,9 +59,8 @@ def _check_embedding(module: nn.Module, on: Surface) -> None:
     # Tall on the Stiefel manifold, or on the sphere, a row of zeros stays one.
     unit_rows = on.make is oblique_torch or (on.make is stiefel_torch and on.transpose)
     if padding is not None and unit_rows:
-        raise ValueError(
-            f"{kind} has padding_idx={padding}, but no row can be 0 on this manifold"
-        )
+        has = f"{kind} has padding_idx={padding}"
+        raise ValueError(f"{has}, but no row can be 0 on this manifold")
 
 
 def dissolve_recurrent(
@@ -144,7 +131,7 @@ class Dissolved(nn.Module):
 def _for_this_call(weight: Tensor) -> tuple[Tensor, bool]:
     """The weight to compute with, and whether other calls may come between.
 
-    Other threads than the main one answer calls by RPC: another trainer's step may come
+    Threads other than the main one answer calls by RPC: another trainer's step may come
     before this call's backward pass, which needs the weight as it was.
     """
     if threading.current_thread() is threading.main_thread():
@@ -166,10 +153,7 @@ def _extend(module: nn.Module) -> None:
 
 
 class _Portable:
-    """Pickles and copies with its parametrizations.
-
-    torch can't pickle them, and a copy would share the class whose properties they are.
-    """
+    """Pickles and copies with its parametrizations, which torch's classes can't."""
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         names = tuple(getattr(self, "parametrizations", ()))
@@ -183,11 +167,7 @@ class _Portable:
 
 
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
-    """A layer of this kind with parametrized weights, but without its state.
-
-    To register the parametrizations again would project the weights in place, of the
-    original, too, where the copy shares them.
-    """
+    """A layer without its state; to register again would project the weights."""
     module = kind.__new__(kind)
     _extend(module)
     if names:
@@ -198,10 +178,7 @@ def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
 
 
 class _Fresh:
-    """An RNN that computes its weights once for each forward pass, and keeps none.
-
-    Left alone, it would ask for each several times, and hold tensors with a graph.
-    """
+    """An RNN that computes its weights once for each forward pass, and keeps none."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         _now.weights = [getattr(self, name) for name in self._flat_weights_names]

@@ -21,9 +21,6 @@ from cdopt_tutorial.engines.reference import Reference, apply, is_reference
 Model = nn.Module | Reference
 
 
-# Finding the weights: dissolved ones, and those of `cdopt.nn`
-
-
 @dataclass(frozen=True)
 class Constraint:
     """One weight on a manifold."""
@@ -36,10 +33,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class CdoptSurface:
-    """The manifold of a layer of CDOpt; see :class:`Surface` for the methods.
-
-    The layer's own ``quad_penalty`` is a closure: that of a copy measures the original.
-    """
+    """The manifold of a layer of CDOpt, whose own closures don't survive a copy."""
 
     module: nn.Module
 
@@ -75,10 +69,7 @@ class CdoptSurface:
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights in this process, by the names of their weights.
-
-    Raises ValueError for a layer whose penalty is of a kind that is not known.
-    """
+    """The constrained weights in this process, by the names of their weights."""
     return {
         joined(prefix, name): constraint
         for prefix, module in _modules("", model)
@@ -154,9 +145,6 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     raise ValueError(f"{kind} has a quad_penalty, but no weight that is known")
 
 
-# Measuring them, wherever they live
-
-
 class Distance(NamedTuple):
     """How far one weight is from its manifold."""
 
@@ -188,10 +176,8 @@ class Constraints:
     followed, too. Other workers are asked once, when this is made; after that only
     those are asked that have constrained weights. Numbers travel, not weights.
 
-    Raises:
-        ValueError: no weight is constrained, or a module on another worker holds
-            references of its own.
-        RuntimeError: a worker that owns a part can't be reached.
+    Raises ValueError if no weight is constrained, or a module on another worker holds
+    references of its own, and RuntimeError if a worker can't be reached.
     """
 
     def __init__(self, *models: Model):
@@ -201,9 +187,7 @@ class Constraints:
         for number, model in enumerate(models):
             self._add(str(number) if len(models) > 1 else "", model)
         if not (self._here or self._elsewhere):
-            raise ValueError(
-                "no weight of this model is constrained: its penalty would be 0"
-            )
+            raise ValueError("no weight of this model is constrained: no penalty")
 
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
@@ -219,7 +203,13 @@ class Constraints:
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
         """Each weight's distance from its manifold."""
-        layers = {name: _distance(each) for name, each in self._here.items()}
+        layers = {}
+        for name, each in self._here.items():
+            # A sum of squares in float32 would be off by more than a projection leaves.
+            weight = each.weight.detach().double()
+            mapped, distance = each.surface.map_and_distance(weight)
+            squares = distance, each.surface.distance(mapped)
+            layers[name] = Distance(*(square.item() ** 0.5 for square in squares))
         for prefix, reference in self._elsewhere.items():
             for name, distance in apply(reference, _feasibility).items():
                 layers[joined(prefix, name)] = distance
@@ -227,13 +217,16 @@ class Constraints:
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Move each weight to its manifold: to the feasible weight nearest to A(W).
-
-        Raises ValueError if CDOpt has no projection for a manifold.
-        """
-        found = [(e.weight, _nearest(name, e)) for name, e in self._here.items()]
-        for weight, value in found:
-            weight.copy_(value)
+        """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
+        found = {}
+        for name, each in self._here.items():
+            weight, on = each.weight.detach().double(), each.surface
+            try:
+                found[name] = on.nearest(on.map_and_distance(weight)[0])
+            except (ValueError, torch.linalg.LinAlgError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        for name, value in found.items():
+            self._here[name].weight.copy_(value)
         for reference in self._elsewhere.values():
             apply(reference, project_)
 
@@ -279,10 +272,7 @@ def penalty(*models: Model) -> Tensor:
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far the weights of models, or of references, are from their manifolds.
-
-    Computed in float64 by the worker that owns a weight; 0 exactly on the manifold.
-    """
+    """How far models, or references, are from their manifolds, measured in float64."""
     return Constraints(*models).feasibility()
 
 
@@ -293,27 +283,9 @@ def project_(*models: Model) -> None:
 
 def _term(name: str, constraint: Constraint) -> Tensor:
     if not constraint.penalty_param > 0:
-        raise ValueError(
-            f"the penalty_param of {name} is {constraint.penalty_param}: its penalty "
-            "would be 0, whatever its weight"
-        )
+        given = f"the penalty_param of {name} is {constraint.penalty_param}"
+        raise ValueError(f"{given}: its penalty would be 0, whatever its weight")
     return constraint.penalty_param * constraint.distance()
-
-
-def _distance(constraint: Constraint) -> Distance:
-    # A sum of squares in float32 would be off by more than a projection leaves.
-    weight = constraint.weight.detach().double()
-    mapped, distance = constraint.surface.map_and_distance(weight)
-    squares = distance, constraint.surface.distance(mapped)
-    return Distance(*(square.item() ** 0.5 for square in squares))
-
-
-def _nearest(name: str, constraint: Constraint) -> Tensor:
-    on, weight = constraint.surface, constraint.weight.detach().double()
-    try:
-        return on.nearest(on.map_and_distance(weight)[0])
-    except (ValueError, torch.linalg.LinAlgError) as error:
-        raise ValueError(f"{name}: {error}") from error
 
 
 def _look(value: Any) -> tuple[int, bool, bool]:

@@ -18,11 +18,7 @@ from torch import Tensor, nn
 
 from cdopt_tutorial.constraints.fused import stiefel_map
 
-MANIFOLDS = {
-    "stiefel": stiefel_torch,
-    "oblique": oblique_torch,
-    "sphere": sphere_torch,
-}
+MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
 BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
 
 Manifold = str | Callable[..., Any]
@@ -38,11 +34,7 @@ def _exactly(weight: Tensor) -> AbstractContextManager:
 
 @dataclass(frozen=True)
 class Surface:
-    """The manifold that a weight is to lie on, of any dtype and on any device.
-
-    A weight with more than two axes counts as the matrix of its first axis by all
-    others.
-    """
+    """The manifold of a weight of any dtype; axes after the second count as columns."""
 
     make: Callable[..., Any]  #: CDOpt's class of the manifold
     blocks: int  #: into how many equal blocks the rows are split, each on its own
@@ -93,18 +85,12 @@ class Surface:
 
 
 def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a projection found.
-
-    Raises ValueError if it is not feasible: CDOpt has no projection for this manifold,
-    or the weight no nearest point.
-    """
-    left, shape = distance(found).sqrt().item(), tuple(found.shape)
+    """What a projection found; ValueError if not feasible, as where CDOpt has none."""
+    left = distance(found).sqrt().item()
     # Some ulps for each element; NaN is not below it either.
     if not left <= 100 * torch.finfo(found.dtype).eps * math.sqrt(found.numel()):
-        raise ValueError(
-            f"no projection of a weight of shape {shape} onto this manifold: "
-            f"‖C‖ is {left:.1e} after it"
-        )
+        what = f"no projection of a weight of shape {tuple(found.shape)}"
+        raise ValueError(f"{what} onto this manifold: ‖C‖ is {left:.1e} after it")
     return found
 
 
@@ -120,8 +106,7 @@ def surface(
     """The manifold for a weight; :class:`Surface` has the arguments.
 
     With ``transpose`` None, what is wider than tall is turned for the Stiefel manifold,
-    and else nothing. Raises ValueError if there is no such manifold, or the weight does
-    not fit.
+    and else nothing. Raises ValueError if the weight does not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if make is None:
@@ -132,14 +117,11 @@ def surface(
     if isinstance(weight, nn.UninitializedParameter):
         raise ValueError("the weight has no shape yet: let the layer see an input")
     if weight.ndim < 2 or not weight.is_floating_point():
-        raise ValueError(
-            f"the weight has shape {tuple(weight.shape)} and is {weight.dtype}, but "
-            "must be a real matrix"
-        )
+        found = f"shape {tuple(weight.shape)} and is {weight.dtype}"
+        raise ValueError(f"the weight has {found}, but must be a real matrix")
     if blocks < 1 or weight.shape[0] % blocks:
-        raise ValueError(
-            f"blocks is {blocks}, but must divide the weight's {weight.shape[0]} rows"
-        )
+        rows = f"the weight's {weight.shape[0]} rows"
+        raise ValueError(f"blocks is {blocks}, but must divide {rows}")
     if blocks > 1 and make not in BY_BLOCKS:
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if make is stiefel_torch:
@@ -153,8 +135,6 @@ def _turned(rows: int, columns: int, transpose: bool | None) -> bool:
         return bool(transpose)
     wide = rows < columns
     if transpose not in (None, wide):
-        side = "columns" if wide else "rows"
-        raise ValueError(
-            f"the {side} of a {rows} x {columns} matrix can't be orthonormal"
-        )
+        sides = f"{'columns' if wide else 'rows'} of a {rows} x {columns} matrix"
+        raise ValueError(f"the {sides} can't be orthonormal")
     return wide

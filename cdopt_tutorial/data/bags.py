@@ -1,8 +1,4 @@
-"""Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers.
-
-A token says that a pixel has a level of grey: there are 64 · 17. White is one of them:
-levels of ink that a model has seldom seen tell it little, and white it sees most.
-"""
+"""Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +14,7 @@ VALID_SHARE, TEST_SHARE = 0.1, 0.2
 
 @cache
 def load_digits() -> tuple[Tensor, Tensor]:
-    """The 8×8 images of the UCI "Optical Recognition of Handwritten Digits" test set.
-
-    Images (1797, 64) float64 from 0 to 1, row by row, and labels (1797,) int64.
-    """
+    """UCI's digits: images (1797, 64) float64 from 0 to 1, and labels (1797,) int64."""
     from sklearn import datasets  # takes long to import
 
     found = datasets.load_digits()
@@ -38,7 +31,6 @@ class Bags:
     labels: Tensor  #: (b,) int64
 
     def __len__(self) -> int:
-        """Number of bags."""
         return len(self.labels)
 
     @property
@@ -71,8 +63,7 @@ class BagSplit:
 def digit_bags(seed: int = 0) -> BagSplit:
     """The digits: a tenth is held out at random to choose by, a fifth to test on.
 
-    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's
-    alone.
+    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's.
     """
     images, labels = load_digits()
     levels = (images * (NUM_LEVELS - 1)).round().long()
@@ -99,8 +90,7 @@ class Shard:
     """One trainer's own part of the training data, which never leaves it.
 
     All trainers draw the same joint batches, by numbers, and take from them what they
-    own. So these do not depend on the number of trainers, and all know how large they
-    are. How many bags of one are a trainer's is left to chance, as in the original.
+    own: how many bags that is is left to chance, as in the original.
     """
 
     bags: Bags  #: this trainer's
@@ -108,10 +98,7 @@ class Shard:
     total: int  #: bags in the training data
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One pass over the data in joint batches, the last of which is what is left.
-
-        The order is the seed's, the same for all trainers.
-        """
+        """One pass over the data in joint batches, in an order that is the seed's."""
         generator = torch.Generator().manual_seed(seed)
         for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
             own = drawn - self.begin
@@ -120,10 +107,7 @@ class Shard:
 
 
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
-    """Cut training data for several trainers by their shares; (1, 1) are two halves.
-
-    Raises ValueError if a share is not above 0, or would be less than one bag.
-    """
+    """Cut training data by shares, (1, 1) in halves; ValueError if one gets no bag."""
     if not shares or not all(share > 0 for share in shares):
         raise ValueError(f"shares are {tuple(shares)}, but all must be above 0")
     sums = [0, *accumulate(shares)]

@@ -46,32 +46,25 @@ class Bigram:
 
 
 def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
-    """How likely each word of a vocabulary is, (vocab_size,), whatever came before.
-
-    The relative frequencies in ``words``, less a discount that goes to all alike.
-    """
+    """How likely each word is, (vocab_size,): its frequency, smoothed."""
     counts = np.bincount(words, minlength=vocab_size)
     discounts = _discounts(counts)[np.minimum(counts, 3)]
     return (counts - discounts + discounts.sum() / len(counts)) / counts.sum()
 
 
 def unigram_perplexity(corpus: Corpus) -> float:
-    """Perplexity of the validation part for the unigram model of the training part.
-
-    Counts the words from the second on. Raises ValueError if a part has fewer than 2.
-    """
+    """Perplexity of the validation part, from its second word on, for unigrams."""
     train, valid = _parts(corpus)
-    return _perplexity(unigram(train.numpy(), len(corpus.vocabulary))[valid[1:]])
+    found = unigram(train.numpy(), len(corpus.vocabulary))[valid[1:]]
+    return float(np.exp(-np.log(found).mean()))
 
 
 def bigram_perplexity(corpus: Corpus) -> float:
-    """Perplexity of the validation part for the bigram model of the training part.
-
-    Counts the words from the second on. Raises ValueError if a part has fewer than 2.
-    """
+    """Perplexity of the validation part, from its second word on, for bigrams."""
     train, valid = _parts(corpus)
     model = Bigram(train, len(corpus.vocabulary))
-    return _perplexity(model.probability(valid[:-1], valid[1:]))
+    found = model.probability(valid[:-1], valid[1:])
+    return float(np.exp(-np.log(found).mean()))
 
 
 def _parts(corpus: Corpus) -> tuple[Tensor, NDArray[np.int64]]:
@@ -79,10 +72,6 @@ def _parts(corpus: Corpus) -> tuple[Tensor, NDArray[np.int64]]:
         if (length := len(getattr(corpus, name))) < 2:
             raise ValueError(f"{name} has {length} tokens, but must have at least 2")
     return corpus.train, corpus.valid.numpy()
-
-
-def _perplexity(probabilities: NDArray[np.float64]) -> float:
-    return float(np.exp(-np.log(probabilities).mean()))
 
 
 def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -24,16 +24,11 @@ class Grammar:
     depends on the last ``order``: with order 2, a bigram model stays above the entropy
     rate, and only a model with a memory comes down to it.
 
-    A *context* is what the next word depends on: a walk of ``order`` words. They are
-    numbered by their first word and, as digits to the base ``branching``, the choices
-    after it.
+    A *context* is a walk of ``order`` words. They are numbered by their first word and,
+    as digits to the base ``branching``, the choices after it. The chain is ergodic: the
+    successors contain a cycle through all words and one that leaves out a single word.
 
-    The chain is ergodic for every seed. The successors contain a cycle through all
-    words and one that leaves out a single word, so that the lengths of the two have no
-    common divisor. Every choice has a probability of at least ``0.1 / branching``.
-
-    Raises:
-        ValueError: a value is out of its range, or there are over 4,096 contexts.
+    Raises ValueError if a value is out of its range, or contexts are over 4,096.
     """
 
     num_words: int = 16  #: at least 2
@@ -87,21 +82,14 @@ class Grammar:
     def stationary(self) -> NDArray[np.float64]:
         """How often each context occurs, (num_contexts,): the solution of πP = π."""
         balance = -np.eye(self.num_contexts)
-        np.add.at(
-            balance,
-            (self._next_contexts, np.arange(self.num_contexts)[:, None]),
-            self.probabilities,
-        )
+        places = self._next_contexts, np.arange(self.num_contexts)[:, None]
+        np.add.at(balance, places, self.probabilities)
         balance[-1] = 1  # one equation follows from the rest; the sum takes its place
         return np.linalg.solve(balance, np.eye(self.num_contexts)[-1])
 
     @property
     def entropy_rate(self) -> float:
-        """Nats per word of the language: no model's cross-entropy is below it.
-
-        The mean over the stationary contexts of the next word's entropy (Cover and
-        Thomas, Elements of Information Theory, theorem 4.2.4).
-        """
+        """Nats per word that no model goes below (Cover and Thomas, theorem 4.2.4)."""
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         return float(self.stationary @ entropies)
 
@@ -122,10 +110,7 @@ class Grammar:
         return _entropy(following, joint.ravel()) - _entropy(seen, joint.ravel())
 
     def sample(self, length: int, seed: int = 0) -> Tensor:
-        """Words (length,) int64 of a text, which begins in a stationary context.
-
-        Raises ValueError if ``length`` or ``seed`` is negative.
-        """
+        """Words (length,) int64 of a text, which begins in a stationary context."""
         if length < 0 or seed < 0:
             raise ValueError(f"length {length} and seed {seed} must be 0 or more")
         rng = np.random.default_rng([self.seed, 2, seed])

@@ -40,9 +40,8 @@ _SPACING = [
 def reference_text() -> str:
     """The Python language reference, as every CPython carries it.
 
-    The topics of ``pydoc_data.topics`` in alphabetical order, without what would make a
-    model look better than it is: ruled lines, and paragraphs that came before, for
-    topics overlap.
+    The topics of ``pydoc_data.topics``, without ruled lines and repeated paragraphs,
+    which would make a model look better than it is.
     """
     kept: dict[str, str] = {}
     for topic in sorted(topics):
@@ -53,10 +52,7 @@ def reference_text() -> str:
 
 
 def read_text(path: str | PathLike) -> str:
-    """The text of a file in UTF-8.
-
-    Raises ValueError, one line that names it, if it can't be read or is no text.
-    """
+    """The text of a file in UTF-8; ValueError, one line that names it, for others."""
     path = Path(path)
     try:
         if not path.exists():
@@ -93,12 +89,9 @@ def detokenize(tokens: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that a model knows, and their numbers.
+    """The words that a model knows, each of them once, and their numbers."""
 
-    Raises ValueError if a word comes twice, or there is none.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  #: by number; ``<unk>`` among them stands for all others
 
     def __post_init__(self):
         known, total = len(self._ids), len(self.words)
@@ -123,10 +116,7 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
-        """Numbers (n,) int64 of n tokens.
-
-        Raises ValueError if a word is unknown, and there is no ``<unk>``.
-        """
+        """Numbers (n,) int64 of n tokens; ValueError for a word that has none."""
         tokens, unknown = list(tokens), self._ids.get(UNKNOWN, -1)
         ids = [self._ids.get(token, unknown) for token in tokens]
         if -1 in ids:
@@ -182,10 +172,9 @@ class Stream:
 
     For truncated back-propagation through time (Williams and Peng 1990): of tokens
     (n,), column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and
-    every window takes the next ``seq_len`` rows, the last one what is left. So a hidden
-    state may be carried over. Fewer than ``batch_size`` tokens at the end are not read.
-
-    Raises ValueError if an argument is below 1, or the text too short for the columns.
+    every window takes the next ``seq_len`` rows, the last one what is left. What is
+    left of the tokens is not read. Raises ValueError if an argument is below 1, or the
+    text is too short for the columns.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
@@ -206,7 +195,6 @@ class Stream:
         return (len(self._columns) - 1) * self.batch_size
 
     def __len__(self) -> int:
-        """Number of windows."""
         return -(-(len(self._columns) - 1) // self.seq_len)
 
     def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -224,16 +212,12 @@ class Stream:
     def shard(self, rank: int, num_trainers: int) -> "Stream":
         """One trainer's columns; those of all trainers are the whole batch, in order.
 
-        The first trainers have one more where they can't be shared out evenly. Raises
-        ValueError if there are more trainers than columns, or no such rank.
+        The first trainers may have one more. Raises ValueError if there are more
+        trainers than columns, or no such rank.
         """
-        if not 1 <= num_trainers <= self.batch_size:
-            raise ValueError(
-                f"num_trainers is {num_trainers}, but {self.batch_size} columns "
-                f"are for 1 to {self.batch_size} trainers"
-            )
-        if not 0 <= rank < num_trainers:
-            raise ValueError(f"rank is {rank}, but must be 0 to {num_trainers - 1}")
+        if not 0 <= rank < num_trainers <= self.batch_size:
+            asked = f"rank {rank} of {num_trainers} trainers"
+            raise ValueError(f"{asked} has no part in {self.batch_size} columns")
         shard = copy.copy(self)
         columns = self._columns.tensor_split(num_trainers, dim=1)[rank]
         # A copy, so that no more than these pickles.
