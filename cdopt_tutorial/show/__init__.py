@@ -81,7 +81,7 @@ def _device(name: str) -> str:
 
 
 class Progress:
-    """A context manager: a bar that is full at `total`, above 0, and stays on the page."""
+    """A context manager: a bar that is full at `total`, and stays on the page."""
 
     def __init__(self, total: float, label: str) -> None:
         if total <= 0:
