@@ -23,7 +23,7 @@ from cdopt_tutorial.data.bags import load_digits
 
 @dataclass(frozen=True)
 class Problem:
-    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I; a p out of its range is a ValueError."""
+    """Minimise -tr(XᵀΣX) / 2 over XᵀX = I; ValueError if p is out of its range."""
 
     matrix: Tensor  #: Σ, (n, n), symmetric, float64
     p: int = 5  #: columns of X, from 1 to n - 1
@@ -43,11 +43,6 @@ class Problem:
         return values.flip(0), vectors.flip(1)
 
     @property
-    def scale(self) -> float:
-        """Σ's largest eigenvalue in absolute value: how fast f's gradient changes."""
-        return self.eigen[0].abs().max().item()
-
-    @property
     def minimum(self) -> float:
         """The least value of f on the manifold."""
         return -0.5 * self.eigen[0][: self.p].sum().item()
@@ -65,7 +60,8 @@ class Problem:
 
 def digits_problem() -> Problem:
     """The principal subspace of the 64 pixels of the digits, of dimension 5."""
-    return Problem(load_digits()[0].T.cov())
+    images, _ = load_digits()
+    return Problem(images.T.cov())
 
 
 def polar(x: Tensor) -> Tensor:
@@ -81,48 +77,53 @@ class Solution:
     """A run of a method; the lists have an entry for the start and for each step."""
 
     seconds: list[float]  #: since the start; to evaluate the entries does not count
-    gap: list[float]  #: of the feasible point nearest; NaN, and the end, if not finite
+    #: relative to the minimum, of f at the feasible point nearest to what the method
+    #: holds; NaN, and the run's end, where that is not finite.
+    gap: list[float]
     feasibility: list[float]  #: ‖XᵀX - I‖ of what it holds
     x: Tensor  #: (n, p), the feasible point nearest to what it holds at the end
 
 
 class Held(NamedTuple):
-    """What an optimizer moves, what it minimises, and what is to be feasible."""
+    """What an optimizer moves, X as made of it, and what it minimises, of X."""
 
     parameters: Iterable[nn.Parameter]
-    loss: Callable[[], Tensor]
     x: Callable[[], Tensor]
+    loss: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Method:
     """One way to keep the constraint."""
 
-    hold: Callable[[Problem, Tensor, float], Held]  #: of the start and penalty_param
-    #: learning rate, in units: of rates up to 32, a factor of √2 apart, that with the
-    #: fewest steps to a gap of 1e-6 from the worst of ten starts; L-BFGS has a search.
+    #: makes what is optimized of the problem, the start and penalty_param.
+    hold: Callable[[Problem, Tensor, float], Held]
+    #: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest steps, of
+    #: rates up to 32 a factor of √2 apart; the slowest of ten starts counts. L-BFGS has
+    #: 1, for its line search finds its own steps.
     lr: float
-    optimizer: Callable[..., optim.Optimizer] = optim.SGD  #: of parameters and lr
-    unit: float | None = None  #: of lr; None is one over the problem's ``scale``
+    #: made of the parameters and the learning rate.
+    optimizer: Callable[..., optim.Optimizer] = optim.SGD
+    unit: float | None = None  #: of the learning rate; None is one over Σ's norm
     steps: int = 600  #: of the optimizer
-    penalty_param: float = 0.1  #: factor of ‖XᵀX - I‖², for those that dissolve
+    #: factor of ‖XᵀX - I‖² in the loss, for those that dissolve.
+    penalty_param: float = 0.1
     decays: bool = False  #: whether the learning rate falls to 0 along half a cosine
     projects: bool = False  #: whether each step ends with the polar projection
 
 
 def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
-    x = nn.Parameter(start)
-
-    def loss() -> Tensor:
+    def loss(x: Tensor) -> Tensor:
         mapped, squared_distance = stiefel_map(x)
         return problem.value(mapped) + penalty_param * squared_distance
 
-    return Held([x], loss, lambda: x)
+    x = nn.Parameter(start)
+    return Held([x], lambda: x, loss)
 
 
 def _direct(make: Callable, problem: Problem, start: Tensor, _: float) -> Held:
     x = make(start)
-    return Held([x], lambda: problem.value(x), lambda: x)
+    return Held([x], lambda: x, problem.value)
 
 
 def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
@@ -131,15 +132,18 @@ def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
     with torch.random.fork_rng():  # X is completed to a square matrix at random
         torch.manual_seed(0)
         parametrizations.orthogonal(layer, orthogonal_map=kind)
-    parameters = layer.parameters()
-    return Held(parameters, lambda: problem.value(layer.weight), lambda: layer.weight)
+    return Held(layer.parameters(), lambda: layer.weight, problem.value)
 
 
 # L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
 # falls without bound: it needs the larger penalty, which moves that edge away.
-_TO_THE_END = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
-_SEARCH = {"max_iter": 10, "line_search_fn": "strong_wolfe"}
-_LBFGS = partial(optim.LBFGS, **_TO_THE_END, **_SEARCH)
+_LBFGS = partial(
+    optim.LBFGS,
+    max_iter=10,
+    tolerance_grad=1e-12,
+    tolerance_change=1e-16,
+    line_search_fn="strong_wolfe",
+)
 _GEOOPT = partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())
 METHODS = {
     "dissolving, SGD": Method(_dissolved, 2**-1.5),
@@ -156,9 +160,10 @@ METHODS = {
 
 
 def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solution:
-    """Minimise by one of ``METHODS``, else a ValueError, from the start of a seed.
+    """Minimise by one of ``METHODS``, with the gradient of the whole of f in each step.
 
-    The ``changes`` are attributes of :class:`Method`.
+    The seed is that of the start, the same for all methods; ``changes`` are attributes
+    of :class:`Method`. Raises ValueError if there is no such method.
     """
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
@@ -181,13 +186,14 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
 
 def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]:
     """One step of the method's optimizer, and of what comes after it."""
-    unit = 1 / problem.scale if method.unit is None else method.unit
+    # f's gradient changes as fast as Σ's largest eigenvalue in absolute value says.
+    unit = method.unit or 1 / problem.eigen[0].abs().max().item()
     optimizer = method.optimizer(held.parameters, lr=method.lr * unit)
     decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, method.steps)
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = held.loss()
+        value = held.loss(held.x())
         value.backward()
         return value
 
