@@ -107,7 +107,7 @@ class TestResults:
         # Otherwise the threads that answer calls would import it, two at a time.
         results = launch(
             {
-                "agent": Role(roles.ask_for_module, ("idle", rnn_roles.kind_of)),
+                "agent": Role(roles.ask_for_module, ("idle", rnn_roles.number_kept)),
                 "idle": Role(serve),
             }
         )
