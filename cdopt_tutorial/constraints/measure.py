@@ -272,7 +272,15 @@ def penalty(*models: Model) -> Tensor:
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far models, or references, are from their manifolds, measured in float64."""
+    """How far the weights of models, or references, are from their manifolds.
+
+    Computed in float64 by the worker that owns a weight.
+
+    Returns:
+        ‖C(W)‖, of the weight that is trained, as `weight`, and ‖C(A(W))‖, of the one
+        that a layer computes with, as `mapped`; for each weight under its name in
+        `layers`. All are 0 exactly on the manifold.
+    """
     return Constraints(*models).feasibility()
 
 
