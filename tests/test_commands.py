@@ -443,14 +443,6 @@ class TestExitCode:
         assert cli.main(["execute"]) == 2
         assert capsys.readouterr().err == "cdopt-tutorial: the book is another's\n"
 
-    def test_of_an_interrupted_run(self, monkeypatch, capsys):
-        def run(*_, **__):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(RUNS["reinforce"], run)
-        assert cli.main(["reinforce"]) == 130
-        assert capsys.readouterr().err == "cdopt-tutorial: interrupted\n"
-
     @pytest.mark.parametrize(
         ("ran", "rendered", "code"),
         [(0, True, 0), (execute.DRIFTED, True, 0), (1, True, 1), (0, False, 1)],

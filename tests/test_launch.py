@@ -14,7 +14,7 @@ import pytest
 import rnn_roles
 import roles
 import torch
-from running import wait_for_end
+from running import listeners, wait_for_end
 
 from cdopt_tutorial.engines import Role, WorkerError, group, launch, pack, serve
 from cdopt_tutorial.engines.errors import origin
@@ -391,16 +391,9 @@ launch(
             TP_SOCKET_IFNAME=other, GLOO_SOCKET_IFNAME=other,
         )  # fmt: skip
         try:
-            listening = [
-                [
-                    connection.laddr.ip
-                    for connection in child.net_connections(kind="inet")
-                    if connection.status == psutil.CONN_LISTEN
-                ]
-                for child in children
-            ]
+            listening = [listeners(child.pid)[0] for child in children]
             assert sum(map(bool, listening)) == 2  # the workers, and not their server
-            assert {ip for ips in listening for ip in ips} <= {"127.0.0.1", "::1"}
+            assert {ip for each in listening for ip, _ in each} <= {"127.0.0.1", "::1"}
         finally:
             process.kill()
             process.wait()

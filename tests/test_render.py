@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from books import write_chapter, write_contents
+from books import smallest_book, write_chapter
 
 from cdopt_tutorial.publish import render as module
 from cdopt_tutorial.publish.chapter import read_chapter
@@ -15,17 +15,7 @@ from cdopt_tutorial.publish.render import RenderError, render
 
 @pytest.fixture
 def book(tmp_path) -> Project:
-    """The smallest book: a front page, and a chapter that has been run."""
-    project = Project(tmp_path / "a book")
-    for folder in ("cdopt_tutorial", "book", "notebooks"):
-        (project.root / folder).mkdir(parents=True)
-    (project.root / "constraints.txt").touch()
-    extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
-    config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
-    write_contents(project, config)
-    (project.root / "book/index.md").write_text("# Front\n\n```{nb-exec-table}\n```\n")
-    write_chapter(project, "print(6 * 7)")
-    return project
+    return smallest_book(tmp_path / "a book")
 
 
 def run(project: Project):

@@ -8,9 +8,10 @@ import os
 import platform
 import re
 import shutil
-import tempfile
+import signal
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,11 +23,13 @@ from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellControlSignal, DeadKernelError
+from nbclient.exceptions import CellControlSignal
 from nbformat import NotebookNode
+from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.publish.chapter import Figures, claimed, read_chapter
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.scratch import scratch
 
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # What decides a result besides a chapter: files of the package, and libraries.
@@ -142,23 +145,37 @@ class _KernelManager(AsyncKernelManager):
 
 def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+    with scratch() as folder:
         # Times would go into the cells' metadata, which the cache hashes.
         options = {"record_timing": False, "coalesce_streams": True}
-        options["resources"] = {"metadata": {"path": scratch}}
+        options["resources"] = {"metadata": {"path": folder}}
         hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}
         client = NotebookClient(notebook, timeout=CELL_TIMEOUT, **options, **hooks)
-        client.kernel_manager_class = _KernelManager
+        connection = str(Path(folder, "kernel.json"))
+        client.km = _KernelManager(connection_file=connection)
         # A reader's own IPython configuration must not change a result.
-        env = {**os.environ, "IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
+        env = {**os.environ, "IPYTHONDIR": folder, "XDG_RUNTIME_DIR": folder}
         env["CDOPT_TUTORIAL_DEVICE"] = device
-        try:
-            client.execute(env=env, transport_encryption="auto")
-        except DeadKernelError:
-            # nbclient answers Ctrl-C by stopping the kernel, then finds it dead.
-            if hasattr(client, "_async_cleanup_kernel_future"):
-                raise KeyboardInterrupt from None
-            raise
+        # In a thread, or nbclient would take the process's signals for itself.
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(
+                client.execute,
+                env=env,
+                transport_encryption="auto",
+                preexec_fn=end_with_parent,
+            )
+            try:
+                running.result()
+            except BaseException:
+                kernel = getattr(client.km.provisioner, "process", None)
+                if kernel is not None:
+                    kernel.kill()
+                raise
+
+
+def end_with_parent() -> None:
+    """In a process that was just forked: it ends with the one that has forked it."""
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
 
 
 class _Progress:

@@ -9,7 +9,12 @@ from pathlib import Path
 import yaml
 
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
-from cdopt_tutorial.publish.execute import find_result, fingerprint, open_cache
+from cdopt_tutorial.publish.execute import (
+    end_with_parent,
+    find_result,
+    fingerprint,
+    open_cache,
+)
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
 
@@ -80,8 +85,9 @@ def _run_builder(project: Project, config: Path) -> None:
     command = [sys.executable, "-c", _BUILDER, "build", root, "--path-output", root]
     command += ["--config", config, "--toc", root / "_toc.yml"]
     command += ["-W", "-n", "--keep-going"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=root, encoding="utf-8", **pipes) as process:
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}
+    with subprocess.Popen(command, **how) as process:
         for line in process.stdout:
             lines.append(re.sub(r"\x1b\[[0-9;]*[mK]", "", line).rstrip())
             step = re.match(r"(reading|writing) \w+\.{3} \[ *(\d+)%\] (\S+)", lines[-1])
