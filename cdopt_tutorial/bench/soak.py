@@ -21,13 +21,14 @@ from cdopt_tutorial.scratch import PREFIX
 
 COMMANDS = ("reinforce", "rnn", "hybrid", "bench launch", "execute --force")
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-SECONDS = 8.0  # of a command or of a launch, within which it is stopped
+SECONDS = 8.0  # of a command, or of two launches, within which it is stopped
 GONE = 5.0  # seconds after which nothing of a stopped run may be left
 
-CELL = """
-from cdopt_tutorial.engines import Role, launch, serve
-launch({"a": Role(serve), "b": Role(serve)})
-"""
+CELLS = (
+    "from cdopt_tutorial.engines import Role, launch, serve",
+    'launch({"a": Role(serve), "b": Role(serve)})',  # interrupted
+    'launch({"a": Role(serve), "b": Role(serve)})',
+)
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
@@ -116,14 +117,17 @@ def _stopped_command(moment: float) -> str:
 
 def _interrupted_kernel(moment: float) -> str:
     """A kernel that is interrupted in its first launch; the next one must do."""
-    manager, client = start_new_kernel()
+    manager, client = start_new_kernel(stderr=subprocess.DEVNULL)
     try:
-        client.execute(CELL)
-        time.sleep(moment * SECONDS)
-        manager.interrupt_kernel()
-        reply = client.execute_interactive(CELL, output_hook=lambda _: None, timeout=60)
-        content = reply["content"]
-        return "" if content["status"] == "ok" else str(content["evalue"])
+        for cell in CELLS:
+            timer = threading.Timer(moment * SECONDS / 2, manager.interrupt_kernel)
+            if cell is CELLS[1]:
+                timer.start()
+            reply = client.execute_interactive(
+                cell, output_hook=lambda _: None, timeout=60
+            )
+            timer.cancel()
+        return reply["content"].get("evalue", "")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -13,6 +13,7 @@ BENCHES = {
     "launch": "starting four workers, against torch.multiprocessing.spawn",
     "reinforce": "chapter 1's four conversations, trained until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
+    "soak": "what is left of launches, commands and kernels that fail or are stopped",
 }
 
 
