@@ -109,8 +109,8 @@ def test_a_kernel_that_is_interrupted_in_its_first_launch_goes_on(place, moment)
         LAUNCH
         + f"""
 both["a"] = Role(time.sleep, ({LONG},))
-threading.Timer({moment}, os.killpg, (0, signal.SIGINT)).start()
 try:
+    threading.Timer({moment}, os.killpg, (0, signal.SIGINT)).start()
     launch(both)
 except KeyboardInterrupt:
     print("interrupted", launch({{"a": Role(serve)}}))

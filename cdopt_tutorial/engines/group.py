@@ -3,43 +3,25 @@
 The parent owns the deadlines: torch's own rendezvous has no useful time-out.
 """
 
-import functools
-import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import psutil
 
-from cdopt_tutorial.engines import process
+from cdopt_tutorial.engines import forking, process
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.pace import read_pace
-from cdopt_tutorial.own_network import VARIABLE
-from cdopt_tutorial.scratch import of_process
-
-# Imported once for all workers; not our own systems, which a reader may edit.
-PRELOAD = (
-    "cdopt_tutorial.fork_server",  # first: it needs a process without threads
-    "torch.distributed.rpc",
-    "torch.distributed.optim",
-    "torch._dynamo",  # whoever makes an optimizer imports it, in a second
-    "gymnasium.envs.classic_control",
-    "cdopt.nn",
-    "cloudpickle",
-    "cdopt_tutorial.engines.process",
-)
 
 CHUNK = 2**20  # bytes to read at once
 TICK = 0.2  # seconds between two looks at the deadlines
@@ -89,22 +71,6 @@ class _Worker:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes that are started here do not run the parent's script once more."""
-    prepared = spawn.get_preparation_data
-
-    def prepare(name: str) -> dict[str, Any]:
-        data = prepared(name)
-        return {key: data[key] for key in data if not key.startswith("init_main")}
-
-    spawn.get_preparation_data = prepare
-    try:
-        yield
-    finally:
-        spawn.get_preparation_data = prepared
-
-
-@contextmanager
 def _uninterrupted() -> Iterator[None]:
     """A second Ctrl-C does not stop us from ending what the first one left."""
     if threading.current_thread() is not threading.main_thread():
@@ -115,40 +81,6 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _block_interrupts() -> None:
-    """What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer."""
-    resource_tracker.ensure_running()  # it would unblock them again
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _start_fork_server() -> None:
-    """Start it if there is none; its socket is swept, should this process be killed."""
-    config = multiprocessing.current_process()._config
-    before = dict(config)
-    config["tempdir"] = of_process(os.getpid())
-    try:
-        forkserver.ensure_running()
-    finally:
-        config.clear()
-        config.update(before)
-
-
-def _end_fork_server() -> None:
-    """End the fork server, which is stopped; the next run starts a new one."""
-    server = forkserver._forkserver
-    os.kill(server._forkserver_pid, signal.SIGKILL)
-    server._stop()
-
-
-@functools.cache  # once
-def _tell_of_the_network() -> None:
-    warnings.warn(
-        "workers share this machine's network, where other users can call them; "
-        "the page 'Who can reach a run' says what to do",
-        stacklevel=1,
-    )
 
 
 class Group:
@@ -164,8 +96,7 @@ class Group:
     def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
         """By name: what the role returned, the record of its calls, bytes received."""
         self._begin = time.monotonic()
-        starter = futures.ThreadPoolExecutor(1, initializer=_block_interrupts)
-        starting = starter.submit(self._start_all)
+        starting = forking.start(self._start_all)
         try:
             self._await_start(starting, min(deadline, join_deadline))
             while not all(worker.settled for worker in self._workers):
@@ -181,30 +112,24 @@ class Group:
                 self._end(starting)
 
     def _start_all(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOAD))
-        _start_fork_server()
-        with _without_main():
-            for rank, name in enumerate(self._packed):
-                self._start(context, rank, name)
+        for rank, name in enumerate(self._packed):
+            self._start(rank, name)
 
     def _await_start(self, starting: futures.Future, deadline: float) -> None:
-        """Wait until all processes have been started; the server may be stopped."""
+        """Wait until all have been started; a stopped fork server starts none."""
         try:
             starting.result(deadline)
         except TimeoutError:
             reason = f"missed the deadline of {deadline:g} s to start"
             raise WorkerError(self._workers[-1].name, reason) from None
-        by_choice = os.environ.get(VARIABLE) == "host"
-        if not by_choice and _network(self._workers[0].process.pid) == _network("self"):
-            _tell_of_the_network()
+        forking.check_network(self._workers[0].process.pid)
 
-    def _start(self, context, rank: int, name: str) -> None:
+    def _start(self, rank: int, name: str) -> None:
         # By a file: on a pipe, a worker that is stopped before it reads holds us up.
         self._settings.path(name, "role").write_bytes(self._packed[name])
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = forking.CONTEXT.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
-        child = context.Process(target=process.main, args=args, name=name)
+        child = forking.CONTEXT.Process(target=process.main, args=args, name=name)
         self._workers.append(_Worker(name, child, ours))
         with theirs:  # closed here, or our end would not see the worker go
             try:
@@ -325,14 +250,14 @@ class Group:
         """End every process and reap it; workers that are done leave by themselves."""
         futures.wait([starting], EXIT)
         if not starting.done():
-            _end_fork_server()
+            forking.end_server()
             futures.wait([starting])
         started = [worker for worker in self._workers if worker.process.pid is not None]
         _join([worker.process for worker in started if worker.phase == "done"])
         for worker in started:
             _kill(worker.process.pid)
         if not _join([worker.process for worker in started]):
-            _end_fork_server()  # it would tell us that they have ended
+            forking.end_server()  # it would tell us that they have ended
         for worker in started:
             worker.process.join()
             worker.process.close()
@@ -346,13 +271,6 @@ def _join(processes: list[BaseProcess]) -> bool:
     for each in processes:
         each.join(max(0.0, limit - time.monotonic()))
     return all(each.exitcode is not None for each in processes)
-
-
-def _network(pid: int | str) -> int | None:
-    """Which network a process is in; None if its user may not know."""
-    with suppress(OSError):
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    return None
 
 
 def _is_stopped(pid: int | None) -> bool:
