@@ -71,16 +71,20 @@ class _Worker:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop us from ending what the first one left."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_later() -> Iterator[None]:
+    """An interrupt in between is answered at the end, so that nothing is half done."""
+    handler, came = signal.getsignal(signal.SIGINT), []
+    here = threading.current_thread() is threading.main_thread()
+    if not here or not callable(handler):
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *args: came.append(args))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 class Group:
@@ -96,8 +100,10 @@ class Group:
     def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
         """By name: what the role returned, the record of its calls, bytes received."""
         self._begin = time.monotonic()
-        starting = forking.start(self._start_all)
+        starting = None
         try:
+            with _interrupts_later():
+                starting = forking.start(self._start_all)
             self._await_start(starting, min(deadline, join_deadline))
             while not all(worker.settled for worker in self._workers):
                 self._take_messages(TICK)
@@ -108,8 +114,9 @@ class Group:
                     raise self._cause()
             return {worker.name: worker.done for worker in self._workers}
         finally:
-            with _uninterrupted():
-                self._end(starting)
+            with _interrupts_later():
+                if starting is not None:
+                    self._end(starting)
 
     def _start_all(self) -> None:
         for rank, name in enumerate(self._packed):
