@@ -49,8 +49,13 @@ def program(name: str, more: str = "") -> str:
     if len(found) != 1 or found[0].count(_MAIN) != 1:
         what = "in one cell, with one start" if found else "in a cell"
         raise ValueError(f"{path.name} has no {name}.py {what}")
-    definitions, start = found[0].rstrip("\n").split(_MAIN)
-    return definitions + (f"\n{more}\n" if more else "") + f"{_MAIN}{start}\n"
+    text = found[0].rstrip("\n") + "\n"
+    return extend(text, more) if more else text
+
+
+def extend(text: str, more: str) -> str:
+    """A program with more code behind its definitions, and before its start."""
+    return text.replace(_MAIN, f"\n{more}\n{_MAIN}")
 
 
 def write(folder: Path, name: str, more: str = "") -> Path:
@@ -65,13 +70,14 @@ def alone() -> dict[str, str]:
     return {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
 
 
-def call_times(name: str, function: str, more: str = "") -> list[list[float]]:
+def call_times(text: str, function: str) -> list[list[float]]:
     """Run a program by itself: the seconds at which each worker called a function.
 
     Of the workers that called it, in no order. CalledProcessError if the program fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = write(Path(folder), name, more + _TIMED.format(function=function))
+        path = Path(folder, "bare.py")
+        path.write_text(extend(text, _TIMED.format(function=function)))
         command = [sys.executable, str(path)]
         options = {"cwd": folder, "env": alone(), "text": True, "check": True}
         done = subprocess.run(command, stdout=subprocess.PIPE, **options)
@@ -79,8 +85,8 @@ def call_times(name: str, function: str, more: str = "") -> list[list[float]]:
     return [[float(time) for time in words[2:]] for words in times]
 
 
-def step_seconds(name: str, function: str, more: str, warm_up: int) -> float:
+def step_seconds(text: str, function: str, warm_up: int) -> float:
     """The slowest worker's median seconds from call to call, after a warm-up."""
-    times = call_times(name, function, more)
+    times = call_times(text, function)
     steps = [[after - before for before, after in pairwise(each)] for each in times]
     return max(statistics.median(each[warm_up:]) for each in steps)
