@@ -58,7 +58,7 @@ class JointStep:
 
     def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
         total: dict[Tensor, Tensor] = {}
-        # In the trainers' order, not as they came: the rounding depends on it.
+        # In the trainers' order, not as they came: rounding depends on it.
         for context in contexts.values():
             found = gradients.gradients(context, self._parameters)
             for parameter, gradient in found.items():
@@ -120,10 +120,10 @@ def loss_factor(batch: Batch, config: HybridConfig) -> float:
 
 def penalty_factor(trainer: int, config: HybridConfig) -> int:
     """What a trainer's penalty is multiplied by, so that it enters a step once."""
-    if config.constrained == "dense":  # DDP takes the mean of all replicas' own
-        return 1
-    if config.constrained is None or trainer > 0:  # the first adds the table's, for all
-        return 0
+    if config.constrained == "dense":
+        return 1  # DDP takes the mean of all replicas' own
+    if config.constrained is None or trainer > 0:
+        return 0  # the first adds the table's, for all
     return config.num_trainers if config.semantics == "exact" else 1
 
 
