@@ -198,7 +198,7 @@ QUESTIONS = {
         ["CDOpt’s version", "get_quad_penalty", "chapter 5"],
     ),
     "what feasibility returns": (
-        "book/api.html#cdopt_tutorial.constraints.measure.feasibility",
+        "book/api/constraints.html#cdopt_tutorial.constraints.measure.feasibility",
         ["feasibility(", "Returns", "‖C(W)‖", "‖C(A(W))‖", "Feasibility"],
     ),
 }
