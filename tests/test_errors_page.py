@@ -41,8 +41,7 @@ ELSEWHERE = {
         "... missed the deadline of ... s to start",
     ],
     "tests/test_network.py": [
-        "workers share this machine's network, where other users can call them; the "
-        "page 'Who can reach a run' says what to do",
+        "workers share this machine's network: see the page 'Who can reach a run'",
     ],
     "notebooks/01_reinforce.ipynb": ["the book's package is missing: see 'Set up'"],
     "tests/test_execute.py": [

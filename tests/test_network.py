@@ -13,7 +13,7 @@ from running import listeners, listening, sockets
 from cdopt_tutorial.own_network import VARIABLE
 
 TESTS = Path(__file__).parent
-WARNING = "where other users can call them; the page 'Who can reach a run' says what"
+WARNING = "workers share this machine's network: see the page 'Who can reach a run'"
 SYSTEMS = ["reinforce", "rnn", "hybrid"]
 
 
