@@ -4,10 +4,11 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 from importlib import import_module
 
 from cdopt_tutorial import scratch
-from cdopt_tutorial.commands.common import Failed, UsageError
+from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
 
 COMMANDS = {
     "reinforce": "chapter 1: train an agent and its observers on CartPole",
@@ -67,9 +68,11 @@ def _run(args: argparse.Namespace) -> int:
     """Run a command; of a worker's failure show its name and traceback, no other."""
     from cdopt_tutorial.engines import WorkerError  # slow: it imports torch
 
+    with bad_input():
+        tempfile.gettempdir()  # looks for one that can be written
     try:
         return args.run(args)
-    except WorkerError as error:
+    except (WorkerError, OSError) as error:  # such as a disk that is full by now
         raise Failed(error) from error
 
 

@@ -185,7 +185,7 @@ def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
         "cdopt_tutorial.publish.execute.get_kernel_dict", lambda: kernel
     )
     (done,) = execute([write_chapter(book, "1")], project=book)
-    assert "no cell: the kernel did not start" in done.error
+    assert "failed in no cell: the kernel did not start" in done.error
 
 
 def test_old_outputs_are_no_figures(book):
@@ -204,7 +204,8 @@ def test_hung_cell_is_a_failure(book, monkeypatch):
     (done,) = execute(
         [write_chapter(book, "import time; time.sleep(60)")], project=book
     )
-    assert "code cell 1 of 1" in done.error and "timed out" in done.error
+    assert "code cell 1 of 1" in done.error
+    assert "A cell timed out while it was being executed, after 1 sec" in done.error
 
 
 def test_command_exits_1_on_failure_and_2_on_bad_input(book, monkeypatch, capfd):

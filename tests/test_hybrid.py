@@ -350,7 +350,10 @@ class TestTrouble:
 
     @pytest.mark.parametrize(
         ("how", "told"),
-        [("SIGKILL", "was killed by SIGKILL"), ("SIGSTOP", "was stopped (SIGSTOP)")],
+        [
+            ("SIGKILL", "was killed by SIGKILL"),
+            ("SIGSTOP", "was stopped (SIGSTOP) and did not go on"),
+        ],
     )
     def test_a_trainer_that_is_gone_is_named(self, data, how, told):
         assert self.failure(data, how).headline.startswith(f"trainer1 {told}")

@@ -111,7 +111,10 @@ def test_a_page_quotes_figures_and_minutes(book):
 def test_builder_that_ends_badly_is_a_failure(book, monkeypatch):
     run(book)
     monkeypatch.setattr(module, "_BUILDER", "raise SystemExit('said last')")
-    with pytest.raises(RenderError, match="jupyter-book failed:\nsaid last"):
+    with pytest.raises(
+        RenderError,
+        match="^the pages do not build cleanly:\njupyter-book failed:\nsaid last",
+    ):
         render(book)
 
 
@@ -119,7 +122,7 @@ def test_chapter_without_a_result_fails_each_time(book):
     write_chapter(book, "1 / 0")
     run(book)
     for _ in range(2):
-        with pytest.raises(RenderError, match="01_a.ipynb has no valid result"):
+        with pytest.raises(RenderError, match="01_a.ipynb has no valid result: run "):
             render(book)
 
 

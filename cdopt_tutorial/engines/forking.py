@@ -102,8 +102,5 @@ def _network(pid: int | str) -> int | None:
 
 @functools.cache  # once
 def _warn() -> None:
-    warnings.warn(
-        "workers share this machine's network, where other users can call them; "
-        "the page 'Who can reach a run' says what to do",
-        stacklevel=1,
-    )
+    text = "workers share this machine's network: see the page 'Who can reach a run'"
+    warnings.warn(text, stacklevel=1)

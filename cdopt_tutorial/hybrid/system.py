@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.futures import Future
 
+from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.engines import Role, gradients, launch, serve
@@ -291,7 +292,15 @@ def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
 
 
 def check(job: Job) -> None:
-    """A ValueError if a share is less than one image, or a parameter does not fit."""
+    """A ValueError if a share is less than one image, or a parameter does not fit.
+
+    Likewise if this machine has no memory for the workers, or the table.
+    """
+    checks.workers(job.config, "num_trainers", others=2)
+    rows, width = job.data.num_tokens, job.config.embedding
+    # With the gradients, which are as large.
+    size = 2 * rows * width * job.config.torch_dtype.itemsize
+    checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
         make(job)

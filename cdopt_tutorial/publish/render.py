@@ -36,8 +36,8 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     config = _config(project, device)
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, _sources(project.root), (config, VERSION))
-    stamp, index = project.build / "render.stamp", project.html / "index.html"
-    if stamp.is_file() and stamp.read_text() == name and index.is_file():
+    stamp = project.build / "render.stamp"
+    if stamp.is_file() and stamp.read_bytes() == _stamp(name, project.html):
         return False
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
@@ -48,8 +48,15 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
-    stamp.write_text(name)
+    stamp.write_bytes(_stamp(name, project.html))
     return True
+
+
+def _stamp(name: str, html: Path) -> bytes:
+    """What the pages were made from, and every file of theirs, to notice a loss."""
+    files = sorted(file for file in html.rglob("*") if file.is_file())
+    sizes = (f"{file.stat().st_size} {file.relative_to(html)}" for file in files)
+    return "\n".join([name, *sizes]).encode()
 
 
 def _sources(root: Path) -> list[Path]:
