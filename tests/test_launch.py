@@ -84,6 +84,10 @@ class TestResults:
             results = launch({name: Role(roles.identify) for name in names})
             assert [results[name][1] for name in names] == list(range(len(names)))
 
+    def test_a_worker_that_is_done_ends_by_itself(self, tmp_path):
+        launch({"worker": Role(roles.write_as_it_ends, (tmp_path / "file",))})
+        assert (tmp_path / "file").exists()  # so it was not killed
+
     def test_records_arrive_in_order_while_the_role_runs(self):
         records = []
         launch(

@@ -1,6 +1,7 @@
 """Chapter 2: every distributed training equals the same training in one process."""
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -115,7 +116,9 @@ class TestTwin:
         losses, valid = rnn_twin.train(twin, CORPUS, config)
         assert len(losses) == 40
         assert valid[1] < valid[0] - 0.01
+        began = time.perf_counter()
         whole = run_locally(Job(config, CORPUS, begin=begin))
+        assert 0 < whole.seconds < time.perf_counter() - began
         file = tmp_path / "file"
         # In the midst of the second pass.
         part = replace(config, max_steps=32)
@@ -231,6 +234,11 @@ class TestModel:
         expected = [weight for layer in plain for weight in layer.parameters()]
         for found, weight in zip(parts, expected, strict=True):
             assert torch.equal(found, weight)
+
+    def test_to_build_draws_nothing_from_the_callers_stream(self):
+        before = torch.get_rng_state()
+        build_all(9, EXACT)
+        assert torch.equal(torch.get_rng_state(), before)
 
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
         modes = launch(

@@ -141,6 +141,9 @@ def test_timeline_has_a_lane_per_worker_and_a_row_per_method(steps):
         "select_action",
     ]
     assert f"time in {'µs'}" in texts(fig)
+    bottom, top = fig.axes[0].get_ylim()
+    for lane in fig.axes[0].patches:  # each of them is whole
+        assert top <= lane.get_y() < lane.get_y() + lane.get_height() <= bottom
     FigureCanvasAgg(fig).draw()
     renderer = fig.canvas.get_renderer()
     words = [
@@ -254,7 +257,8 @@ def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
     curves = {"a": [([1, 1000], [1, 2])], "b": [([10, 100], [1, 2])]}
     fig = plots.learning_curves(curves, xlabel="x", ylabel="y", log_x=True)
     assert fig.axes[0].get_xscale() == "log"
-    for bad in ([], [([1, 2], [1])], [([], [])]):
+    good = ([1, 2], [1, 2])  # one that is bad beside it is enough
+    for bad in ([], [([1, 2], [1])], [([], [])], [good, ([1, 2], [1])]):
         with pytest.raises(ValueError, match="'a' needs seeds"):
             plots.learning_curves({"a": bad}, xlabel="x", ylabel="y")
 
@@ -279,7 +283,8 @@ def test_curves_take_a_logarithmic_y():
 def test_curves_refuse_what_a_logarithmic_y_cannot_show(bad):
     shown = {"xlabel": "x", "ylabel": "y", "log_y": True}
     with pytest.raises(ValueError, match="'a' has a y that is not above 0"):
-        plots.learning_curves({"a": [([1, 2], [1, bad])]}, **shown)
+        seeds = [([1, 2], [3, 4]), ([1, 2], [1, bad])]
+        plots.learning_curves({"a": seeds}, **shown)
 
 
 LONG = [

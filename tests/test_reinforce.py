@@ -4,6 +4,7 @@ And one process against a program that shares nothing with it.
 """
 
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -396,7 +397,9 @@ class TestConversations:
     def test_over_rpc_and_in_one_process_are_the_same(self, conversation):
         config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
         reports, told = [], []
+        begin = time.perf_counter()
         local = run_locally(config, lambda *report: reports.append(report))
+        assert 0 < local.score.seconds < time.perf_counter() - begin
         remote = run(config, on_report=lambda *report: told.append(report))
         assert remote.score.rewards == local.score.rewards
         assert remote.weights.keys() == local.weights.keys()
