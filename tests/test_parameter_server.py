@@ -262,6 +262,17 @@ class TestModel:
         assert sent["logits"] - sent["loss"] == pytest.approx(more, rel=0.1)
 
 
+def test_a_trace_shows_the_server_s_part_of_each_backward_pass():
+    trace = Trace()
+    run(Job(replace(EXACT, max_steps=2), CORPUS), trace=trace)
+    passes = [s for s in trace.spans if s.name == "backward"]
+    parts = [s for s in trace.spans if s.worker == "ps"]
+    assert [s.name for s in parts] == ["decoder backward", "embedding backward"] * 2
+    for whole, decoder, table in zip(passes, parts[::2], parts[1::2], strict=True):
+        assert whole.started <= decoder.started < table.started
+        assert max(decoder.ended, table.ended) <= whole.ended
+
+
 class TestTrainers:
     def test_asynchronous_ones_are_stale_and_learn(self):
         config = replace(

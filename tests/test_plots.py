@@ -196,6 +196,15 @@ def test_timeline_arrows_run_between_the_sides_that_face_each_other(caller, call
     assert [*map(tuple, response.vertices)] == [(0.3, there[1]), back]
 
 
+def test_timeline_draws_a_worker_s_own_work_without_messages():
+    own = call("ps", "ps", "backward", 0)
+    (ax,) = plots.timeline([call("agent", "ps", "step", 0)]).axes
+    (alone,) = plots.timeline([own]).axes
+    assert sum(len(c.get_paths()) for c in ax.collections) == 1 + 2 + 1
+    assert sum(len(c.get_paths()) for c in alone.collections) == 1
+    assert not any(len(line.get_xdata()) for line in alone.lines)
+
+
 def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     calls = episode(50)
     (whole,) = plots.timeline(calls).axes

@@ -31,6 +31,8 @@ from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
 from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
+    Decoder,
+    EmbeddingTable,
     Hidden,
     PulledLSTM,
     RNNConfig,
@@ -375,6 +377,9 @@ def mark_phases() -> None:
     trace.mark(Trainer.loss, "forward")
     trace.mark(gradients.backward, "backward")
     trace.mark(Trainer.update, "optimizer")
+    # The owner's part of the backward phase, which torch starts by itself.
+    trace.mark_backward(EmbeddingTable.forward, "embedding backward")
+    trace.mark_backward(Decoder.loss, "decoder backward")
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:
