@@ -32,7 +32,7 @@ class Job:
 
     name: str  #: of a conversation, or "one process"
     num_envs: int = 1  #: environments of each observer
-    cost: float = 0.0  #: seconds that one environment computes in each step, besides
+    cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
     rounds: int = 5  #: of an episode in every environment
 
     @property
@@ -44,7 +44,7 @@ class Job:
             split = {"num_observers": 1, "num_envs": total}
         talk = "per-step" if self.name == ONE_PROCESS else self.name
         limit = total * self.rounds
-        return _Config(talk, max_episodes=limit, cost=self.cost, **split)
+        return _Config(talk, max_episodes=limit, cost=self.cost_ms / 1000, **split)
 
 
 @dataclass(frozen=True)
