@@ -267,6 +267,8 @@ def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
     curves = {"a": [([1, 1000], [1, 2])], "b": [([10, 100], [1, 2])]}
     fig = plots.learning_curves(curves, xlabel="x", ylabel="y", log_x=True)
     assert fig.axes[0].get_xscale() == "log"
+    x, y = fig.axes[0].lines[0].get_data()  # straight on the axis that is seen
+    np.testing.assert_allclose(y, 1 + np.log10(x) / 3)
     for bad in ([], [([1, 2], [1])], [([], [])]):
         with pytest.raises(ValueError, match="'a' needs seeds"):
             plots.learning_curves({"a": bad}, xlabel="x", ylabel="y")
