@@ -538,7 +538,7 @@ class TestSpeed:
         assert (by_rpc.num_observers, by_rpc.num_envs) == (2, 3)
         assert (job.config.num_observers, job.config.num_envs) == (1, 6)
         assert job.config.max_episodes == by_rpc.max_episodes == 5 * 6
-        direct = system.run_agent(speed._OneThread(), job.config)
+        direct = system.run_agent(speed.OneThread(), job.config)
         assert direct.score.rewards == run_locally(job.config).score.rewards
 
     def test_curves_are_one_a_repeat(self):

@@ -82,14 +82,17 @@ def _measure(jobs: Sequence[Job], repeats: int) -> Speeds:
     speeds: Speeds = {job: [] for job in jobs}
     for _ in range(repeats):
         for job in jobs:
-            engine = _OneThread() if job.name == ONE_PROCESS else TorchRPC()
+            engine = OneThread() if job.name == ONE_PROCESS else TorchRPC()
             score = run_agent(engine, job.config).score
             speeds[job].append(score.env_steps / score.seconds)
     return speeds
 
 
-class _OneThread(OneProcess):
-    """The engine of one process; with a single observer a thread would only cost."""
+class OneThread(OneProcess):
+    """The engine of one process, where observers play one after another.
+
+    Threads would take turns at Python's lock, and cost more than they gain.
+    """
 
     def remote(self, worker: str, make: Callable, *args: Any) -> "_AtOnce":
         return _AtOnce(make(*args))
