@@ -222,6 +222,19 @@ def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     assert len(part.collections) < len(whole.collections) / 5
 
 
+def test_timeline_of_many_calls_can_do_without_arrows():
+    calls = episode(50)
+    fig = plots.timeline(calls, arrows=False)
+    (ax,) = fig.axes
+    assert not ax.lines and len(ax.collections) == len(calls)
+    (whole,) = plots.timeline(calls).axes
+    drawn = [c.get_paths()[0].get_extents().bounds for c in ax.collections]
+    also = [c.get_paths()[0].get_extents().bounds for c in whole.collections]
+    assert set(drawn) < set(also)
+    names = [text.get_text() for text in fig.legends[0].get_texts()]
+    assert names == ["agent", "observer0", "observer1"]
+
+
 def test_timeline_says_whose_colour_is_whose():
     fig = plots.timeline(episode(1))
     *named, _ = fig.legends[0].legend_handles
@@ -266,6 +279,8 @@ def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
     curves = {"a": [([1, 1000], [1, 2])], "b": [([10, 100], [1, 2])]}
     fig = plots.learning_curves(curves, xlabel="x", ylabel="y", log_x=True)
     assert fig.axes[0].get_xscale() == "log"
+    x, y = fig.axes[0].lines[0].get_data()  # straight on the axis that is seen
+    np.testing.assert_allclose(y, 1 + np.log10(x) / 3)
     good = ([1, 2], [1, 2])  # one that is bad beside it is enough
     for bad in ([], [([1, 2], [1])], [([], [])], [good, ([1, 2], [1])]):
         with pytest.raises(ValueError, match="'a' needs seeds"):
