@@ -101,8 +101,21 @@ def go_through(ref_to):
     apply(rpc.remote(ref_to, Counter), Counter.add, 1)
 
 
+class Slow(torch.autograd.Function):
+    """Twice its argument, with a backward pass that takes 0.1 s."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return 2 * values
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.1)
+        return 2 * grad
+
+
 def triple(values):
-    return 3 * values.square()
+    return 0.75 * Slow.apply(values).square()
 
 
 def triple_later(values):

@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,17 +155,44 @@ def mark(function: Callable, name: str) -> None:
 
 
 def mark_backward(function: Callable, name: str) -> None:
-    """Mark each backward pass through the last operation that made what it returns."""
+    """Mark each backward pass through what the function computed from its arguments."""
 
     def around(function: Callable, *args: Any, **kwargs: Any) -> Tensor:
         result = function(*args, **kwargs)
         if result.grad_fn is not None:
-            begun: list[int] = []
-            result.grad_fn.register_prehook(lambda _: begun.append(time.monotonic_ns()))
-            result.grad_fn.register_hook(lambda *_: _record.note(name, begun.pop()))
+            _mark_nodes(_nodes(result, args), name)
         return result
 
     _wrap(function, around)
+
+
+def _nodes(result: Tensor, args: Iterable) -> list:
+    """Autograd's nodes from a result back to arguments and leaves, the result's first.
+
+    An argument that came from another worker ends here, at its node "recv".
+    """
+    given = {arg.grad_fn for arg in args if isinstance(arg, Tensor)}
+    found, todo = [], [result.grad_fn]
+    while todo:
+        node = todo.pop()
+        leaf = node is None or hasattr(node, "variable")
+        if not leaf and node not in given and node not in found:
+            found.append(node)
+            todo += [function for function, _ in node.next_functions]
+    return found
+
+
+def _mark_nodes(nodes: list, name: str) -> None:
+    begun: list[int] = []
+    number, done = len(nodes), itertools.count(1)
+
+    def end(*_: Any) -> None:  # must not hold the nodes, which hold it
+        if next(done) == number:
+            _record.note(name, begun.pop())
+
+    nodes[0].register_prehook(lambda _: begun.append(time.monotonic_ns()))
+    for node in nodes:
+        node.register_hook(end)
 
 
 def mark_until(function: Callable, name: str) -> None:

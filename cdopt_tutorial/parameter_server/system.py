@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
 from cdopt_tutorial.engines.gradients import Context
@@ -30,6 +30,8 @@ from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
 from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
+    Decoder,
+    EmbeddingTable,
     Hidden,
     PulledLSTM,
     RNNConfig,
@@ -373,6 +375,10 @@ def mark_phases() -> None:
     trace.mark(Trainer.loss, "forward")
     trace.mark(gradients.backward, "backward")
     trace.mark(Trainer.update, "optimizer")
+    # The owner's part of the backward phase, which torch starts by itself.
+    trace.mark_backward(EmbeddingTable.forward, "embedding backward")
+    trace.mark_backward(Decoder.loss, "decoder backward")
+    trace.mark_backward(measure.penalty, "penalty backward")
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:
