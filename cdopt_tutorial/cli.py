@@ -1,11 +1,14 @@
 """The command `cdopt-tutorial`: run chapters, build the book, train, measure."""
 
 import argparse
+import os
 import signal
 import sys
+import tempfile
 from importlib import import_module
 
-from cdopt_tutorial.commands.common import Failed, UsageError
+from cdopt_tutorial import scratch
+from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
 
 COMMANDS = {
     "reinforce": "chapter 1: train an agent and its observers on CartPole",
@@ -17,37 +20,59 @@ COMMANDS = {
 }
 
 
+STOPS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "the terminal was closed",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+def entry() -> None:
+    """Run the command line as a process of its own, which can be stopped anywhere."""
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _stop)
+    sys.exit(main())
+
+
+def _stop(number: int, _: object) -> None:
+    """End at once: an exception could be lost in whatever is being run or imported.
+
+    All processes below end with this one, and files are written as a whole or not.
+    """
+    os.write(2, f"cdopt-tutorial: {STOPS[number]}\n".encode())
+    scratch.remove_all()
+    os._exit(128 + number)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` and return its exit code.
 
-    0: done; 1: it failed; 2: bad input; 3: chapters ran, and a figure moved; 130:
-    interrupted; 143: terminated.
+    0: done; 1: it failed; 2: bad input; 3: chapters ran, and a figure moved. A process
+    that was stopped gives 128 and the signal's number: 130 if it was interrupted.
     """
-    # Terminated like interrupted: by an exception, so that everything is cleaned up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     argv = sys.argv[1:] if argv is None else argv
     try:
         return _run(_parser(argv[:1]).parse_args(argv))
     except (UsageError, Failed) as error:
         print(f"cdopt-tutorial: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        print("cdopt-tutorial: interrupted", file=sys.stderr)
-        return 130
 
 
 def _run(args: argparse.Namespace) -> int:
     """Run a command; of a worker's failure show its name and traceback, no other."""
     from cdopt_tutorial.engines import WorkerError  # slow: it imports torch
 
+    with bad_input():
+        tempfile.gettempdir()  # looks for one that can be written
     try:
         return args.run(args)
-    except WorkerError as error:
+    except (WorkerError, OSError) as error:  # such as a disk that is full by now
         raise Failed(error) from error
 
 
@@ -63,4 +88,4 @@ def _parser(chosen: list[str]) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -21,9 +21,9 @@ class Settings:
         at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
         if self.max_steps is not None:
             at_least(self, 1, "max_steps")
-        for name in ("lr", "penalty_param"):
-            fits = 0 < getattr(self, name) < math.inf
-            check(self, name, fits, "above 0 and finite")
+        learning_rate(self)
+        fits = 0 < self.penalty_param < math.inf
+        check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
         check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
 

@@ -36,3 +36,17 @@ def write_contents(project: Project, config: dict) -> None:
     toc = {"format": "jb-book", "root": "book/index"}
     toc["chapters"] = [{"file": "notebooks/01_a"}]
     (project.root / "_toc.yml").write_text(yaml.safe_dump(toc))
+
+
+def smallest_book(root: Path) -> Project:
+    """A front page and one chapter, which has not been run yet."""
+    project = Project(root)
+    for folder in ("cdopt_tutorial", "book", "notebooks"):
+        (root / folder).mkdir(parents=True)
+    (root / "constraints.txt").touch()
+    extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
+    config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
+    write_contents(project, config)
+    (root / "book/index.md").write_text("# Front\n\n```{nb-exec-table}\n```\n")
+    write_chapter(project, "print(6 * 7)")
+    return project

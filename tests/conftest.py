@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import tempfile
 import threading
+from contextlib import contextmanager
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -17,10 +19,13 @@ from xdist.scheduler import LoadScopeScheduling
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
+from cdopt_tutorial.scratch import of_process
 
 # Time is never asserted, and a property that fails must fail again on the next run.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("book")
+
+NOBODY = 65534  # the user who owns nothing
 
 # Whoever publishes a copy may have these set, and the tests are of the plain pages.
 for name in (
@@ -55,6 +60,17 @@ def pytest_xdist_make_scheduler(config, log):
 def seeded():
     """Every test draws the same on every run, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def scratch(tmp_path_factory, monkeypatch) -> Path:
+    """The temporary directory, in which a test may leave nothing."""
+    of_process(os.getpid())  # stays as long as this process does
+    folder = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
 
 
 @pytest.fixture(scope="session")
@@ -113,3 +129,23 @@ def root(request, site):
     if request.param == "file":
         return site.as_uri()
     return request.getfixturevalue("server")
+
+
+@pytest.fixture
+def as_another():
+    """Be, for a while, someone who may read a folder but not write there."""
+
+    @contextmanager
+    def become(folder: Path):
+        mode, privileged = folder.stat().st_mode, os.geteuid() == 0
+        folder.chmod(0o555)
+        if privileged:  # root may write anywhere
+            os.seteuid(NOBODY)
+        try:
+            yield
+        finally:
+            if privileged:
+                os.seteuid(0)
+            folder.chmod(mode)
+
+    return become

@@ -163,3 +163,28 @@ def differ(rank, perturbed):
         layer.bias[2] -= 0.125 * (rank == perturbed)
     differences.ask()
     return differences.answers(), differences.answers()
+
+
+def raise_error():
+    raise ArithmeticError("no more data")
+
+
+def wait_both_ways():
+    """A master whose first trainer hangs, while the second raises.
+
+    What it sees: by the book's way of waiting, then by the original's.
+    """
+    found = []
+    for wait in (system.wait_for_all, wait_in_order):
+        hanging = rpc.rpc_async("trainer0", time.sleep, (4.0,), timeout=3.0)
+        raising = rpc.rpc_async("trainer1", raise_error, timeout=3.0)
+        try:
+            wait([hanging, raising])
+        except Exception as error:
+            found.append(str(error))
+    return found
+
+
+def wait_in_order(futures):
+    for future in futures:
+        future.wait()

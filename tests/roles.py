@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,17 @@ def identify(*args, **kwargs):
 
 def give_tensor(size):
     return torch.arange(float(size))
+
+
+def write_as_it_ends(path):
+    """A thread of it has something to do yet, which takes a moment, at the end."""
+
+    def write():
+        threading.main_thread().join()
+        time.sleep(0.3)
+        Path(path).touch()
+
+    threading.Thread(target=write).start()
 
 
 def give_unpicklable():

@@ -1,10 +1,13 @@
 """A command under way, to be disturbed by a test."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 
@@ -24,6 +27,57 @@ def wait_for_end(processes: list[psutil.Process], seconds: float = 10) -> None:
     while left := [process for process in processes if runs(process)]:
         assert time.monotonic() < limit, left
         time.sleep(0.1)
+
+
+LISTENS, ACCEPTS = "0A", "00010000"  # states of a socket in /proc/net
+
+
+def listeners(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
+    """Where a process listens: addresses with ports, and Unix sockets without a file.
+
+    psutil would look for them in the network of this process, not of that one.
+    """
+    inodes = sockets(pid)
+    ports = [place for place, inode in listening(pid) if inode in inodes]
+    names = [
+        path[0][1:]
+        for _, _, _, flags, _, _, inode, *path in _table(pid, "unix")
+        if flags == ACCEPTS and inode in inodes and path and path[0].startswith("@")
+    ]
+    return ports, names
+
+
+def listening(pid: int | str) -> list[tuple[tuple[str, int], str]]:
+    """Address, port and inode of all who listen in the network of a process."""
+    found = []
+    for line in _table(pid, "tcp") + _table(pid, "tcp6"):
+        _, local, _, state, _, _, _, _, _, inode, *_ = line
+        if state == LISTENS:
+            address, port = local.split(":")
+            found.append(((_address(address), int(port, 16)), inode))
+    return found
+
+
+def sockets(pid: int) -> set[str]:
+    """The inodes of all sockets that a process holds."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            target = os.readlink(descriptor)
+            found |= {target[8:-1]} if target.startswith("socket:[") else set()
+    return found
+
+
+def _table(pid: int | str, kind: str) -> list[list[str]]:
+    lines = Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()
+    return [line.split() for line in lines[1:]]
+
+
+def _address(text: str) -> str:
+    """As one writes it; the kernel's tables have words of four bytes, reversed."""
+    whole = bytes.fromhex(text)
+    words = [whole[start : start + 4][::-1] for start in range(0, len(whole), 4)]
+    return str(ip_address(b"".join(words)))
 
 
 class Running:

@@ -1,6 +1,7 @@
 """What the benches have in common, and what each makes of a run; nothing is timed."""
 
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,12 @@ class TestRows:
         assert lines[0].split() == ["a:", "x", "2", "s", "0.5", "x", "b:", "x"]
         assert len(lines) == 2 and len(set(map(len, lines))) == 1
 
+    def test_hold_one_variant_against_another_too(self):
+        row, more = rows.Row("c: own", 3.0, "B", "c: own", 1.0), {"values": self.VALUES}
+        found, same = rows.against(([row], more), "a", "b", {"x": "s"})
+        assert found == [row, rows.Row("a: x", 2.0, "s", "b: x", 0.5)]
+        assert same == more
+
     def test_phases_are_of_one_worker_and_in_seconds(self):
         spans = [
             Span(worker, name, begin, begin + 10**8 * length)
@@ -73,7 +80,7 @@ class TestRnn:
     @pytest.fixture
     def figures(self, monkeypatch):
         """What a smoke run measures if all runs are made up; and the jobs by way."""
-        jobs = {"local": [], "plain": [], "traced": []}
+        jobs = {"local": [], "plain": [], "traced": [], "bare": []}
 
         def history(job):
             assert len(job.corpus.vocabulary) == rnn.SMOKE_VOCAB_SIZE
@@ -94,6 +101,9 @@ class TestRnn:
         monkeypatch.setattr(rnn, "run_locally", run_locally)
         monkeypatch.setattr(rnn, "measured_bytes", lambda _: 7.0)
         monkeypatch.setattr(rnn, "expected_bytes", lambda _, vocab_size: vocab_size)
+        monkeypatch.setattr(
+            rnn.bare, "step_seconds", lambda *args: jobs["bare"].append(args) or 0.25
+        )
         _, more = rnn.measure(lambda _: None, smoke=True)
         return more["values"], jobs
 
@@ -102,8 +112,9 @@ class TestRnn:
         tokens = rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
         speed = {"step": [0.5], "tokens": [tokens / 0.5]}
         assert values.pop("local") == speed
+        assert values.pop("bare") == {"step": [0.25], "tokens": [tokens / 0.25]}
         wire = {"bytes": [7.0], "bytes by arithmetic": [rnn.SMOKE_VOCAB_SIZE]}
-        assert list(values) == ["logits", "loss", "loss, 2 trainers"]
+        assert list(values) == ["logits", "loss", "loss, 2 trainers", "loss, as bare"]
         for found in values.values():
             assert found == speed | wire | {"forward": [1.0]}
 
@@ -111,10 +122,15 @@ class TestRnn:
         _, jobs = figures
         (local,) = jobs["local"]
         assert jobs["traced"] == jobs["plain"]
-        logits, loss, two = jobs["plain"]
+        logits, loss, two, plain = jobs["plain"]
         assert (logits.cut, loss.cut, two.cut) == ("logits", "loss", "loss")
         assert [each.num_trainers for each in (logits, loss, two)] == [1, 1, 2]
         assert local == loss
+        assert (plain.num_layers, plain.dropout, plain.clip) == (1, 0.0, None)
+        ((program, function, warm_up),) = jobs["bare"]
+        assert function == "DistributedOptimizer.step"
+        sizes = rnn.SMOKE_VOCAB_SIZE, loss.hidden, loss.seq_len, loss.batch_size
+        assert f"BATCH_SIZE = {sizes}" in program and warm_up == rnn.WARM_UP
 
     def test_the_text_lasts_for_all_steps(self):
         corpus = rnn.random_corpus(50, rnn.CONFIG)
@@ -151,6 +167,7 @@ class TestHybrid:
         monkeypatch.setattr(hybrid, "run_locally", run_locally)
         monkeypatch.setattr(hybrid, "measured_bytes", lambda _: 7.0)
         monkeypatch.setattr(hybrid, "expected_bytes", lambda *_: 6.0)
+        monkeypatch.setattr(hybrid.bare, "step_seconds", lambda *_: 0.125)
         return ran
 
     def test_a_step_is_that_of_the_slowest_trainer(self, made_up):
@@ -159,7 +176,8 @@ class TestHybrid:
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         speed = {"step": [0.5], "samples": [64 / 0.5]}
-        local, *others = more["values"].values()
+        local, *others, plain = more["values"].values()
+        assert plain == {"step": [0.125], "samples": [64 / 0.125]}
         assert local == speed and len(others) == 2
         wire = {"bytes": [7.0], "bytes by arithmetic": [6.0], "lookup": [1.0]}
         assert others[0] == others[1] == speed | wire
@@ -167,10 +185,11 @@ class TestHybrid:
 
     def test_bytes_are_counted_in_the_first_turn_only(self, made_up):
         _, more = hybrid.measure(lambda _: None)
-        assert list(more["values"]) == list(hybrid.variants())
+        assert list(more["values"]) == [*hybrid.variants(), "bare"]
         for name, found in more["values"].items():
             assert len(found["step"]) == hybrid.TURNS
-            assert len(found.get("bytes", [])) == (name != hybrid.BASELINE)
+            sends = name not in (hybrid.BASELINE, "bare")
+            assert len(found.get("bytes", [])) == sends
 
 
 class TestReinforce:
@@ -190,6 +209,8 @@ class TestReinforce:
             return SimpleNamespace(score=score)
 
         monkeypatch.setattr(reinforce, "run", run)
+        times = [[10.0, 10.5, 12.0]]
+        monkeypatch.setattr(reinforce.bare, "call_times", lambda *_: times)
         return configs
 
     def test_figures_are_those_of_a_run_and_of_a_traced_one(self, configs):
@@ -206,7 +227,8 @@ class TestReinforce:
 
     @pytest.mark.parametrize("smoke", [False, True])
     def test_all_conversations_are_trained_from_all_seeds(self, smoke, configs):
-        reinforce.measure(lambda _: None, smoke)
+        _, more = reinforce.measure(lambda _: None, smoke)
+        assert set(more["values"]["bare"]["environment steps"]) == {2 / 2.0}
         timed = [config for config, traced in configs if not traced]
         seeds = [1] if smoke else [1, 2, 3, 4, 5]
         assert [(each.seed, each.conversation) for each in timed] == [
@@ -240,5 +262,6 @@ def test_each_way_to_start_is_in_a_parent_of_its_own(smoke, monkeypatch):
 def test_a_launch_is_of_so_many_workers(monkeypatch):
     launched = []
     monkeypatch.setattr(launch, "launch", launched.append)
-    assert launch.time_launch(3) > 0
+    begin = time.perf_counter()
+    assert 0 < launch.time_launch(3) < time.perf_counter() - begin
     assert [list(roles) for roles in launched] == [["worker0", "worker1", "worker2"]]

@@ -82,6 +82,22 @@ class TestResume:
             assert other.losses[:8] == whole[0].losses[:8]
             assert max(gaps(other.losses[8:], whole[0].losses[8:])) > 1e-6
 
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0},
+            {"manifold": "stiefel"}, {"manifold": "stiefel", "per_gate": True},
+            {"manifold": "stiefel", "where": "server"}, {"manifold": "oblique"},
+            {"manifold": "oblique", "where": "server"}, {"dtype": "float32"},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_of_every_kind_of_run(self, more, tmp_path):
+        config = replace(STILL, **more)
+        resume = until(8, config, tmp_path / "file", local)
+        (resumed,), (whole,) = local(config, resume=resume), local(config)
+        assert resumed.losses == whole.losses and len(whole.losses) == 23
+
     def test_of_two_trainers(self, tmp_path):
         resume = until(8, TWO, tmp_path / "file")
         assert_same(distributed(TWO, resume=resume), distributed(TWO), 1e-12)
@@ -163,7 +179,8 @@ class TestSave:
         (history,) = local(config)
         return checkpoints.Checkpoint(
             asdict(config), list(CORPUS.vocabulary.words), history.weights, {},
-            epoch=0, window=1, hidden=(torch.zeros(2, 4, 5),) * 2, losses=[[1.0]],
+            epoch=0, window=1, hidden=(torch.zeros(2, 4, 5, dtype=torch.float64),) * 2,
+            losses=[[1.0]],
         )  # fmt: skip
 
     def test_and_load(self, state, tmp_path):

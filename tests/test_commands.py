@@ -4,10 +4,12 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -284,6 +286,30 @@ class TestJson:
         assert set(tmp_path.iterdir()) == {file, same}
         common.write_json(None, {"a": 1})
 
+    def test_that_can_not_be_written_leaves_nothing(self, tmp_path, monkeypatch):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.raises(OSError):
+            common.write_json(tmp_path / "out.json", {"a": 1})
+        assert list(tmp_path.iterdir()) == []
+
+    def test_goes_to_where_a_link_leads(self, tmp_path):
+        link, file = tmp_path / "link", tmp_path / "out.json"
+        for text in (None, "earlier"):  # nothing is there yet, and then a file
+            link.unlink(missing_ok=True)
+            link.symlink_to(file)
+            assert common.writable(str(link)) == link
+            assert not text or file.write_text(text)
+            common.write_json(link, {"a": 1})
+            assert json.loads(file.read_text()) == {"a": 1} and link.is_symlink()
+
+    def test_is_tried_in_a_pipe_without_ending_it(self, tmp_path):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        assert common.writable(str(pipe)) == pipe  # with no reader yet
+
     def test_goes_into_a_pipe(self, tmp_path):
         pipe, read = tmp_path / "pipe", []
         subprocess.run(["mkfifo", pipe], check=True)
@@ -442,14 +468,6 @@ class TestExitCode:
         monkeypatch.setattr(execute.project, "this_project", this_project)
         assert cli.main(["execute"]) == 2
         assert capsys.readouterr().err == "cdopt-tutorial: the book is another's\n"
-
-    def test_of_an_interrupted_run(self, monkeypatch, capsys):
-        def run(*_, **__):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(RUNS["reinforce"], run)
-        assert cli.main(["reinforce"]) == 130
-        assert capsys.readouterr().err == "cdopt-tutorial: interrupted\n"
 
     @pytest.mark.parametrize(
         ("ran", "rendered", "code"),

@@ -458,6 +458,14 @@ def test_samples_are_reproducible_and_differ_between_seeds():
     assert [len(Grammar().sample(length)) for length in (0, 1, 5)] == [0, 1, 5]
 
 
+@pytest.mark.parametrize(("length", "seed"), [(-1, 0), (1, -1)])
+def test_a_sample_of_less_than_nothing_is_refused(length, seed):
+    with pytest.raises(ValueError, match=f"length {length} and seed {seed} must be 0"):
+        Grammar().sample(length, seed)
+    with pytest.raises(ValueError, match="order is -1, but must be at least 0"):
+        Grammar().cross_entropy_of(-1)
+
+
 def test_a_grammar_travels():
     grammar = Grammar(seed=4)
     copy = pickle.loads(pickle.dumps(grammar))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import group
+from cdopt_tutorial.engines import forking
 from cdopt_tutorial.engines.device import gpus_of, pick_device
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.publish import execute
@@ -122,7 +122,10 @@ import importlib, torch
 def ask(*_):
     raise AssertionError("asked")
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = ask
-for module in {group.PRELOAD!r}:
+for module in {forking.PRELOAD!r}:
     importlib.import_module(module)
+print("all imported")
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "all imported\n"  # its exit code is 0 in any case

@@ -87,7 +87,8 @@ def test_the_polar_projection_is_feasible_and_keeps_the_span(problem):
     assert distance(x) > 8
     assert distance(polar(x)) < 1e-13
     torch.testing.assert_close(polar(x), problem.start(0))
-    assert polar(x * math.nan).isnan().all()
+    x[3, 1] = math.inf  # one is enough
+    assert polar(x).isnan().all()
 
 
 @pytest.mark.parametrize(

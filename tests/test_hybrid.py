@@ -1,7 +1,9 @@
 """Chapter 5: DDP and RPC together equal one process, free and constrained."""
 
 import itertools
+import math
 import pickle
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
 from cdopt_tutorial.engines import Role, Trace, Wire, WorkerError, launch, share
 from cdopt_tutorial.engines.gradients import WAYS
+from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
@@ -22,6 +25,7 @@ from cdopt_tutorial.hybrid import (
     HybridConfig,
     Job,
     Result,
+    dense_layer,
     make,
     replicas,
     run,
@@ -209,12 +213,68 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     assert [n.train_loss for n in told] == [n.train_loss for n in notes]
 
 
+class Together:
+    """Notes what runs at one time: each lingers a moment for another one to begin."""
+
+    def __init__(self):
+        self.running, self.met, self._begun = set(), set(), threading.Condition()
+
+    def watch(self, owner, name, as_name):
+        function = getattr(owner, name)
+
+        def run(*args):
+            with self._begun:
+                self.met |= {frozenset((as_name, other)) for other in self.running}
+                self.running.add(as_name)
+                self._begun.notify_all()
+                self._begun.wait(0.1)
+            result = function(*args)
+            with self._begun:
+                self.running.remove(as_name)
+            return result
+
+        setattr(owner, name, run)
+
+
+def test_nobody_goes_on_while_another_one_is_needed_or_looks(data):
+    """Steps of both, the first's score, its projection, and what the second measures.
+
+    Steps of the original do not wait for each other, so the loop has to.
+    """
+    few = replace(data, train=data.train.select(torch.arange(8)))
+    config = replace(
+        EXACT, semantics="original", epochs=2, max_steps=None, **KINDS["oblique table"]
+    )
+    job, engine, seen = Job(config, few), OneProcess(), Together()
+    made = system.make_table(engine, job)
+    both = [system.Trainer(engine, *made, task) for task in system.tasks(job)]
+    for rank, trainer in enumerate(both):
+        seen.watch(trainer, "step", f"step {rank}")
+    seen.watch(both[0], "score", "score")
+    seen.watch(both[0].constraints, "project_", "project")
+    seen.watch(both[1].constraints, "feasibility", "measure")
+    barrier = threading.Barrier(2, timeout=20).wait
+    threads = [
+        threading.Thread(target=system.train, args=(each, History(), None, barrier))
+        for each in both
+    ]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert seen.running == set()
+    assert seen.met <= {
+        frozenset(("step 0", "step 1")),
+        frozenset(("score", "measure")),
+    }
+
+
 @pytest.mark.parametrize(
     ("limit", "steps"), [(5, [5]), (11, [11]), (12, [11, 12]), (None, [11, 22, 33])]
 )
 def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
     config = replace(EXACT, epochs=3, max_steps=limit)
+    begin = time.perf_counter()
     (history,) = run_locally(Job(config, data)).trainers
+    assert sum(history.step_seconds) < time.perf_counter() - begin
     assert [note.step for note in history.progress] == steps
     assert [note.epoch for note in history.progress] == [1, 2, 3][: len(steps)]
     assert len(history.losses) == len(history.step_seconds) == steps[-1]
@@ -350,7 +410,10 @@ class TestTrouble:
 
     @pytest.mark.parametrize(
         ("how", "told"),
-        [("SIGKILL", "was killed by SIGKILL"), ("SIGSTOP", "was stopped (SIGSTOP)")],
+        [
+            ("SIGKILL", "was killed by SIGKILL"),
+            ("SIGSTOP", "was stopped (SIGSTOP) and did not go on"),
+        ],
     )
     def test_a_trainer_that_is_gone_is_named(self, data, how, told):
         assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
@@ -394,6 +457,11 @@ class TestBegin:
         assert torch.equal(one, again) and not torch.equal(one, other)
         if part == "table.weight":
             assert one.std().item() == pytest.approx(0.01, rel=0.05)
+
+    def test_of_the_dense_layer_draws_nothing_from_the_callers_stream(self):
+        before = torch.get_rng_state()
+        dense_layer(10, EXACT)
+        assert torch.equal(torch.get_rng_state(), before)
 
     def test_a_run_begins_with_the_parameters_that_are_given(self, data):
         config = replace(EXACT, max_steps=1, momentum=0.0, manifold="stiefel")
@@ -593,6 +661,18 @@ class TestBags:
             assert sorted(together) == sorted(as_set(batch.bags))
             sizes.append(batch.joint)
         assert sizes == [32] * 10 + [11]
+
+    @pytest.mark.parametrize("shares", [(), (1.0, 0.0), (2.0, -1.0), (1.0, math.nan)])
+    def test_shares_that_are_none_are_refused(self, data, shares):
+        with pytest.raises(
+            ValueError, match=r"shares are \(.*\), but all must be above"
+        ):
+            shards(data.train, shares)
+
+    def test_a_share_of_no_bag_is_refused(self, data):
+        assert [len(part.bags) for part in shards(data.train, (330, 1))] == [330, 1]
+        with pytest.raises(ValueError, match="2 shares comes to none of 331 bags"):
+            shards(data.train, (1000, 1))
 
 
 def as_set(bags):

@@ -14,7 +14,7 @@ import pytest
 import rnn_roles
 import roles
 import torch
-from running import wait_for_end
+from running import listeners, wait_for_end
 
 from cdopt_tutorial.engines import Role, WorkerError, group, launch, pack, serve
 from cdopt_tutorial.engines.errors import origin
@@ -83,6 +83,10 @@ class TestResults:
         for names in ("ab", "cba", "b"):
             results = launch({name: Role(roles.identify) for name in names})
             assert [results[name][1] for name in names] == list(range(len(names)))
+
+    def test_a_worker_that_is_done_ends_by_itself(self, tmp_path):
+        launch({"worker": Role(roles.write_as_it_ends, (tmp_path / "file",))})
+        assert (tmp_path / "file").exists()  # so it was not killed
 
     def test_records_arrive_in_order_while_the_role_runs(self):
         records = []
@@ -391,16 +395,9 @@ launch(
             TP_SOCKET_IFNAME=other, GLOO_SOCKET_IFNAME=other,
         )  # fmt: skip
         try:
-            listening = [
-                [
-                    connection.laddr.ip
-                    for connection in child.net_connections(kind="inet")
-                    if connection.status == psutil.CONN_LISTEN
-                ]
-                for child in children
-            ]
+            listening = [listeners(child.pid)[0] for child in children]
             assert sum(map(bool, listening)) == 2  # the workers, and not their server
-            assert {ip for ips in listening for ip in ips} <= {"127.0.0.1", "::1"}
+            assert {ip for each in listening for ip, _ in each} <= {"127.0.0.1", "::1"}
         finally:
             process.kill()
             process.wait()

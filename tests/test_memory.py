@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -84,7 +85,9 @@ def test_without_inputs_an_orthogonal_rnn_keeps_the_norm():
 
 
 def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
+    state = torch.get_rng_state()
     found = flow.flows(hidden=32, steps=30, seeds=(1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
     assert found == flow.flows(hidden=32, steps=30, seeds=(1, 2))
     for norms in (norms for runs in found.values() for norms in runs):
         assert len(norms) == 31 and norms[-1] == pytest.approx(1)
@@ -120,8 +123,9 @@ def test_only_gates_that_are_constrained_each_are_orthogonal(seed):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_repeats_and_leaves_the_random_state_alone(name):
-    state = torch.get_rng_state()
+    state, begin = torch.get_rng_state(), time.perf_counter()
     first, again = (train(Job(name, 1e-2, seed=1), TINY) for _ in range(2))
+    assert 0 < first.seconds + again.seconds < time.perf_counter() - begin
     assert first == again
     assert torch.equal(torch.get_rng_state(), state)
     assert first.losses != train(Job(name, 1e-2, seed=2), TINY).losses

@@ -1,6 +1,7 @@
 """Chapter 2: every distributed training equals the same training in one process."""
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -115,7 +116,9 @@ class TestTwin:
         losses, valid = rnn_twin.train(twin, CORPUS, config)
         assert len(losses) == 40
         assert valid[1] < valid[0] - 0.01
+        began = time.perf_counter()
         whole = run_locally(Job(config, CORPUS, begin=begin))
+        assert 0 < whole.seconds < time.perf_counter() - began
         file = tmp_path / "file"
         # In the midst of the second pass.
         part = replace(config, max_steps=32)
@@ -232,6 +235,11 @@ class TestModel:
         for found, weight in zip(parts, expected, strict=True):
             assert torch.equal(found, weight)
 
+    def test_to_build_draws_nothing_from_the_callers_stream(self):
+        before = torch.get_rng_state()
+        build_all(9, EXACT)
+        assert torch.equal(torch.get_rng_state(), before)
+
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
         modes = launch(
             {"ps": Role(serve), "trainer0": Role(rnn_roles.switch_modes, (EXACT,))}
@@ -252,6 +260,17 @@ class TestModel:
         # its target.
         more = 7 * 5 * (2 * len(corpus.vocabulary) * 8 - 8)
         assert sent["logits"] - sent["loss"] == pytest.approx(more, rel=0.1)
+
+
+def test_a_trace_shows_the_server_s_part_of_each_backward_pass():
+    trace = Trace()
+    run(Job(replace(EXACT, max_steps=2), CORPUS), trace=trace)
+    passes = [s for s in trace.spans if s.name == "backward"]
+    parts = [s for s in trace.spans if s.worker == "ps"]
+    assert [s.name for s in parts] == ["decoder backward", "embedding backward"] * 2
+    for whole, decoder, table in zip(passes, parts[::2], parts[1::2], strict=True):
+        assert whole.started <= decoder.started < table.started
+        assert max(decoder.ended, table.ended) <= whole.ended
 
 
 class TestTrainers:

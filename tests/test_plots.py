@@ -141,6 +141,9 @@ def test_timeline_has_a_lane_per_worker_and_a_row_per_method(steps):
         "select_action",
     ]
     assert f"time in {'µs'}" in texts(fig)
+    bottom, top = fig.axes[0].get_ylim()
+    for lane in fig.axes[0].patches:  # each of them is whole
+        assert top <= lane.get_y() < lane.get_y() + lane.get_height() <= bottom
     FigureCanvasAgg(fig).draw()
     renderer = fig.canvas.get_renderer()
     words = [
@@ -193,6 +196,15 @@ def test_timeline_arrows_run_between_the_sides_that_face_each_other(caller, call
     assert [*map(tuple, response.vertices)] == [(0.3, there[1]), back]
 
 
+def test_timeline_draws_a_worker_s_own_work_without_messages():
+    own = call("ps", "ps", "backward", 0)
+    (ax,) = plots.timeline([call("agent", "ps", "step", 0)]).axes
+    (alone,) = plots.timeline([own]).axes
+    assert sum(len(c.get_paths()) for c in ax.collections) == 1 + 2 + 1
+    assert sum(len(c.get_paths()) for c in alone.collections) == 1
+    assert not any(len(line.get_xdata()) for line in alone.lines)
+
+
 def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     calls = episode(50)
     (whole,) = plots.timeline(calls).axes
@@ -208,6 +220,19 @@ def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     drawn = {(round(b.x0, 3), round(b.x1, 3)) for b in bars if 0.1 < b.height < 0.95}
     assert 2 < len(wanted) < len(calls) and wanted <= drawn
     assert len(part.collections) < len(whole.collections) / 5
+
+
+def test_timeline_of_many_calls_can_do_without_arrows():
+    calls = episode(50)
+    fig = plots.timeline(calls, arrows=False)
+    (ax,) = fig.axes
+    assert not ax.lines and len(ax.collections) == len(calls)
+    (whole,) = plots.timeline(calls).axes
+    drawn = [c.get_paths()[0].get_extents().bounds for c in ax.collections]
+    also = [c.get_paths()[0].get_extents().bounds for c in whole.collections]
+    assert set(drawn) < set(also)
+    names = [text.get_text() for text in fig.legends[0].get_texts()]
+    assert names == ["agent", "observer0", "observer1"]
 
 
 def test_timeline_says_whose_colour_is_whose():
@@ -254,7 +279,10 @@ def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
     curves = {"a": [([1, 1000], [1, 2])], "b": [([10, 100], [1, 2])]}
     fig = plots.learning_curves(curves, xlabel="x", ylabel="y", log_x=True)
     assert fig.axes[0].get_xscale() == "log"
-    for bad in ([], [([1, 2], [1])], [([], [])]):
+    x, y = fig.axes[0].lines[0].get_data()  # straight on the axis that is seen
+    np.testing.assert_allclose(y, 1 + np.log10(x) / 3)
+    good = ([1, 2], [1, 2])  # one that is bad beside it is enough
+    for bad in ([], [([1, 2], [1])], [([], [])], [good, ([1, 2], [1])]):
         with pytest.raises(ValueError, match="'a' needs seeds"):
             plots.learning_curves({"a": bad}, xlabel="x", ylabel="y")
 
@@ -279,7 +307,8 @@ def test_curves_take_a_logarithmic_y():
 def test_curves_refuse_what_a_logarithmic_y_cannot_show(bad):
     shown = {"xlabel": "x", "ylabel": "y", "log_y": True}
     with pytest.raises(ValueError, match="'a' has a y that is not above 0"):
-        plots.learning_curves({"a": [([1, 2], [1, bad])]}, **shown)
+        seeds = [([1, 2], [3, 4]), ([1, 2], [1, bad])]
+        plots.learning_curves({"a": seeds}, **shown)
 
 
 LONG = [

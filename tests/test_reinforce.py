@@ -4,6 +4,7 @@ And one process against a program that shares nothing with it.
 """
 
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from cdopt_tutorial.reinforce import (
     discounted_returns,
     run,
     run_locally,
+    speed,
     system,
     watch,
 )
@@ -396,7 +398,9 @@ class TestConversations:
     def test_over_rpc_and_in_one_process_are_the_same(self, conversation):
         config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
         reports, told = [], []
+        begin = time.perf_counter()
         local = run_locally(config, lambda *report: reports.append(report))
+        assert 0 < local.score.seconds < time.perf_counter() - begin
         remote = run(config, on_report=lambda *report: told.append(report))
         assert remote.score.rewards == local.score.rewards
         assert remote.weights.keys() == local.weights.keys()
@@ -482,27 +486,72 @@ def test_all_who_wait_are_answered_once_the_last_has_come_or_left(order, leaving
     }
 
 
-def test_a_film_shows_every_other_step_at_half_the_size():
+def test_a_film_shows_every_other_step_at_half_the_size_until_the_pole_lies():
     agent = Agent(ReinforceConfig(seed=2))
     falling = watch.frames(agent.weights())
     actor = Actor(agent.policy, seed=0)
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-    state, over, steps = env.reset(seed=0)[0], False, 0
-    picture = env.render()
+    state, steps, counted = env.reset(seed=0)[0], 0, None
+    env.unwrapped.theta_threshold_radians = np.pi / 2
+    picture, over = env.render(), False
     while not over:
         state, _, over, _, _ = env.step(actor.select(state[None])[0])
         steps += 1
-    assert len(falling) == (steps + 1) // 2 > 3
+        if counted is None and abs(state[2]) > np.deg2rad(12):
+            counted = steps
+    assert abs(state[2]) > np.pi / 2 and steps > counted + 10
+    assert len(falling) == (steps + 1) // 2
     mean = picture.reshape(200, 2, 300, 2, 3).mean(axis=(1, 3))
     assert np.array_equal(falling[0], mean.astype(np.uint8))
     assert len({picture.tobytes() for picture in falling}) == len(falling)
 
 
-def test_the_film_that_is_over_stands_still():
-    one, two, three = np.arange(3 * 2 * 4 * 3, dtype=np.uint8).reshape(3, 2, 4, 3)
-    film = watch.side_by_side([one, two], [three, one, two])
-    expected = [(one, three), (two, one), (two, two)]
-    assert np.array_equal(film, [np.concatenate(pair, axis=1) for pair in expected])
+def test_of_two_films_the_shorter_one_rests_and_begins_again(monkeypatch):
+    monkeypatch.setattr(watch, "PAUSE", 1)
+    colours = np.eye(3, dtype=np.uint8)[:, None, None]
+    red, green, blue = colours.repeat(2, axis=1).repeat(6, axis=2)
+    film = watch.side_by_side([red, green], [blue, red, green, blue, red])
+    left = [each[:, :6] for each in film]
+    right = [each[:, -6:] for each in film]
+    assert np.array_equal(left, [red, green, green, red, green])
+    assert np.array_equal(right, [blue, red, green, blue, red])
+    (grey,) = {each[:, 6:-6].tobytes() for each in film}
+    assert set(grey) == {128} and len(grey) == 2 * watch.DIVIDER * 3
+
+
+class TestSpeed:
+    JOBS = [
+        speed.Job(name, num_envs, cost_ms, rounds=2)
+        for name in ("per-step", "local-policy", speed.ONE_PROCESS)
+        for num_envs, cost_ms in ((2, 0.0), (1, 5.0))
+    ]
+
+    def test_is_of_each_job_and_repeat_and_no_more_than_its_steps_allow(self):
+        measured = speed.measure(self.JOBS, repeats=2, polling=False)
+        assert list(measured) == self.JOBS
+        for job, speeds in measured.items():
+            assert len(speeds) == 2 and min(speeds) > 0
+            if job.cost_ms:
+                processes = 1 if job.name == speed.ONE_PROCESS else 2
+                assert max(speeds) < processes * 1000 / job.cost_ms
+
+    def test_one_process_plays_as_many_environments_and_learns_the_same(self):
+        job = speed.Job(speed.ONE_PROCESS, 3)
+        by_rpc = replace(job, name="per-step").config
+        assert (by_rpc.num_observers, by_rpc.num_envs) == (2, 3)
+        assert (job.config.num_observers, job.config.num_envs) == (1, 6)
+        assert job.config.max_episodes == by_rpc.max_episodes == 5 * 6
+        direct = system.run_agent(speed.OneThread(), job.config)
+        assert direct.score.rewards == run_locally(job.config).score.rewards
+
+    def test_curves_are_one_a_repeat(self):
+        few, many = speed.Job("packed", 1), speed.Job("packed", 8)
+        alone = speed.Job(speed.ONE_PROCESS, 1)
+        found = speed.curves({few: [1, 2], alone: [7, 8], many: [3, 4]}, "num_envs")
+        assert found == {
+            "packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])],
+            speed.ONE_PROCESS: [([1], [7]), ([1], [8])],
+        }
 
 
 @pytest.mark.parametrize("conversation", ["batched", "local-policy"])

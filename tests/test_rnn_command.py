@@ -81,8 +81,10 @@ class TestRun:
         assert again["tokens_per_second"] == 0
         assert len(again["losses"][0]) == 8
 
-    def test_that_diverges_is_a_failure_in_one_line(self, rnn, capsys):
-        rnn("--smoke", "--lr", "1e6", code=1)
+    @pytest.mark.parametrize("more", ["--lr 1e6", "--penalty 1e308 --manifold stiefel"])
+    def test_that_diverges_is_a_failure_in_one_line(self, more, rnn, capsys):
+        # A weight that is not finite could not even be projected.
+        rnn("--smoke", *more.split(), code=1)
         error = capsys.readouterr().err
         assert "diverged" in error
         assert error.count("\n") == 1

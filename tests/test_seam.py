@@ -88,6 +88,8 @@ def test_references_have_the_interface_of_rrefs():
     assert found["here"] == ([], 7, False)
     assert is_reference(LocalRef(1)) and is_reference(Ref.to([]))
     assert not is_reference(1) and not is_reference(torch.nn.Linear(1, 1))
+    owned = type("Owned", (), {"is_owner": Ref.is_owner, "owner_name": Ref.owner_name})
+    assert not is_reference(owned())  # a part of the interface is none
 
 
 def test_a_name_without_rpc_is_the_object_here():

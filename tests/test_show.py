@@ -269,7 +269,7 @@ def film(frames, label="A <cart>"):
 
 def test_video_is_part_of_the_page_and_decodes(tmp_path):
     html = film(frames())
-    assert 'aria-label="A &lt;cart&gt;"' in html and "<video controls" in html
+    assert 'aria-label="A &lt;cart&gt;"' in html and "<video controls loop" in html
     assert "<figcaption>c</figcaption>" in html
     assert html.count("data:") == 2 and "http" not in html
     poster, mp4 = re.findall(r"data:(?:image/png|video/mp4);base64,([^\"]+)", html)

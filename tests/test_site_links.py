@@ -190,7 +190,7 @@ QUESTIONS = {
         ["pip install torch", "pip install -c constraints.txt"],
     ),
     "how to run chapter 5 on a GPU": (
-        "book/setup.html#chapter-5",
+        "book/gpu.html#chapter-5",
         ["cdopt-tutorial hybrid --device cuda"],
     ),
     "what is wrong in CDOpt's DDP and RPC": (
@@ -198,7 +198,7 @@ QUESTIONS = {
         ["CDOpt’s version", "get_quad_penalty", "chapter 5"],
     ),
     "what feasibility returns": (
-        "book/api.html#cdopt_tutorial.constraints.measure.feasibility",
+        "book/api/constraints.html#cdopt_tutorial.constraints.measure.feasibility",
         ["feasibility(", "Returns", "‖C(W)‖", "‖C(A(W))‖", "Feasibility"],
     ),
 }

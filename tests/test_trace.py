@@ -150,6 +150,13 @@ def test_chrome_format(recorded, tmp_path):
     assert names == {0: "agent", 1: "other"}
     slices = [e for e in events if e["ph"] == "X"]
     assert len(slices) == 2 * len(recorded.calls)
+    ends = {kind: {e["ts"] for e in events if e["ph"] == kind} for kind in "sf"}
+    drawn = {(e["ts"], e["dur"]) for e in slices}
+    for call in recorded.calls:  # in µs
+        for begin, end in ((call.sent, call.received), (call.started, call.ended)):
+            assert (begin / 1000, (end - begin) / 1000) in drawn
+        assert {call.sent / 1000, call.ended / 1000} <= ends["s"]
+        assert {call.started / 1000, call.received / 1000} <= ends["f"]
     # A request and a response each: an arrow that starts and finishes.
     starts = sorted(e["id"] for e in events if e["ph"] == "s")
     assert starts == sorted(e["id"] for e in events if e["ph"] == "f")

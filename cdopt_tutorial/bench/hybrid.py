@@ -1,4 +1,4 @@
-"""A step of the hybrid in one process, and with 1, 2 and 4 trainers of both kinds."""
+"""A step of the hybrid in one process, with 1, 2 and 4 trainers, and bare."""
 
 import statistics
 from dataclasses import replace
@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch.utils.benchmark import set_torch_threads
 
-from cdopt_tutorial.bench.rows import Measured, Progress, compare, phases
+from cdopt_tutorial.bench import bare
+from cdopt_tutorial.bench.rows import Measured, Progress, against, compare, phases
 from cdopt_tutorial.data.bags import digit_bags
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
 from cdopt_tutorial.hybrid.model import SEMANTICS
@@ -30,8 +31,12 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
         name: partial(_local_figures if name == BASELINE else _figures, job)
         for name, job in variants(smoke).items()
     }
+    steps = SMOKE_STEPS if smoke else STEPS
+    config = HybridConfig(max_steps=steps)
+    timed["bare"] = partial(_bare_figures, config, _program(config))
     turns = range(1, 2 if smoke else TURNS + 1)
-    return compare(timed, turns, progress, UNITS, BASELINE)
+    measured = compare(timed, turns, progress, UNITS, BASELINE)
+    return against(measured, "exact, 2 trainers", "bare", {"step": "s"})
 
 
 def variants(smoke: bool = False) -> dict[str, Job]:
@@ -57,6 +62,25 @@ def _figures(job: Job, turn: int) -> dict[str, float]:
         found["bytes"] = measured_bytes(job)
         found["bytes by arithmetic"] = expected_bytes(job.config, job.data)
     return found
+
+
+def _program(config: HybridConfig) -> str:
+    """The bare one, with as many tokens as the digits' bags have."""
+    batch_size, data = config.batch_size, digit_bags()
+    sizes = data.num_tokens, config.embedding, batch_size
+    more = f"""TOKENS, WIDTH, BATCH_SIZE = {sizes}
+TRAINED, EPOCHS = {config.max_steps * batch_size}, 1
+
+def read_bags():  # what they are takes no time
+    tokens = torch.randint(TOKENS, [TRAINED + 8, 1 + {data.train.lengths[0]}])
+    return torch.cat((tokens[:, :1] % 8, tokens[:, 1:]), dim=1)
+"""
+    return bare.program("bare_hybrid", more)
+
+
+def _bare_figures(config: HybridConfig, program: str, _: int) -> dict[str, float]:
+    step = bare.step_seconds(program, "barrier", WARM_UP)
+    return {"step": step, "samples": config.batch_size / step}
 
 
 def _local_figures(job: Job, _: int) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""The four conversations side by side: speed, time to solve, calls and bytes."""
+"""The four conversations and the bare program: speed, time to solve, calls, bytes."""
 
 from dataclasses import replace
 from functools import partial
 
+from cdopt_tutorial.bench import bare
 from cdopt_tutorial.bench.rows import Measured, Progress, compare
 from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
@@ -10,16 +11,29 @@ from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 SEEDS = range(1, 6)
 SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
+BARE_GOAL = 195  # running reward, after which episodes are long and rates alike
 BASELINE = "per-step"
 UNITS = {"environment steps": "1/s", "time to solve": "s"}
 UNITS |= {"calls": "1/step", "bytes": "B/step"}
 
 
 def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Train every conversation to the end, seed by seed; in a smoke run, not so far."""
+    """Train every conversation to the end, seed by seed; in a smoke run, not so far.
+
+    The bare program ends earlier, by a running reward; it has no seed.
+    """
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
     each = {name: partial(figures, name, max_episodes=limit) for name in CONVERSATIONS}
+    goal = 1 if smoke else BARE_GOAL
+    program = bare.program("bare_reinforce", f"GOAL = {goal}")
+    each["bare"] = partial(bare_figures, program)
     return compare(each, [1] if smoke else SEEDS, progress, UNITS, BASELINE)
+
+
+def bare_figures(program: str, _: int) -> dict[str, float]:
+    """Environment steps per second of the program, from its first to its last."""
+    (times,) = bare.call_times(program, "Agent.report_reward")
+    return {"environment steps": (len(times) - 1) / (times[-1] - times[0])}
 
 
 def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:

@@ -50,6 +50,13 @@ def interleave(variants: Variants, turns: Turns, progress: Progress) -> Values:
     return values
 
 
+def against(measured: Measured, name: str, other: str, units: Units) -> Measured:
+    """The same, and one variant's figures over another's, those that have units."""
+    values = measured[1]["values"]
+    _, *found = rows({other: values[other], name: values[name]}, units, other)
+    return measured[0] + found, measured[1]
+
+
 def phases(run: Callable, job: Any) -> dict[str, float]:
     """Median seconds of each phase of the first trainer's step, from a traced run."""
     trace, seconds = Trace(), {}

@@ -9,10 +9,11 @@ from cdopt_tutorial.commands.common import add_run_flags, write_json
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
     "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
-    "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers, both semantics",
+    "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers, bare",
     "launch": "starting four workers, against torch.multiprocessing.spawn",
-    "reinforce": "chapter 1's four conversations, trained until solved",
-    "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
+    "reinforce": "chapter 1's four conversations, until solved, and its bare program",
+    "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers, bare",
+    "soak": "what is left of launches, commands and kernels that fail or are stopped",
 }
 
 

@@ -1,12 +1,12 @@
 """What the subcommands share: flags, the file of results, and how a run can fail."""
 
 import argparse
+import errno
 import inspect
 import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -118,15 +118,41 @@ def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
 def writable(name: str) -> Path:
     """The path of a file that can be written; tried without writing it."""
     path = Path(name)
-    if path.is_dir():
-        raise UsageError(f"can't write {path}: it is a directory")
     try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-        if path.exists():
-            path.open("a").close()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        if _is_replaced(path):
+            _beside(path).touch()
+            _beside(path).unlink()
+            if path.exists():
+                path.open("a").close()
+        elif path.is_char_device():
+            with path.open("wb", buffering=0) as device:
+                device.write(b"")  # /dev/full does not take even nothing
+        elif not os.access(path, os.W_OK):  # opened, a pipe would end for its reader
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from error
     return path
+
+
+def replaceable(name: str) -> Path:
+    """The same, of a file that another one may replace; a device may not be."""
+    path = writable(name)
+    if not _is_replaced(path):
+        raise UsageError(f"can't write {path}: it is not a regular file")
+    return path
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether a file is written beside its place, and then put there at once."""
+    return path.is_file() or not path.exists()
+
+
+def _beside(path: Path) -> Path:
+    """Where that is; a link goes on to lead to the file."""
+    path = path.resolve()
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
@@ -134,12 +160,15 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     if path is None:
         return
     text = json.dumps(results, indent=2) + "\n"
-    if path.exists() and not path.is_file():  # a pipe, a terminal
+    if not _is_replaced(path):  # a pipe, a terminal
         path.write_text(text)
-    else:
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        return
+    beside = _beside(path)
+    try:
         beside.write_text(text)
-        beside.replace(path)
+        beside.replace(path.resolve())
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def print_difference(difference: float) -> float:

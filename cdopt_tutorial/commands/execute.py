@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args, book, was)
+        execute.open_cache(book, args.device)  # or minutes later there were no place
     done = execute.execute(
         values, project=book, device=args.device, force=args.force, parameters=values
     )

@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         args.num_observers = _num_observers(args.world_size, args.num_observers)
         config = common.read_config(args, ReinforceConfig, SMOKE)
+        reinforce.check(config)
     goal = f"reward threshold of {reinforce.Score.threshold}"
     print(f"This will run until {goal} is reached. Ctrl+C to exit.")
     log = partial(_log, config.log_interval)

@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("--async", dest="sync", action="store_false", help="the same as --no-sync")
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
     keep = "keep checkpoints here"
-    flag("--checkpoint", type=common.writable, metavar="FILE", help=keep)
+    flag("--checkpoint", type=common.replaceable, metavar="FILE", help=keep)
     flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
 
 
@@ -93,6 +93,7 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
 
 
 def _log(_, note: rnn.Progress) -> None:
+    common.check_finite(note.train_loss)  # at once, as in `hybrid`
     if note.valid_loss is not None:
         training = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
         print(f"{training}\tvalidation perplexity {note.perplexity:.1f}", flush=True)

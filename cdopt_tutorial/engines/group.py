@@ -3,37 +3,25 @@
 The parent owns the deadlines: torch's own rendezvous has no useful time-out.
 """
 
-import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import psutil
 
-from cdopt_tutorial.engines import process
+from cdopt_tutorial.engines import forking, process
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.pace import read_pace
-
-# Imported once for all workers; not our own systems, which a reader may edit.
-PRELOAD = (
-    "torch.distributed.rpc",
-    "torch.distributed.optim",
-    "torch._dynamo",  # whoever makes an optimizer imports it, in a second
-    "gymnasium.envs.classic_control",
-    "cdopt.nn",
-    "cloudpickle",
-    "cdopt_tutorial.engines.process",
-    "cdopt_tutorial.engines.fork_server",
-)
 
 CHUNK = 2**20  # bytes to read at once
 TICK = 0.2  # seconds between two looks at the deadlines
@@ -83,19 +71,20 @@ class _Worker:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes that are started here do not run the parent's script once more."""
-    prepared = spawn.get_preparation_data
-
-    def prepare(name: str) -> dict[str, Any]:
-        data = prepared(name)
-        return {key: data[key] for key in data if not key.startswith("init_main")}
-
-    spawn.get_preparation_data = prepare
+def _interrupts_later() -> Iterator[None]:
+    """An interrupt in between is answered at the end, so that nothing is half done."""
+    handler, came = signal.getsignal(signal.SIGINT), []
+    here = threading.current_thread() is threading.main_thread()
+    if not here or not callable(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *args: came.append(args))
     try:
         yield
     finally:
-        spawn.get_preparation_data = prepared
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 class Group:
@@ -111,12 +100,11 @@ class Group:
     def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
         """By name: what the role returned, the record of its calls, bytes received."""
         self._begin = time.monotonic()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOAD))
+        starting = None
         try:
-            with _without_main():
-                for rank, name in enumerate(self._packed):
-                    self._start(context, rank, name)
+            with _interrupts_later():
+                starting = forking.start(self._start_all)
+            self._await_start(starting, min(deadline, join_deadline))
             while not all(worker.settled for worker in self._workers):
                 self._take_messages(TICK)
                 self._look_for_stopped()
@@ -126,14 +114,29 @@ class Group:
                     raise self._cause()
             return {worker.name: worker.done for worker in self._workers}
         finally:
-            self._end()
+            with _interrupts_later():
+                if starting is not None:
+                    self._end(starting)
 
-    def _start(self, context, rank: int, name: str) -> None:
+    def _start_all(self) -> None:
+        for rank, name in enumerate(self._packed):
+            self._start(rank, name)
+
+    def _await_start(self, starting: futures.Future, deadline: float) -> None:
+        """Wait until all have been started; a stopped fork server starts none."""
+        try:
+            starting.result(deadline)
+        except TimeoutError:
+            reason = f"missed the deadline of {deadline:g} s to start"
+            raise WorkerError(self._workers[-1].name, reason) from None
+        forking.check_network(self._workers[0].process.pid)
+
+    def _start(self, rank: int, name: str) -> None:
         # By a file: on a pipe, a worker that is stopped before it reads holds us up.
         self._settings.path(name, "role").write_bytes(self._packed[name])
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = forking.CONTEXT.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
-        child = context.Process(target=process.main, args=args, name=name)
+        child = forking.CONTEXT.Process(target=process.main, args=args, name=name)
         self._workers.append(_Worker(name, child, ours))
         with theirs:  # closed here, or our end would not see the worker go
             try:
@@ -250,20 +253,31 @@ class Group:
             self._take_messages(TICK)
             self._look_for_stopped()
 
-    def _end(self) -> None:
+    def _end(self, starting: futures.Future) -> None:
         """End every process and reap it; workers that are done leave by themselves."""
-        limit = time.monotonic() + EXIT
+        futures.wait([starting], EXIT)
+        if not starting.done():
+            forking.end_server()
+            futures.wait([starting])
         started = [worker for worker in self._workers if worker.process.pid is not None]
-        for worker in started:
-            if worker.phase == "done":
-                worker.process.join(max(0.0, limit - time.monotonic()))
+        _join([worker.process for worker in started if worker.phase == "done"])
         for worker in started:
             _kill(worker.process.pid)
+        if not _join([worker.process for worker in started]):
+            forking.end_server()  # it would tell us that they have ended
         for worker in started:
             worker.process.join()
             worker.process.close()
         for worker in self._workers:
             worker.connection.close()
+
+
+def _join(processes: list[BaseProcess]) -> bool:
+    """Wait for processes to end, all together no longer than EXIT; whether all did."""
+    limit = time.monotonic() + EXIT
+    for each in processes:
+        each.join(max(0.0, limit - time.monotonic()))
+    return all(each.exitcode is not None for each in processes)
 
 
 def _is_stopped(pid: int | None) -> bool:

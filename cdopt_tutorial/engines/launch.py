@@ -1,7 +1,6 @@
 """Start a system of named roles, each in a fresh process, and return their results."""
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from cdopt_tutorial.engines.group import Group
 from cdopt_tutorial.engines.process import Settings
 from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
+from cdopt_tutorial.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ def launch(
     its name. Workers import modules afresh. What a role needs of the notebook or
     script itself is sent by value, to all, so they can call each other with it.
 
+    Workers have a network of their own, in which there is nobody else; set the
+    variable CDOPT_TUTORIAL_NETWORK to "host" before the first run if a role needs the
+    machine's. Where the kernel refuses it, a warning says so once.
+
     Args:
         roles: the workers' names and roles.
         deadline: seconds that the whole run may take.
@@ -72,8 +76,7 @@ def launch(
         raise ValueError("polling is True, but must be False where bytes are counted")
     edited.refuse()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
-    place = {"prefix": "cdopt-tutorial-", "ignore_cleanup_errors": True}
-    with tempfile.TemporaryDirectory(**place) as folder:
+    with scratch() as folder:
         settings = Settings(
             world_size=len(roles),
             folder=folder,

@@ -10,6 +10,7 @@ import pickle
 import sys
 import types
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import cloudpickle
@@ -117,7 +118,19 @@ class _Importable(pickle.Unpickler):
                 f"{name} is defined in {where}, where a worker process can't import "
                 "it: put it into a file or a cell of the notebook, and launch again"
             )
+        for each in accumulate(module.split("."), "{}.{}".format):
+            if _is_being_imported(each):
+                raise _NotImportable(
+                    f"module {each} launches while it is imported, and its workers "
+                    'would do so, too: launch under `if __name__ == "__main__":`'
+                )
         self.modules.add(module)
+
+
+def _is_being_imported(module: str) -> bool:
+    # `import` itself looks there, too, when another thread has begun with it.
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return getattr(spec, "_initializing", False)
 
 
 def _has_source(module: str) -> bool:

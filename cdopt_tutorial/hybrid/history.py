@@ -128,6 +128,11 @@ class Result:
         return [loss / number for loss, number in zip(losses, images, strict=True)]
 
     @property
+    def valid_losses(self) -> list[float]:
+        """Mean loss of the validation images after each epoch, nats."""
+        return [note.valid.loss for note in self.trainers[0].progress]
+
+    @property
     def feasibility(self) -> Feasibility | None:
         """At the end, before the projection; None without constraints."""
         last = self.trainers[0].feasibility

@@ -1,6 +1,5 @@
 """The settings, and the model: a sparse part on the server, a dense one on trainers."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,10 +62,10 @@ class HybridConfig(Settings):
         fits = 0 < self.step_deadline <= DAY
         check(self, "step_deadline", fits, f"above 0, and at most {DAY} (a day)")
         if self.shares is not None:
-            fits = all(0 < share < math.inf for share in self.shares)
+            fits = all(0 < share < 2**63 for share in self.shares)
             fits = fits and len(self.shares) == self.num_trainers
-            each = f"one above 0 for each of {self.num_trainers} trainers"
-            check(self, "shares", fits, each)
+            number = f"each of {self.num_trainers} trainers, and all below 2**63"
+            check(self, "shares", fits, f"one above 0 for {number}")
         object.__setattr__(self, "device", pick_device(self.device))
         if self.constrained == "table":
             check(self, "manifold", self.manifold == "oblique", "oblique on the server")

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.futures import Future
 
+from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.engines import Role, gradients, launch, serve
@@ -58,12 +59,14 @@ class JointStep:
 
     def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
         total: dict[Tensor, Tensor] = {}
-        for context in contexts.values():  # in the trainers' order, whoever came first
+        # In the trainers' order, not as they came: rounding depends on it.
+        for context in contexts.values():
             found = gradients.gradients(context, self._parameters)
             for parameter, gradient in found.items():
                 total[parameter] = total.get(parameter, 0) + gradient
             gradients.forget(context)
-        move(self._optimizer, {p: g / len(contexts) for p, g in total.items()})
+        mean = {p: gradient / len(contexts) for p, gradient in total.items()}
+        move(self._optimizer, mean)
         return dict.fromkeys(contexts)
 
 
@@ -87,7 +90,8 @@ class OriginalStep:
 def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
     """Make the table on ``ps``, and what steps it."""
     table = engine.remote(SERVER, Table, job.data.num_tokens, job.config, job.begin)
-    kind = {"exact": JointStep, "original": OriginalStep}[job.config.semantics]
+    kinds = {"exact": JointStep, "original": OriginalStep}
+    kind = kinds[job.config.semantics]
     return table, engine.remote(SERVER, kind, table, job.config)
 
 
@@ -117,10 +121,10 @@ def loss_factor(batch: Batch, config: HybridConfig) -> float:
 
 def penalty_factor(trainer: int, config: HybridConfig) -> int:
     """What a trainer's penalty is multiplied by, so that it enters a step once."""
-    if config.constrained == "dense":  # DDP takes the mean of all replicas' own
-        return 1
-    if config.constrained is None or trainer > 0:  # the first adds the table's, for all
-        return 0
+    if config.constrained == "dense":
+        return 1  # DDP takes the mean of all replicas' own
+    if config.constrained is None or trainer > 0:
+        return 0  # the first adds the table's, for all
     return config.num_trainers if config.semantics == "exact" else 1
 
 
@@ -159,7 +163,8 @@ class Trainer:
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
             if self.penalty_factor:
-                loss = loss + self.penalty_factor * self.constraints.penalty().to(loss)
+                penalty = self.constraints.penalty().to(loss)
+                loss = loss + self.penalty_factor * penalty
             gradients.backward(context, loss)
             self.update(context)
         return total.item()
@@ -174,7 +179,8 @@ class Trainer:
 
     def update(self, context: gradients.Context) -> None:
         """Move this replica, then the table."""
-        move(self.optimizer, gradients.gradients(context, self.dense.parameters()))
+        found = gradients.gradients(context, self.dense.parameters())
+        move(self.optimizer, found)
         self.table_step.rpc_sync().step(self.task.rank, context)
 
     @torch.no_grad()
@@ -208,18 +214,20 @@ def train(
     record = Recorder(history, trainer.own_constraints, differences)
     limit = config.max_steps or sys.maxsize
     for epoch in range(config.epochs):
-        batches = task.shard.batches(config.batch_size, 1000 * config.seed + epoch)
+        seed = 1000 * config.seed + epoch
+        batches = task.shard.batches(config.batch_size, seed)
         for batch in record(islice(batches, limit - len(history.losses))):
             history.losses.append(trainer.step(batch))
             history.images.append(len(batch.bags))
         barrier()  # every trainer's last step has reached the table
-        valid = trainer.score(task.valid)
+        note = history.report(epoch, trainer.score(task.valid))
         barrier()
-        trainer.engine.report(f"trainer{task.rank}", history.report(epoch, valid))
+        trainer.engine.report(f"trainer{task.rank}", note)
         if len(history.losses) == limit:
             break
     if task.rank == 0:
-        history.test, history.weights = trainer.score(task.test), trainer.weights()
+        history.test = trainer.score(task.test)
+        history.weights = trainer.weights()
     if trainer.constraints is not None:
         history.projected = project(trainer, record, barrier)
     return history
@@ -284,7 +292,15 @@ def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
 
 
 def check(job: Job) -> None:
-    """A ValueError if a share is less than one image, or a parameter does not fit."""
+    """A ValueError if a share is less than one image, or a parameter does not fit.
+
+    Likewise if this machine has no memory for the workers, or the table.
+    """
+    checks.workers(job.config, "num_trainers", others=2)
+    rows, width = job.data.num_tokens, job.config.embedding
+    # With the gradients, which are as large.
+    size = 2 * rows * width * job.config.torch_dtype.itemsize
+    checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
         make(job)

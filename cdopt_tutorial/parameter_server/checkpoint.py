@@ -2,15 +2,21 @@
 
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.parameter_server.model import Hidden, RNNConfig
+from cdopt_tutorial.parameter_server.model import (
+    Hidden,
+    RNNConfig,
+    build_all,
+    check_memory,
+)
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
 MUST_MATCH = (
@@ -80,18 +86,80 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint; a ValueError of one line if there is none to be read."""
+    path = Path(path)
     try:
-        with warnings.catch_warnings():  # of how a foreign pickle was written
-            warnings.simplefilter("ignore", UserWarning)
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        if path.exists() and not path.is_file():
+            raise ValueError("it is a directory, or a device")
+        with path.open("rb") as file:
+            return _checked(_read(file))
     except FileNotFoundError:
         raise ValueError(f"checkpoint {str(path)!r}: there is no such file") from None
-    except OSError as error:
-        raise ValueError(f"checkpoint {str(path)!r}: {error.strerror}") from error
-    except Exception as error:  # torch has no error of its own for a bad file
-        raise ValueError(
-            f"checkpoint {str(path)!r}: it is truncated, or no checkpoint at all"
-        ) from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"checkpoint {str(path)!r}: {why}") from error
+
+
+def _read(file: BinaryIO) -> Any:
+    """What is in a file, if it is what was written."""
+    try:
+        with ZipFile(file) as archive:  # torch does not look at the checksums in it
+            damaged = archive.testzip()
+        file.seek(0)
+        with warnings.catch_warnings():  # of how a foreign pickle was written
+            warnings.simplefilter("ignore", UserWarning)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # neither has an error of its own for a bad file
+        what = "it is damaged or truncated, or no checkpoint at all"
+        raise ValueError(what) from error
+    if damaged is not None:
+        raise ValueError(f"it is damaged: {damaged} is not what was written")
+    return content
+
+
+def _checked(content: Any) -> Checkpoint:
+    """The checkpoint of what a file has, if all of it belongs together."""
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise ValueError(f"checkpoint {str(path)!r}: another program made it")
-    return Checkpoint(**content)
+        raise ValueError("another program made it")
+    names = [each.name for each in fields(Checkpoint)]
+    if odd := set(names) ^ content.keys():
+        raise ValueError(f"{', '.join(sorted(map(str, odd)))}: missing, or not known")
+    found = Checkpoint(**content)
+    fits = _fits(found)
+    for name in names:
+        try:
+            whole = next(fits)
+        except Exception:  # whatever a part of another type leads to
+            whole = False
+        if not whole:
+            raise ValueError(f"its {name} can't be of such a run")
+    return found
+
+
+def _fits(found: Checkpoint) -> Iterator[bool]:
+    """Part by part, whether it can be of a run with these settings and words."""
+    config = RNNConfig(**found.config)
+    yield True
+    yield all(isinstance(word, str) for word in [*found.words])
+    check_memory(len(found.words), config)
+    model = build_all(len(found.words), config)
+    yield _kinds(found.weights) == _kinds(model.state_dict())
+    own = dict(model.named_parameters())
+    known = found.optimizer.keys() in (set(), own.keys())  # for all, or none yet
+    yield known and all(
+        each is None or each.shape in ((), own[name].shape)
+        for name, state in found.optimizer.items()
+        for each in state.values()
+    )
+    for count in (found.epoch, found.window):
+        yield type(count) is int and count >= 0
+    shape = config.num_layers, config.batch_size, config.hidden
+    kinds = [(each.dtype, each.shape) for each in found.hidden]
+    yield kinds == [(config.torch_dtype, shape)] * 2
+    steps = [loss for each in found.losses for loss in each]
+    equal = len({len(each) for each in found.losses}) == 1
+    whole = equal and len(found.losses) == config.num_trainers
+    yield whole and all(isinstance(loss, float) for loss in steps)
+
+
+def _kinds(tensors: Mapping[Any, Tensor]) -> dict[Any, tuple]:
+    return {name: (each.dtype, each.shape) for name, each in tensors.items()}

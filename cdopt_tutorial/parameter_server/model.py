@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.checks import at_least, check, choices, in_memory
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply
@@ -227,6 +227,21 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
                 module = Decoder(vocab_size, config)
     module.to(config.torch_dtype)
     return constrain(module, config) if part == config.constrained else module
+
+
+def num_parameters(vocab_size: int, config: RNNConfig) -> int:
+    """How many numbers the whole model has, the factor of the decoder's rows aside."""
+    wide, hidden = config.embedding, config.hidden
+    first, other = 4 * hidden * (wide + hidden + 2), 8 * hidden * (hidden + 1)
+    lstm = first + (config.num_layers - 1) * other
+    return vocab_size * (wide + hidden + 1) + lstm
+
+
+def check_memory(vocab_size: int, config: RNNConfig) -> None:
+    """A ValueError if a model is larger, with its gradients, than what is free here."""
+    size = 2 * num_parameters(vocab_size, config) * config.torch_dtype.itemsize
+    wide = f"embedding {config.embedding}, hidden {config.hidden}"
+    in_memory(f"a model with {wide} and num_layers {config.num_layers}", size)
 
 
 def build_all(vocab_size: int, config: RNNConfig) -> nn.ModuleDict:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
+from cdopt_tutorial.checks import workers
 from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
@@ -38,6 +39,7 @@ from cdopt_tutorial.parameter_server.model import (
     RNNModel,
     build,
     build_all,
+    check_memory,
 )
 from cdopt_tutorial.training import check_begin
 
@@ -408,14 +410,19 @@ def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[Histor
 
 def run_locally(job: Job) -> History:
     """The same training in this process: one trainer with the whole batch."""
-    check(job)
     alone = replace(job, config=replace(job.config, num_trainers=1))
+    check(alone)
     return train(OneProcess(), 0, alone)
 
 
 def check(job: Job) -> None:
-    """A ValueError if the text is too short, or the checkpoint or ``begin`` unfit."""
+    """A ValueError if the text is too short, or the checkpoint or ``begin`` unfit.
+
+    Likewise if this machine has no memory for the workers, or the model.
+    """
     config, words = job.config, job.corpus.vocabulary.words
+    workers(config, "num_trainers", others=1)
+    check_memory(len(words), config)
     size = config.seq_len, config.batch_size
     train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)
     if job.resume is not None:

@@ -16,6 +16,8 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
     Word vectors and the LSTM's outputs cross, with the cut "logits" these, too, and the
     gradients of all; several trainers pull the LSTM's weights. An index has 8 bytes.
+    The messages around them, 5 to 7 kB a step and trainer whatever the sizes, are not
+    in it: it is right to a per cent from about a megabyte on, not for tiny models.
     """
     tokens = config.seq_len * config.batch_size
     width = config.embedding + config.hidden

@@ -2,7 +2,16 @@
 
 from cdopt_tutorial.plots.curves import bars, learning_curves
 from cdopt_tutorial.plots.landscape import arrows, landscape
+from cdopt_tutorial.plots.panels import panels
 from cdopt_tutorial.plots.pictures import pictures
 from cdopt_tutorial.plots.timeline import timeline
 
-__all__ = ["arrows", "bars", "landscape", "learning_curves", "pictures", "timeline"]
+__all__ = [
+    "arrows",
+    "bars",
+    "landscape",
+    "learning_curves",
+    "panels",
+    "pictures",
+    "timeline",
+]

@@ -61,10 +61,11 @@ def _on_one_grid(
     if log_y and min(min(y) for _, y in seeds) <= 0:
         raise ValueError(f"{name!r} has a y that is not above 0, but log_y is on")
     low, high = max(x[0] for x, _ in seeds), max(x[-1] for x, _ in seeds)
+    # Between its points a curve is straight on the axes that are seen.
+    seen_x, seen_y = (np.log if log else np.asarray for log in (log_x, log_y))
     grid = (np.geomspace if log_x else np.linspace)(low, high, _GRID_POINTS)
-    if log_y:  # between its points a curve is straight on the axis that is seen
-        return grid, np.exp([np.interp(grid, x, np.log(y)) for x, y in seeds])
-    return grid, np.array([np.interp(grid, x, y) for x, y in seeds])
+    lines = [np.interp(seen_x(grid), seen_x(x), seen_y(y)) for x, y in seeds]
+    return grid, np.exp(lines) if log_y else np.array(lines)
 
 
 def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:

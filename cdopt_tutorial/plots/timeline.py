@@ -18,13 +18,17 @@ _UNITS = {"µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @styled
 def timeline(
-    calls: Sequence[Call], *, window: tuple[float, float] | None = None
+    calls: Sequence[Call],
+    *,
+    window: tuple[float, float] | None = None,
+    arrows: bool = True,
 ) -> Figure:
     """Draw who called whom, when, and how long the callee worked on it.
 
     Every worker has a lane; in it, a row per method that it ran for others. A bar is
     the work, in the caller's colour; thin lines are request and response; one along a
-    lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
+    lane is the wait. Without `arrows`, which many calls would hide, there are bars
+    only. `window` is in the unit of the axis. No calls are a ValueError.
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
@@ -46,9 +50,12 @@ def timeline(
     few = len(calls) <= _HEADS_UP_TO
     for caller in callers:
         own = [call for call in calls if call.caller == caller]
-        _draw_calls(ax, own, lanes, bars, lambda t: (t - zero) / ns, few)
+        _draw_bars(ax, own, bars, lambda t: (t - zero) / ns)
+        if arrows:
+            _draw_arrows(ax, own, lanes, bars, lambda t: (t - zero) / ns, few)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
-    handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
+    if arrows:
+        handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
     add_legend(fig, handles, title="called by", title_fontsize=9, alignment="left")
     return fig
 
@@ -79,13 +86,23 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     return lanes, bars
 
 
-def _draw_calls(
+def _draw_bars(ax: Axes, calls: Sequence[Call], bars: dict, at: Callable) -> None:
+    """Draw the work for one caller; `at` gives a time in the unit of the axis."""
+    for call in calls:
+        top, bottom = bars[call.caller, call.callee, call.method]
+        work = (at(call.started), at(call.ended) - at(call.started))
+        ax.broken_barh([work], (top, bottom - top), color=look(call.caller).color)
+
+
+def _draw_arrows(
     ax: Axes, calls: Sequence[Call], lanes: dict, bars: dict, at: Callable, few: bool
 ) -> None:
-    """Draw the calls of one caller; `at` gives a time in the unit of the axis."""
+    """Draw requests, responses and waits of one caller, with heads if they are few."""
     color = look(calls[0].caller).color
     lines, waits, heads = [], [], {"v": [], "^": []}
     for call in calls:
+        if call.caller == call.callee:
+            continue  # its own work: nothing is sent
         top, bottom = bars[call.caller, call.callee, call.method]
         # The edge of the caller's lane that faces the callee's.
         lane, other = lanes[call.caller], lanes[call.callee]
@@ -98,10 +115,8 @@ def _draw_calls(
         waits.append((begin, end))
         heads["v" if down else "^"].append(started)
         heads["^" if down else "v"].append(end)
-        work = (started[0], ended[0] - started[0])
-        ax.broken_barh([work], (top, bottom - top), color=color)
     ax.add_collection(LineCollection(lines, colors=color, lw=0.9 if few else 0.35))
     ax.add_collection(LineCollection(waits, colors=color, lw=1.8))
     if few:
         for marker, points in heads.items():
-            ax.plot(*zip(*points, strict=True), marker, color=color, ms=3.5)
+            ax.plot(*np.reshape(points, (-1, 2)).T, marker, color=color, ms=3.5)

@@ -15,13 +15,28 @@ Figures = Mapping[str, float | str]  # what a chapter claims, by name
 
 
 def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
-    """Read a notebook without its outputs, and set parameters; see `inject`."""
-    notebook = nbformat.read(path, as_version=4)
+    """Read a notebook without its outputs, and set parameters; see `inject`.
+
+    A ValueError if the file is no notebook.
+    """
+    notebook = _read(path)
     for cell in notebook.cells:
         if cell.cell_type == "code":  # else old figures would pass for new ones
             cell.outputs, cell.execution_count = [], None
     if values:
         inject(notebook, values)
+    return notebook
+
+
+def _read(path: Path) -> NotebookNode:
+    content, invalid = path.read_bytes(), {}
+    try:
+        notebook = nbformat.reads(content.decode(), 4, invalid)
+    except Exception as error:  # nbformat has no error of its own for all of these
+        invalid["ValidationError"] = error
+    if invalid:
+        what = "it is no notebook, or it is damaged"
+        raise ValueError(what) from invalid["ValidationError"]
     return notebook
 
 

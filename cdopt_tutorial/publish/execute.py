@@ -8,10 +8,14 @@ import os
 import platform
 import re
 import shutil
+import signal
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,19 +23,23 @@ import nbformat
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
+from jupyter_cache.cache.db import OrmBase
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellControlSignal, DeadKernelError
+from nbclient.exceptions import CellControlSignal
 from nbformat import NotebookNode
+from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.publish.chapter import Figures, claimed, read_chapter
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.scratch import scratch
 
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # What decides a result besides a chapter: files of the package, and libraries.
 _KINDS = (".py", ".mplstyle", ".svg")
 _LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 @dataclass(frozen=True)
@@ -65,22 +73,88 @@ def digest(project: Project, device: str) -> str:
 
 
 def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
-    """Open the cache of results that hold now; keep only the one before it as well."""
+    """Open the cache of results that hold now; keep only the one before it as well.
+
+    What is damaged is made anew, and said. A ValueError names what can't be written.
+    """
     current = project.results / digest(project, device)
-    current.mkdir(parents=True, exist_ok=True)
-    os.utime(current)
-    folders = sorted(project.results.iterdir(), key=lambda f: f.stat().st_mtime)
-    for old in folders[:-2]:
+    try:
+        _make_writable(current, project)
+    except (OSError, sqlite3.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        what = f"can't keep results in {project.relative(current)}"
+        raise ValueError(f"{what}: {why}") from error
+    folders = [each for each in project.results.iterdir() if each.is_dir()]
+    for old in sorted(folders, key=lambda f: f.stat().st_mtime)[:-2]:
         shutil.rmtree(old)
-    return get_cache(current)
+    cache = get_cache(current)
+    OrmBase.metadata.create_all(cache.db)  # of a run that was killed as it did so
+    return cache
+
+
+def _make_writable(folder: Path, project: Project) -> None:
+    """Make a folder for a cache, or see that the one that is there can be used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    tempfile.TemporaryFile(dir=folder).close()
+    index = folder / "global.db"
+    if index.exists():
+        index.open("ab").close()
+        if _is_damaged(index):
+            name = project.relative(index)
+            print(f"{name} was damaged: chapters are run again", flush=True)
+            index.unlink()
+
+
+def _is_damaged(index: Path) -> bool:
+    """Whether a file is no database, or not whole; one in use by others is neither."""
+    try:
+        with closing(sqlite3.connect(index)) as database:
+            return database.execute("pragma quick_check").fetchone() != ("ok",)
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in _DAMAGED:
+            return True
+        raise
 
 
 def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
-    """Return the cached run of a chapter's code, or None if there is none."""
+    """Return the cached run of a chapter's code, or None if there is no whole one."""
     try:
-        return cache.get_cache_bundle(cache.match_cache_notebook(notebook).pk)
+        record = cache.match_cache_notebook(notebook)
     except KeyError:
         return None
+    stored = _stored(cache, record)
+    try:
+        whole = _checksum(stored) == stored.with_name("checksum").read_text()
+    except (OSError, ValueError):
+        whole = False
+    if not whole:
+        print(f"{stored} was damaged: the chapter is run again", flush=True)
+        shutil.rmtree(stored.parent, ignore_errors=True)
+        return None
+    return cache.get_cache_bundle(record.pk)
+
+
+def _stored(cache: JupyterCacheAbstract, record) -> Path:
+    return cache.path / "executed" / record.hashkey / "base.ipynb"
+
+
+def _checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _keep(cache: JupyterCacheAbstract, run: Execution, project: Project) -> Execution:
+    """Keep a run that went through, and a checksum with it; else that is its error."""
+    about = {"execution_seconds": run.seconds}
+    bundle = CacheBundleIn(run.notebook, str(run.path), data=about)
+    try:
+        kept = cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        stored = _stored(cache, kept)
+        stored.with_name("checksum").write_text(_checksum(stored))
+    except Exception as error:  # of the disk, SQLite or SQLAlchemy
+        name, why = project.relative(run.path), str(error).partition("\n")[0]
+        return replace(run, error=f"{name} ran, but its result can't be kept: {why}")
+    return run
 
 
 def execute(
@@ -107,9 +181,7 @@ def execute(
             continue
         done.append(_run(path, chapter, project, device))
         if done[-1].error is None:
-            about = {"execution_seconds": done[-1].seconds}
-            bundle = CacheBundleIn(chapter, str(path), data=about)
-            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+            done[-1] = _keep(cache, done[-1], project)
     return done
 
 
@@ -142,23 +214,37 @@ class _KernelManager(AsyncKernelManager):
 
 def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+    with scratch() as folder:
         # Times would go into the cells' metadata, which the cache hashes.
         options = {"record_timing": False, "coalesce_streams": True}
-        options["resources"] = {"metadata": {"path": scratch}}
+        options["resources"] = {"metadata": {"path": folder}}
         hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}
         client = NotebookClient(notebook, timeout=CELL_TIMEOUT, **options, **hooks)
-        client.kernel_manager_class = _KernelManager
+        connection = str(Path(folder, "kernel.json"))
+        client.km = _KernelManager(connection_file=connection)
         # A reader's own IPython configuration must not change a result.
-        env = {**os.environ, "IPYTHONDIR": scratch, "XDG_RUNTIME_DIR": scratch}
+        env = {**os.environ, "IPYTHONDIR": folder, "XDG_RUNTIME_DIR": folder}
         env["CDOPT_TUTORIAL_DEVICE"] = device
-        try:
-            client.execute(env=env, transport_encryption="auto")
-        except DeadKernelError:
-            # nbclient answers Ctrl-C by stopping the kernel, then finds it dead.
-            if hasattr(client, "_async_cleanup_kernel_future"):
-                raise KeyboardInterrupt from None
-            raise
+        # In a thread, or nbclient would take the process's signals for itself.
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(
+                client.execute,
+                env=env,
+                transport_encryption="auto",
+                preexec_fn=end_with_parent,
+            )
+            try:
+                running.result()
+            except BaseException:
+                kernel = getattr(client.km.provisioner, "process", None)
+                if kernel is not None:
+                    kernel.kill()
+                raise
+
+
+def end_with_parent() -> None:
+    """In a process that was just forked: it ends with the one that has forked it."""
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
 
 
 class _Progress:

@@ -21,18 +21,15 @@ class Reference:
 
     def __init__(self, project: Project) -> None:
         self._path = project.root / "notebooks" / "reference.toml"
-        text = self._path.read_text("utf-8") if self._path.is_file() else ""
         try:
+            text = self._path.read_text("utf-8") if self._path.exists() else ""
             self._table = tomlkit.parse(text)
-        except tomlkit.exceptions.TOMLKitError as error:
+            for chapter, parts in self._table.unwrap().items():
+                _check_chapter(chapter, parts)
+        except (tomlkit.exceptions.TOMLKitError, ValueError, OSError) as error:
+            why = getattr(error, "strerror", None) or error
             name = project.relative(self._path)
-            raise ValueError(f"{name} can't be read: {error}") from error
-        for chapter, parts in self._table.unwrap().items():
-            inner = parts.values() if isinstance(parts, dict) else [parts]
-            if not all(isinstance(part, dict) for part in inner):
-                raise ValueError(f"{chapter}: tables are needed, `smoke` and `figures`")
-            for name, row in parts.get("figures", {}).items():
-                _check(f"{chapter}: {name}", row)
+            raise ValueError(f"{name} can't be read: {why}") from error
 
     def parameters(self, chapter: str, profile: str) -> dict[str, object]:
         """Return what a profile sets in a chapter; a ValueError if it has no such."""
@@ -79,9 +76,22 @@ class Reference:
         self._path.write_text(tomlkit.dumps(self._table), "utf-8")
 
 
+def _check_chapter(chapter: str, parts: object) -> None:
+    """Raise ValueError unless a chapter's parts are tables, of figures in rows."""
+    inner = parts.values() if isinstance(parts, dict) else [parts]
+    if not all(isinstance(part, dict) for part in inner):
+        raise ValueError(f"{chapter}: tables are needed, `smoke` and `figures`")
+    for name, row in parts.get("figures", {}).items():
+        _check(f"{chapter}: {name}", row)
+
+
 def _check(place: str, row: object) -> None:
     """Raise ValueError unless a row has values of profiles and one rule."""
     given = row if isinstance(row, dict) else {}
+    for profile in PROFILES:
+        value = given.get(profile, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"{place}: {profile} is {value!r}: no number, and no text")
     match [each for each in given.items() if each[0] not in PROFILES]:
         case [("within" | "at_most", bool())]:
             pass

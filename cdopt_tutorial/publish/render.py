@@ -9,7 +9,12 @@ from pathlib import Path
 import yaml
 
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
-from cdopt_tutorial.publish.execute import find_result, fingerprint, open_cache
+from cdopt_tutorial.publish.execute import (
+    end_with_parent,
+    find_result,
+    fingerprint,
+    open_cache,
+)
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
 
@@ -31,8 +36,8 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     config = _config(project, device)
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, _sources(project.root), (config, VERSION))
-    stamp, index = project.build / "render.stamp", project.html / "index.html"
-    if stamp.is_file() and stamp.read_text() == name and index.is_file():
+    stamp = project.build / "render.stamp"
+    if stamp.is_file() and stamp.read_bytes() == _stamp(name, project.html):
         return False
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
@@ -43,8 +48,15 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
-    stamp.write_text(name)
+    stamp.write_bytes(_stamp(name, project.html))
     return True
+
+
+def _stamp(name: str, html: Path) -> bytes:
+    """What the pages were made from, and every file of theirs, to notice a loss."""
+    files = sorted(file for file in html.rglob("*") if file.is_file())
+    sizes = (f"{file.stat().st_size} {file.relative_to(html)}" for file in files)
+    return "\n".join([name, *sizes]).encode()
 
 
 def _sources(root: Path) -> list[Path]:
@@ -80,8 +92,9 @@ def _run_builder(project: Project, config: Path) -> None:
     command = [sys.executable, "-c", _BUILDER, "build", root, "--path-output", root]
     command += ["--config", config, "--toc", root / "_toc.yml"]
     command += ["-W", "-n", "--keep-going"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=root, encoding="utf-8", **pipes) as process:
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}
+    with subprocess.Popen(command, **how) as process:
         for line in process.stdout:
             lines.append(re.sub(r"\x1b\[[0-9;]*[mK]", "", line).rstrip())
             step = re.match(r"(reading|writing) \w+\.{3} \[ *(\d+)%\] (\S+)", lines[-1])

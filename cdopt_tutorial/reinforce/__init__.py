@@ -9,6 +9,7 @@ from cdopt_tutorial.reinforce.system import (
     Round,
     Score,
     Training,
+    check,
     run,
     run_agent,
     run_locally,
@@ -16,6 +17,6 @@ from cdopt_tutorial.reinforce.system import (
 
 __all__ = [
     "CONVERSATIONS", "Agent", "Episodes", "Observer", "Policy", "ReinforceConfig",
-    "Round", "Score", "Training", "discounted_returns", "run", "run_agent",
+    "Round", "Score", "Training", "check", "discounted_returns", "run", "run_agent",
     "run_locally",
 ]  # fmt: skip

@@ -30,6 +30,9 @@ from cdopt_tutorial.reinforce.learner import (
 ENVIRONMENT = "CartPole-v1"
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
+# Bytes that an episode in one environment takes: no pole falls in fewer than 8 steps,
+# and of each the state, the action and the reward are noted.
+EPISODE = 8 * (STATE_SIZE * 4 + 8 + 4)
 
 # One environment where every step is a round trip, many where one serves them all.
 DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
@@ -64,9 +67,10 @@ class ReinforceConfig:
             object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
         checks.at_least(self, 1, "num_observers", "num_envs", "hidden")
         checks.at_least(self, 1, "max_episodes", "log_interval")
-        checks.at_least(self, 0, "seed")
+        seeds = "at least 0 and below 2**64"
+        checks.check(self, "seed", 0 <= self.seed < 2**64, seeds)
         checks.check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
-        checks.check(self, "lr", self.lr > 0, "above 0")
+        checks.learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
     def seed_of(self, observer: int, purpose: str) -> int:
@@ -358,11 +362,20 @@ def run_agent(engine: OneProcess | TorchRPC, config: ReinforceConfig) -> Trainin
     return Training(score, rounds, agent.weights())
 
 
+def check(config: ReinforceConfig) -> None:
+    """A ValueError if this machine has no memory for the workers, or their episodes."""
+    checks.workers(config, "num_observers", others=1)
+    number = config.num_observers * config.num_envs
+    checks.in_memory(f"a round in {number} environments", number * EPISODE)
+
+
 def run(config: ReinforceConfig, **options: Any) -> Training:
     """Train over RPC: an agent and its observers, each in a process of its own.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`.
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    where :func:`check` refuses the config, a WorkerError if a worker failed.
     """
+    check(config)
     # The agent learns while the observers wait, so the cores are its own.
     threads = psutil.cpu_count()
     roles = {"agent": Role(run_agent, (TorchRPC(), config), num_threads=threads)}

@@ -13,10 +13,15 @@ from cdopt_tutorial.reinforce.system import ENVIRONMENT
 
 SEED = 0  # of the episode
 EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second
+PAUSE = 25  # pictures for which a film rests on its last one before it begins again
+DIVIDER = 4  # columns between two films, of a grey that is seen beside white and black
 
 
 def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
-    """Pictures of a policy's episode, (200, 300, 3) uint8 each; called by chapter 1."""
+    """Pictures of a policy's episode, (200, 300, 3) uint8 each; called by chapter 1.
+
+    An episode that counts ends when the pole leans by 12°; here it falls to the side.
+    """
     # gymnasium draws with pygame, which greets on stdout and looks for a screen.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -24,6 +29,7 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
     policy.load_state_dict(weights)
     actor = Actor(policy, SEED)
     env = gymnasium.make(ENVIRONMENT, render_mode="rgb_array")
+    env.unwrapped.theta_threshold_radians = np.pi / 2
     state, _ = env.reset(seed=SEED)
     pictures, over, step = [], False, 0
     while not over:
@@ -36,10 +42,18 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
 
 
 def side_by_side(left: list[NDArray], right: list[NDArray]) -> list[NDArray]:
-    """One film of two; the one that is over first stands still on its last picture."""
+    """One film of two, as long as the longer one; the other begins again and again."""
     length = max(len(left), len(right))
-    both = (film + [film[-1]] * (length - len(film)) for film in (left, right))
-    return [np.concatenate(pair, axis=1) for pair in zip(*both, strict=True)]
+    between = np.full((left[0].shape[0], DIVIDER, 3), 128, dtype=np.uint8)
+    return [
+        np.concatenate([_picture(left, i), between, _picture(right, i)], axis=1)
+        for i in range(length)
+    ]
+
+
+def _picture(film: list[NDArray], time: int) -> NDArray:
+    """The picture of a film that rests at its end, and begins again."""
+    return film[min(time % (len(film) + PAUSE), len(film) - 1)]
 
 
 def _halve(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

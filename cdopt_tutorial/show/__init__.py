@@ -165,7 +165,7 @@ def _inline(svg: str, width: float, alt: str) -> str:
 def video(
     frames: Sequence[np.ndarray], *, fps: int, label: str, caption: str, poster: int
 ) -> HTML:
-    """Show frames, (height, width, 3) of uint8, as a video that plays offline.
+    """Show frames, (height, width, 3) of uint8, as an offline video that loops.
 
     The frame of index `poster` is shown before it plays. `label`, which can't be empty,
     says what it shows, for those who can't see it. Other frames are a ValueError.
@@ -180,7 +180,7 @@ def video(
     picture = base64.b64encode(still.getvalue()).decode()
     film = base64.b64encode(_mp4(frames, fps)).decode()
     element = (
-        f'<video controls playsinline muted aria-label="{escape(label)}" '
+        f'<video controls loop playsinline muted aria-label="{escape(label)}" '
         f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
         f'width="{width}" height="{height}" src="data:video/mp4;base64,{film}"></video>'
     )

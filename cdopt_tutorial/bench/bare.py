@@ -1,0 +1,92 @@
+"""The bare programs of chapters 1, 2 and 5: in plain torch, from their notebooks."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+
+from cdopt_tutorial.publish.project import this_project
+
+CHAPTERS = {
+    "bare_reinforce": "01_reinforce",
+    "bare_rnn": "02_parameter_server",
+    "bare_hybrid": "05_ddp_rpc",
+}
+_MAIN = '\nif __name__ == "__main__":\n'
+
+# Behind a program's own definitions: each worker prints when a function was called.
+_TIMED = """
+import time
+_calls, _function, _run_worker = [], {function}, run_worker
+
+def _called(*args, **kwargs):
+    _calls.append(time.perf_counter())
+    return _function(*args, **kwargs)
+
+def run_worker(*args):
+    _run_worker(*args)
+    if _calls:
+        print("called at", *_calls)
+
+{function} = _called
+"""
+
+
+def program(name: str, more: str = "") -> str:
+    """The text of a program, with more code behind its definitions.
+
+    ValueError if no cell of its chapter writes it, or it does not end with its start.
+    """
+    path = this_project().root / "notebooks" / f"{CHAPTERS[name]}.ipynb"
+    first = f"%%writefile {name}.py\n"
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    found = [source[len(first) :] for source in cells if source.startswith(first)]
+    if len(found) != 1 or found[0].count(_MAIN) != 1:
+        what = "in one cell, with one start" if found else "in a cell"
+        raise ValueError(f"{path.name} has no {name}.py {what}")
+    text = found[0].rstrip("\n") + "\n"
+    return extend(text, more) if more else text
+
+
+def extend(text: str, more: str) -> str:
+    """A program with more code behind its definitions, and before its start."""
+    return text.replace(_MAIN, f"\n{more}\n{_MAIN}")
+
+
+def write(folder: Path, name: str, more: str = "") -> Path:
+    """Write a program into a folder; its path."""
+    path = folder / f"{name}.py"
+    path.write_text(program(name, more))
+    return path
+
+
+def alone() -> dict[str, str]:
+    """An environment in which a program finds what is installed, and no path."""
+    return {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+
+
+def call_times(text: str, function: str) -> list[list[float]]:
+    """Run a program by itself: the seconds at which each worker called a function.
+
+    Of the workers that called it, in no order. CalledProcessError if the program fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "bare.py")
+        path.write_text(extend(text, _TIMED.format(function=function)))
+        command = [sys.executable, str(path)]
+        options = {"cwd": folder, "env": alone(), "text": True, "check": True}
+        done = subprocess.run(command, stdout=subprocess.PIPE, **options)
+    times = [line.split() for line in done.stdout.splitlines() if "called at" in line]
+    return [[float(time) for time in words[2:]] for words in times]
+
+
+def step_seconds(text: str, function: str, warm_up: int) -> float:
+    """The slowest worker's median seconds from call to call, after a warm-up."""
+    times = call_times(text, function)
+    steps = [[after - before for before, after in pairwise(each)] for each in times]
+    return max(statistics.median(each[warm_up:]) for each in steps)

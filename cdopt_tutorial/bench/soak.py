@@ -1,0 +1,151 @@
+"""What is left of many runs that succeed, fail and are stopped at any moment."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from jupyter_client.manager import start_new_kernel
+
+from cdopt_tutorial.bench.rows import Measured, Progress, Row
+from cdopt_tutorial.engines import Role, WorkerError, launch, serve
+from cdopt_tutorial.scratch import PREFIX
+
+COMMANDS = ("reinforce", "rnn", "hybrid", "bench launch", "execute --force")
+STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+SECONDS = 8.0  # of a command, or of two launches, within which it is stopped
+GONE = 5.0  # seconds after which nothing of a stopped run may be left
+
+CELLS = (
+    "from cdopt_tutorial.engines import Role, launch, serve",
+    'launch({"a": Role(serve), "b": Role(serve)})',  # interrupted
+    'launch({"a": Role(serve), "b": Role(serve)})',
+)
+
+
+def measure(progress: Progress, smoke: bool = False) -> Measured:
+    """Disturb runs 50 times in each way, or twice, and count what is left."""
+    times = 2 if smoke else 50
+    launch({"worker": Role(serve)})  # the fork server stays
+    measured, wrong, before = [], {}, _left()
+    for name, disturb in WAYS.items():
+        progress(f"{name}, {times} times")
+        told = [disturb((number + 0.5) / times) for number in range(times)]
+        wrong[name] = [each for each in told if each]
+        row = f"{name}: not as promised"
+        measured.append(Row(row, len(wrong[name]), f"of {times}", row, 1.0))
+        for figure, value in _left().items():
+            share = value / before[figure] if before[figure] else 1.0 + value
+            against = f"before: {figure}"
+            measured.append(Row(f"{name}: {figure}", value, "", against, share))
+    return measured, {"before": before, "wrong": wrong}
+
+
+def _left() -> dict[str, float]:
+    """What there is of this process and below it, and of anybody's folders."""
+    own = psutil.Process()
+    return {
+        "memory in MB": own.memory_info().rss / 2**20,
+        "open files": own.num_fds(),
+        "threads": own.num_threads(),
+        "processes below": len(own.children(recursive=True)),
+        "folders": len(list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))),
+    }
+
+
+def _launch(function: Callable, expected: str) -> Callable[[float], str]:
+    def disturb(_: float) -> str:
+        try:
+            launch({"worker": Role(function), "other": Role(serve)})
+        except WorkerError as error:
+            return "" if error.headline == expected else error.headline
+        return "" if not expected else "it succeeded"
+
+    return disturb
+
+
+def _interrupted_launch(moment: float) -> str:
+    """A launch that is interrupted; then the next one must do."""
+    with _interrupts():
+        timer = threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            launch({"worker": Role(time.sleep, (2.0,)), "other": Role(serve)})
+        except KeyboardInterrupt:
+            return _launch(serve, "")(moment)
+    return "it was not interrupted"
+
+
+@contextmanager
+def _interrupts():
+    """As in a script of one's own, where an interrupt is an exception."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _stopped_command(moment: float) -> str:
+    """A command, each in its turn, that a signal ends: one line, its code, no more."""
+    number = int(moment * 1e6)
+    command = COMMANDS[number % len(COMMANDS)].split()
+    stop = list(STOPS)[number % len(STOPS)]
+    arguments = [sys.executable, "-m", "cdopt_tutorial.cli", *command]
+    # Not before Python runs our code, which takes it a tenth of a second.
+    begun = time.monotonic() + 0.15 + moment * SECONDS
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(arguments, **pipes) as process:
+        time.sleep(max(0.0, begun - time.monotonic()))
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(stop)
+        error = process.communicate()[1]
+    left = psutil.wait_procs(below, GONE)[1]
+    told = re.fullmatch(r"cdopt-tutorial: [\w ]+\n", error)
+    if told and process.returncode == STOPS[stop] and not left:
+        return ""
+    return f"{command} {stop.name}: {process.returncode}, left {left}, said {error}"
+
+
+def _interrupted_kernel(moment: float) -> str:
+    """A kernel that is interrupted in its first launch; the next one must do."""
+    manager, client = start_new_kernel(stderr=subprocess.DEVNULL)
+    try:
+        for cell in CELLS:
+            timer = threading.Timer(moment * SECONDS / 2, manager.interrupt_kernel)
+            if cell is CELLS[1]:
+                timer.start()
+            reply = client.execute_interactive(
+                cell, output_hook=lambda _: None, timeout=60
+            )
+            timer.cancel()
+        return reply["content"].get("evalue", "")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def _fails() -> None:
+    raise ValueError("as it should")
+
+
+def _dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+WAYS = {
+    "a launch that succeeds": _launch(serve, ""),
+    "a worker that raises": _launch(_fails, "worker raised ValueError"),
+    "a worker that is killed": _launch(_dies, "worker was killed by SIGKILL"),
+    "an interrupted launch": _interrupted_launch,
+    "a stopped command": _stopped_command,
+    "an interrupted kernel": _interrupted_kernel,
+}

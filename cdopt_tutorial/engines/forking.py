@@ -1,0 +1,106 @@
+"""How processes are started: forked from a server that no interrupt reaches."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker, spawn
+from typing import Any
+
+from cdopt_tutorial.own_network import VARIABLE
+from cdopt_tutorial.scratch import of_process
+
+# Imported once for all workers; not our own systems, which a reader may edit.
+PRELOAD = (
+    "cdopt_tutorial.fork_server",  # first: it needs a process without threads
+    "torch.distributed.rpc",
+    "torch.distributed.optim",
+    "torch._dynamo",  # whoever makes an optimizer imports it, in a second
+    "gymnasium.envs.classic_control",
+    "cdopt.nn",
+    "cloudpickle",
+    "cdopt_tutorial.engines.process",
+)
+
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def start(start_all: Callable[[], None]) -> Future:
+    """Start processes in a thread of their own, which a server that is stopped holds.
+
+    An interrupt in between would leave a start half done.
+    """
+    CONTEXT.set_forkserver_preload(list(PRELOAD))
+    thread = ThreadPoolExecutor(1)
+    starting = thread.submit(_start, start_all)
+    thread.shutdown(wait=False)
+    return starting
+
+
+def _start(start_all: Callable[[], None]) -> None:
+    resource_tracker.ensure_running()  # it would unblock them again
+    # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _socket_in(of_process(os.getpid())):
+        forkserver.ensure_running()
+    with _without_main():
+        start_all()
+
+
+@contextmanager
+def _socket_in(folder: str) -> Iterator[None]:
+    """The fork server's socket is made there, and swept should we be killed."""
+    config = multiprocessing.current_process()._config
+    before = dict(config)
+    config["tempdir"] = folder
+    try:
+        yield
+    finally:
+        config.clear()
+        config.update(before)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that are started here do not run the parent's script once more."""
+    prepared = spawn.get_preparation_data
+
+    def prepare(name: str) -> dict[str, Any]:
+        data = prepared(name)
+        return {key: data[key] for key in data if not key.startswith("init_main")}
+
+    spawn.get_preparation_data = prepare
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = prepared
+
+
+def end_server() -> None:
+    """End the fork server, which is stopped; the next run starts a new one."""
+    server = forkserver._forkserver
+    os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
+
+
+def check_network(pid: int) -> None:
+    """Warn, once, if a worker is in the machine's network, and not by choice."""
+    if os.environ.get(VARIABLE) != "host" and _network(pid) == _network("self"):
+        _warn()
+
+
+def _network(pid: int | str) -> int | None:
+    """Which network a process is in; None if its user may not know."""
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    return None
+
+
+@functools.cache  # once
+def _warn() -> None:
+    text = "workers share this machine's network: see the page 'Who can reach a run'"
+    warnings.warn(text, stacklevel=1)

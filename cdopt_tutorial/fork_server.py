@@ -1,0 +1,19 @@
+"""Imported by the fork server alone, and first: what it does before all else.
+
+It moves, and so the workers that it starts, into a network of their own while it has
+no threads yet. And it goes with its parent at once: a worker that is stopped ends only
+with the server, which Python would take seconds to end.
+"""
+
+import atexit
+import os
+import signal
+
+from cdopt_tutorial import own_network
+
+if os.environ.get(own_network.VARIABLE) != "host" and own_network.is_allowed():
+    own_network.enter()
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # noqa: E402 (has threads)
+
+_prctl_pr_set_pdeathsig(signal.SIGCONT)  # or a stopped server would stay
+atexit.register(os._exit, 0)

@@ -1,0 +1,132 @@
+"""How fast each conversation is, by its environments and by what their steps cost."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium.vector import VectorEnv, VectorWrapper
+from numpy.typing import NDArray
+from torch.futures import Future
+
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.attach import wrap
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.reinforce.system import Observer, ReinforceConfig, run_agent
+
+ONE_PROCESS = "one process"
+NUM_OBSERVERS = 2
+
+Speeds = dict["Job", list[float]]  # environment steps per second, in each repeat
+Curve = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run whose speed is measured, with two observers, or in one process.
+
+    One process has the environments of both observers, and no RPC.
+    """
+
+    name: str  #: of a conversation, or "one process"
+    num_envs: int = 1  #: environments of each observer
+    cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
+    rounds: int = 5  #: of an episode in every environment
+
+    @property
+    def config(self) -> "_Config":
+        """What the agent and its observers are given."""
+        total = NUM_OBSERVERS * self.num_envs
+        split = {"num_observers": NUM_OBSERVERS, "num_envs": self.num_envs}
+        if self.name == ONE_PROCESS:
+            split = {"num_observers": 1, "num_envs": total}
+        talk = "per-step" if self.name == ONE_PROCESS else self.name
+        limit = total * self.rounds
+        return _Config(talk, max_episodes=limit, cost=self.cost_ms / 1000, **split)
+
+
+@dataclass(frozen=True)
+class _Config(ReinforceConfig):
+    cost: float = 0.0
+
+
+def measure(jobs: Sequence[Job], *, repeats: int, polling: bool) -> Speeds:
+    """Time jobs in one launch; called by chapter 1.
+
+    They take turns, so that a slow second hits all alike. `polling` is that of
+    :func:`~cdopt_tutorial.engines.launch.launch`.
+    """
+    roles = {"agent": Role(_measure, (jobs, repeats))}
+    roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}
+    options = {"rpc_threads": 2, "polling": polling, "attach": _attach}
+    return launch(roles, **options)["agent"]
+
+
+def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curve]]:
+    """The speeds over a field of the jobs, a curve per repeat, by the jobs' names."""
+    names = dict.fromkeys(job.name for job in speeds)
+    points = {name: [job for job in speeds if job.name == name] for name in names}
+    return {
+        name: [
+            ([getattr(job, x) for job in jobs], list(repeat))
+            for repeat in zip(*(speeds[job] for job in jobs), strict=True)
+        ]
+        for name, jobs in points.items()
+    }
+
+
+def _measure(jobs: Sequence[Job], repeats: int) -> Speeds:
+    """The agent's role: all jobs, one after another, again and again."""
+    speeds: Speeds = {job: [] for job in jobs}
+    for _ in range(repeats):
+        for job in jobs:
+            engine = OneThread() if job.name == ONE_PROCESS else TorchRPC()
+            score = run_agent(engine, job.config).score
+            speeds[job].append(score.env_steps / score.seconds)
+    return speeds
+
+
+class OneThread(OneProcess):
+    """The engine of one process, where observers play one after another.
+
+    Threads would take turns at Python's lock, and cost more than they gain.
+    """
+
+    def remote(self, worker: str, make: Callable, *args: Any) -> "_AtOnce":
+        return _AtOnce(make(*args))
+
+
+class _AtOnce(LocalRef):
+    def rpc_async(self, timeout: float = 0) -> "_AtOnce":
+        return self
+
+    def run_episode(self, agent_rref: LocalRef) -> Future:
+        future: Future = Future()
+        future.set_result(self.local_value().run_episode(agent_rref))
+        return future
+
+
+def _attach() -> None:
+    wrap(Observer.__init__, _with_cost)
+
+
+def _with_cost(make: Any, observer: Observer, number: int, config: _Config) -> None:
+    make(observer, number, config)
+    observer._env = _Slow(observer._env, config.cost)
+
+
+class _Slow(VectorWrapper):
+    """Environments whose steps take longer, one after another."""
+
+    def __init__(self, env: VectorEnv, cost: float):
+        super().__init__(env)
+        self._seconds = cost * env.num_envs
+
+    def step(self, actions: NDArray) -> tuple:
+        # Holds its core, as a simulator does; a sleep would leave it to others.
+        end = time.perf_counter() + self._seconds
+        while time.perf_counter() < end:
+            pass
+        return self.env.step(actions)

@@ -1,0 +1,73 @@
+"""Another user of the machine, who attacks the workers of a run; see test_network.py.
+
+It becomes nobody. For each line of its input, ports and names of Unix sockets, it tries
+them all, and writes as JSON which of them it reached.
+"""
+
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import TensorPipeAgent, TensorPipeRpcBackendOptions, api
+
+NOBODY = 65534
+SECONDS = 1.0
+
+
+def forge(ports, mark):
+    """Call a function on every port, as a member of a group that nobody has formed."""
+    store = dist.HashStore()
+    for rank, port in enumerate(ports, start=1):
+        store.set(f"names/{rank}", f"victim{port}")
+        store.set(f"addrs/victim{port}", f"uv://127.0.0.1:{port}")
+    # Only by sockets: what polls listens there, too.
+    options = TensorPipeRpcBackendOptions(
+        init_method="", _transports=["uv"], _channels=["basic"]
+    )
+    agent = TensorPipeAgent(store, "intruder", 0, len(ports) + 1, options, {}, [])
+    api._init_rpc_states(agent)
+    torch.distributed.autograd._init(0)
+    calls = [
+        rpc.rpc_async(
+            f"victim{port}", os.system, (f"id -u > {mark}/{port}",), timeout=SECONDS
+        )
+        for port in ports
+    ]
+    for call in calls:
+        with suppress(RuntimeError):
+            call.wait()
+
+
+def reaches(family, address):
+    """Whether bytes that nobody expects arrive there."""
+    with socket.socket(family) as caller, suppress(OSError):
+        caller.settimeout(SECONDS)
+        caller.connect(address)
+        caller.sendall(b"\xff" * 64)
+        return True
+    return False
+
+
+def main():
+    torch.set_num_threads(1)
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    for line in sys.stdin:
+        ports, names = json.loads(line)
+        if os.fork() == 0:  # a process can have one agent only
+            forge(ports, sys.argv[1])
+            os._exit(0)
+        os.wait()
+        reached = [p for p in ports if reaches(socket.AF_INET, ("127.0.0.1", p))]
+        reached += [n for n in names if reaches(socket.AF_UNIX, "\0" + n)]
+        print(json.dumps(reached), flush=True)
+
+
+if __name__ == "__main__":
+    main()

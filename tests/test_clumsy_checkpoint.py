@@ -1,0 +1,143 @@
+"""Checkpoints that are damaged, or of no such run: refused in one line."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from clumsy import ends
+
+from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint, run_locally
+
+DAMAGED = "checkpoint ...: it is damaged or truncated, or no checkpoint at all"
+PART = "checkpoint ...: its {} can't be of such a run"
+KEY = "checkpoint ...: {}: missing, or not known"
+# What a checkpoint's parts are set to; None takes a part away.
+NAMES = "config words weights optimizer epoch window hidden losses".split()
+PARTS = {
+    **{f"no {name}": ({name: None}, KEY.format(name)) for name in NAMES},
+    "one more": ({"more": 1}, KEY.format("more")),
+    "config: a list": ({"config": [1]}, PART.format("config")),
+    "config: unknown": ({"config": {"colour": "red"}}, PART.format("config")),
+    "config: no width": ({"config": {"hidden": -1}}, PART.format("config")),
+    "words: numbers": ({"words": [1, 2]}, PART.format("words")),
+    "words: none": ({"words": 3}, PART.format("words")),
+    "words: fewer": ({"words": ["a"]}, PART.format("weights")),
+    "weights: a list": ({"weights": [1]}, PART.format("weights")),
+    "weights: none": ({"weights": {}}, PART.format("weights")),
+    "weights: numbers": ({"weights": {"a": 1.0}}, PART.format("weights")),
+    "optimizer: a list": ({"optimizer": [1]}, PART.format("optimizer")),
+    "optimizer: others": ({"optimizer": {"a": {}}}, PART.format("optimizer")),
+    "epoch: a text": ({"epoch": "1"}, PART.format("epoch")),
+    "epoch: negative": ({"epoch": -1}, PART.format("epoch")),
+    "window: a fraction": ({"window": 0.5}, PART.format("window")),
+    "hidden: one": ({"hidden": (torch.zeros(1, 4, 5),)}, PART.format("hidden")),
+    "hidden: other": ({"hidden": (torch.zeros(1, 4, 6),) * 2}, PART.format("hidden")),
+    "losses: none": ({"losses": []}, PART.format("losses")),
+    "losses: texts": ({"losses": [["a"]]}, PART.format("losses")),
+    "losses: of two": ({"losses": [[1.0], [1.0]]}, PART.format("losses")),
+}  # fmt: skip
+FOREIGN = "checkpoint ...: another program made it"
+FLIPPED = "checkpoint ...: it is damaged: ... is not what was written"
+OTHER_TEXT = "the checkpoint is of another text: ..."
+OTHER_MODEL = "the checkpoint has hidden 5, but 6 was asked for"
+LOCKED = "checkpoint ...: Permission denied"
+LINES = [
+    *(line for _, line in PARTS.values()), DAMAGED, FOREIGN, FLIPPED, OTHER_TEXT,
+    OTHER_MODEL, LOCKED,
+]  # fmt: skip
+
+CONFIG = RNNConfig(embedding=6, hidden=5, seq_len=7, batch_size=4, max_steps=1)
+FLAGS = "--embedding 6 --hidden 5 --seq-len 7 --batch-size 4 --max-steps 1"
+
+
+class TestCheckpoint:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def saved(cls, tmp_path_factory) -> Path:
+        file = tmp_path_factory.mktemp("saved") / "file"
+        corpus = Grammar(num_words=9, branching=3).corpus(561, 100)
+        run_locally(Job(CONFIG, corpus, keep=file))
+        return file
+
+    @pytest.fixture
+    def refused(self, tmp_path, capsys):
+        text = tmp_path / "text"
+        text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+
+        def refused(file, line):
+            ends(f"rnn --corpus {text} {FLAGS} --resume {file}", line, 2, capsys)
+
+        return refused
+
+    @pytest.mark.parametrize("case", PARTS)
+    def test_whose_parts_do_not_belong_together(self, case, saved, refused, tmp_path):
+        content = torch.load(saved) | PARTS[case][0]
+        content = {name: part for name, part in content.items() if part is not None}
+        torch.save(content, tmp_path / "file")
+        refused(tmp_path / "file", PARTS[case][1])
+
+    @pytest.mark.parametrize("name", ["weights", "optimizer"])
+    @pytest.mark.parametrize("how", ["one lost", "another shape", "another type"])
+    def test_whose_tensors_are_others(self, name, how, saved, refused, tmp_path):
+        content = torch.load(saved)
+        part = content[name]
+        first = next(iter(part))
+        state = part if name == "weights" else part[first]
+        key = first if name == "weights" else "exp_avg"
+        match how:
+            case "one lost":
+                del part[first]
+            case "another shape":
+                state[key] = torch.zeros(2, 2)
+            case "another type":
+                state[key] = "a text"
+        torch.save(content, tmp_path / "file")
+        refused(tmp_path / "file", PART.format(name))
+
+    def test_of_someone_else(self, saved, refused, as_another):
+        with as_another(saved.parent):
+            refused(saved, LOCKED)
+
+    def test_of_another_program(self, refused, tmp_path):
+        torch.save([1, 2], tmp_path / "file")
+        refused(tmp_path / "file", FOREIGN)
+        (tmp_path / "file").write_bytes(pickle.dumps({"epoch": 1}))
+        refused(tmp_path / "file", DAMAGED)
+
+    def test_of_another_run(self, saved, refused):
+        refused(saved, OTHER_TEXT)
+
+    def test_of_another_model(self, saved):
+        found = checkpoint.load(saved)
+        with pytest.raises(ValueError) as caught:
+            found.fits(replace(CONFIG, hidden=6), found.words, windows=100)
+        assert str(caught.value) == OTHER_MODEL
+
+    def test_with_a_flipped_byte_in_its_weights(self, saved, refused, tmp_path):
+        content = bytearray(saved.read_bytes())
+        weight = torch.load(saved)["weights"]["decoder.decoder.weight"]
+        at = content.index(weight.numpy().tobytes())
+        content[at] ^= 1
+        (tmp_path / "file").write_bytes(content)
+        refused(tmp_path / "file", FLIPPED)
+
+    def test_with_any_flipped_byte_is_refused_or_the_same(self, saved, tmp_path):
+        content, file = saved.read_bytes(), tmp_path / "file"
+        whole = checkpoint.load(saved)
+        for at in range(0, len(content), len(content) // 200):
+            file.write_bytes(
+                content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+            )
+            try:
+                found = checkpoint.load(file)
+            except ValueError as error:
+                assert "\n" not in str(error) and str(file) in str(error)
+                continue
+            assert vars(found).keys() == vars(whole).keys()
+            for name, weight in whole.weights.items():
+                assert torch.equal(found.weights[name], weight)
+            for name in ("config", "words", "epoch", "window", "losses"):
+                assert getattr(found, name) == getattr(whole, name)

@@ -1,0 +1,265 @@
+"""Clumsy input: refused in one line before anything starts; nothing is left."""
+
+import importlib
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import pytest
+import torch
+from clumsy import ends, pattern, read_cases
+
+from cdopt_tutorial.checks import LARGEST_LR
+from cdopt_tutorial.engines import Role, edited, group, launch
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig, build_all
+from cdopt_tutorial.parameter_server.model import num_parameters
+from cdopt_tutorial.reinforce import ReinforceConfig
+
+MEMORY = "takes at least ... MB, but ... MB of memory are free here"
+WORKERS = "a worker takes at least 24 MB, and ... MB are free"
+SEED = 2**64
+
+# TMP is an empty folder, TEXT a short corpus.
+CASES = read_cases(f"""
+reinforce --num-observers 1000000000
+reinforce --world-size 1000000001
+    num_observers is 1000000000, but must be at most ... here: {WORKERS}
+reinforce --num-observers {SEED}
+    num_observers is {SEED}, but must be below 2**63
+reinforce --num-observers 0
+    num_observers is 0, but must be at least 1
+reinforce --world-size 4 --num-observers 2
+    world size 4 means 3 observers, but num-observers is 2
+reinforce --num-envs 100000000000
+    a round in 200000000000 environments {MEMORY}
+rnn --num-trainers 1000000000 --batch-size 1000000000 --corpus TEXT
+hybrid --num-trainers 1000000000
+    num_trainers is 1000000000, but must be at most ... here: {WORKERS}
+rnn --num-trainers 3 --batch-size 2
+    num_trainers is 3, but each needs a column of its own, and batch_size is 2
+rnn --batch-size 5000 --corpus TEXT
+    tokens have the shape (1170,), but 5000 columns need (n,) with n at least 5001
+rnn --embedding 1000000000 --corpus TEXT
+    a model with embedding 1000000000, hidden 128 and num_layers 1 {MEMORY}
+rnn --hidden 1000000000 --corpus TEXT
+    a model with embedding 128, hidden 1000000000 and num_layers 1 {MEMORY}
+rnn --num-layers 1000000000 --corpus TEXT
+    a model with embedding 128, hidden 128 and num_layers 1000000000 {MEMORY}
+hybrid --embedding 1000000000
+    a table of 1088 vectors with embedding 1000000000 {MEMORY}
+hybrid --num-trainers 300 --shares {"1 " * 299} 999999
+    the smallest of 300 shares comes to none of 1258 bags, but each trainer needs at
+    least 1
+hybrid --batch-size {SEED}
+    batch_size is {SEED}, but must be below 2**63
+hybrid --max-steps {SEED}
+    max_steps is {SEED}, but must be below 2**63
+reinforce --seed {SEED}
+    seed is {SEED}, but must be at least 0 and below 2**64
+rnn --seed {SEED}
+hybrid --seed {SEED}
+    seed is {SEED}, but must be at least 0 and below 2**31
+hybrid --shares 1e308 1
+    shares is (1e+308, 1.0), but must be one above 0 for each of 2 trainers, and all
+    below 2**63
+hybrid --penalty inf
+    penalty_param is inf, but must be above 0 and finite
+hybrid --semantics original --against-local
+    semantics original has no equal in one process
+rnn --async --against-local
+    asynchronous trainers have no equal in one process
+rnn --device cuda
+    device is 'cuda', but the rnn is for the cpu only
+hybrid --lr much
+    argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
+dance
+    argument COMMAND: invalid choice: 'dance' (choose from ...) (see
+    cdopt-tutorial --help)
+reinforce --json /dev/full
+rnn --json /dev/full
+hybrid --json /dev/full
+bench launch --json /dev/full
+    can't write /dev/full: No space left on device
+rnn --json TMP
+rnn --checkpoint TMP
+    can't write ...: it is a directory
+rnn --json TMP/none/out.json
+    can't write ...: No such file or directory
+rnn --json TMP/{"a" * 300}
+rnn --json TMP/{"a" * 255}
+    can't write ...: File name too long
+rnn --checkpoint /dev/null
+    can't write /dev/null: it is not a regular file
+rnn --corpus TMP
+    corpus '...': it is a directory, but must be a text file
+rnn --resume TMP/none
+    checkpoint '...': there is no such file
+rnn --resume TMP
+rnn --resume /dev/zero
+    checkpoint '...': it is a directory, or a device
+""") | {
+    f"{command} --lr {lr}": f"lr is {float(lr)}, but must be above 0 and at most 1e+37"
+    for command in ("reinforce", "rnn", "hybrid")
+    for lr in ("inf", "1e308", "1.1e37", "nan", "0", "-1")
+}
+
+# What a device is refused with, where there are so many GPUs.
+DEVICES = {
+    None: "device is 'cuda:9', but this torch is a build without CUDA",
+    0: "device is 'cuda:9', but torch sees no GPU",
+    1: "device is 'cuda:9', but the only GPU is cuda:0",
+    3: "device is 'cuda:9', but the GPUs are cuda:0 to cuda:2",
+}
+
+NEED_A_FILE = (
+    "a: role is defined in module made_up, where a worker process can't import it: put "
+    "it into a file or a cell of the notebook, and launch again"
+)
+NO_ROLE = "a: its role can't be sent to a worker: TypeError: cannot pickle ..."
+UNGUARDED = (
+    "a: module my_system launches while it is imported, and its workers would do so, "
+    'too: launch under `if __name__ == "__main__":`'
+)
+EDITED = (
+    "my_role was edited since it was imported, so workers would run another text: "
+    "restart the kernel (or importlib.reload it)"
+)
+LOCKED = "can't write ...: Permission denied"
+LINES = [
+    *CASES.values(), *DEVICES.values(), NEED_A_FILE, NO_ROLE, UNGUARDED, EDITED, LOCKED,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch):
+    def start(*_):
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr(group.Group, "_start", start)
+
+
+@pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize("args", CASES)
+def test_is_refused_in_one_line(args, tmp_path, capsys):
+    text, empty = tmp_path / "text", tmp_path / "empty"
+    text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+    empty.mkdir()
+    said = CASES[args]
+    ends(args.replace("TMP", str(empty)).replace("TEXT", str(text)), said, 2, capsys)
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", DEVICES)
+def test_a_device_that_is_not_there(count, monkeypatch, capsys):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: count is not None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count or 0)
+    ends("hybrid --device cuda:9", DEVICES[count], 2, capsys)
+
+
+def test_a_file_of_someone_else(as_another, tmp_path, capsys):
+    with as_another(tmp_path):
+        ends(f"rnn --json {tmp_path}/out.json", LOCKED, 2, capsys)
+
+
+class TestWhatFits:
+    """Nothing is refused that works: the limits are those of the arithmetic."""
+
+    @pytest.mark.parametrize(
+        "config",
+        [RNNConfig(), RNNConfig(embedding=3, hidden=5, num_layers=3, seq_len=2)],
+    )
+    def test_a_model_has_the_parameters_that_are_counted(self, config):
+        found = sum(each.numel() for each in build_all(7, config).parameters())
+        assert found == num_parameters(7, config)
+
+    @pytest.mark.parametrize("kind", [ReinforceConfig, RNNConfig, HybridConfig])
+    def test_the_largest_learning_rate_is_one(self, kind):
+        assert kind(lr=LARGEST_LR).lr == LARGEST_LR
+
+    def test_the_largest_learning_rate_makes_a_step_of_adam(self):
+        weight = torch.ones(3, requires_grad=True)
+        for lr, fits in ((LARGEST_LR, True), (100 * LARGEST_LR, False)):
+            optimizer = torch.optim.Adam([weight], lr=lr)
+            weight.grad = torch.ones(3)
+            if fits:
+                optimizer.step()
+                assert weight.isfinite().all()
+            else:
+                with pytest.raises(RuntimeError, match="overflow"):
+                    optimizer.step()
+
+    def test_seeds_of_64_bits_are_taken(self):
+        torch.manual_seed(ReinforceConfig(seed=2**64 - 1).seed)
+
+
+class TestLaunch:
+    """What a role can't be, in one line as well; nothing was started."""
+
+    def refused(self, role, line):
+        with pytest.raises(ValueError) as caught:
+            launch({"a": Role(role)})
+        assert pattern(line).fullmatch(str(caught.value)), str(caught.value)
+
+    def test_of_a_module_without_a_file(self, monkeypatch):
+        module = types.ModuleType("made_up")
+        exec("def role(): pass", vars(module))
+        monkeypatch.setitem(sys.modules, "made_up", module)
+        self.refused(module.role, NEED_A_FILE)
+
+    def test_that_holds_a_lock(self):
+        lock = threading.Lock()
+        self.refused(lambda: lock, NO_ROLE)
+
+    def test_edited(self, monkeypatch, tmp_path):
+        monkeypatch.syspath_prepend(tmp_path)
+        file = tmp_path / "my_role.py"
+        file.write_text("def role(): pass\n")
+        module = importlib.import_module("my_role")
+        monkeypatch.setitem(edited._imported, str(file), (1.0, 1))
+        self.refused(module.role, EDITED)
+        sys.modules.pop("my_role")
+
+    @pytest.mark.parametrize("file", ["my_system.py", "my_system/__init__.py"])
+    def test_of_a_module_that_launches_as_it_is_imported(
+        self, file, monkeypatch, tmp_path
+    ):
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "my_system").mkdir()
+        define, run = "def role(): pass\n", "launch({'a': Role(role)})\n"
+        if file == "my_system/__init__.py":  # its role is in another module of it
+            (tmp_path / "my_system/roles.py").write_text(define)
+            define = "from my_system.roles import role\n"
+        use = "from cdopt_tutorial.engines import Role, launch\n"
+        (tmp_path / file).write_text(use + define + run)
+        with pytest.raises(ValueError) as caught:
+            importlib.import_module("my_system")
+        sys.modules.pop("my_system.roles", None)
+        assert str(caught.value) == UNGUARDED
+
+
+SCRIPT = """
+    from cdopt_tutorial import hybrid, reinforce
+    from cdopt_tutorial import parameter_server as rnn
+    from cdopt_tutorial.data import Grammar
+    from cdopt_tutorial.engines import share
+
+    print("begun", __name__)
+    reinforce.run(reinforce.ReinforceConfig(num_observers=1, max_episodes=1))
+    small = rnn.RNNConfig(embedding=6, hidden=5, seq_len=7, batch_size=4, max_steps=1)
+    rnn.run(rnn.Job(small, Grammar(num_words=9, branching=3).corpus(561, 100)))
+    hybrid.run(hybrid.Job(hybrid.HybridConfig(max_steps=1, device="cpu")))
+    print(share(lambda number: 2 * number, [(1,), (2,)]))
+"""
+
+
+def test_a_script_without_a_guard_runs_once_whatever_it_launches(tmp_path, scratch):
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["begun __main__", "[2, 4]"]

@@ -1,0 +1,296 @@
+"""A damaged book, or no place for it: made anew, or named in one line."""
+
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+from books import write_chapter
+from clumsy import ends, pattern
+from nbformat.v4 import new_output
+
+from cdopt_tutorial import cli
+from cdopt_tutorial.publish import execute as module
+from cdopt_tutorial.publish import render
+from cdopt_tutorial.publish.project import Project
+
+TABLE = "[01_a.figures]\nx = {within = 1, full = 1.0}\n"
+
+# What becomes of a cache, and what is said while it is made anew.
+INDEX, RESULT = (
+    "_build/.jupyter_cache/.../global.db was damaged: chapters are run again",
+    "....ipynb was damaged: the chapter is run again",
+)
+CAUGHT = {
+    "index: not a database": INDEX,
+    "index: flipped": INDEX,
+    "index: cut": INDEX,
+    "index: empty": None,  # as a run leaves it that is killed at its very start
+    "result: cut": RESULT,
+    "result: another figure": RESULT,
+    "result: {}": RESULT,
+    "result: gone": RESULT,
+    "result: without a checksum": RESULT,
+    "folder: a stray file": None,
+}
+
+NOTEBOOK = "...: it is no notebook, or it is damaged"
+NOTEBOOKS = {
+    "{}": NOTEBOOK, "[]": NOTEBOOK, "3": NOTEBOOK, "": NOTEBOOK, "\x00\xff": NOTEBOOK,
+    '{"cells": [': NOTEBOOK,
+    '{"cells": [1], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}': NOTEBOOK,
+    '{"cells": {}, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}': NOTEBOOK,
+    '{"cells": [], "metadata": {}, "nbformat": 9, "nbformat_minor": 5}': NOTEBOOK,
+}  # fmt: skip
+
+BAD = "notebooks/reference.toml can't be read: "
+TABLES = {
+    "x = 1": f"{BAD}x: tables are needed, `smoke` and `figures`",
+    "[[01_a]]": f"{BAD}01_a: tables are needed, `smoke` and `figures`",
+    "[01_a]\nfigures = 3": f"{BAD}01_a: tables are needed, `smoke` and `figures`",
+    "[01_a.figures]\nx = {within = 1, full = [1]}":
+        f"{BAD}01_a: x: full is [1]: no number, and no text",
+    "[01_a.figures]\nx = {within = 1, full = true}":
+        f"{BAD}01_a: x: full is True: no number, and no text",
+    "[01_a.figures]\nx = {full = 1}": f"{BAD}01_a: x: is ...: give one of `within`...",
+    "[01_a": f"{BAD}...",
+    "[a]\n[a]": f"{BAD}...",
+    "\xff": f"{BAD}...",
+}  # fmt: skip
+
+NO_ROOM = "can't keep results in _build/.jupyter_cache/...: "
+PLACES = {
+    "the folder of results": f"{NO_ROOM}File exists",
+    "the build": f"{NO_ROOM}Not a directory",
+    "the index": f"{NO_ROOM}Is a directory",
+}
+LOCKED = f"{NO_ROOM}Permission denied"
+NO_PLACE = "[Errno 2] No usable temporary directory found in [...]"
+FULL = "[Errno 28] No space left on device: '...'"
+NOT_KEPT = "notebooks/01_a.ipynb ran, but its result can't be kept: ..."
+COMMANDS = {
+    "execute none.ipynb": "no such notebook: none.ipynb",
+    "execute -p y 1": "notebooks/01_a.ipynb: no parameter 'y'; there are: x",
+    "execute -p x 1 --update-reference":
+        "--update-reference is for runs on the cpu with no -p",
+}  # fmt: skip
+SITE = {
+    "CDOPT_TUTORIAL_URL": "CDOPT_TUTORIAL_URL is 'ftp:/': an address like "
+    "https://host/path/ is needed",
+    "SOURCE_DATE_EPOCH": "SOURCE_DATE_EPOCH is 'ftp:/': seconds are needed",
+}
+NO_BOOK = (
+    "no book around the installed package: ... has no _config.yml; install from a "
+    "clone with `make book`"
+)
+LINES = [
+    *filter(None, CAUGHT.values()), *NOTEBOOKS.values(), *TABLES.values(),
+    *PLACES.values(), LOCKED, NO_PLACE, FULL, NOT_KEPT, *COMMANDS.values(),
+    *SITE.values(), NO_BOOK,
+]  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("scratch")
+
+
+def run_cells(notebook, *_) -> None:
+    """Stands for a kernel: the second cell of code shows a figure."""
+    data = {"application/papermill.record/text/plain": "1.0"}
+    about = {"scrapbook": {"name": "x"}}
+    notebook.cells[2].outputs = [new_output("display_data", data, metadata=about)]
+
+
+@pytest.fixture(autouse=True)
+def no_kernel(monkeypatch):
+    monkeypatch.setattr(module, "_run_cells", run_cells)
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch) -> Project:
+    """A book whose only chapter has run; it is the one that the command finds."""
+    project = Project(tmp_path / "book")
+    for folder in ("cdopt_tutorial", "notebooks"):
+        (project.root / folder).mkdir(parents=True)
+    (project.root / "constraints.txt").touch()
+    (project.root / "notebooks" / "reference.toml").write_text(TABLE)
+    path = write_chapter(project, "x = 1", "show.glue('x', 1.0)", parameters=True)
+    (done,) = module.execute([path], project=project)
+    assert done.figures == {"x": 1.0}
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: project)
+    return project
+
+
+def cached(project: Project) -> tuple[Path, Path]:
+    """The index of the results, and the only one of them."""
+    (folder,) = project.results.iterdir()
+    (result,) = folder.glob("executed/*/base.ipynb")
+    return folder / "global.db", result
+
+
+def damage(project: Project, how: str) -> None:
+    index, result = cached(project)
+    whole = index.read_bytes()
+    match how:
+        case "index: not a database":
+            index.write_text("not a database, but as long as one might well be\n" * 99)
+        case "index: flipped":
+            index.write_bytes(whole[:4096] + bytes(b ^ 255 for b in whole[4096:]))
+        case "index: cut":
+            index.write_bytes(whole[: len(whole) // 2])
+        case "index: empty":
+            index.write_bytes(b"")
+        case "result: cut":
+            result.write_bytes(result.read_bytes()[:200])
+        case "result: another figure":
+            text = result.read_text()
+            assert '"1.0"' in text
+            result.write_text(text.replace('"1.0"', '"1.1"'))
+        case "result: {}":
+            result.write_text("{}")
+        case "result: gone":
+            result.unlink()
+        case "result: without a checksum":
+            result.with_name("checksum").unlink()
+        case "folder: a stray file":
+            (project.results / ".DS_Store").touch()
+
+
+class TestCache:
+    def test_that_is_whole_is_used(self, book, capsys):
+        assert cli.main(["execute"]) == 0
+        assert "reused the result" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("how", CAUGHT)
+    def test_that_is_damaged_is_made_anew(self, book, how, capsys):
+        damage(book, how)
+        for said in ({CAUGHT[how]} - {None}, set()):
+            assert cli.main(["execute"]) == 0  # no figure has moved
+            printed = capsys.readouterr()
+            assert printed.err == ""
+            found = [x for x in printed.out.splitlines() if "damaged" in x]
+            assert len(found) == len(said)
+            assert all(pattern(*said).fullmatch(line) for line in found), found
+        assert "reused the result" in printed.out
+
+    def test_in_use_is_not_damaged(self, book, capsys):
+        index, _ = cached(book)
+        with sqlite3.connect(index) as other:
+            other.execute("begin immediate")
+            assert not module._is_damaged(index)
+            other.rollback()
+        other.close()
+
+    @pytest.mark.parametrize("what", PLACES)
+    def test_in_the_way_of_which_is_another_file(self, book, what, capsys):
+        index, _ = cached(book)
+        place = {
+            "the folder of results": index.parent, "the build": book.build,
+            "the index": index,
+        }[what]  # fmt: skip
+        if place.is_dir():
+            shutil.rmtree(place)
+            place.write_text("a file of mine")
+        else:
+            place.unlink()
+            place.mkdir()
+        ends("execute", PLACES[what], 2, capsys)
+        assert place.is_dir() or place.read_text() == "a file of mine"
+
+    @pytest.mark.parametrize("what", ["the book", "the results"])
+    def test_of_someone_else(self, book, what, as_another, monkeypatch, capsys):
+        if what == "the book":
+            shutil.rmtree(book.build)
+        # Others may not enter pytest's own folder.
+        with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
+            os.chmod(open_to_all, 0o755)
+            other = Project(Path(shutil.copytree(book.root, f"{open_to_all}/book")))
+            at = "cdopt_tutorial.publish.project.this_project"
+            monkeypatch.setattr(at, lambda: other)
+            with as_another(other.root):
+                ends("execute", LOCKED, 2, capsys)
+
+    def test_that_fails_as_a_result_is_kept(self, book, monkeypatch, capsys):
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        name = "jupyter_cache.cache.main.JupyterCacheBase.cache_notebook_bundle"
+        monkeypatch.setattr(name, full)
+        assert cli.main(["execute", "--force"]) == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert pattern(NOT_KEPT).fullmatch(line)
+
+
+@pytest.mark.parametrize("content", NOTEBOOKS)
+@pytest.mark.parametrize("command", ["execute", "build"])
+def test_a_notebook_that_is_none(book, content, command, capsys):
+    (chapter,) = book.chapters()
+    chapter.write_bytes(content.encode("latin1"))
+    ends(command, NOTEBOOKS[content], 2, capsys)
+
+
+@pytest.mark.parametrize("content", TABLES)
+def test_a_reference_that_is_none(book, content, capsys):
+    (book.root / "notebooks/reference.toml").write_bytes(content.encode("latin1"))
+    ends("execute", TABLES[content], 2, capsys)
+
+
+@pytest.mark.parametrize("args", COMMANDS)
+def test_what_a_book_does_not_have(book, args, capsys):
+    ends(args, COMMANDS[args], 2, capsys)
+
+
+@pytest.mark.parametrize("name", SITE)
+def test_a_site_that_can_not_be(book, name, monkeypatch, capsys):
+    monkeypatch.setenv(name, "ftp:/")
+    ends("build", SITE[name], 2, capsys)
+
+
+def test_a_package_without_a_book(monkeypatch, tmp_path, capsys):
+    place = tmp_path / "lib" / "cdopt_tutorial" / "publish" / "project.py"
+    monkeypatch.setattr("cdopt_tutorial.publish.project.__file__", str(place))
+    ends("execute", NO_BOOK, 2, capsys)
+
+
+class TestPages:
+    @pytest.fixture
+    def rendered(self, book, monkeypatch):
+        """A site of two pages, which is up to date."""
+
+        def build(project, config):
+            for name in ("index.html", "book/setup.html"):
+                (project.html / name).parent.mkdir(parents=True, exist_ok=True)
+                (project.html / name).write_text("A page.")
+
+        config = {"title": "A book", "sphinx": {"config": {"extensions": []}}}
+        (book.root / "_config.yml").write_text(json.dumps(config))
+        monkeypatch.setattr(render, "_run_builder", build)
+        assert [render.render(book), render.render(book)] == [True, False]
+        return book
+
+    @pytest.mark.parametrize("name", ["index.html", "book/setup.html"])
+    @pytest.mark.parametrize("how", ["gone", "cut"])
+    def test_that_are_not_whole_are_rendered_again(self, rendered, name, how):
+        page = rendered.html / name
+        page.unlink() if how == "gone" else page.write_text("A")
+        assert [render.render(rendered), render.render(rendered)] == [True, False]
+        assert page.read_text() == "A page."
+
+    def test_whose_stamp_is_damaged_are_rendered_again(self, rendered):
+        (rendered.build / "render.stamp").write_bytes(b"\xff\xfe")
+        assert [render.render(rendered), render.render(rendered)] == [True, False]
+
+
+class TestPlace:
+    def test_no_temporary_directory(self, monkeypatch, capsys):
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/none"])
+        ends("hybrid --smoke", NO_PLACE, 2, capsys)
+
+    def test_a_temporary_directory_that_is_full(self, monkeypatch, scratch, capsys):
+        def full(path, _):
+            raise OSError(28, "No space left on device", str(path))
+
+        monkeypatch.setattr(Path, "write_bytes", full)  # of what a worker is to read
+        ends("hybrid --smoke", FULL, 1, capsys)

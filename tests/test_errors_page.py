@@ -1,0 +1,87 @@
+"""The page of errors and what is said are the same: no line too many, none missing."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from clumsy import pattern
+
+ROW = re.compile(r"^\| (`+) ?(.+?) ?\1 \|", re.MULTILINE)
+# Lines of which another file holds the longest part that never differs.
+ELSEWHERE = {
+    "Makefile": [
+        "... is missing: install Python 3.11 or newer, or name one with make "
+        "PYTHON=...",
+    ],
+    ".ci/preflight.py": [
+        "Python is ...: 3.11 is needed; make PYTHON=... names another",
+        "Python has no venv module: apt install python...-venv",
+        "... GB of disk are free here: ... GB are needed",
+    ],
+    "tests/test_launch.py": [
+        "... was killed by ...",
+        "... exited with code ... before it finished",
+        "... raised ... in a call that ... made",
+        "... missed the deadline of ... s to join",
+        "... missed the run's deadline of ... s",
+    ],
+    "tests/test_hybrid.py": [
+        "... was stopped (SIGSTOP) and did not go on",
+        "... missed its deadline of ... s for its part of a step",
+    ],
+    "tests/test_commands.py": [
+        "the training diverged; lower --lr",
+        "... raised ...",
+    ],
+    "tests/test_stopping.py": [
+        "interrupted",
+        "terminated",
+        "the terminal was closed",
+        "... missed the deadline of ... s to start",
+    ],
+    "tests/test_network.py": [
+        "workers share this machine's network: see the page 'Who can reach a run'",
+    ],
+    "notebooks/01_reinforce.ipynb": ["the book's package is missing: see 'Set up'"],
+    "tests/test_execute.py": [
+        "... failed in code cell ... of ..., which begins",
+        "... failed in no cell: the kernel did not start",
+        "A cell timed out while it was being executed, after ... seconds.",
+    ],
+    "tests/test_render.py": [
+        "the pages do not build cleanly:",
+        "... has no valid result: run ...",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def page(project) -> list[str]:
+    """The lines on the page."""
+    text = (project.root / "book/errors.md").read_text()
+    return [line for _, line in ROW.findall(text)]
+
+
+def test_every_line_that_is_said_is_on_the_page(page):
+    known = [*map(pattern, page)]
+    for file in Path(__file__).parent.glob("test_clumsy_*.py"):
+        for line in import_module(file.stem).LINES:
+            assert any(each.fullmatch(line) for each in known), (file.name, line)
+
+
+def test_every_line_on_the_page_is_said(page, project):
+    files = Path(__file__).parent.glob("test_clumsy_*.py")
+    said = [line for file in files for line in import_module(file.stem).LINES]
+    elsewhere = [line for lines in ELSEWHERE.values() for line in lines]
+    for line in page:
+        known = line in elsewhere or any(map(pattern(line).fullmatch, said))
+        assert known, line
+    assert set(elsewhere) <= set(page)
+
+
+@pytest.mark.parametrize("file", ELSEWHERE)
+def test_lines_that_other_files_hold_are_there(file, project):
+    text = (project.root / file).read_text().replace('\\"', '"')
+    for line in ELSEWHERE[file]:
+        assert max(line.split("..."), key=len).strip() in text, line

@@ -1,0 +1,142 @@
+"""Who can reach a run: nobody but its own workers, where the kernel allows that."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from running import listeners, listening, sockets
+
+from cdopt_tutorial.own_network import VARIABLE
+
+TESTS = Path(__file__).parent
+WARNING = "workers share this machine's network: see the page 'Who can reach a run'"
+SYSTEMS = ["reinforce", "rnn", "hybrid"]
+
+
+class Talk(subprocess.Popen):
+    """A script of ours, with which one exchanges lines."""
+
+    def __init__(self, script, *args, **env):
+        super().__init__(
+            [sys.executable, TESTS / script, *args], env=os.environ | env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def tell(self, what):
+        self.stdin.write(json.dumps(what) + "\n")
+        self.stdin.flush()
+
+    def hear(self):
+        line = self.stdout.readline()
+        assert line, self.communicate()[1]
+        return json.loads(line)
+
+    def listeners(self):
+        """Ports and names on which those listen whom the fork server has started.
+
+        But no port on which somebody else listens in our network, by chance.
+        """
+        below = psutil.Process(self.pid).children(recursive=True)
+        found = [listeners(each.pid) for each in below if each.ppid() != self.pid]
+        inodes = {i for each in below for i in sockets(each.pid)}
+        others = {port for (_, port), i in listening("self") if i not in inodes}
+        ports = sorted({port for ports, _ in found for _, port in ports} - others)
+        return ports, sorted(name for _, names in found for name in names)
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """A folder in which anybody may write that he was here."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    folder = tmp_path / "mark"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+@pytest.fixture
+def intruder(mark):
+    if os.geteuid() != 0:
+        why = "only root can become another user"
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    with Talk("attack.py", mark) as found:
+        yield found
+
+
+def attacked(victim, intruder, system, polling):
+    """Where the run listens, and what of it was reached."""
+    victim.tell([system, polling])
+    assert victim.hear() == "under way"
+    listeners = victim.listeners()
+    intruder.tell(listeners)
+    reached = intruder.hear()
+    victim.tell("go on")
+    return *listeners, reached
+
+
+def test_nobody_else_reaches_a_run(intruder, mark, tmp_path):
+    with Talk("victim.py", tmp_path) as victim:
+        for system in SYSTEMS:
+            for polling in (False, True):
+                ports, names, reached = attacked(victim, intruder, system, polling)
+                assert len(ports) >= 2  # every worker's
+                assert bool(names) == polling
+                assert reached == []
+                assert victim.hear() <= 1e-10
+        assert not list(mark.iterdir())
+        victim.stdin.close()
+        assert victim.stderr.read() == ""
+
+
+def test_in_the_machines_network_anybody_is_root(intruder, mark, tmp_path):
+    """What the own network is for: without it, the same attack succeeds."""
+    with Talk("victim.py", tmp_path, **{VARIABLE: "host"}) as victim:
+        ports, _, reached = attacked(victim, intruder, "rnn", False)
+        assert reached == ports
+        assert {file.read_text() for file in mark.iterdir()} == {"0\n"}
+        assert "was killed by SIGABRT" in victim.stderr.read()
+
+
+class TestRefused:
+    """The kernel refuses it, in a user namespace with a limit of none."""
+
+    RUN = """
+from cdopt_tutorial.engines import Role, launch, serve
+for _ in range(2):
+    launch({"a": Role(serve), "b": Role(serve)})
+print("done")
+"""
+
+    def run(self, **env):
+        shell = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+        command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
+        command += [sys.executable, "-c", self.RUN]
+        return subprocess.run(
+            command, env=os.environ | env, capture_output=True, text=True, timeout=60
+        )
+
+    def test_it_works_and_says_so_once(self):
+        done = self.run()
+        assert done.stdout == "done\n"
+        assert done.stderr.count(WARNING) == 1
+
+    def test_who_has_chosen_it_is_told_nothing(self):
+        done = self.run(**{VARIABLE: "host"})
+        assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_who_is_not_root_has_a_network_of_his_own_too(tmp_path):
+    run = TestRefused.RUN + "import os; print(os.getuid())"
+    command = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", run],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("done\n1000\n", "")

@@ -1,0 +1,245 @@
+"""Whoever stops a run, a command or a kernel finds nothing left, and can go on."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+
+import psutil
+import pytest
+import roles
+from books import smallest_book, write_chapter
+from running import COMMAND, runs, wait_for_end
+
+from cdopt_tutorial import scratch
+from cdopt_tutorial.engines import Role, WorkerError, launch, serve
+
+LONG = 300  # seconds; nothing that takes so long may be waited for
+WORDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "the terminal was closed",
+}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    return folder
+
+
+def left(place):
+    """What there is but torch's cache, which is for other runs, too."""
+    return [path for path in place.iterdir() if path.name != "torchinductor_root"]
+
+
+class Process(subprocess.Popen):
+    """A process that leads a group, as a kernel does, with its own temporary files."""
+
+    def __init__(self, command, place, **options):
+        super().__init__(
+            command, cwd=Path(__file__).parent, env=os.environ | {"TMPDIR": str(place)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+            # A shell that started the tests in the background has it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+
+    def wait_for(self, sign):
+        while sign not in (line := self.stdout.readline()):
+            assert line, self.communicate()[1]
+
+    def below(self):
+        return psutil.Process(self.pid).children(recursive=True)
+
+
+def python(code, place):
+    return Process([sys.executable, "-uc", code], place)
+
+
+class TestScratch:
+    @pytest.fixture(autouse=True)
+    def here(self, place, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(place))
+
+    def test_is_there_for_its_time(self, place):
+        with scratch.scratch() as folder:
+            assert Path(folder).stat().st_mode & 0o777 == 0o700
+            Path(folder, "file").write_text("content")
+        assert not list(place.iterdir())
+
+    def test_of_nobody_is_removed_by_the_next(self, place):
+        orphan, foreign = place / f"{scratch.PREFIX}orphan", place / "foreign"
+        for folder in (orphan, foreign):
+            folder.mkdir()
+            (folder / "file").touch()
+        (place / f"{scratch.PREFIX}link").symlink_to(foreign)
+        with scratch.scratch():
+            assert not orphan.exists()
+            assert (foreign / "file").exists()
+
+    def test_in_use_is_nobody_elses(self, place):
+        with scratch.scratch() as one, scratch.scratch() as other:
+            assert Path(one).exists() and Path(other).exists()
+            held = os.open(one, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(held)
+            scratch.remove_all()
+            assert not list(place.iterdir())
+
+
+LAUNCH = """
+import os, signal, threading, time
+from cdopt_tutorial.engines import Role, launch, serve
+both = {"a": Role(serve), "b": Role(serve)}
+"""
+
+
+@pytest.mark.parametrize("moment", [0.02, 0.3, 1.0, 2.0])
+def test_a_kernel_that_is_interrupted_in_its_first_launch_goes_on(place, moment):
+    code = (
+        LAUNCH
+        + f"""
+both["a"] = Role(time.sleep, ({LONG},))
+try:
+    threading.Timer({moment}, os.killpg, (0, signal.SIGINT)).start()
+    launch(both)
+except KeyboardInterrupt:
+    print("interrupted", launch({{"a": Role(serve)}}))
+"""
+    )
+    with python(code, place) as process:
+        assert process.communicate(timeout=60) == ("interrupted {'a': None}\n", "")
+    assert not left(place)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP])
+def test_a_script_that_is_killed_leaves_what_the_next_one_removes(place, number):
+    code = (
+        LAUNCH
+        + f"launch({{'a': Role(print, ('go',)), 'b': Role(time.sleep, ({LONG},))}})"
+    )
+    with python(code, place) as process:
+        process.wait_for("go")
+        below = process.below()
+        process.send_signal(number)
+    assert len(below) >= 3
+    wait_for_end(below)
+    with python(LAUNCH + "launch(both)", place) as process:
+        assert process.communicate(timeout=60) == ("", "")
+    assert not left(place)
+
+
+class TestStoppedForkServer:
+    @pytest.fixture(autouse=True)
+    def server(self):
+        launch({"warm": Role(serve)})
+        return psutil.Process(forkserver._forkserver._forkserver_pid)
+
+    def test_does_not_outlast_the_deadline(self, server):
+        server.suspend()
+        with pytest.raises(WorkerError) as caught:
+            launch({"a": Role(serve), "b": Role(serve)}, join_deadline=1.0)
+        assert caught.value.headline == "a missed the deadline of 1 s to start"
+        assert not runs(server)
+        assert launch({"a": Role(serve)}) == {"a": None}
+
+    def test_does_not_keep_a_run_from_its_end(self, server):
+        def on_report(*_):
+            server.suspend()
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            launch({"a": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
+        assert not runs(server)
+        assert launch({"a": Role(serve)}) == {"a": None}
+
+    def test_goes_with_its_parent(self, place):
+        code = LAUNCH + f"launch(both); print('go'); time.sleep({LONG})"
+        with python(code, place) as process:
+            process.wait_for("go")
+            below = process.below()
+            for each in below:
+                each.suspend()
+            process.kill()
+        assert below
+        # Not the tracker of multiprocessing, which is Python's own.
+        wait_for_end([each for each in below if "forkserver" in str(each.cmdline())])
+        for each in below:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+BOOK = """
+import sys
+from pathlib import Path
+from cdopt_tutorial import cli
+from cdopt_tutorial.publish import project
+project.this_project = lambda: project.Project(Path({root!r}))
+sys.argv = ["cdopt-tutorial", {command!r}]
+cli.entry()
+"""
+
+
+class TestCommand:
+    @pytest.fixture
+    def book(self, tmp_path):
+        return smallest_book(tmp_path / "a book")
+
+    def end(self, process, number, place):
+        """It ends with one line, the right code, and nothing left."""
+        below = process.below()
+        process.send_signal(number)
+        error = process.communicate(timeout=30)[1]
+        assert (process.returncode, error) == (
+            128 + number,
+            f"cdopt-tutorial: {WORDS[number]}\n",
+        )
+        wait_for_end(below)
+        assert not left(place)
+
+    @pytest.mark.parametrize("number", WORDS)
+    def test_that_trains(self, place, number):
+        command = [*COMMAND, "reinforce", "--conversation=per-step", "--log-interval=1"]
+        with Process(command, place) as process:
+            process.wait_for("Episode")
+            self.end(process, number, place)
+
+    @pytest.mark.parametrize("number", WORDS)
+    @pytest.mark.parametrize("command", ["execute", "build"])
+    def test_that_runs_a_chapter(self, book, place, command, number):
+        cell = LAUNCH + f"both['a'] = Role(time.sleep, ({LONG},)); launch(both)"
+        write_chapter(book, "print('begun')", cell)
+        code = BOOK.format(root=str(book.root), command=command)
+        with python(code, place) as process:
+            process.wait_for("[1/2]")
+            time.sleep(1.0)
+            self.end(process, number, place)
+        assert not list(book.build.rglob("*.ipynb"))
+
+    def test_that_renders(self, book, place):
+        code = BOOK.format(root=str(book.root), command="build")
+        with python(code, place) as process:
+            process.wait_for("rendering")
+            self.end(process, signal.SIGINT, place)
+        with python(code, place) as process:
+            assert "the book:" in process.communicate(timeout=60)[0]
+
+    def test_that_nobody_shall_stop(self, place):
+        """As nohup does: who is deaf to a signal remains so."""
+        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        code = deaf + "import sys; sys.argv[1:] = ['reinforce', '--log-interval=1']\n"
+        code += "from cdopt_tutorial.cli import entry; entry()"
+        with python(code, place) as process:
+            process.wait_for("Episode")
+            process.send_signal(signal.SIGHUP)
+            process.wait_for("Episode")
+            self.end(process, signal.SIGINT, place)

@@ -1,0 +1,74 @@
+"""Runs of all three systems, to be attacked under way; see test_network.py.
+
+For each line of its input it runs one, says when the workers wait to be attacked, goes
+on when the next line comes, and says how far the result is from that of one process.
+"""
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from cdopt_tutorial import hybrid, parameter_server, reinforce
+from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.engines import process
+from cdopt_tutorial.equality import max_difference
+
+RL = reinforce.ReinforceConfig(conversation="packed", num_envs=1, max_episodes=4)
+RNN = parameter_server.RNNConfig(
+    embedding=6, hidden=5, dropout=0.0, seq_len=7, batch_size=5, epochs=2,
+    dtype="float64",
+)  # fmt: skip
+HYBRID = hybrid.HybridConfig(embedding=8, epochs=2, max_steps=50, dtype="float64")
+
+
+def reinforced(**options):
+    there, here = reinforce.run(RL, **options), reinforce.run_locally(RL)
+    return max_difference(there.weights, here.weights)
+
+
+def served(**options):
+    job = parameter_server.Job(RNN, Grammar(num_words=9).corpus(700, 200))
+    there = parameter_server.run(job, **options)[0]
+    return max_difference(there.weights, parameter_server.run_locally(job).weights)
+
+
+def combined(**options):
+    job = hybrid.Job(HYBRID)
+    there = hybrid.run(job, **options)
+    return there.max_parameter_difference(hybrid.run_locally(job))
+
+
+def hold(go):
+    """Attached to every worker: who has reported for the first time waits to go on."""
+    report = process.report
+
+    def waits(record):
+        report(record)
+        while not go.exists():
+            time.sleep(0.05)
+
+    process.report = waits
+
+
+def main():
+    for number, line in enumerate(sys.stdin):
+        system, polling = json.loads(line)
+        go = Path(sys.argv[1], f"go{number}")
+        begun = []
+
+        def begin(*record, go=go, begun=begun):
+            if not begun:
+                print(json.dumps("under way"), flush=True)
+                sys.stdin.readline()
+                go.touch()
+            begun.append(record)
+
+        options = {"attach": partial(hold, go), "polling": polling, "on_report": begin}
+        run = {"reinforce": reinforced, "rnn": served, "hybrid": combined}[system]
+        print(json.dumps(run(**options)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
