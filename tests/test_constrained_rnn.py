@@ -9,6 +9,7 @@ import torch
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.constraints import Constraints, feasibility
 from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.reference import LocalRef
@@ -106,7 +107,13 @@ def test_the_penalty_reaches_the_server():
     # The original's penalty looks at the trainer's model only: what the server owns
     # would count zero.
     config = replace(EXACT, where="server", clip=None)
-    held = run(Job(config, CORPUS))[0].feasibility[-1].weight
+    trace = Trace()
+    (history,) = run(Job(config, CORPUS), trace=trace)
+    calls = [call for call in trace.calls if call.method == "penalty"]
+    back = [span for span in trace.spans if span.name == "penalty backward"]
+    assert len(calls) == len(back) == len(history.losses)
+    assert {span.worker for span in back} == {"ps"}
+    held = history.feasibility[-1].weight
     loose = run(Job(replace(config, penalty_param=1e-12), CORPUS))[0].feasibility[-1]
     assert held < 0.3 * loose.weight
 

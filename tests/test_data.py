@@ -21,10 +21,11 @@ from cdopt_tutorial.data import (
     bigram_perplexity,
     detokenize,
     load_corpus,
+    ngram_perplexity,
     text,
     unigram_perplexity,
 )
-from cdopt_tutorial.data.baselines import Bigram, _discounts, unigram
+from cdopt_tutorial.data.baselines import KneserNey, _discounts, unigram
 from cdopt_tutorial.data.text import read_text, reference_text, tokenize
 
 
@@ -506,7 +507,7 @@ def test_a_grammar_out_of_range_is_refused(options):
 def test_probabilities_sum_to_one_after_every_word(vocab_size, data):
     words = st.lists(st.integers(0, vocab_size - 1), min_size=2, max_size=60)
     tokens, every = torch.tensor(data.draw(words)), np.arange(vocab_size)
-    table = Bigram(tokens, vocab_size).probability(every[:, None], every)
+    table = KneserNey(tokens, vocab_size).probability(every[:, None], every)
     assert table.shape == (vocab_size, vocab_size) and table.min() > 0
     np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-12)
     alone = unigram(tokens.numpy(), vocab_size)
@@ -516,7 +517,7 @@ def test_probabilities_sum_to_one_after_every_word(vocab_size, data):
 
 def test_probabilities_of_the_reference_sum_to_one(reference):
     every = np.arange(len(reference.vocabulary))
-    model = Bigram(reference.train, len(every))
+    model = KneserNey(reference.train, len(every))
     for before in range(0, len(every), 100):
         assert model.probability(before, every).sum() == pytest.approx(1, abs=1e-9)
 
@@ -524,7 +525,7 @@ def test_probabilities_of_the_reference_sum_to_one(reference):
 def test_kneser_ney_by_hand():
     # Pairs 01, 10, 02, once each: every discount is 0.5, and each word was seen to
     # follow one other, so that all are alike where the discounts go.
-    model = Bigram(torch.tensor([0, 1, 0, 2]), vocab_size=3)
+    model = KneserNey(torch.tensor([0, 1, 0, 2]), vocab_size=3)
     after_0 = [1 / 2 / 3, (1 - 0.5) / 2 + 1 / 2 / 3, (1 - 0.5) / 2 + 1 / 2 / 3]
     after_1 = [(1 - 0.5) + 1 / 2 / 3, 1 / 2 / 3, 1 / 2 / 3]
     table = model.probability(np.arange(3)[:, None], np.arange(3))
@@ -533,9 +534,45 @@ def test_kneser_ney_by_hand():
 
 def test_freed_mass_goes_by_how_many_words_a_word_follows_not_how_often():
     # 1 follows only 0, but four times; 2 follows 0, 1 and 3, once each.
-    model = Bigram(torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 2, 3, 2]), vocab_size=5)
+    model = KneserNey(
+        torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 2, 3, 2]), vocab_size=5
+    )
     often, widely = model.probability(4, [1, 2])  # nothing was seen to follow 4
     assert widely > 1.5 * often
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.data())
+def test_probabilities_sum_to_one_after_several_words(order, vocab_size, data):
+    words = st.lists(st.integers(0, vocab_size - 1), min_size=order, max_size=60)
+    tokens, every = torch.tensor(data.draw(words)), np.arange(vocab_size)
+    before = np.arange(vocab_size ** (order - 1))
+    table = KneserNey(tokens, vocab_size, order).probability(before[:, None], every)
+    assert table.min() > 0
+    np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-12)
+
+
+def test_a_longer_sequence_falls_back_on_a_shorter_one():
+    # Once 0 was seen after 0 1: half of that goes by the model of two words, which is
+    # all that there is after 1 1.
+    tokens = torch.tensor([0, 0, 1, 0, 0, 1])
+    longer = KneserNey(tokens, vocab_size=2, order=3)
+    shorter = longer.probability(3, np.arange(2))
+    after_01 = longer.probability(1, np.arange(2))
+    np.testing.assert_allclose(after_01, [0.5, 0] + 0.5 * shorter)
+
+
+def test_an_order_that_does_not_fit_is_refused():
+    for order, vocab_size in ((1, 2), (7, 1000)):
+        with pytest.raises(ValueError, match=f"order is {order}, but must be from 2"):
+            KneserNey(torch.arange(9), vocab_size, order)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_sequence_as_long_as_the_grammar_looks_back_reaches_its_floor(order):
+    grammar = Grammar(seed=2, num_words=8, order=order)
+    corpus = grammar.corpus(100_000, 50_000)
+    best = math.exp(grammar.entropy_rate)
+    assert ngram_perplexity(corpus, order + 1) == pytest.approx(best, rel=0.02)
 
 
 def test_discounts_are_those_of_chen_and_goodman():

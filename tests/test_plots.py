@@ -355,6 +355,32 @@ def test_a_legend_has_as_many_columns_as_fit():
     assert rows([f"{name} of a name that is rather long" for name in "abc"]) == 2
 
 
+# The figures in which methods of several chapters meet.
+TOGETHER = [
+    ("dissolving, SGD", "dissolving, Adam", "dissolving, L-BFGS", "projection",
+     "geoopt", "cayley", "householder", "matrix_exp"),
+    ("plain", "fused", "cdopt.nn", "geoopt", "cayley", "householder", "matrix_exp"),
+    ("RNN", "Stiefel RNN", "LSTM", "LSTM, stacked", "LSTM, per gate"),
+    ("free", "orthogonal start", "Stiefel", "torch's orthogonal", "LSTM",
+     "penalty alone"),
+    ("free", "stacked", "stacked, control", "per gate", "per gate, control"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", TOGETHER)
+def test_a_method_looks_the_same_in_every_figure_and_like_no_other_there(names):
+    found = dict(zip(names, style.looks(names), strict=True))
+    assert len({look.marker for look in found.values()}) == len(names)
+    reversed_names = (*names[::-1], "something else")
+    *again, other = style.looks(reversed_names)
+    assert dict(zip(names[::-1], again, strict=True)) == found
+    assert other not in again
+    curves = {name: [([0, 1], [0, 1])] for name in names}
+    (ax,) = plots.learning_curves(curves, xlabel="x", ylabel="y").axes
+    drawn = [line.get_color() for line in ax.lines[::2]]
+    assert drawn == [found[name].color for name in names]
+
+
 def test_no_two_of_eight_curves_look_alike():
     curves = {name: [([0, 1], [0, 1])] for name in "abcdefgh"}
     (ax,) = plots.learning_curves(curves, xlabel="x", ylabel="y").axes
@@ -455,6 +481,17 @@ def test_landscape_draws_paths_circle_and_star_where_they_are():
     both = [[(x.get_color(), x.get_label()) for x in ax.lines] for ax in fig.axes]
     assert both[0] == both[1]
     assert len({color for color, label in both[0] if label in PATHS}) == len(PATHS)
+
+
+def test_arrows_lead_from_points_to_their_images():
+    points = np.array([[0.5, 0.0], [0.0, 2.0]])
+    groups = {"in": (points[:1], points[:1] * 2), "out": (points[1:], points[1:] / 2)}
+    fig = plots.arrows(groups, curve=CIRCLE, curve_label="circle")
+    (ax,) = fig.axes
+    for quiver, (start, end) in zip(ax.collections, groups.values(), strict=True):
+        np.testing.assert_allclose(quiver.XY, start)
+        np.testing.assert_allclose(np.stack([quiver.U, quiver.V], 1), end - start)
+    assert {"in", "out", "circle"} <= set(texts(fig))
 
 
 def test_landscape_contours_are_where_the_function_has_their_level():

@@ -197,7 +197,7 @@ class Constraints:
         CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
-        terms += [gradients.call(ref, _penalty) for ref in self._elsewhere.values()]
+        terms += [gradients.call(ref, penalty) for ref in self._elsewhere.values()]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()
@@ -211,7 +211,7 @@ class Constraints:
             squares = distance, each.surface.distance(mapped)
             layers[name] = Distance(*(square.item() ** 0.5 for square in squares))
         for prefix, reference in self._elsewhere.items():
-            for name, distance in apply(reference, _feasibility).items():
+            for name, distance in apply(reference, feasibility).layers.items():
                 layers[joined(prefix, name)] = distance
         return Feasibility(layers)
 
@@ -301,11 +301,3 @@ def _look(value: Any) -> tuple[int, bool, bool]:
     if not isinstance(value, nn.Module):
         return id(value), False, False
     return id(value), bool(constraints_of(value)), bool(references_of(value))
-
-
-def _penalty(module: nn.Module) -> Tensor:
-    return Constraints(module).penalty()
-
-
-def _feasibility(module: nn.Module) -> dict[str, Distance]:
-    return Constraints(module).feasibility().layers

@@ -1,6 +1,10 @@
 """What the models read: real text, a language of known entropy, and baselines."""
 
-from cdopt_tutorial.data.baselines import bigram_perplexity, unigram_perplexity
+from cdopt_tutorial.data.baselines import (
+    bigram_perplexity,
+    ngram_perplexity,
+    unigram_perplexity,
+)
 from cdopt_tutorial.data.grammar import Grammar
 from cdopt_tutorial.data.text import (
     Corpus,
@@ -18,5 +22,6 @@ __all__ = [
     "bigram_perplexity",
     "detokenize",
     "load_corpus",
+    "ngram_perplexity",
     "unigram_perplexity",
 ]

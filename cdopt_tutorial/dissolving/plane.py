@@ -160,7 +160,7 @@ def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     def stable(lr: float) -> bool:
         # Not along an axis or the radius, so that no direction is left out.
         nudge = _NUDGE * on_circle(torch.tensor(1.0, dtype=torch.float64))
-        path = descend(function, (minimum + nudge).tolist(), lr, steps=200)
+        path = descend(function, (minimum + nudge).tolist(), lr, steps=100)
         return bool((path[-1] - minimum).norm() < _NUDGE)
 
     low, high = 0.0, 1e-3

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from cdopt_tutorial.checks import workers
-from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
 from cdopt_tutorial.engines.gradients import Context
@@ -380,6 +380,7 @@ def mark_phases() -> None:
     # The owner's part of the backward phase, which torch starts by itself.
     trace.mark_backward(EmbeddingTable.forward, "embedding backward")
     trace.mark_backward(Decoder.loss, "decoder backward")
+    trace.mark_backward(measure.penalty, "penalty backward")
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:

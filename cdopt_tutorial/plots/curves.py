@@ -1,13 +1,12 @@
 """Curves over seeds, and bars."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdopt_tutorial.plots.style import INK, LOOKS, WIDTH, add_legend, styled
+from cdopt_tutorial.plots.style import INK, LOOKS, WIDTH, add_legend, looks, styled
 
 _GRID_POINTS = 200
 _Seed = tuple[Sequence[float], Sequence[float]]
@@ -25,16 +24,17 @@ def learning_curves(
 ) -> Figure:
     """Draw the median over the seeds of each curve, in a band from worst to best.
 
-    A curve has a pair (x, y) per seed, x rising. A run that stops before others keeps
-    its last value; a marker shows where. A line marks `threshold`. Raises ValueError
-    if a curve has no seeds, x and y differ in length, or `log_y` can't show a y.
+    A method of ``style.METHODS`` looks the same in every figure. A curve has a pair
+    (x, y) per seed, x rising. A run that stops before others keeps its last value; a
+    marker shows where. A line marks `threshold`. Raises ValueError if a curve has no
+    seeds, x and y differ in length, or `log_y` can't show a y.
     """
     fig = Figure(figsize=(WIDTH, 3.5))
     ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
     ax.set_xscale("log" if log_x else "linear")
     ax.set_yscale("log" if log_y else "linear")
     lines = []
-    for (name, seeds), style in zip(curves.items(), cycle(LOOKS), strict=False):
+    for (name, seeds), style in zip(curves.items(), looks(list(curves)), strict=True):
         color, marker = style.color, style.marker
         x, y = _on_one_grid(name, seeds, log_x, log_y)
         ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.22, lw=0)

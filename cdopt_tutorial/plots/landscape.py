@@ -1,4 +1,4 @@
-"""Landscapes: functions of the plane as contour lines, and paths over them."""
+"""Landscapes: functions of the plane, paths over them, and maps of it as arrows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -61,6 +61,34 @@ def landscape(
         ]
     start = Line2D([], [], **_START, label="start")
     add_legend(fig, [*drawn, start, line, star], handlelength=3)
+    return fig
+
+
+@styled
+def arrows(
+    groups: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    curve: ArrayLike,
+    curve_label: str,
+) -> Figure:
+    """Draw where a map of the plane sends points: an arrow from each to its image.
+
+    A group has points and their images, (n, 2) each, under its name. A line runs along
+    the points ``curve``, (n, 2), such as a manifold.
+    """
+    fig = Figure(figsize=(_BESIDE + 1.5 * _WIDTH, _BELOW + 1.5 * _WIDTH))
+    ax = fig.add_subplot(aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+    ax.grid(visible=False)
+    ax.locator_params(nbins=5)
+    (line,) = ax.plot(*np.asarray(curve).T, **_CURVE, label=curve_label)
+    drawn = []
+    for (name, (points, images)), style in zip(groups.items(), SERIES, strict=False):
+        x, y = np.asarray(points).T
+        across, up = np.asarray(images).T - (x, y)
+        place = {"angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 3}
+        ax.quiver(x, y, across, up, color=style.color, width=0.005, **place)
+        drawn += ax.plot(x, y, style.marker, color=style.color, ms=4, label=name)
+    add_legend(fig, [*drawn, line])
     return fig
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from textwrap import fill
 
 from matplotlib import style
@@ -43,6 +44,40 @@ LOOKS = SERIES + tuple(
     Look(first.color, line, marker)
     for first, line, marker in zip(SERIES, [_LONG, _SHORT] * 3, "v*<>pd", strict=True)
 )
+
+# A line and a marker more for those whose colour has been taken twice.
+_DASHES_DOTS = (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2))
+_BLUE2, _OCHRE2, _TEAL2, _PINK2, _, _BROWN2 = LOOKS[len(SERIES) :]
+
+METHODS = {
+    **dict.fromkeys(("free", "plain", "RNN"), _BLUE),
+    # Dissolved.
+    **dict.fromkeys(("Stiefel", "Stiefel RNN", "stacked"), _OCHRE),
+    **dict.fromkeys(("fused", "dissolving, SGD"), _OCHRE),
+    **dict.fromkeys(("cdopt.nn", "dissolving, Adam", "LSTM, stacked"), _OCHRE2),
+    "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
+    **dict.fromkeys(("per gate", "LSTM, per gate"), _BROWN),
+    # Exact at every step: by torch's parametrizations, and brought back after it.
+    **dict.fromkeys(("torch's orthogonal", "cayley"), _TEAL),
+    "householder": _TEAL2,
+    "matrix_exp": Look(_TEAL.color, _DOTS, "H"),
+    "projection": _BLUE2,
+    "geoopt": _BROWN2,
+    # Controls.
+    **dict.fromkeys(("orthogonal start", "stacked, control"), _PINK),
+    **dict.fromkeys(("penalty alone", "per gate, control"), _PINK2),
+    # Another architecture.
+    "LSTM": _VIOLET,
+}
+"""Looks of what is compared in several figures: a method has one through the book."""
+
+
+def looks(names: Sequence[str]) -> list[Look]:
+    """The look of each curve of a figure: a method's own, or the next that is free."""
+    taken = [METHODS.get(name) for name in names]
+    spare = cycle([look for look in LOOKS if look not in taken])
+    return [look or next(spare) for look in taken]
+
 
 # In the order of their lanes: who leads, who works, who serves.
 _ROLES = {
