@@ -20,7 +20,7 @@ from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.publish.reference import Reference
 
 # Without the cell that all begin with, and without the exercises and what follows.
-CELLS = range(20, 41)
+CELLS = range(20, 43)
 INSTALL_LINES = 10
 LINES = 18
 COLUMNS = 78

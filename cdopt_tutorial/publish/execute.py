@@ -221,7 +221,7 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
         hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}
         client = NotebookClient(notebook, timeout=CELL_TIMEOUT, **options, **hooks)
         connection = str(Path(folder, "kernel.json"))
-        client.km = _KernelManager(connection_file=connection)
+        client.km = manager = _KernelManager(connection_file=connection)
         # A reader's own IPython configuration must not change a result.
         env = {**os.environ, "IPYTHONDIR": folder, "XDG_RUNTIME_DIR": folder}
         env["CDOPT_TUTORIAL_DEVICE"] = device
@@ -236,7 +236,7 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
             try:
                 running.result()
             except BaseException:
-                kernel = getattr(client.km.provisioner, "process", None)
+                kernel = getattr(manager.provisioner, "process", None)
                 if kernel is not None:
                     kernel.kill()
                 raise
