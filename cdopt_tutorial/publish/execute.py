@@ -3,6 +3,7 @@
 A jupyter-cache in `_build/.jupyter_cache/<digest>` finds it by the chapter's code.
 """
 
+import atexit
 import hashlib
 import os
 import platform
@@ -236,6 +237,7 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
             try:
                 running.result()
             except BaseException:
+                atexit.unregister(client._cleanup_kernel)  # it would look for one
                 kernel = getattr(manager.provisioner, "process", None)
                 if kernel is not None:
                     kernel.kill()
