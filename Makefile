@@ -18,7 +18,7 @@ book: $(STAMP) ## run the chapters and render the book into _build/html
 	@$(BIN)/python -m cdopt_tutorial.cli build
 
 test: lint ## lint, unit tests, chapters, strict build, pages in a browser
-	@$(BIN)/python -m pytest -n 3
+	@$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP) ## check style, formatting and who imports whom
 	@$(BIN)/python -m ruff check
