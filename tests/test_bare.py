@@ -31,7 +31,7 @@ every_program = pytest.mark.parametrize("name", bare.CHAPTERS)
 
 SHORT = {  # what makes a run short, behind the definitions
     "bare_reinforce": "GOAL = 45",
-    "bare_rnn": "WIDTH = 32",
+    "bare_rnn": "WIDTH = 32\ntorch.manual_seed(1)",
     "bare_hybrid": "EPOCHS = 4",
 }
 
@@ -122,7 +122,8 @@ class TestByItself:
             tokens = load(name).read_tokens()
             shares = tokens.bincount() / len(tokens)
             unigram = torch.special.entr(shares).sum().exp()
-            assert numbers[-1] < numbers[0] and numbers[-1] < unigram / 2
+            # It starts at random, and the first steps bring it half way at the least.
+            assert numbers[-1] < numbers[0] / 2 and numbers[-1] < unigram / 1.5
         else:
             labels = load(name).read_bags()[:, 0]
             frequent = 100 * (labels.bincount().max() / len(labels))

@@ -55,7 +55,7 @@ class TestRows:
     def test_hold_one_variant_against_another_too(self):
         row, more = rows.Row("c: own", 3.0, "B", "c: own", 1.0), {"values": self.VALUES}
         found, same = rows.against(([row], more), "a", "b", {"x": "s"})
-        assert found == [row, rows.Row("a: x", 2.0, "s", "b: x", 0.5)]
+        assert found == [row, rows.Row("a, over b: x", 2.0, "s", "b: x", 0.5)]
         assert same == more
 
     def test_phases_are_of_one_worker_and_in_seconds(self):

@@ -180,6 +180,9 @@ def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(tmp_path):
     assert {row["name"] for row in found} == {
         "local: step",
         "local: samples",
+        "bare: step",
+        "bare: samples",
+        "exact, 2 trainers, over bare: step",
         *(
             f"{semantics}, 2 trainers: {figure}"
             for semantics in ("exact", "original")

@@ -53,7 +53,8 @@ def interleave(variants: Variants, turns: Turns, progress: Progress) -> Values:
 def against(measured: Measured, name: str, other: str, units: Units) -> Measured:
     """The same, and one variant's figures over another's, those that have units."""
     values = measured[1]["values"]
-    _, *found = rows({other: values[other], name: values[name]}, units, other)
+    both = {other: values[other], f"{name}, over {other}": values[name]}
+    _, *found = rows(both, units, other)
     return measured[0] + found, measured[1]
 
 
