@@ -12,12 +12,22 @@ from functools import partial
 import hybrid_roles
 import pytest
 import torch
+from locks import Second
 from torch.nn import functional as F
 
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
-from cdopt_tutorial.engines import Role, Trace, Wire, WorkerError, launch, share
+from cdopt_tutorial.engines import (
+    Role,
+    Trace,
+    Wire,
+    WorkerError,
+    gradients,
+    launch,
+    share,
+)
 from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
@@ -33,7 +43,8 @@ from cdopt_tutorial.hybrid import (
     system,
 )
 from cdopt_tutorial.hybrid.history import Recorder
-from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
+from cdopt_tutorial.hybrid.model import SEMANTICS, Table, weights_of
+from cdopt_tutorial.hybrid.system import OriginalStep
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50
@@ -310,6 +321,26 @@ class TestOriginalSemantics:
         exact = replace(job, config=replace(job.config, semantics="exact"))
         original, exact = (self.moves(each)["table.weight"] for each in (job, exact))
         assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
+
+    def test_of_two_trainers_at_once_each_moves_by_its_own(self, job, monkeypatch):
+        table = Table(6, job.config, {})
+        (weight,) = table.parameters()
+        begin = weight.detach().clone()
+        kept = {name: {weight: torch.full_like(weight, 2.0)} for name in ("one", "two")}
+        monkeypatch.setattr(gradients, "_kept_gradients", kept)
+        stepper = OriginalStep(LocalRef(table), job.config)
+        second = Second(lambda: stepper.step(1, "two"))
+        move = stepper._optimizers[0].step
+
+        def move_while_another_comes():
+            second.come()
+            move()
+
+        monkeypatch.setattr(stepper, "_lock", second)
+        monkeypatch.setattr(stepper._optimizers[0], "step", move_while_another_comes)
+        stepper.step(0, "one")
+        second.done()
+        torch.testing.assert_close(begin - weight, torch.full_like(weight, 2.0))
 
     @pytest.mark.parametrize("way", WAYS)
     def test_every_trainer_has_a_momentum_of_its_own(self, way):

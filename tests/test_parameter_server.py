@@ -8,12 +8,14 @@ import pytest
 import rnn_roles
 import rnn_twin
 import torch
+from locks import Second
 from torch.nn import functional as F
 
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import Role, Trace, launch, serve
+from cdopt_tutorial.engines import Role, Trace, gradients, launch, serve
 from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import (
     Job,
@@ -27,6 +29,7 @@ from cdopt_tutorial.parameter_server import (
     traffic,
 )
 from cdopt_tutorial.parameter_server.model import summed_loss
+from cdopt_tutorial.parameter_server.system import Owner
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=5,
@@ -193,6 +196,26 @@ class TestOptimizer:
         if way == "distributed":  # torch's own, of a class that it does not know, does
             assert self.play(rnn_roles.step_twice, False) == [[0.5, 0.0], [0.5, 0.0]]
 
+    @pytest.mark.parametrize("ask", ["squared_norm", "step"])
+    def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):
+        two = rnn_roles.Two()
+        kept = {"one": {two.a: torch.tensor(0.5)}, "other": {two.b: torch.tensor(2.0)}}
+        monkeypatch.setattr(gradients, "_kept_gradients", kept)
+        owner = Owner({"two": LocalRef(two)}, rnn_roles.HALF)
+        args = ("other", 1.0) if ask == "step" else ("other",)
+        second = Second(lambda: getattr(owner, ask)(*args))
+        move = owner._optimizer.step
+
+        def move_while_another_asks():
+            second.come()
+            move()
+
+        monkeypatch.setattr(owner, "_lock", second)
+        monkeypatch.setattr(owner._optimizer, "step", move_while_another_asks)
+        assert owner.step("one", 1.0) == 0
+        assert second.done() == (1 if ask == "step" else 4.0)
+        assert two.values() == (0.75, 0.0 if ask == "step" else 1.0)
+
     def test_is_not_compiled_by_torchscript(self, capfd):
         self.play(rnn_roles.step_owner_twice, TorchRPC())
         assert "deprecat" not in capfd.readouterr().err
@@ -279,6 +302,22 @@ class TestTrainers:
         few = replace(EXACT, num_trainers=2, max_steps=5)
         for history in run(Job(few, CORPUS)):
             assert history.staleness == [0] * 5
+
+    def test_to_evaluate_keeps_nothing_for_a_backward_pass(self):
+        trainer = Trainer(OneProcess(), 0, Job(EXACT, CORPUS))
+        whole, losses = trainer.model.loss, []
+
+        def loss(*args):
+            found = whole(*args)
+            losses.append(found[0])
+            return found
+
+        trainer.model.loss = loss
+        trainer.step(*next(trainer.stream.windows()), trainer.hidden(0))
+        trainer.evaluate()
+        learnt, *looked_at = losses
+        assert learnt.requires_grad and looked_at
+        assert not any(each.requires_grad for each in looked_at)
 
     def test_a_step_during_the_forward_pass_makes_stale(self):
         config = replace(EXACT, num_trainers=2, sync=False)
