@@ -3,6 +3,7 @@
 And one process against a program that shares nothing with it.
 """
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 
 import gymnasium
 import numpy as np
+import pygame
 import pytest
 import reinforce_twin
 import torch
@@ -499,6 +501,14 @@ def test_a_film_shows_every_other_step_at_half_the_size():
     mean = picture.reshape(200, 2, 300, 2, 3).mean(axis=(1, 3))
     assert np.array_equal(falling[0], mean.astype(np.uint8))
     assert len({picture.tobytes() for picture in falling}) == len(falling)
+
+
+def test_a_film_looks_for_no_screen(monkeypatch):
+    pygame.quit()  # another film of this process has set it up
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    watch.frames(Agent(ReinforceConfig(seed=2)).weights())
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy"
+    assert not pygame.display.get_init() or pygame.display.get_driver() == "dummy"
 
 
 def test_the_film_that_is_over_stands_still():
