@@ -356,6 +356,14 @@ class TestScore:
         score.add([episodes([474])])
         assert not score.solved
 
+    @pytest.mark.parametrize(("most", "played"), [(60, 60), (300, 100)])
+    def test_ends_the_run_once_it_is_solved(self, most, played, monkeypatch):
+        monkeypatch.setattr(Score, "threshold", 1.0)  # any hundred episodes reach it
+        config = ReinforceConfig(num_observers=1, num_envs=20, max_episodes=most)
+        found = run_locally(config)
+        assert len(found.score.rewards) == played
+        assert found.score.solved == (played == 100)
+
     def test_is_told_round_by_round(self):
         score = Score()
         first = score.add([episodes([10, 20])])
