@@ -449,6 +449,15 @@ class TestTrouble:
     def test_a_trainer_that_is_gone_is_named(self, data, how, told):
         assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
 
+    @pytest.mark.parametrize("kind", ["free", "oblique table"])
+    def test_all_trainers_pass_as_many_places_whoever_scores(self, data, kind):
+        config = replace(EXACT, num_trainers=3, epochs=2, max_steps=None, **KINDS[kind])
+        job = Job(config, data)
+        master = Role(hybrid_roles.pacing_master, (job,))
+        first, *others = system.on_workers(job, master)["master"]
+        # Two at least in each step; the fewest tell who is late.
+        assert others == [first] * 2 and first > 2 * 2 * 11
+
     def test_training_in_one_process_has_no_deadline(self, data):
         config = replace(EXACT, max_steps=1, step_deadline=0.01)
         job = Job(config, data)
@@ -544,6 +553,8 @@ def test_who_calls_whom(data, way):
     assert ("master", "ps") in called
     assert ("master", "trainer0") in called and ("master", "trainer1") in called
     assert ("trainer0", "ps") in called and ("trainer1", "ps") in called
+    # Only a cut calls for it in Python: the way that was asked for is the one taken.
+    assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
     own = {"lookup", "dense forward", "backward", "all-reduce", "optimizer"}
     expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
     for worker, names in expected.items():

@@ -82,6 +82,13 @@ class TestEquality:
             assert distributed[0].losses == pytest.approx(local.losses, abs=1e-9)
 
     @both_ways
+    def test_is_that_of_the_way_that_was_asked_for(self, way):
+        trace = Trace()
+        run(Job(replace(EXACT, max_steps=1), CORPUS), engine=TorchRPC(way), trace=trace)
+        # Only a cut calls for its backward pass in Python.
+        assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
+
+    @both_ways
     def test_of_uneven_shards(self, way):
         assert_equal_to_local(replace(EXACT, num_trainers=3), way)
 
