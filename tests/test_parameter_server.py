@@ -310,21 +310,22 @@ class TestTrainers:
         for history in run(Job(few, CORPUS)):
             assert history.staleness == [0] * 5
 
-    def test_to_evaluate_keeps_nothing_for_a_backward_pass(self):
-        trainer = Trainer(OneProcess(), 0, Job(EXACT, CORPUS))
-        whole, losses = trainer.model.loss, []
+    @pytest.mark.parametrize("cut", ["logits", "loss"])
+    def test_to_evaluate_keeps_nothing_for_a_backward_pass(self, cut):
+        trainer = Trainer(OneProcess(), 0, Job(replace(EXACT, cut=cut), CORPUS))
+        whole, kept = trainer.model.loss, []
 
         def loss(*args):
-            found = whole(*args)
-            losses.append(found[0])
-            return found
+            loss, hidden = whole(*args)
+            kept.append([each.requires_grad for each in (loss, *hidden)])
+            return loss, hidden
 
         trainer.model.loss = loss
         trainer.step(*next(trainer.stream.windows()), trainer.hidden(0))
         trainer.evaluate()
-        learnt, *looked_at = losses
-        assert learnt.requires_grad and looked_at
-        assert not any(each.requires_grad for each in looked_at)
+        learnt, *looked_at = kept
+        assert all(learnt) and looked_at
+        assert not any(map(any, looked_at))
 
     def test_a_step_during_the_forward_pass_makes_stale(self):
         config = replace(EXACT, num_trainers=2, sync=False)
