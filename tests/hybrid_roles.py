@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines import gradients, pace
 from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import (
@@ -118,6 +118,17 @@ def counting_master(job):
     """A master that asks what is left on the server after a run with cuts."""
     system.drive(TorchRPC("cut"), job, system.tasks(job))
     return rpc.rpc_sync("ps", kept)
+
+
+def pacing_master(job):
+    """A master that asks how many places each trainer has passed in the end."""
+    trainers = [f"trainer{task.rank}" for task in system.tasks(job)]
+    system.drive(TorchRPC(), job, system.tasks(job))
+    return [rpc.rpc_sync(trainer, places) for trainer in trainers]
+
+
+def places():
+    return pace._places
 
 
 def kept():

@@ -201,6 +201,10 @@ def raise_error():
     raise ArithmeticError("seven times six")
 
 
+def lose_peer():
+    raise RuntimeError("Connection closed by peer")  # as gloo says it
+
+
 def raise_odd_error():
     raise TwoArguments("seven", "times six")
 

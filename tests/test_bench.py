@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cdopt_tutorial.bench import hybrid, launch, reinforce, rnn, rows
+from cdopt_tutorial.bench import bare, hybrid, launch, reinforce, rnn, rows
 from cdopt_tutorial.engines.trace import Span
 
 
@@ -71,6 +71,13 @@ class TestRows:
         assert found == {"forward": 0.3, "backward": 0.2}
 
 
+def test_a_step_of_a_program_is_that_of_its_slowest_worker(monkeypatch):
+    called = [[1.0, 9.0, 11.0, 14.0, 64.0], [2.0, 3.0, 4.0, 5.5, 6.5]]
+    monkeypatch.setattr(bare, "call_times", lambda *asked: asked and called)
+    assert bare.step_seconds("program", "step", warm_up=1) == 3.0
+    assert bare.step_seconds("program", "step", warm_up=0) == 5.5
+
+
 def steps(*seconds, warm_up):
     """The seconds of steps of which some do not count, nor does one that is slow."""
     return [100.0] * warm_up + [*seconds, 50.0, min(seconds)]
@@ -78,12 +85,12 @@ def steps(*seconds, warm_up):
 
 class TestRnn:
     @pytest.fixture
-    def figures(self, monkeypatch):
-        """What a smoke run measures if all runs are made up; and the jobs by way."""
-        jobs = {"local": [], "plain": [], "traced": [], "bare": []}
+    def jobs(self, monkeypatch):
+        """What is run, by way; all runs are made up."""
+        jobs = {"local": [], "plain": [], "traced": [], "bare": [], "words": []}
 
         def history(job):
-            assert len(job.corpus.vocabulary) == rnn.SMOKE_VOCAB_SIZE
+            jobs["words"].append(len(job.corpus.vocabulary))
             return SimpleNamespace(step_seconds=steps(0.5, warm_up=rnn.WARM_UP))
 
         def run(job, trace=None):
@@ -104,8 +111,23 @@ class TestRnn:
         monkeypatch.setattr(
             rnn.bare, "step_seconds", lambda *args: jobs["bare"].append(args) or 0.25
         )
+        return jobs
+
+    @pytest.fixture
+    def figures(self, jobs):
+        """What a smoke run measures; and the jobs by way."""
         _, more = rnn.measure(lambda _: None, smoke=True)
         return more["values"], jobs
+
+    @pytest.mark.parametrize("smoke", [False, True])
+    def test_a_smoke_run_alone_is_of_a_small_model(self, smoke, jobs):
+        rnn.measure(lambda _: None, smoke)
+        turns, words, width, steps = (1, 500, 32, 10) if smoke else (5, 10_000, 200, 14)
+        assert len(jobs["local"]) == len(jobs["bare"]) == turns
+        assert set(jobs["words"]) == {words}
+        for config in jobs["local"] + jobs["plain"]:
+            assert (config.embedding, config.hidden) == (width, width)
+            assert config.max_steps == steps
 
     def test_figures_are_of_steps_that_count(self, figures):
         values, _ = figures

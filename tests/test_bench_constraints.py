@@ -96,6 +96,16 @@ def test_a_smoke_run_compares_each_width_with_its_own_plain_layer():
         assert by_p == {32: pytest.approx(expected)}
 
 
+@pytest.mark.parametrize("smoke", [False, True])
+def test_a_smoke_run_alone_leaves_out_widths_and_turns(smoke, monkeypatch):
+    monkeypatch.setattr(bench, "_time", lambda *_: {"step": 1.0})
+    monkeypatch.setattr(bench, "make_step", lambda *_: None)
+    _, more = bench.measure(lambda _: None, smoke)
+    assert list(more["values"]) == ([64] if smoke else [64, 128, 256, 512, 1024])
+    for of in more["values"].values():
+        assert {len(each["step"]) for each in of.values()} == {1 if smoke else 7}
+
+
 @pytest.mark.parametrize("width", [7, 0])
 def test_what_can_not_be_timed_is_refused(width):
     with pytest.raises(ValueError, match=f"width is {width}, but must be even"):

@@ -12,12 +12,22 @@ from functools import partial
 import hybrid_roles
 import pytest
 import torch
+from locks import Second
 from torch.nn import functional as F
 
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
-from cdopt_tutorial.engines import Role, Trace, Wire, WorkerError, launch, share
+from cdopt_tutorial.engines import (
+    Role,
+    Trace,
+    Wire,
+    WorkerError,
+    gradients,
+    launch,
+    share,
+)
 from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
@@ -33,7 +43,8 @@ from cdopt_tutorial.hybrid import (
     system,
 )
 from cdopt_tutorial.hybrid.history import Recorder
-from cdopt_tutorial.hybrid.model import SEMANTICS, weights_of
+from cdopt_tutorial.hybrid.model import SEMANTICS, Table, weights_of
+from cdopt_tutorial.hybrid.system import OriginalStep
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
 STEPS = 50
@@ -311,6 +322,26 @@ class TestOriginalSemantics:
         original, exact = (self.moves(each)["table.weight"] for each in (job, exact))
         assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
 
+    def test_of_two_trainers_at_once_each_moves_by_its_own(self, job, monkeypatch):
+        table = Table(6, job.config, {})
+        (weight,) = table.parameters()
+        begin = weight.detach().clone()
+        kept = {name: {weight: torch.full_like(weight, 2.0)} for name in ("one", "two")}
+        monkeypatch.setattr(gradients, "_kept_gradients", kept)
+        stepper = OriginalStep(LocalRef(table), job.config)
+        second = Second(lambda: stepper.step(1, "two"))
+        move = stepper._optimizers[0].step
+
+        def move_while_another_comes():
+            second.come()
+            move()
+
+        monkeypatch.setattr(stepper, "_lock", second)
+        monkeypatch.setattr(stepper._optimizers[0], "step", move_while_another_comes)
+        stepper.step(0, "one")
+        second.done()
+        torch.testing.assert_close(begin - weight, torch.full_like(weight, 2.0))
+
     @pytest.mark.parametrize("way", WAYS)
     def test_every_trainer_has_a_momentum_of_its_own(self, way):
         """Shown where no trainer's images have a token of the other's."""
@@ -418,6 +449,15 @@ class TestTrouble:
     def test_a_trainer_that_is_gone_is_named(self, data, how, told):
         assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
 
+    @pytest.mark.parametrize("kind", ["free", "oblique table"])
+    def test_all_trainers_pass_as_many_places_whoever_scores(self, data, kind):
+        config = replace(EXACT, num_trainers=3, epochs=2, max_steps=None, **KINDS[kind])
+        job = Job(config, data)
+        master = Role(hybrid_roles.pacing_master, (job,))
+        first, *others = system.on_workers(job, master)["master"]
+        # Two at least in each step; the fewest tell who is late.
+        assert others == [first] * 2 and first > 2 * 2 * 11
+
     def test_training_in_one_process_has_no_deadline(self, data):
         config = replace(EXACT, max_steps=1, step_deadline=0.01)
         job = Job(config, data)
@@ -513,6 +553,8 @@ def test_who_calls_whom(data, way):
     assert ("master", "ps") in called
     assert ("master", "trainer0") in called and ("master", "trainer1") in called
     assert ("trainer0", "ps") in called and ("trainer1", "ps") in called
+    # Only a cut calls for it in Python: the way that was asked for is the one taken.
+    assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
     own = {"lookup", "dense forward", "backward", "all-reduce", "optimizer"}
     expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
     for worker, names in expected.items():

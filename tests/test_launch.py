@@ -248,6 +248,13 @@ class TestFailure:
         )
         assert error.headline.startswith("observer0 was stopped")
 
+    def test_a_stopped_worker_is_named_not_who_lost_it(self):
+        # Whoever lost it says so before it has been stopped for long enough to count.
+        lost = Role(roles.lose_peer)
+        stopped = Role(roles.send_self, ("SIGSTOP",))
+        error = failure({"agent": lost, "observer0": stopped})
+        assert error.headline.startswith("observer0 was stopped")
+
     def test_a_worker_that_never_joins(self):
         late = Role(roles.identify, (roles.SlowToArrive(LONG),))
         error = failure(

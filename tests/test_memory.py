@@ -298,6 +298,21 @@ def test_a_bench_of_rates_compares_with_the_best_and_the_free_model():
             assert step.baseline == f"{task}, free: step"
 
 
+@pytest.mark.parametrize("smoke", [False, True])
+def test_a_smoke_run_alone_of_that_bench_leaves_out_rates_and_seeds(smoke, monkeypatch):
+    def made_up(_, jobs, **__):
+        configs.extend(config for _, config in jobs)
+        return [Run(job, [1], [1.0], [0.0], 0.0, 0.0, 1.0) for job, _ in jobs]
+
+    configs = []
+    monkeypatch.setattr(copying, "share", made_up)
+    _, more = copying.measure(lambda _: None, smoke)
+    lrs, seeds = (2, 1) if smoke else (7, 5)
+    assert len({each["lr"] for each in more["values"]}) == lrs
+    assert len(more["values"]) == len(configs) == 2 * lrs * seeds * len(MODELS)
+    assert all((config.hidden == 8) == smoke for config in configs)
+
+
 # The task that needs no long memory
 
 

@@ -8,12 +8,14 @@ import pytest
 import rnn_roles
 import rnn_twin
 import torch
+from locks import Second
 from torch.nn import functional as F
 
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import Role, Trace, launch, serve
+from cdopt_tutorial.engines import Role, Trace, gradients, launch, serve
 from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import (
     Job,
@@ -27,6 +29,7 @@ from cdopt_tutorial.parameter_server import (
     traffic,
 )
 from cdopt_tutorial.parameter_server.model import summed_loss
+from cdopt_tutorial.parameter_server.system import Owner
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=5,
@@ -77,6 +80,13 @@ class TestEquality:
         distributed, local = assert_equal_to_local(config, way)
         if num_trainers == 1:
             assert distributed[0].losses == pytest.approx(local.losses, abs=1e-9)
+
+    @both_ways
+    def test_is_that_of_the_way_that_was_asked_for(self, way):
+        trace = Trace()
+        run(Job(replace(EXACT, max_steps=1), CORPUS), engine=TorchRPC(way), trace=trace)
+        # Only a cut calls for its backward pass in Python.
+        assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
 
     @both_ways
     def test_of_uneven_shards(self, way):
@@ -193,6 +203,26 @@ class TestOptimizer:
         if way == "distributed":  # torch's own, of a class that it does not know, does
             assert self.play(rnn_roles.step_twice, False) == [[0.5, 0.0], [0.5, 0.0]]
 
+    @pytest.mark.parametrize("ask", ["squared_norm", "step"])
+    def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):
+        two = rnn_roles.Two()
+        kept = {"one": {two.a: torch.tensor(0.5)}, "other": {two.b: torch.tensor(2.0)}}
+        monkeypatch.setattr(gradients, "_kept_gradients", kept)
+        owner = Owner({"two": LocalRef(two)}, rnn_roles.HALF)
+        args = ("other", 1.0) if ask == "step" else ("other",)
+        second = Second(lambda: getattr(owner, ask)(*args))
+        move = owner._optimizer.step
+
+        def move_while_another_asks():
+            second.come()
+            move()
+
+        monkeypatch.setattr(owner, "_lock", second)
+        monkeypatch.setattr(owner._optimizer, "step", move_while_another_asks)
+        assert owner.step("one", 1.0) == 0
+        assert second.done() == (1 if ask == "step" else 4.0)
+        assert two.values() == (0.75, 0.0 if ask == "step" else 1.0)
+
     def test_is_not_compiled_by_torchscript(self, capfd):
         self.play(rnn_roles.step_owner_twice, TorchRPC())
         assert "deprecat" not in capfd.readouterr().err
@@ -290,6 +320,23 @@ class TestTrainers:
         few = replace(EXACT, num_trainers=2, max_steps=5)
         for history in run(Job(few, CORPUS)):
             assert history.staleness == [0] * 5
+
+    @pytest.mark.parametrize("cut", ["logits", "loss"])
+    def test_to_evaluate_keeps_nothing_for_a_backward_pass(self, cut):
+        trainer = Trainer(OneProcess(), 0, Job(replace(EXACT, cut=cut), CORPUS))
+        whole, kept = trainer.model.loss, []
+
+        def loss(*args):
+            loss, hidden = whole(*args)
+            kept.append([each.requires_grad for each in (loss, *hidden)])
+            return loss, hidden
+
+        trainer.model.loss = loss
+        trainer.step(*next(trainer.stream.windows()), trainer.hidden(0))
+        trainer.evaluate()
+        learnt, *looked_at = kept
+        assert all(learnt) and looked_at
+        assert not any(map(any, looked_at))
 
     def test_a_step_during_the_forward_pass_makes_stale(self):
         config = replace(EXACT, num_trainers=2, sync=False)

@@ -3,6 +3,7 @@
 And one process against a program that shares nothing with it.
 """
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 
 import gymnasium
 import numpy as np
+import pygame
 import pytest
 import reinforce_twin
 import torch
@@ -355,6 +357,14 @@ class TestScore:
         score.add([episodes([474])])
         assert not score.solved
 
+    @pytest.mark.parametrize(("most", "played"), [(60, 60), (300, 100)])
+    def test_ends_the_run_once_it_is_solved(self, most, played, monkeypatch):
+        monkeypatch.setattr(Score, "threshold", 1.0)  # any hundred episodes reach it
+        config = ReinforceConfig(num_observers=1, num_envs=20, max_episodes=most)
+        found = run_locally(config)
+        assert len(found.score.rewards) == played
+        assert found.score.solved == (played == 100)
+
     def test_is_told_round_by_round(self):
         score = Score()
         first = score.add([episodes([10, 20])])
@@ -552,6 +562,14 @@ class TestSpeed:
             "packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])],
             speed.ONE_PROCESS: [([1], [7]), ([1], [8])],
         }
+
+
+def test_a_film_looks_for_no_screen(monkeypatch):
+    pygame.quit()  # another film of this process has set it up
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    watch.frames(Agent(ReinforceConfig(seed=2)).weights())
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy"
+    assert not pygame.display.get_init() or pygame.display.get_driver() == "dummy"
 
 
 @pytest.mark.parametrize("conversation", ["batched", "local-policy"])

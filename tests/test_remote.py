@@ -5,8 +5,9 @@ import threading
 
 import pytest
 import roles
+from locks import Second
 
-from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines import Role, launch, reference, serve
 from cdopt_tutorial.engines.reference import LocalRef, Ref
 
 
@@ -37,6 +38,31 @@ class TestRef:
     def test_is_the_same_for_the_same_object_only(self):
         one, two = roles.Counter(), roles.Counter()
         assert Ref.to(one) == Ref.to(one) != Ref.to(two)
+
+    def test_of_two_threads_at_once_are_of_their_own_objects(self, monkeypatch):
+        one, two = roles.Counter(), roles.Counter()
+        second = Second(lambda: Ref.to(two))
+
+        class Objects(list):
+            def append(self, value):
+                second.come()
+                super().append(value)
+
+        monkeypatch.setattr(reference, "_making", second)
+        monkeypatch.setattr(reference, "_objects", Objects())
+        first = Ref.to(one)
+        assert second.done() != first
+        assert (first.local_value(), second.done().local_value()) == (one, two)
+
+    def test_of_a_name_that_two_threads_ask_for_at_once_are_the_same(self, monkeypatch):
+        def make():
+            second.come()
+            return roles.Counter()
+
+        second = Second(lambda: Ref.named("counter", make))
+        monkeypatch.setattr(reference, "_making", second)
+        monkeypatch.setattr(reference, "_named", {})
+        assert Ref.named("counter", make) == second.done()
 
     def test_works_without_rpc(self):
         counter = pickle.loads(pickle.dumps(Ref.to(roles.Counter()))).rpc_sync()

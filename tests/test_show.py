@@ -92,7 +92,11 @@ def states(monkeypatch):
     """All that the one display of a page was told to show, one after the other."""
     shown = []
     handle = SimpleNamespace(update=lambda bar: shown.append(bar._repr_html_()))
-    monkeypatch.setattr(show, "display", lambda bar, display_id: handle)
+
+    def display(bar, display_id=None):
+        return handle if display_id else None  # IPython has one for what has an id
+
+    monkeypatch.setattr(show, "display", display)
     return shown
 
 

@@ -89,6 +89,15 @@ def test_two_callers_one_after_the_other_are_told_apart():
         assert call.sent < call.started <= call.ended < call.received
 
 
+def test_of_a_call_that_was_cut_off_nothing_is_left():
+    asked = {key: ("other", key, 10 * n) for n, key in enumerate(("no", "yes", "half"))}
+    agent = trace.Record("agent", asked, received={"yes": 19, "no": 9})
+    other = trace.Record("other", answers={"yes": (12, 15), "half": (22, 25)})
+    found = Trace()
+    found.fill([agent, other])
+    assert found.calls == [trace.Call("agent", "other", "yes", 0, 2, 5, 9)]
+
+
 def test_a_late_answer_ends_when_it_is_there():
     late = Role(roles.wait_for_late, ("other", 0.3))
     (call,) = [
