@@ -68,6 +68,8 @@ class TestScratch:
     @pytest.fixture(autouse=True)
     def here(self, place, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(place))
+        # Not that of this process, in which its fork server is called.
+        monkeypatch.setattr(scratch, "_mine", set())
 
     def test_is_there_for_its_time(self, place):
         with scratch.scratch() as folder:
