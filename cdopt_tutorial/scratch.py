@@ -55,7 +55,10 @@ def _locked_folder() -> tuple[str, int]:
     """A folder's path, and the descriptor that holds its lock."""
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # swept before it was opened
         with suppress(OSError):  # a file system without locks: then nobody sweeps it
             fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.isdir(folder):

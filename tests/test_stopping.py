@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -86,6 +87,19 @@ class TestScratch:
         with scratch.scratch():
             assert not orphan.exists()
             assert (foreign / "file").exists()
+
+    def test_that_another_run_sweeps_as_it_is_made_is_made_again(self, monkeypatch):
+        made, make = [], tempfile.mkdtemp
+
+        def swept(**how):
+            made.append(make(**how))
+            if len(made) == 1:
+                os.rmdir(made[0])
+            return made[-1]
+
+        monkeypatch.setattr(tempfile, "mkdtemp", swept)
+        with scratch.scratch() as folder:
+            assert folder == made[1] and Path(folder).exists()
 
     def test_in_use_is_nobody_elses(self, place):
         with scratch.scratch() as one, scratch.scratch() as other:
