@@ -390,29 +390,6 @@ def test_no_two_of_eight_curves_look_alike():
     assert len({line.get_marker() for line in lines}) == 8
 
 
-def test_bars_say_their_values_and_their_ratio_to_the_first():
-    speed = {"per-step": 812.4, "local-policy": 142000.0, "slow": 406.2}
-    fig = plots.bars(speed, xlabel="steps per second")
-    found = texts(fig)
-    for word in ("812  (×1)", "142,000  (×175)", "406  (×0.5)", *speed):
-        assert word in found
-    (ax,) = fig.axes
-    assert [bar.get_width() for bar in ax.patches] == [*speed.values()]
-    assert ax.get_xscale() == "log"
-    low, high = ax.get_xlim()
-    assert low < 406.2 and high > 142000
-    above, *_, below = (bar.get_window_extent() for bar in ax.patches)
-    assert above.y0 > below.y1
-    labels = [text.get_window_extent() for text in ax.texts]
-    assert max(label.x1 for label in labels) <= fig.bbox.x1
-
-
-@pytest.mark.parametrize("bad", [{}, {"a": 1, "b": 0}])
-def test_bars_refuse_what_they_cannot_show(bad):
-    with pytest.raises(ValueError):
-        plots.bars(bad, xlabel="x")
-
-
 AXIS = np.linspace(-2, 2, 81)
 BOWL = AXIS[None, :] ** 2 + 4 * AXIS[:, None] ** 2
 CIRCLE = np.stack([np.cos(np.linspace(0, 6.3, 99)), np.sin(np.linspace(0, 6.3, 99))], 1)

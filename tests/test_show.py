@@ -22,7 +22,6 @@ from PIL import Image
 
 from cdopt_tutorial import plots, show
 from cdopt_tutorial.plots import style
-from cdopt_tutorial.publish.project import Project
 
 
 def some_figure():
@@ -33,30 +32,6 @@ def some_figure():
 def frames(count=6, height=30, width=41):
     rng = np.random.default_rng(0)
     return list(rng.integers(0, 256, (count, height, width, 3), dtype=np.uint8))
-
-
-def test_source_names_path_and_lines_and_shows_the_code(project):
-    text = show.source(Project.chapters)._repr_markdown_()
-    head, code = text.split(":\n\n", 1)
-    first, last = map(int, re.search(r"lines (\d+) to (\d+)$", head).groups())
-    assert head.startswith("`cdopt_tutorial/publish/project.py`")
-    file = project.root / "cdopt_tutorial/publish/project.py"
-    lines = file.read_text().splitlines()[first - 1 : last]
-    shown = code.removeprefix("````python\n").removesuffix("\n````\n").splitlines()
-    assert [line.strip() for line in lines] == [line.strip() for line in shown]
-    assert shown[0] == "def chapters(self) -> list[Path]:"
-
-
-def test_source_sees_through_a_decorator():
-    text = show.source(plots.timeline)._repr_markdown_()
-    assert text.startswith("`cdopt_tutorial/plots/timeline.py`")
-    assert "def timeline(" in text
-
-
-@pytest.mark.parametrize("obj", [len, 3, eval("lambda: 0")])
-def test_source_refuses_what_is_in_no_file(obj):
-    with pytest.raises(ValueError, match="no source file"):
-        show.source(obj)
 
 
 def test_environment_names_what_the_chapter_ran_on():
@@ -257,7 +232,9 @@ def test_figure_needs_words():
 def test_figures_are_the_same_each_time_and_share_no_ids():
     first, again = (show.figure(some_figure(), alt="a").data for _ in range(2))
     assert first == again
-    other = show.figure(plots.bars({"agent": 3}, xlabel="x"), alt="a").data
+    curve = {"agent": [([1, 2], [3, 4])]}
+    other = plots.learning_curves(curve, xlabel="x", ylabel="y")
+    other = show.figure(other, alt="a").data
     first_ids, other_ids = (
         set(re.findall(r' id="([^"]+)"', html)) for html in (first, other)
     )

@@ -1,6 +1,6 @@
 """The figures of the book. Each function returns a figure; `show.figure` shows it."""
 
-from cdopt_tutorial.plots.curves import bars, learning_curves
+from cdopt_tutorial.plots.curves import learning_curves
 from cdopt_tutorial.plots.landscape import arrows, landscape
 from cdopt_tutorial.plots.panels import panels
 from cdopt_tutorial.plots.pictures import pictures
@@ -8,7 +8,6 @@ from cdopt_tutorial.plots.timeline import timeline
 
 __all__ = [
     "arrows",
-    "bars",
     "landscape",
     "learning_curves",
     "panels",

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cdopt_tutorial.plots.style import INK, LOOKS, WIDTH, add_legend, looks, styled
+from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
 
 _GRID_POINTS = 200
 _Seed = tuple[Sequence[float], Sequence[float]]
@@ -74,26 +74,3 @@ def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
     if len(measured) <= 8:
         ax.set_xticks(measured, [f"{x:g}" for x in measured])
         ax.set_xticks([], minor=True)
-
-
-@styled
-def bars(values: Mapping[str, float], *, xlabel: str) -> Figure:
-    """Draw a bar per value, the first on top, each with its ratio to the first.
-
-    The scale is logarithmic: no value, or one not above 0, is a ValueError.
-    """
-    heights = list(values.values())
-    least, most = min(heights), max(heights)
-    if least <= 0:
-        raise ValueError(f"a logarithmic scale can't show {least}")
-    fig = Figure(figsize=(WIDTH, 0.8 + 0.36 * len(values)))
-    ax = fig.add_subplot(xlabel=xlabel, xscale="log")
-    style = {"height": 0.62, "color": [each.color for each in LOOKS], "lw": 0}
-    drawn = ax.barh(list(values), heights, alpha=0.85, **style)
-    ratios = [f"{v:,.0f}  (×{v / heights[0]:.3g})" for v in heights]
-    ax.bar_label(drawn, ratios, padding=4, size=9)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
-    ax.invert_yaxis()
-    ax.set_xlim(10 ** np.floor(np.log10(least) - 0.2), most * 6)
-    return fig

@@ -1,14 +1,12 @@
-"""What a chapter shows: offline HTML or Markdown, which stays on the page."""
+"""What a chapter shows: offline HTML, which stays on the page."""
 
 import base64
 import hashlib
-import inspect
 import io
 import os
 import platform
 import re
 import tempfile
-import textwrap
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -20,30 +18,12 @@ from pathlib import Path
 import imageio_ffmpeg
 import numpy as np
 import torch
-from IPython.display import HTML, Markdown, display
+from IPython.display import HTML, display
 from matplotlib.figure import Figure
 from PIL import Image
 
 from cdopt_tutorial.plots.style import INK, styled
 from cdopt_tutorial.publish.chapter import HIDDEN
-from cdopt_tutorial.publish.project import Project
-
-
-def source(*objects) -> Markdown:
-    """Show the source of classes or functions; what is in no file is a ValueError."""
-    project, texts = Project(Path(__file__).resolve().parents[2]), []
-    for obj in objects:
-        try:
-            lines, first = inspect.getsourcelines(obj)
-            file = Path(inspect.getsourcefile(inspect.unwrap(obj)))
-        except (TypeError, OSError):
-            what = f"{obj!r} has no source file: show things of the package"
-            raise ValueError(what) from None
-        where = f"lines {first} to {first + len(lines) - 1}"
-        code = textwrap.dedent("".join(lines)).rstrip()
-        place = f"`{project.relative(file)}`, {where}"
-        texts.append(f"{place}:\n\n````python\n{code}\n````\n")
-    return Markdown("\n".join(texts))
 
 
 def glue(name: str, value: object) -> None:
