@@ -1,5 +1,6 @@
 """The bare programs of chapters 1, 2 and 5: in plain torch, from their notebooks."""
 
+import json
 import os
 import statistics
 import subprocess
@@ -19,9 +20,10 @@ CHAPTERS = {
 }
 _MAIN = '\nif __name__ == "__main__":\n'
 
-# Behind a program's own definitions: each worker prints when a function was called.
+# Behind a program's own definitions: each worker writes when a function was called,
+# into a file of its own, since what two print at once may come out mixed.
 _TIMED = """
-import time
+import json, os, time
 _calls, _function, _run_worker = [], {function}, run_worker
 
 def _called(*args, **kwargs):
@@ -31,7 +33,8 @@ def _called(*args, **kwargs):
 def run_worker(*args):
     _run_worker(*args)
     if _calls:
-        print("called at", *_calls)
+        with open(f"calls-{{os.getpid()}}.json", "w") as file:
+            json.dump(_calls, file)
 
 {function} = _called
 """
@@ -79,10 +82,10 @@ def call_times(text: str, function: str) -> list[list[float]]:
         path = Path(folder, "bare.py")
         path.write_text(extend(text, _TIMED.format(function=function)))
         command = [sys.executable, str(path)]
-        options = {"cwd": folder, "env": alone(), "text": True, "check": True}
-        done = subprocess.run(command, stdout=subprocess.PIPE, **options)
-    times = [line.split() for line in done.stdout.splitlines() if "called at" in line]
-    return [[float(time) for time in words[2:]] for words in times]
+        options = {"cwd": folder, "env": alone(), "check": True}
+        subprocess.run(command, stdout=subprocess.DEVNULL, **options)
+        files = Path(folder).glob("calls-*.json")
+        return [json.loads(path.read_text()) for path in files]
 
 
 def step_seconds(text: str, function: str, warm_up: int) -> float:
