@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -35,6 +36,9 @@ for name in (
     "SOURCE_DATE_EPOCH",
 ):
     os.environ.pop(name, None)
+
+# Under nohup it would be ignored, by what the tests start and hang up on, as well.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # On models this small two threads only wait for each other.
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from cdopt_tutorial.constraints.surface import Manifold, Surface, surface
+from cdopt_tutorial.constraints.surface import Manifold, Surface, is_sharded, surface
 
 GATES = {nn.RNN: 1, nn.RNNCell: 1, nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
@@ -37,6 +37,9 @@ def dissolve(
     no such weight, it is parametrized already, or it does not fit the manifold.
     """
     weight = dict(module.named_parameters(recurse=False)).get(name)
+    if _is_under_fsdp(module):
+        kind = type(module).__name__
+        raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
     if parametrize.is_parametrized(module, name):
         raise ValueError(f"{name!r} of {type(module).__name__} is parametrized already")
     if weight is None:
@@ -99,8 +102,8 @@ class Dissolved(nn.Module):
         """A(W), shaped as W."""
         weight, shared = _for_this_call(weight)
         # A thread that serves calls may serve several trainers in turn: their graphs
-        # must not mix.
-        if shared or not torch.is_grad_enabled():
+        # must not mix. Under FSDP the penalty will ask for the shards' own distance.
+        if shared or _is_under_fsdp(self) or not torch.is_grad_enabled():
             return self.surface.map_and_distance(weight)[0]
         mapped, distance = self.surface.map_and_distance(weight)
         self._seen = [weight, _state(weight), distance]
@@ -134,13 +137,21 @@ def _for_this_call(weight: Tensor) -> tuple[Tensor, bool]:
     Threads other than the main one answer calls by RPC: another trainer's step may come
     before this call's backward pass, which needs the weight as it was.
     """
+    if torch.compiler.is_compiling():  # finds by itself what map and distance share
+        return weight, True
     if threading.current_thread() is threading.main_thread():
         return weight, False
     return weight.clone(), True
 
 
 def _state(weight: Tensor) -> tuple:
-    return weight._version, weight.data_ptr(), weight.dtype, weight.requires_grad
+    here = weight.to_local() if is_sharded(weight) else weight
+    return weight._version, here.data_ptr(), weight.dtype, weight.requires_grad
+
+
+def _is_under_fsdp(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` looks after a module's parameters."""
+    return getattr(module, "_is_fsdp_managed_module", False)
 
 
 def _extend(module: nn.Module) -> None:
@@ -154,6 +165,15 @@ def _extend(module: nn.Module) -> None:
 
 class _Portable:
     """Pickles and copies with its parametrizations, which torch's classes can't."""
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As usual, but refused to tensor parallel, which would shard A(W)."""
+        weight = name.removeprefix("parametrizations.").removesuffix(".original")
+        if weight in getattr(self, "parametrizations", ()):
+            kind = self._kind.__name__
+            order = "parallelize_module first, dissolve after it"
+            raise ValueError(f"{weight!r} of {kind} is dissolved already: {order}")
+        super().register_parameter(name, param)
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         names = tuple(getattr(self, "parametrizations", ()))

@@ -14,7 +14,7 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.layers import Dissolved
-from cdopt_tutorial.constraints.surface import Surface, feasible
+from cdopt_tutorial.constraints.surface import Surface, feasible, is_sharded
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply, is_reference
 
@@ -48,6 +48,7 @@ class CdoptSurface:
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
         to_point, _ = self._turns()
+        weight = weight.full_tensor() if is_sharded(weight) else weight
         return self.module.manifold.C(to_point(weight)).square().sum()
 
     def nearest(self, weight: Tensor) -> Tensor:

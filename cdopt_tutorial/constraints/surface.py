@@ -1,10 +1,12 @@
 """CDOpt's manifolds for weights: the map A, the constraint C, the nearest point."""
 
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,9 +21,20 @@ from torch import Tensor, nn
 from cdopt_tutorial.constraints.fused import stiefel_map
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
+HALF = torch.bfloat16, torch.float16  # C, a small difference, would be lost in them
 BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
 
 Manifold = str | Callable[..., Any]
+
+
+def is_sharded(weight: Tensor) -> bool:
+    """Whether a weight is a DTensor, asked without the second that its import takes."""
+    return hasattr(weight, "device_mesh")
+
+
+def _sharded() -> ModuleType:
+    """How such a weight is computed with; imported where there is one."""
+    return importlib.import_module("cdopt_tutorial.constraints.sharded")
 
 
 def _exactly(weight: Tensor) -> AbstractContextManager:
@@ -41,7 +54,12 @@ class Surface:
     transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """A(W), shaped as the weight, and ‖C(W)‖², a scalar."""
+        """A(W), shaped and placed as the weight, and ‖C(W)‖², a scalar."""
+        if weight.dtype in HALF:
+            mapped, distance = self.map_and_distance(weight.float())
+            return mapped.to(weight.dtype), distance.to(weight.dtype)
+        if is_sharded(weight):
+            return _sharded().map_and_distance(self, weight)
         with _exactly(weight):
             if self.make is not stiefel_torch:
                 mapped = self._of(weight).A(self._point(weight))
@@ -54,6 +72,12 @@ class Surface:
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
+        if weight.dtype in HALF:
+            return self.distance(weight.float()).to(weight.dtype)
+        if is_sharded(weight):
+            return _sharded().distance(self, weight)
+        if torch.compiler.is_compiling() and self.make is stiefel_torch:
+            return self.map_and_distance(weight)[1]  # whose sums are found to be known
         with _exactly(weight):
             return self._of(weight).C(self._point(weight)).square().sum()
 
@@ -61,9 +85,12 @@ class Surface:
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds; see `feasible`."""
         exact = weight.double()  # a decomposition in float32 is off by many roundings
-        with _exactly(exact):
-            found = self._of(exact).Post_process(self._point(exact))
-        found = self._weight(found, weight).contiguous()
+        if is_sharded(exact):
+            found = _sharded().nearest(self, exact)
+        else:
+            with _exactly(exact):
+                point = self._of(exact).Post_process(self._point(exact))
+            found = self._weight(point, weight).contiguous()
         return feasible(found, self.distance).to(weight.dtype)
 
     def _blocks(self, weight: Tensor) -> Tensor:
@@ -81,7 +108,10 @@ class Surface:
 
     def _of(self, weight: Tensor) -> Any:
         shape = tuple(self._point(weight).shape)
-        return _manifold(self.make, shape, weight.dtype, weight.device)
+        # A compiler sees through what is kept: it would trace this, and warn of it.
+        compiling = torch.compiler.is_compiling()
+        make = _manifold.__wrapped__ if compiling else _manifold
+        return make(self.make, shape, weight.dtype, weight.device)
 
 
 def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
@@ -125,7 +155,9 @@ def surface(
     if blocks > 1 and make not in BY_BLOCKS:
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if make is stiefel_torch:
-        transpose = _turned(weight.shape[0] // blocks, weight[0].numel(), transpose)
+        transpose = _turned(
+            weight.shape[0] // blocks, math.prod(weight.shape[1:]), transpose
+        )
     return Surface(make, blocks, bool(transpose))
 
 

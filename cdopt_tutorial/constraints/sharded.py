@@ -1,0 +1,192 @@
+"""Constrained weights in shards, as DTensors: each rank maps its own part.
+
+XᵀX is a sum over the rows of X. So where ranks have rows of it, each computes the XᵀX
+of its own, one all-reduce adds them up, and the map of a row needs nothing more.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from cdopt_tutorial.constraints.fused import radial_map, stiefel_map
+
+if TYPE_CHECKING:
+    from cdopt_tutorial.constraints.surface import Surface
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a weight lies on a mesh while it is mapped, and who completes its sums."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]  #: of the weight, by dimension of the mesh
+    inner: tuple[int, ...]  #: dimensions of the mesh that split each sum
+    outer: tuple[int, ...]  #: those that split the sums among them, each one whole
+    wide: bool = False  #: whether rows are made orthonormal, on the Stiefel manifold
+
+    def inside(self, part: Tensor) -> None:
+        """Complete sums to which several ranks contribute."""
+        for dim in self.inner:
+            dist.all_reduce(part, group=self.mesh.get_group(dim))
+
+    def across(self, part: Tensor) -> None:
+        """Sum what each of several ranks has found of its own."""
+        for dim in self.outer:
+            dist.all_reduce(part, group=self.mesh.get_group(dim))
+
+
+def map_and_distance(on: "Surface", weight: DTensor) -> tuple[DTensor, Tensor]:
+    """A(W), placed as the weight, and ‖C(W)‖², a plain scalar, the same on each rank.
+
+    All ranks of the mesh must call it. On the Stiefel manifold that costs an all-reduce
+    of p × p, and one more for the way back, if the weight is cut along its long side or
+    between blocks (then none); the short side is first exchanged for the long one, and
+    back. An oblique weight costs its sums, a sphere a single number. On a manifold of
+    CDOpt other than these the weight is gathered.
+    """
+    layout = _layout(on, weight)
+    if layout is None:
+        mapped, distance = on.map_and_distance(weight.full_tensor())
+        everywhere = [Replicate()] * weight.device_mesh.ndim
+        return _placed(mapped, weight, everywhere), distance
+    part = _part(weight, layout)
+    mapped, distance = _map(on, _blocks(on, part, weight), layout)
+    return _placed(mapped.reshape(part.shape), weight, layout.placements), distance
+
+
+def distance(on: "Surface", weight: DTensor) -> Tensor:
+    """‖C(W)‖², a plain scalar; a gradient reaches the weight once, not once a rank."""
+    layout = _layout(on, weight)
+    if layout is None:
+        return on.distance(weight.full_tensor())
+    return _map(on, _blocks(on, _part(weight, layout), weight), layout)[1]
+
+
+@torch.no_grad()
+def nearest(on: "Surface", weight: DTensor) -> DTensor:
+    """The nearest weight on the manifold, placed as the weight."""
+    layout = _layout(on, weight)
+    if layout is None:
+        found = on.nearest(weight.full_tensor())
+        return _placed(found, weight, [Replicate()] * weight.device_mesh.ndim)
+    part = _part(weight, layout)
+    x = _blocks(on, part, weight)
+    if on.make is stiefel_torch:
+        # The second time mends the rounding of the first, which squares what is small.
+        x = _polar(_polar(x, layout), layout)
+    else:
+        s = x.square().sum(_axes(on), keepdim=True)
+        layout.inside(s)
+        x = x / s.sqrt()
+    return _placed(x.reshape(part.shape), weight, layout.placements)
+
+
+def _layout(on: "Surface", weight: DTensor) -> Layout | None:
+    """How a weight is mapped where it lies; None if it must be gathered."""
+    cuts = [_cut(placement) for placement in weight.placements]
+    ranks = math.prod(
+        weight.device_mesh.size(dim) for dim, cut in enumerate(cuts) if cut == 0
+    )
+    split = on.blocks > 1 and on.blocks % ranks > 0  # some block is on several ranks
+    wide = False
+    if on.make is stiefel_torch:
+        rows, columns = weight.shape[0] // on.blocks, math.prod(weight.shape[1:])
+        # A square matrix may be either; then what is cut decides.
+        either = rows == columns and (split or 0 not in cuts)
+        wide = rows < columns or either
+    elif on.make not in (oblique_torch, sphere_torch):
+        return None
+    placements: list[Placement] = list(weight.placements)
+    members: dict[str, list[int]] = {"inner": [], "outer": []}
+    for dim, cut in enumerate(cuts):
+        if cut is None:
+            continue
+        to, sums = _exchange(on, cut, wide, split)
+        if to is None:
+            placements[dim] = Replicate()
+            continue
+        if to != cut:
+            placements[dim] = Shard(to)
+        members[sums].append(dim)
+    inner, outer = tuple(members["inner"]), tuple(members["outer"])
+    return Layout(weight.device_mesh, tuple(placements), inner, outer, wide)
+
+
+def _cut(placement: Placement) -> int | None:
+    """The axis of the weight that a dimension of the mesh cuts; None for a replica."""
+    if placement.is_partial():
+        raise ValueError("a weight is placed as a partial sum: redistribute it first")
+    return None if placement.is_replicate() else placement.dim  # strided shards, too
+
+
+def _exchange(
+    on: "Surface", cut: int, wide: bool, split: bool
+) -> tuple[int | None, str]:
+    """Which axis to cut in place of the one that is cut, and which sums that splits."""
+    between_blocks = cut == 0 and on.blocks > 1 and not split
+    if on.make is sphere_torch:
+        return cut, "inner"
+    if on.make is oblique_torch:
+        if not on.transpose:
+            return cut, "inner" if cut else "outer"
+        if cut == 0 and on.blocks == 1:
+            return cut, "inner"
+        return cut if cut or between_blocks else 1, "outer"
+    if between_blocks:
+        return cut, "outer"
+    if wide:
+        return cut or 1, "inner"
+    return (0 if on.blocks == 1 else None), "inner"
+
+
+def _part(weight: DTensor, layout: Layout) -> Tensor:
+    """What this rank maps."""
+    return weight.redistribute(placements=layout.placements).to_local()
+
+
+def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTensor:
+    """A tensor of these parts, brought to where another one lies."""
+    shape, stride = like.shape, like.stride()
+    made = DTensor.from_local(
+        part, like.device_mesh, placements, run_check=False, shape=shape, stride=stride
+    )
+    return made.redistribute(placements=like.placements)
+
+
+def _blocks(on: "Surface", part: Tensor, weight: DTensor) -> Tensor:
+    """The rows of a part as matrices, in whole blocks if there are several."""
+    matrix = part.flatten(1) if part.ndim > 2 else part
+    if on.blocks == 1:
+        return matrix
+    rows = weight.shape[0] // on.blocks
+    return matrix.unflatten(0, (matrix.shape[0] // rows, rows))
+
+
+def _axes(on: "Surface") -> tuple[int, ...]:
+    """Over which axes of a part the squares are summed."""
+    if on.make is sphere_torch:
+        return (0, 1)
+    return (-2,) if on.transpose else (-1,)
+
+
+def _map(on: "Surface", x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    if on.make is stiefel_torch:
+        return stiefel_map(x, layout.wide, layout)
+    return radial_map(x, _axes(on), layout)
+
+
+def _polar(x: Tensor, layout: Layout) -> Tensor:
+    """X (XᵀX)^(-1/2), the nearest orthonormal columns, or rows, of all the parts."""
+    gram = x @ x.mT if layout.wide else x.mT @ x
+    layout.inside(gram)
+    squares, vectors = torch.linalg.eigh(gram)
+    root = (vectors * squares.rsqrt().unsqueeze(-2)) @ vectors.mT
+    return root @ x if layout.wide else x @ root
