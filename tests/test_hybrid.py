@@ -23,6 +23,7 @@ from cdopt_tutorial.engines import (
     WorkerError,
     gradients,
     launch,
+    process_group,
     share,
 )
 from cdopt_tutorial.engines.gradients import WAYS
@@ -37,7 +38,6 @@ from cdopt_tutorial.hybrid import (
     Result,
     dense_layer,
     make,
-    replicas,
     run,
     run_locally,
     system,
@@ -611,7 +611,7 @@ def test_the_largest_difference_of_all_steps_is_told():
 @pytest.mark.parametrize("num_gpus", range(5))
 def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
     gpus = [f"cuda:{number}" for number in range(num_gpus)]
-    found = [replicas.devices(i, num_trainers, gpus) for i in range(num_trainers)]
+    found = [process_group.devices(i, num_trainers, gpus) for i in range(num_trainers)]
     placed = Counter(each.device for each in found)
     shared = max(placed.values()) > 1
     assert set(placed) <= set(gpus or ["cpu"])
@@ -623,7 +623,7 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
 
 
 def test_trainers_share_the_one_gpu_that_is_named():
-    found = [replicas.devices(i, 2, ["cuda:1"]) for i in range(2)]
+    found = [process_group.devices(i, 2, ["cuda:1"]) for i in range(2)]
     assert [each.device for each in found] == ["cuda:1", "cuda:1"]
     assert {each.backend for each in found} == {"gloo"}
 

@@ -55,8 +55,7 @@ def map_and_distance(on: "Surface", weight: DTensor) -> tuple[DTensor, Tensor]:
     layout = _layout(on, weight)
     if layout is None:
         mapped, distance = on.map_and_distance(weight.full_tensor())
-        everywhere = [Replicate()] * weight.device_mesh.ndim
-        return _placed(mapped, weight, everywhere), distance
+        return _everywhere(mapped, weight), distance
     part = _part(weight, layout)
     mapped, distance = _map(on, _blocks(on, part, weight), layout)
     return _placed(mapped.reshape(part.shape), weight, layout.placements), distance
@@ -72,21 +71,12 @@ def distance(on: "Surface", weight: DTensor) -> Tensor:
 
 @torch.no_grad()
 def nearest(on: "Surface", weight: DTensor) -> DTensor:
-    """The nearest weight on the manifold, placed as the weight."""
-    layout = _layout(on, weight)
-    if layout is None:
-        found = on.nearest(weight.full_tensor())
-        return _placed(found, weight, [Replicate()] * weight.device_mesh.ndim)
-    part = _part(weight, layout)
-    x = _blocks(on, part, weight)
-    if on.make is stiefel_torch:
-        # The second time mends the rounding of the first, which squares what is small.
-        x = _polar(_polar(x, layout), layout)
-    else:
-        s = x.square().sum(_axes(on), keepdim=True)
-        layout.inside(s)
-        x = x / s.sqrt()
-    return _placed(x.reshape(part.shape), weight, layout.placements)
+    """The nearest weight on the manifold, placed as the weight, which is gathered.
+
+    That is done once, and not in a step: by sums alone, which square what is small, a
+    weight far from its manifold would come to another point of it.
+    """
+    return _everywhere(on.nearest(weight.full_tensor()), weight)
 
 
 def _layout(on: "Surface", weight: DTensor) -> Layout | None:
@@ -161,6 +151,11 @@ def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTe
     return made.redistribute(placements=like.placements)
 
 
+def _everywhere(found: Tensor, like: DTensor) -> DTensor:
+    """The parts of what every rank has found as a whole, where another tensor lies."""
+    return _placed(found, like, [Replicate()] * like.device_mesh.ndim)
+
+
 def _blocks(on: "Surface", part: Tensor, weight: DTensor) -> Tensor:
     """The rows of a part as matrices, in whole blocks if there are several."""
     matrix = part.flatten(1) if part.ndim > 2 else part
@@ -181,12 +176,3 @@ def _map(on: "Surface", x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     if on.make is stiefel_torch:
         return stiefel_map(x, layout.wide, layout)
     return radial_map(x, _axes(on), layout)
-
-
-def _polar(x: Tensor, layout: Layout) -> Tensor:
-    """X (XᵀX)^(-1/2), the nearest orthonormal columns, or rows, of all the parts."""
-    gram = x @ x.mT if layout.wide else x.mT @ x
-    layout.inside(gram)
-    squares, vectors = torch.linalg.eigh(gram)
-    root = (vectors * squares.rsqrt().unsqueeze(-2)) @ vectors.mT
-    return root @ x if layout.wide else x @ root

@@ -84,13 +84,12 @@ class Surface:
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds; see `feasible`."""
+        if is_sharded(weight):
+            return _sharded().nearest(self, weight)
         exact = weight.double()  # a decomposition in float32 is off by many roundings
-        if is_sharded(exact):
-            found = _sharded().nearest(self, exact)
-        else:
-            with _exactly(exact):
-                point = self._of(exact).Post_process(self._point(exact))
-            found = self._weight(point, weight).contiguous()
+        with _exactly(exact):
+            point = self._of(exact).Post_process(self._point(exact))
+        found = self._weight(point, weight).contiguous()
         return feasible(found, self.distance).to(weight.dtype)
 
     def _blocks(self, weight: Tensor) -> Tensor:

@@ -1,44 +1,19 @@
 """The trainers' process group, in which DDP replicates the dense layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial.engines import meeting
-
-
-@dataclass(frozen=True)
-class Devices:
-    """Where the trainers compute, and how they talk to each other."""
-
-    backend: str  #: of the process group, "gloo" or "nccl"
-    device: str  #: of one trainer's dense layer
-    why: str  #: the reason, to be told
-
-
-def devices(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
-    """Choose for one trainer by all GPUs; NCCL refuses two trainers on one of them."""
-    if not gpus:
-        return Devices("gloo", "cpu", "gloo: no GPU is used")
-    device = gpus[trainer % len(gpus)]
-    if num_trainers > len(gpus):
-        why = f"gloo: {num_trainers} trainers share {len(gpus)} GPU(s)"
-        return Devices("gloo", device, why)
-    return Devices("nccl", device, "nccl: every trainer has a GPU of its own")
+from cdopt_tutorial.engines import process_group
+from cdopt_tutorial.engines.process_group import Devices
 
 
 def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
     """Enter the trainers' process group, until the process ends; once on each."""
-    # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
-    chosen, group = devices(trainer, num_trainers, gpus), meeting("trainers")
-    dist.init_process_group(
-        chosen.backend, group, rank=trainer, world_size=num_trainers
-    )
-    return chosen
+    return process_group.join(trainer, num_trainers, gpus, "trainers")
 
 
 def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:

@@ -1,0 +1,42 @@
+"""A process group of workers: where each of them computes, and how they talk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from cdopt_tutorial.engines.process import meeting
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where the members of a group compute, and how they talk to each other."""
+
+    backend: str  #: of the process group, "gloo" or "nccl"
+    device: str  #: of one member
+    why: str  #: the reason, to be told
+
+
+def devices(
+    rank: int, world_size: int, gpus: Sequence[str], who: str = "ranks"
+) -> Devices:
+    """Choose for one member by all GPUs; NCCL refuses two members on one of them."""
+    if not gpus:
+        return Devices("gloo", "cpu", "gloo: no GPU is used")
+    device = gpus[rank % len(gpus)]
+    if world_size > len(gpus):
+        why = f"gloo: {world_size} {who} share {len(gpus)} GPU(s)"
+        return Devices("gloo", device, why)
+    return Devices("nccl", device, f"nccl: each of the {who} has a GPU of its own")
+
+
+def join(
+    rank: int, world_size: int, gpus: Sequence[str], who: str = "ranks"
+) -> Devices:
+    """Enter the default process group, until the process ends; once on each member."""
+    # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
+    chosen = devices(rank, world_size, gpus, who)
+    dist.init_process_group(
+        chosen.backend, meeting(who), rank=rank, world_size=world_size
+    )
+    return chosen

@@ -1,0 +1,18 @@
+"""Chapter 6: a transformer in shards and stages, free or held on manifolds."""
+
+from cdopt_tutorial.sharding.history import History, Result
+from cdopt_tutorial.sharding.model import STRATEGIES, Job, ShardConfig, transformer
+from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
+
+__all__ = [
+    "STRATEGIES",
+    "History",
+    "Job",
+    "Result",
+    "ShardConfig",
+    "check",
+    "perplexity",
+    "run",
+    "run_locally",
+    "transformer",
+]

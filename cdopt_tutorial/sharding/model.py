@@ -1,0 +1,203 @@
+"""The settings, and the model: a small transformer whose projections may be held."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cdopt_tutorial.checks import at_least, check, choices, learning_rate
+from cdopt_tutorial.constraints import MANIFOLDS, dissolve
+from cdopt_tutorial.data import Corpus, load_corpus
+from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.training import DTYPES
+
+STRATEGIES = ("ddp", "fsdp", "tp", "2d", "pipeline")
+MAX_VOCAB = 1_000
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """Settings of a run; a ValueError if one is out of its range, or no such device."""
+
+    #: how the model is spread over the ranks: "ddp", a copy on each; "fsdp", each
+    #: parameter in shards, gathered to be used; "tp", tensor parallel, each layer
+    #: computed in parts; "2d", both, tensor parallel in pairs; or "pipeline", some
+    #: layers on each.
+    strategy: str = "fsdp"
+    num_ranks: int = 2  #: ranks, at least 1
+    #: on which weights are held: "none", "stiefel", "oblique" or "sphere"
+    manifold: str = "stiefel"
+    #: which: "attention", the queries, keys and values of each head and what joins the
+    #: heads; or "mlp", the two layers behind them.
+    where: str = "attention"
+    penalty_param: float = 0.5  #: factor of ‖C(W)‖² in the loss, above 0
+    num_layers: int = 2  #: blocks of attention and an MLP
+    width: int = 64  #: of a token's vector, a multiple of num_heads
+    num_heads: int = 4  #: heads of each attention
+    seq_len: int = 32  #: tokens that a prediction may look at
+    batch_size: int = 16  #: sequences in a step, of all ranks together
+    optimizer: str = "adam"  #: "sgd" or "adam"
+    lr: float = 3e-3  #: its learning rate, above 0
+    momentum: float = 0.9  #: of SGD, 0 to below 1
+    max_steps: int = 300  #: steps to train for
+    seed: int = 1  #: of the parameters' start
+    dtype: str = "float32"  #: "float32" or "float64"
+    #: as :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the ranks share
+    #: out the GPUs of "cuda".
+    device: str = "auto"
+
+    def __post_init__(self):
+        choices(self, strategy=STRATEGIES, where=("attention", "mlp"))
+        choices(self, manifold=("none", *MANIFOLDS), optimizer=("sgd", "adam"))
+        choices(self, dtype=DTYPES)
+        numbers = "num_ranks num_layers width num_heads seq_len batch_size max_steps"
+        at_least(self, 1, *numbers.split())
+        learning_rate(self)
+        check(self, "penalty_param", 0 < self.penalty_param < float("inf"), "above 0")
+        check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
+        check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
+        fits = self.width % self.num_heads == 0
+        check(self, "width", fits, f"a multiple of num_heads, {self.num_heads}")
+        self._check_parts()
+        object.__setattr__(self, "device", pick_device(self.device))
+
+    def _check_parts(self) -> None:
+        """Refuse what does not divide among the ranks."""
+        copies, parts = self.mesh
+        if self.strategy == "2d":
+            fits = self.num_ranks >= 4 and self.num_ranks % 2 == 0
+            check(self, "num_ranks", fits, "4, 6, 8, ... where the strategy is 2d")
+        fits = self.batch_size % copies == 0
+        check(self, "batch_size", fits, f"a multiple of {copies}: each has a part")
+        if self.strategy in ("tp", "2d"):
+            fits = self.num_heads % parts == 0
+            check(self, "num_heads", fits, f"a multiple of {parts}: each has some")
+        if self.strategy == "pipeline":
+            most = self.num_layers
+            fits = self.num_ranks <= most
+            check(self, "num_ranks", fits, f"at most num_layers, {most}")
+            fits = self.batch_size % self.num_ranks == 0
+            check(self, "batch_size", fits, f"a multiple of {self.num_ranks} ranks")
+
+    @property
+    def mesh(self) -> tuple[int, int]:
+        """How many have data of their own, and how many ranks work on the same."""
+        return {
+            "ddp": (self.num_ranks, 1),
+            "fsdp": (self.num_ranks, 1),
+            "tp": (1, self.num_ranks),
+            "2d": (self.num_ranks // 2, 2),
+            "pipeline": (1, self.num_ranks),
+        }[self.strategy]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The parameters' dtype."""
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained on what."""
+
+    config: ShardConfig  #: of the run
+    #: a text, by default the one of chapters 2 and 4.
+    corpus: Corpus = field(default_factory=lambda: load_corpus(max_vocab=MAX_VOCAB))
+
+
+class Tokens(nn.Module):
+    """Numbers of tokens (batch, seq_len) to vectors (batch, seq_len, width)."""
+
+    def __init__(self, vocab_size: int, seq_len: int, width: int):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, width)
+        self.places = nn.Embedding(seq_len, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Each token's vector, and that of its place."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.words(tokens) + self.places(places)
+
+
+class Attention(nn.Module):
+    """Causal attention; on a rank with some of the heads it computes those."""
+
+    def __init__(self, width: int, num_heads: int):
+        super().__init__()
+        self.head = width // num_heads
+        self.q, self.k, self.v, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What each token gathers from itself and those before it, shaped as x."""
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention, then a layer four times as wide, each added to what comes in."""
+
+    def __init__(self, width: int, num_heads: int):
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width)
+        self.before_mlp = nn.LayerNorm(width)
+        self.attention = Attention(width, num_heads)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Vectors (batch, seq_len, width) to vectors of that shape."""
+        x = x + self.attention(self.before_attention(x))
+        return x + self.down(F.gelu(self.up(self.before_mlp(x))))
+
+
+class Scores(nn.Module):
+    """Vectors (batch, seq_len, width) to scores (batch, seq_len, vocab_size)."""
+
+    def __init__(self, width: int, vocab_size: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.words = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """How well each word fits as the next."""
+        return self.words(self.norm(x))
+
+
+def transformer(config: ShardConfig, vocab_size: int) -> nn.Sequential:
+    """The free model, by its seed the same wherever it is made."""
+    width, heads = config.width, config.num_heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        parts["tokens"] = Tokens(vocab_size, config.seq_len, width)
+        for number in range(config.num_layers):
+            parts[f"block{number}"] = Block(width, heads)
+        parts["scores"] = Scores(width, vocab_size)
+        return nn.Sequential(parts).to(config.torch_dtype)
+
+
+def hold(model: nn.Module, config: ShardConfig) -> None:
+    """Put the weights that are to be held on their manifold, wherever they lie."""
+    if config.manifold == "none":
+        return
+    on = config.manifold, config.penalty_param
+    for block in (part for part in model.modules() if isinstance(part, Block)):
+        if config.where == "mlp":
+            layers = {block.up: 1, block.down: 1}
+        else:
+            attention, each = block.attention, config.num_heads
+            # The rows of a head's queries are orthonormal, and so on: head by head,
+            # which is also how tensor parallel shares them out.
+            layers = {attention.q: each, attention.k: each, attention.v: each}
+            layers[attention.out] = 1
+        for layer, blocks in layers.items():
+            by_blocks = blocks if config.manifold == "stiefel" else 1
+            dissolve(layer, "weight", *on, blocks=by_blocks)

@@ -1,0 +1,236 @@
+"""The system: ranks that share out one model, its data, or both, and train it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from cdopt_tutorial import checks
+from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.data import Stream
+from cdopt_tutorial.engines import Role, launch, process_group, report
+from cdopt_tutorial.engines.device import gpus_of
+from cdopt_tutorial.engines.optimizer import make_optimizer
+from cdopt_tutorial.engines.pace import place
+from cdopt_tutorial.sharding.history import History, Result
+from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
+
+STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
+
+
+def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
+    """Spread a free model over the ranks, and hold its weights; what each calls.
+
+    On every rank, which all have the same model. The order matters: tensor parallel
+    cuts plain layers, dissolving maps what is left of them, and FSDP cuts what
+    dissolving trains.
+    """
+    mesh = init_device_mesh(
+        device.partition(":")[0], config.mesh, mesh_dim_names=("data", "parts")
+    )
+    if config.strategy in ("tp", "2d"):
+        for name, part in model.named_children():
+            if name.startswith("block"):
+                parallelize_module(part, mesh["parts"], cuts())
+    hold(model, config)
+    if config.strategy in ("fsdp", "2d"):
+        for part in model:
+            fully_shard(part, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+    return DistributedDataParallel(model) if config.strategy == "ddp" else model
+
+
+def cuts() -> dict[str, Any]:
+    """How tensor parallel cuts a block: by heads, and through the middle of the MLP."""
+    first, last = ColwiseParallel, RowwiseParallel
+    attention = {f"attention.{name}": first() for name in ("q", "k", "v")}
+    return attention | {"attention.out": last(), "up": first(), "down": last()}
+
+
+def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
+    """The layers of one rank of a pipeline: its blocks, and what is at the ends."""
+    blocks = len(model) - 2
+    begin, end = (blocks * each // num_ranks for each in (rank, rank + 1))
+    first = 0 if rank == 0 else begin + 1
+    last = len(model) if rank == num_ranks - 1 else end + 1
+    return model[first:last]
+
+
+class Trainer:
+    """One rank, or one process: its model, its data, and how it learns."""
+
+    def __init__(
+        self, job: Job, model: nn.Sequential, forward: nn.Module, copy: int = 0
+    ):
+        self.job, self.config = job, job.config
+        self.model, self.forward = model, forward
+        self.copy = copy  # which of the ranks with data of their own
+        self.device = next(model.parameters()).device
+        self.constraints = Constraints(model) if has_held(job.config) else None
+        self.optimizer = make_optimizer(model.parameters(), job.config)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> float:
+        """One step with all ranks; the mean loss of these tokens, in nats."""
+        loss = self.backward(tokens, targets)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def backward(self, tokens: Tensor, targets: Tensor) -> float:
+        """The gradients of a batch (batch, seq_len), and of the penalty."""
+        loss = next_word_loss(self.forward(tokens), targets)
+        total = loss
+        if self.constraints is not None:
+            total = loss + self.constraints.penalty()
+        total.backward()
+        return loss.item()
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's tokens and their next ones, (batch, seq_len), without end."""
+        copies, _ = self.config.mesh
+        stream = Stream(
+            self.job.corpus.train, self.config.seq_len, self.config.batch_size
+        ).shard(self.copy, copies)
+        while True:
+            for tokens, targets in stream.windows():
+                if len(tokens) == self.config.seq_len:
+                    yield tokens.T.to(self.device), targets.T.to(self.device)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters, whole, on the CPU, by name; every rank must ask for them."""
+        named = self.model.named_parameters()
+        return {name: whole(value).detach().cpu() for name, value in named}
+
+
+class StageTrainer(Trainer):
+    """One rank of a pipeline: some of the layers, all of the data."""
+
+    def __init__(self, job: Job, model: nn.Sequential, rank: int):
+        super().__init__(job, model, model)
+        number = job.config.num_ranks
+        self.first, self.last = rank == 0, rank == number - 1
+        stage = PipelineStage(model, rank, number, self.device)
+        self.schedule = ScheduleGPipe(stage, number, loss_fn=next_word_loss)
+
+    def backward(self, tokens: Tensor, targets: Tensor) -> float:
+        """The same, in as many parts as there are ranks; the loss is the last one's."""
+        losses: list[Tensor] = []
+        given = (tokens,) if self.first else ()
+        self.schedule.step(*given, target=targets if self.last else None, losses=losses)
+        if self.constraints is not None:
+            self.constraints.penalty().backward()
+        return torch.stack(losses).mean().item() if self.last else math.nan
+
+
+def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats, of scores (batch, seq_len, vocab_size)."""
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a parameter, of which this rank may have a part."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def has_held(config: ShardConfig) -> bool:
+    """Whether any weight is held."""
+    return config.manifold != "none"
+
+
+def train(trainer: Trainer, history: History) -> History:
+    """The training loop of one rank, or of one process."""
+    for tokens, targets in history.watch(trainer.batches(), trainer.config.max_steps):
+        history.losses.append(trainer.step(tokens, targets))
+        report(len(history.losses))
+    if trainer.constraints is not None:
+        history.feasibility = trainer.constraints.feasibility()
+    history.weights = trainer.weights()
+    return history
+
+
+def make_trainer(job: Job, rank: int, device: str) -> Trainer:
+    """What one rank trains with; on that rank, once it is in the process group."""
+    config = job.config
+    model = transformer(config, len(job.corpus.vocabulary)).to(device)
+    if config.strategy == "pipeline":
+        model = stage_of(model, rank, config.num_ranks)
+        hold(model, config)
+        return StageTrainer(job, model, rank)
+    copies, parts = config.mesh
+    return Trainer(job, model, spread(model, config, device), rank // parts)
+
+
+def run_rank(job: Job, rank: int) -> History:
+    """The role of a rank."""
+    config = job.config
+    chosen = process_group.join(rank, config.num_ranks, gpus_of(config.device))
+    return train(make_trainer(job, rank, chosen.device), History(chosen.why))
+
+
+def check(job: Job) -> None:
+    """A ValueError if this machine has no memory for the ranks, or the model."""
+    config, words = job.config, len(job.corpus.vocabulary)
+    checks.workers(config, "num_ranks", others=0)
+    layers = 12 * config.width**2 * config.num_layers
+    size = (layers + (2 * words + config.seq_len) * config.width) * 2
+    what = f"a model of width {config.width} and {config.num_layers} layers"
+    checks.in_memory(what, size * config.torch_dtype.itemsize)
+    Stream(job.corpus.train, config.seq_len, config.batch_size)
+
+
+def run(job: Job, **options: Any) -> Result:
+    """Train on ranks, each a process of its own.
+
+    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    where :func:`check` refuses the job, a WorkerError if a rank failed.
+    """
+    check(job)
+    number = job.config.num_ranks
+    threads = max(1, psutil.cpu_count() // number)
+    roles = {
+        f"rank{rank}": Role(run_rank, (job, rank), num_threads=threads)
+        for rank in range(number)
+    }
+    attach = partial(place, Trainer.step, STEP_DEADLINE, then=math.inf)
+    options = {"polling": False, "attach": attach} | options  # nobody calls anybody
+    return Result(job.config, list(launch(roles, **options).values()))
+
+
+def run_locally(job: Job) -> Result:
+    """The same training in this process: the whole model, with the whole batches."""
+    config = replace(job.config, strategy="ddp", num_ranks=1)
+    job = replace(job, config=config)
+    model = transformer(config, len(job.corpus.vocabulary))
+    hold(model, config)
+    return Result(config, [train(Trainer(job, model, model), History())])
+
+
+@torch.no_grad()
+def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
+    """Of the held-out text, by the model with these weights; in this process."""
+    config, corpus = job.config, job.corpus
+    model = transformer(config, len(corpus.vocabulary))
+    hold(model, config)
+    for name, value in model.named_parameters():
+        value.copy_(weights[name])
+    total, count = 0.0, 0
+    for tokens, targets in Stream(corpus.valid, config.seq_len, 16).windows():
+        loss = next_word_loss(model(tokens.T), targets.T)
+        total, count = total + loss.item() * targets.numel(), count + targets.numel()
+    return math.exp(total / count)
