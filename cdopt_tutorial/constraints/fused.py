@@ -37,7 +37,7 @@ def stiefel_map(
     if wide is None:
         wide = weight.shape[-2] < weight.shape[-1]
     if torch.compiler.is_compiling():
-        # The compiler finds what the two have in common, and leaves out what isn't used.
+        # The compiler finds what both have in common, and drops what is not used.
         return _CompiledMap.apply(weight, wide), _CompiledDistance.apply(weight, wide)
     return _StiefelMap.apply(weight, wide, sums)
 
