@@ -142,7 +142,7 @@ class TestDeath:
 
 class TestBench:
     @pytest.mark.parametrize(
-        "name", ["launch", "reinforce", "rnn", "constraints", "copying"]
+        "name", ["launch", "reinforce", "rnn", "constraints", "copying", "shards"]
     )
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path):
         file = tmp_path / "bench.json"

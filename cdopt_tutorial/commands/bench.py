@@ -13,6 +13,7 @@ BENCHES = {
     "launch": "starting four workers, against torch.multiprocessing.spawn",
     "reinforce": "chapter 1's four conversations, until solved, and its bare program",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers, bare",
+    "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",
     "soak": "what is left of launches, commands and kernels that fail or are stopped",
 }
 

@@ -36,8 +36,9 @@ def stiefel_map(
         raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
     if wide is None:
         wide = weight.shape[-2] < weight.shape[-1]
-    if torch.compiler.is_compiling():
-        return _CompiledMap.apply(weight, wide)
+    if sums is None and torch.compiler.is_compiling():
+        # The compiler finds what both have in common, and drops what is not used.
+        return _CompiledMap.apply(weight, wide), _CompiledDistance.apply(weight, wide)
     return _StiefelMap.apply(weight, wide, sums)
 
 
@@ -95,23 +96,38 @@ class _StiefelMap(torch.autograd.Function):
 
 
 class _CompiledMap(torch.autograd.Function):
-    """The same, as a compiler can follow it, which keeps no more than it needs."""
+    """X to A(X), as a compiler can follow it, which keeps no more than it needs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wide: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, wide: bool) -> Tensor:
         c = stiefel_constraint(x, wide)
-        product = _times(x, c, wide)
-        ctx.save_for_backward(x, c, product)
+        ctx.save_for_backward(x, c)
         ctx.wide = wide
-        return x - 0.5 * product, c.square().sum()
+        return x - 0.5 * _times(x, c, wide)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_distance: Tensor) -> tuple:
-        return _back(ctx.saved_tensors, grad, grad_distance, ctx.wide, None), None
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        x, c = ctx.saved_tensors
+        return _back((x, c, None), grad, None, ctx.wide, None), None
+
+
+class _CompiledDistance(torch.autograd.Function):
+    """X to ‖C‖², apart from A(X): zeros for one's gradient cost as much as numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wide: bool) -> Tensor:
+        c = stiefel_constraint(x, wide)
+        ctx.save_for_backward(_times(x, c, wide))
+        return c.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        (product,) = ctx.saved_tensors
+        return product * (4 * grad), None
 
 
 def _back(
-    kept: tuple[Tensor, Tensor, Tensor],
+    kept: tuple[Tensor, Tensor, Tensor | None],
     grad: Tensor | None,
     grad_distance: Tensor | None,
     wide: bool,

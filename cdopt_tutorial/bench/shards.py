@@ -1,0 +1,184 @@
+"""A step of a constrained weight (n, p) that two ranks hold the rows of.
+
+A step maps the weight, adds a penalty and goes back, in float32, one thread a rank.
+"sharded" maps the rows where they lie. All others gather the weight first and compute
+with the whole on each rank: "gathered" dissolves it, and so torch's parametrizations.
+Of geoopt's SGD on the Stiefel manifold, and of Muon, which holds nothing, it is the
+optimizer's step alone, for there is no map to go back through. The gradient of what a
+rank uses is there, and each keeps its rows of what comes of it: nothing is summed over
+batches.
+
+torch's parametrizations take seconds to minutes at the full size, so they have smaller
+ones, with fewer turns of a single step, and base rows of their own. geoopt's metric is
+the Euclidean one: by default it makes an n x n matrix, and is 40 times slower.
+
+At last comes a dissolved layer compiled, in one process: see `bench.compiled`.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import geoopt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.utils import parametrizations
+
+from cdopt_tutorial.bench import compiled
+from cdopt_tutorial.bench.constraints import EXACT, PENALTY_PARAM
+from cdopt_tutorial.bench.counted import Sent, peak_memory
+from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
+from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.engines import Role, launch, meeting, report
+
+RANKS = 2
+DEADLINE = 3600.0  # seconds of the whole run
+BASELINE = "sharded"
+STEPS = 5  # of a turn, whose median counts
+UNITS = {"step": "s", "bytes": "B/step", "collectives": "1/step"}
+UNITS |= dict.fromkeys(("peak", "shard and peak"), "B")
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Which variants are measured with a weight of n x p, and how often."""
+
+    n: int
+    p: int
+    variants: tuple[str, ...]
+    turns: int
+
+
+VARIANTS = (BASELINE, "gathered", "geoopt", "muon", *EXACT)
+SIZES = (
+    Size(4096, 256, VARIANTS[:4], 9),
+    Size(2048, 128, (BASELINE, "gathered", "cayley", "householder"), 3),
+    Size(1024, 64, (BASELINE, "gathered", "matrix_exp"), 3),
+)
+SMOKE_SIZES = (Size(96, 16, VARIANTS, 1),)
+
+
+def measure(progress: Progress, smoke: bool = False) -> Measured:
+    """Time all variants in turns; in a smoke run, one turn of small ones."""
+    values = measure_shards(SMOKE_SIZES if smoke else SIZES, progress)
+    measured = []
+    for n, of in values.items():
+        named = {f"{name}, n={n}": found for name, found in of.items()}
+        measured += rows(named, UNITS, f"{BASELINE}, n={n}")
+    more, found = compiled.measure(progress, smoke)
+    return measured + more, {"values": values, "compiled": found["values"]}
+
+
+def measure_shards(sizes: tuple[Size, ...], progress: Progress) -> dict[int, Values]:
+    """Every value by n and variant; that of the slowest, or largest, rank."""
+
+    def told(_: str, line: str) -> None:
+        progress(line)
+
+    roles = {f"rank{rank}": Role(_measure_rank, (rank, sizes)) for rank in range(RANKS)}
+    # Workers that poll for calls would take of the cores that compute.
+    found = launch(roles, deadline=DEADLINE, polling=False, on_report=told)
+    return found["rank0"]
+
+
+def _measure_rank(rank: int, sizes: tuple[Size, ...]) -> dict[int, Values]:
+    dist.init_process_group("gloo", meeting("ranks"), rank=rank, world_size=RANKS)
+    mesh, values = init_device_mesh("cpu", (RANKS,)), {}
+    for size in sizes:
+
+        def tell(line: str, n: int = size.n) -> None:
+            if rank == 0:
+                report(f"n={n}: {line}")
+
+        timed = {
+            name: partial(_figures, name, *make_step(name, size.n, size.p, mesh))
+            for name in size.variants
+        }
+        values[size.n] = interleave(timed, range(1, size.turns + 1), tell)
+    return values
+
+
+def make_step(name: str, n: int, p: int, mesh: DeviceMesh) -> tuple[Step, DTensor]:
+    """A variant's step, and its weight in shards; all ranks call both."""
+    torch.manual_seed(0)
+    gradient, layer = torch.randn(n, p), nn.Linear(p, n, bias=False)
+    start = nn.init.orthogonal_(layer.weight).detach()
+    if name in EXACT:
+        parametrizations.orthogonal(layer, orthogonal_map=name)
+        (rule,) = layer.parametrizations.weight
+        start = layer.parametrizations.weight.original.detach()
+    weight = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
+    own, on = distribute_tensor(gradient, mesh, [Shard(0)]), surface("stiefel", start)
+
+    def step() -> None:
+        if name == BASELINE:
+            _go_back(*on.map_and_distance(weight), own)
+        elif name == "gathered":
+            _go_back(*on.map_and_distance(weight.full_tensor()), gradient)
+        elif name in EXACT:
+            rule(weight.full_tensor()).backward(gradient)
+        else:
+            _move(name, weight, gradient)
+
+    return step, weight
+
+
+def _go_back(mapped: Tensor, distance: Tensor, gradient: Tensor) -> None:
+    """From the penalty, and from a loss with this gradient of A(W)."""
+    torch.autograd.backward((mapped, PENALTY_PARAM * distance), (gradient, None))
+
+
+@torch.no_grad()
+def _move(name: str, weight: DTensor, gradient: Tensor) -> None:
+    """An optimizer's step on the whole weight, of which a rank keeps its rows."""
+    whole = weight.full_tensor()
+    if name == "geoopt":
+        manifold = geoopt.Stiefel(canonical=False)
+        whole = geoopt.ManifoldParameter(whole, manifold=manifold)
+        moves = geoopt.optim.RiemannianSGD([whole], lr=1e-3)
+    else:
+        whole = nn.Parameter(whole)
+        moves = torch.optim.Muon([whole], lr=1e-3)
+    whole.grad = gradient
+    moves.step()
+    weight.to_local().copy_(whole.chunk(RANKS)[dist.get_rank()])
+
+
+def _figures(name: str, step: Step, weight: DTensor, turn: int) -> dict[str, float]:
+    """The time of a step; in the first turn also what it sends and allocates."""
+    found = {}
+    if turn == 1:  # no turn sends more than another
+        step()  # buffers are made, modules imported
+        found = _counts(step, weight)
+    seconds = []
+    for _ in range(1 if name in EXACT else STEPS):
+        weight.grad = None
+        dist.barrier()
+        began = time.perf_counter()
+        step()
+        seconds.append(_largest(time.perf_counter() - began))
+    return {"step": statistics.median(seconds)} | found
+
+
+def _counts(step: Step, weight: DTensor) -> dict[str, float]:
+    """What this rank sends and holds; the largest of all ranks."""
+    weight.grad = None
+    with Sent() as sent:
+        peak = peak_memory(step)
+    found = {"bytes": sent.bytes, "collectives": sent.collectives, "peak": peak}
+    found["shard and peak"] = peak + weight.to_local().nbytes
+    return {name: _largest(value) for name, value in found.items()}
+
+
+def _largest(value: float) -> float:
+    """That of all ranks."""
+    of_all = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(of_all, dist.ReduceOp.MAX)
+    return of_all.item()
