@@ -52,6 +52,7 @@ KINDS = {
     "stiefel, 4 blocks": Kind("stiefel", 4),
     "stiefel, 6 blocks": Kind("stiefel", 6),
     "oblique rows": Kind("oblique"),
+    "oblique rows, 4 blocks": Kind("oblique", 4),
     "oblique columns": Kind("oblique", transpose=True),
     "oblique columns, 2 blocks": Kind("oblique", 2, True),
     "oblique columns, 4 blocks": Kind("oblique", 4, True),

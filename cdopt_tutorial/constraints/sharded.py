@@ -175,7 +175,8 @@ def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTe
 def _blocks(on: "Surface", part: Tensor, weight: DTensor) -> Tensor:
     """The rows of a part as matrices, in whole blocks if there are several."""
     matrix = part.flatten(1) if part.ndim > 2 else part
-    if on.blocks == 1:
+    by_rows = on.make is oblique_torch and not on.transpose
+    if on.blocks == 1 or by_rows:  # whose blocks may be cut anywhere
         return matrix
     rows = weight.shape[0] // on.blocks
     return matrix.unflatten(0, (matrix.shape[0] // rows, rows))
