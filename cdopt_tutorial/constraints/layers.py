@@ -1,6 +1,7 @@
 """Put the weights of any layer on a manifold, by constraint dissolving."""
 
 import copy
+import functools
 import threading
 from typing import Any
 
@@ -37,7 +38,7 @@ def dissolve(
     no such weight, it is parametrized already, or it does not fit the manifold.
     """
     weight = dict(module.named_parameters(recurse=False)).get(name)
-    if _is_under_fsdp(module):
+    if is_under_fsdp(module):
         kind = type(module).__name__
         raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
     if parametrize.is_parametrized(module, name):
@@ -50,7 +51,9 @@ def dissolve(
     _check_embedding(module, on)
     _extend(module)
     rule = Dissolved(on, penalty_param)
-    return parametrize.register_parametrization(module, name, rule)
+    parametrize.register_parametrization(module, name, rule)
+    rule._seen = []  # a weight that is sharded next would be kept whole
+    return module
 
 
 def _check_embedding(module: nn.Module, on: Surface) -> None:
@@ -101,9 +104,12 @@ class Dissolved(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
         weight, shared = _for_this_call(weight)
+        sharded = is_under_fsdp(self)  # the penalty will ask for the shards' distance
+        if sharded:
+            self._seen = []
         # A thread that serves calls may serve several trainers in turn: their graphs
-        # must not mix. Under FSDP the penalty will ask for the shards' own distance.
-        if shared or _is_under_fsdp(self) or not torch.is_grad_enabled():
+        # must not mix.
+        if shared or sharded or not torch.is_grad_enabled():
             return self.surface.map_and_distance(weight)[0]
         mapped, distance = self.surface.map_and_distance(weight)
         self._seen = [weight, _state(weight), distance]
@@ -149,7 +155,7 @@ def _state(weight: Tensor) -> tuple:
     return weight._version, here.data_ptr(), weight.dtype, weight.requires_grad
 
 
-def _is_under_fsdp(module: nn.Module) -> bool:
+def is_under_fsdp(module: nn.Module) -> bool:
     """Whether ``fully_shard`` looks after a module's parameters."""
     return getattr(module, "_is_fsdp_managed_module", False)
 
@@ -166,14 +172,12 @@ def _extend(module: nn.Module) -> None:
 class _Portable:
     """Pickles and copies with its parametrizations, which torch's classes can't."""
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As usual, but refused to tensor parallel, which would shard A(W)."""
-        weight = name.removeprefix("parametrizations.").removesuffix(".original")
-        if weight in getattr(self, "parametrizations", ()):
-            kind = self._kind.__name__
-            order = "parallelize_module first, dissolve after it"
-            raise ValueError(f"{weight!r} of {kind} is dissolved already: {order}")
-        super().register_parameter(name, param)
+    @functools.cached_property  # which a layer's own attribute of that name hides
+    def _distribute_module_applied(self) -> bool:
+        """What tensor parallel asks before it begins, which would shard A(W)."""
+        (name, *_), kind = self.parametrizations, self._kind.__name__
+        order = "parallelize_module first, dissolve after it"
+        raise ValueError(f"{name!r} of {kind} is dissolved already: {order}")
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         names = tuple(getattr(self, "parametrizations", ()))

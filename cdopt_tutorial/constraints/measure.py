@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
 
-from cdopt_tutorial.constraints.layers import Dissolved
+from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
 from cdopt_tutorial.constraints.surface import Surface, feasible, is_sharded
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply, is_reference
@@ -70,12 +70,21 @@ class CdoptSurface:
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights in this process, by the names of their weights."""
-    return {
-        joined(prefix, name): constraint
-        for prefix, module in _modules("", model)
-        for name, constraint in _of_layer(module)
-    }
+    """The constrained weights in this process, by the names of their weights.
+
+    What ``fully_shard`` has gathered for a pass is sharded again: only the shards last.
+    Raises ValueError for a layer of such a model that is given without the model.
+    """
+    found = {}
+    for prefix, module in _modules("", model):
+        if is_under_fsdp(module) and hasattr(module, "reshard"):
+            module.reshard()
+        for name, constraint in _of_layer(module):
+            if is_under_fsdp(module) and not is_sharded(constraint.weight):
+                kind = type(module).__name__
+                raise ValueError(f"{kind} is gathered: give the model that is sharded")
+            found[joined(prefix, name)] = constraint
+    return found
 
 
 def references_of(model: nn.Module) -> dict[str, Reference]:

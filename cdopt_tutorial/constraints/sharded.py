@@ -46,11 +46,22 @@ class Layout:
 def map_and_distance(on: "Surface", weight: DTensor) -> tuple[DTensor, Tensor]:
     """A(W), placed as the weight, and ‖C(W)‖², a plain scalar, the same on each rank.
 
-    All ranks of the mesh must call it. On the Stiefel manifold that costs an all-reduce
-    of p × p, and one more for the way back, if the weight is cut along its long side or
-    between blocks (then none); the short side is first exchanged for the long one, and
-    back. An oblique weight costs its sums, a sphere a single number. On a manifold of
-    CDOpt other than these the weight is gathered.
+    All ranks of the mesh must call it. What they send to each other, on the way there
+    and again on the way back, for each dimension of the mesh that cuts the weight:
+
+    - Stiefel, cut along the long side: one all-reduce of C, p × p. A square weight may
+      be cut along either side.
+    - Stiefel, cut along the short side: the weight is first exchanged for one that is
+      cut along the long side, and A(W) exchanged back, by all-to-all, or on a CPU by
+      all-gather; and the all-reduce.
+    - Stiefel, cut between whole blocks: only the scalar is added up, and nothing on the
+      way back. If a block is on several ranks, and its long side is that of the rows,
+      the weight is gathered.
+    - Oblique: an all-reduce of the sums that are cut, or of the scalar if none is.
+    - Sphere: an all-reduce of a single number.
+    - A manifold of CDOpt other than these: the weight is gathered.
+
+    A weight that is replicated costs nothing.
     """
     layout = _layout(on, weight)
     if layout is None:
@@ -159,7 +170,8 @@ def _everywhere(found: Tensor, like: DTensor) -> DTensor:
 def _blocks(on: "Surface", part: Tensor, weight: DTensor) -> Tensor:
     """The rows of a part as matrices, in whole blocks if there are several."""
     matrix = part.flatten(1) if part.ndim > 2 else part
-    if on.blocks == 1:
+    by_rows = on.make is oblique_torch and not on.transpose
+    if on.blocks == 1 or by_rows:  # whose blocks may be cut anywhere
         return matrix
     rows = weight.shape[0] // on.blocks
     return matrix.unflatten(0, (matrix.shape[0] // rows, rows))

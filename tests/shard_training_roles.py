@@ -1,0 +1,359 @@
+"""Roles for the tests of training in shards; they must be importable by workers."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import shard_roles
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from shard_roles import F64, RANKS, off, whole
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints.layers import Dissolved
+from cdopt_tutorial.hybrid.replicas import join
+
+QUICK = os.environ.get("QUICK")
+STEPS, BATCH, WIDTH, HIDDEN = 20, 12, 6, 18
+OPTIMIZERS: dict[str, Callable] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
+}
+
+
+class Block(nn.Module):
+    """A tall weight of square blocks, a wide one, and one of 7 rows, cut unevenly."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN, **F64)
+        self.down = nn.Linear(HIDDEN, WIDTH, **F64)
+        self.last = nn.Linear(WIDTH, WIDTH + 1, **F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.down(torch.tanh(self.up(x))))
+
+
+def hold_(model: Block, manifold: str) -> Block:
+    blocks = 1 if manifold == "sphere" else 3  # which takes no blocks
+    constraints.dissolve(model.up, manifold=manifold, blocks=blocks)
+    constraints.dissolve(model.down, manifold=manifold)
+    constraints.dissolve(model.last, manifold=manifold)
+    return model
+
+
+def begin(manifold: str) -> Block:
+    """The same on every rank, a little off the manifolds."""
+    torch.manual_seed(0)
+    model = hold_(Block(), manifold)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    x, y = shard_roles.drawn((BATCH, 2 * WIDTH + 1), step).split((WIDTH, WIDTH + 1), 1)
+    return x, y
+
+
+@dataclass
+class Loop:
+    """Twenty steps, the same for one process and for a rank of several."""
+
+    optimizer: str = "SGD"
+    clip: float | None = None
+    micro: int = 1  #: batches whose gradients are added up to one step
+    parts: int = 1  #: into how many parts a batch is cut
+    part: int = 0  #: and which this rank has
+    held: bool = True
+    fresh: bool = False  #: whether the penalty is asked of the model after the pass
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
+        held = constraints.Constraints(model) if self.held else None
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for number in range(self.micro):
+                if self.micro > 1 and isinstance(model, FSDPModule):
+                    model.set_requires_gradient_sync(number == self.micro - 1)
+                x, y = (self.mine(each, number) for each in batch(step))
+                loss = F.mse_loss(model(x).double(), y)
+                if held:
+                    now = constraints.penalty(model) if self.fresh else held.penalty()
+                    loss = loss + now
+                (loss / self.micro).backward()
+            if self.clip:
+                clip_grad_norm_(model.parameters(), self.clip)
+            optimizer.step()
+        return model
+
+    def mine(self, joint: Tensor, number: int) -> Tensor:
+        return joint.chunk(self.micro)[number].chunk(self.parts)[self.part]
+
+
+def alone(manifold: str, **options: Any) -> Block:
+    return Loop(**options)(begin(manifold))
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    model = model.module if isinstance(model, DistributedDataParallel) else model
+    return {name: whole(p).detach() for name, p in model.named_parameters()}
+
+
+@torch.no_grad()
+def begin_at_(model: nn.Module, start: nn.Module) -> nn.Module:
+    """Put another's weights in, as they are: to assign them would project them."""
+    values = parameters(start)
+    for name, parameter in model.named_parameters():
+        value = values[name]
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            value = distribute_tensor(value, mesh, placements)
+        parameter.copy_(value)
+    return model
+
+
+# The ways to distribute a model; each gives it, its number of batches and its own.
+
+
+def by_ddp(mesh: DeviceMesh, start: Block) -> tuple[nn.Module, int, int]:
+    model = DistributedDataParallel(start, process_group=mesh.get_group())
+    return model, mesh.size(), mesh.get_local_rank()
+
+
+def by_fsdp(mesh: DeviceMesh, start: Block, layers=(), **options) -> tuple:
+    for name in layers:
+        fully_shard(start.get_submodule(name), mesh=mesh, **options)
+    fully_shard(start, mesh=mesh, **options)
+    return start, mesh.size(), mesh.get_local_rank()
+
+
+def by_tensor(mesh: DeviceMesh, start: Block, manifold: str, **last) -> tuple:
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), **last}
+    model = parallelize_module(Block(), mesh, plan)
+    return begin_at_(hold_(model, manifold), start), 1, 0
+
+
+def by_both(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
+    model, *_ = by_tensor(mesh["tp"], start, manifold, **BY_ROWS)
+    return by_fsdp(mesh["dp"], model, LAYERS)
+
+
+LAYERS = ("up", "down", "last")
+BY_COLUMNS = {"last": ColwiseParallel(output_layouts=Replicate())}
+BY_ROWS = {"last": RowwiseParallel(input_layouts=Replicate())}
+WAYS: dict[str, Callable[[DeviceMesh, Block, str], tuple]] = {
+    "ddp": lambda mesh, start, manifold: by_ddp(mesh, start),
+    "fsdp": lambda mesh, start, manifold: by_fsdp(mesh, start),
+    "fsdp per layer": lambda mesh, start, manifold: by_fsdp(mesh, start, LAYERS),
+    "fsdp by columns": lambda mesh, start, manifold: by_fsdp(
+        mesh, start, shard_placement_fn=lambda p: Shard(p.ndim - 1)
+    ),
+    "tensor, columns last": lambda *given: by_tensor(*given, **BY_COLUMNS),
+    "tensor, rows last": lambda *given: by_tensor(*given, **BY_ROWS),
+    "fsdp and tensor": by_both,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run in shards to be compared with that of one process."""
+
+    way: str
+    mesh: str
+    manifold: str = "stiefel"
+    optimizer: str = "SGD"
+    options: tuple = ()  #: of the loop, as pairs
+
+    def __call__(self, mesh: DeviceMesh) -> dict[str, float]:
+        options = {"optimizer": self.optimizer, **dict(self.options)}
+        start, expected = begin(self.manifold), alone(self.manifold, **options)
+        model, parts, part = WAYS[self.way](mesh, start, self.manifold)
+        Loop(**options, parts=parts, part=part)(model)
+        return compared(model, expected, self.manifold)
+
+
+def compared(model: nn.Module, expected: Block, manifold: str) -> dict[str, float]:
+    """The differences of parameters and feasibilities; what a projection leaves."""
+    ours, theirs, before = map(parameters, (model, expected, begin(manifold)))
+    assert ours.keys() == theirs.keys()
+    found = {"parameters": max(off(ours[name], theirs[name]) for name in theirs)}
+    found["moved"] = min(off(ours[name], before[name]) for name in theirs)
+    one, other = constraints.feasibility(model), constraints.feasibility(expected)
+    found["feasibility"] = abs(one.weight - other.weight) + abs(
+        one.mapped - other.mapped
+    )
+    for each in model, expected:
+        constraints.project_(each)
+    ours, theirs = parameters(model), parameters(expected)
+    found["projection"] = max(off(ours[name], theirs[name]) for name in theirs)
+    return found | {"left": constraints.feasibility(model).weight}
+
+
+def cases() -> Iterator[Case]:
+    """Each way with each manifold and both optimizers; the rest where it matters."""
+    ways = itertools.product(WAYS, constraints.MANIFOLDS, ("SGD", "Adam"))
+    for number, (way, manifold, optimizer) in enumerate(ways):
+        mesh = "2 x 2" if way == "fsdp and tensor" else "23"[number % 2]
+        yield Case(way, mesh, manifold, optimizer)
+    for way in "ddp", "fsdp", "tensor, rows last", "fsdp and tensor":
+        mesh = "2 x 2" if way == "fsdp and tensor" else "2"
+        yield Case(way, mesh, options=(("clip", 0.05),))
+    for way, mesh in (
+        ("fsdp", "3"),
+        ("fsdp per layer", "2"),
+        ("fsdp and tensor", "2 x 2"),
+    ):
+        yield Case(way, mesh, options=(("micro", 2),))
+    for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
+        yield Case(way, "2", options=(("fresh", True),))
+    yield Case("fsdp", "2", optimizer="momentum")
+    yield Case("tensor, rows last", "3", optimizer="AdamW")
+
+
+# What follows runs on the ranks of the tests of training.
+
+
+def play_training(rank: int) -> dict:
+    """What each case found."""
+    join(rank, RANKS, ())
+    there = shard_roles.meshes()
+    found: dict = {}
+    for case in cases():
+        if there[case.mesh].get_coordinate() is not None:
+            found[case] = case(there[case.mesh])
+    if rank < 2:
+        for play in (precision, pipeline, after_evaluation, copies, orders):
+            found[play.__name__] = play(there["2"])
+    dist.barrier()
+    return found
+
+
+class Half(nn.Module):
+    """Computes in bfloat16, and so do its gradients, with parameters in float64."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = {name: p.bfloat16() for name, p in self.model.named_parameters()}
+        return functional_call(self.model, half, x.bfloat16())
+
+
+def precision(mesh: DeviceMesh) -> dict[str, float]:
+    """What bfloat16 changes, under FSDP and in one process."""
+    exact = parameters(alone("stiefel"))
+    half = parameters(Loop()(Half(begin("stiefel"))).model)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    model, parts, part = by_fsdp(mesh, begin("stiefel"), mp_policy=policy)
+    Loop(parts=parts, part=part, fresh=True)(model)
+    ours = parameters(model)
+    return {
+        "ours": max(off(ours[name], exact[name]) for name in exact),
+        "control": max(off(half[name], exact[name]) for name in exact),
+    }
+
+
+def stages() -> tuple[nn.Module, nn.Module]:
+    model = begin("stiefel")
+    return nn.Sequential(model.up, nn.Tanh()), nn.Sequential(model.down, model.last)
+
+
+def pipeline(mesh: DeviceMesh) -> float:
+    """How far a stage is from that of one process, after its own penalty each step."""
+    rank, group = mesh.get_local_rank(), mesh.get_group()
+    mine, expected = stages()[rank], nn.Sequential(*stages())
+    stage = PipelineStage(mine, rank, 2, torch.device("cpu"), group=group)
+    schedule = ScheduleGPipe(stage, 3, loss_fn=F.mse_loss)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (mine, expected)]
+    for step in range(STEPS):
+        x, y = batch(step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank else {}))
+        constraints.penalty(mine).backward()
+        (F.mse_loss(expected(x), y) + constraints.penalty(expected)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    ours, theirs = parameters(mine), parameters(expected[rank])
+    return max(off(ours[name], theirs[name]) for name in theirs)
+
+
+def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
+    """A model that is whole on each rank since a pass is measured and projected."""
+    model, expected = by_fsdp(mesh, begin("stiefel"))[0], begin("stiefel")
+    with torch.no_grad():
+        model(batch(0)[0])
+    found: dict = {"layer": told(constraints.project_, model.up)}
+    one, other = constraints.feasibility(model), constraints.feasibility(expected)
+    with torch.no_grad():
+        model(batch(0)[0])
+    constraints.project_(model)
+    constraints.project_(expected)
+    model.reshard()
+    ours, theirs = parameters(model), parameters(expected)
+    return found | {
+        "feasibility": abs(one.weight - other.weight),
+        "before": one.weight,
+        "projection": max(off(ours[name], theirs[name]) for name in theirs),
+        "left": constraints.feasibility(model).weight,
+    }
+
+
+def copies(mesh: DeviceMesh) -> dict[str, int]:
+    """What dissolved layers keep between a pass and its penalty, under each way."""
+    found = {}
+    for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
+        model, parts, part = WAYS[way](mesh, begin("stiefel"), "stiefel")
+        loss = model(batch(0)[0].chunk(parts)[part]).sum()
+        found[way] = sum(len(each._seen) for each in dissolved(model))
+        (loss + constraints.penalty(model)).backward()
+        found[way, "after"] = sum(len(each._seen) for each in dissolved(model))
+    return found
+
+
+def dissolved(model: nn.Module) -> list[Dissolved]:
+    return [each for each in model.modules() if isinstance(each, Dissolved)]
+
+
+def orders(mesh: DeviceMesh) -> dict[str, str]:
+    """What the wrong orders are told."""
+    found = {}
+    for kind, style in itertools.product(
+        (nn.Linear, nn.Embedding), (ColwiseParallel, RowwiseParallel)
+    ):
+        layer = constraints.dissolve(kind(8, 4, **F64))
+        name = f"{style.__name__} {kind.__name__}"
+        found[name] = told(parallelize_module, layer, mesh, style())
+        assert not any(isinstance(each, DTensor) for each in layer.parameters())
+    model = fully_shard(nn.Sequential(nn.Linear(4, 4, **F64)), mesh=mesh)
+    found["fully_shard"] = told(constraints.dissolve, model[0])
+    return found
+
+
+def told(action: Callable[..., Any], *args: Any) -> str:
+    try:
+        action(*args)
+    except ValueError as error:
+        return str(error)
+    return ""
