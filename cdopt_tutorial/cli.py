@@ -14,6 +14,7 @@ COMMANDS = {
     "reinforce": "chapter 1: train an agent and its observers on CartPole",
     "rnn": "chapter 2: train an RNN split over a trainer and a server",
     "hybrid": "chapter 5: train a table by RPC, and replicas of a layer by DDP",
+    "shard": "chapter 6: train a transformer in copies, shards, parts or stages",
     "bench": "measure speed, all variants in one run",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",

@@ -31,10 +31,10 @@ from torch.nn.utils import parametrizations
 
 from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench.constraints import EXACT, PENALTY_PARAM
-from cdopt_tutorial.bench.counted import Sent, peak_memory
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.engines import Role, launch, meeting, report
+from cdopt_tutorial.engines.counted import Sent, peak_memory
 
 RANKS = 2
 DEADLINE = 3600.0  # seconds of the whole run

@@ -1,5 +1,6 @@
 """Chapter 6: a transformer in shards and stages, free or held on manifolds."""
 
+from cdopt_tutorial.sharding import costs
 from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import STRATEGIES, Job, ShardConfig, transformer
 from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
@@ -11,6 +12,7 @@ __all__ = [
     "Result",
     "ShardConfig",
     "check",
+    "costs",
     "perplexity",
     "run",
     "run_locally",
