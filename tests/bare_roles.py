@@ -9,7 +9,14 @@ import math
 import torch
 import torch.distributed.rpc as rpc
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
+from cdopt_tutorial.constraints import Constraints, dissolve
 from cdopt_tutorial.engines.process import meeting
 
 
@@ -56,3 +63,52 @@ def named(names, modules):
         for name, module in zip(names, modules, strict=True)
         for part, value in module.state_dict().items()
     }
+
+
+def attach_shards():
+    """In float64, and one thread each, as the program's own workers."""
+    torch.set_default_dtype(torch.float64)
+
+
+def train_shards(rank):
+    """The role of a rank of the program: its parameters, whole."""
+    path = meeting("bare")
+    names = "vectors", "up", "down"
+    found = importlib.import_module("bare_shards").train(rank, path)
+    return dict(zip(names, found, strict=True))
+
+
+def start_of(module):
+    """The parameters that the program begins with; its random stream goes on there."""
+    values = module.starts(int(module.read_text().max()) + 1)
+    return dict(zip(("vectors", "up", "down"), values, strict=True))
+
+
+def train_parts(rank):
+    """The same by torch's tensor parallel and the package's `dissolve`."""
+    module = importlib.import_module("bare_shards")
+    torch.distributed.init_process_group(
+        "gloo", meeting("parts"), rank=rank, world_size=2
+    )
+    torch.set_default_dtype(torch.float64)
+    model = nn.ModuleDict({"up": nn.Linear(1, 1), "down": nn.Linear(1, 1)})
+    text, start = module.read_text(), start_of(module)  # last: what is drawn goes on
+    for name, layer in model.items():
+        layer.weight, layer.bias = nn.Parameter(start[name]), None
+    mesh = init_device_mesh("cpu", (2,))
+    cuts = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallelize_module(model, mesh, cuts)
+    dissolve(model["up"], penalty_param=module.PENALTY_PARAM)
+    vectors = nn.Parameter(start["vectors"])
+    parameters = [vectors, *model.parameters()]
+    optimizer, constraints = torch.optim.Adam(parameters, module.LR), Constraints(model)
+    for _ in range(module.STEPS):
+        at = torch.randint(len(text) - module.CONTEXT, (module.BATCH, 1))
+        window = text[at + torch.arange(module.CONTEXT + 1)]
+        hidden = torch.tanh(model["up"](vectors[window[:, :-1]].flatten(1)))
+        loss = nn.functional.cross_entropy(model["down"](hidden), window[:, -1])
+        (loss + constraints.penalty()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ends = vectors, *(each.full_tensor() for each in parameters[1:])
+    return start, {n: w.detach() for n, w in zip(start, ends, strict=True)}

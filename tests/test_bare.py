@@ -29,10 +29,12 @@ from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 LINES, COLUMNS = 60, 88
 every_program = pytest.mark.parametrize("name", bare.CHAPTERS)
 
+PROCESSES = {"bare_reinforce": 3, "bare_rnn": 2, "bare_hybrid": 4, "bare_shards": 2}
 SHORT = {  # what makes a run short, behind the definitions
     "bare_reinforce": "GOAL = 45",
     "bare_rnn": "WIDTH = 32\ntorch.manual_seed(1)",
     "bare_hybrid": "EPOCHS = 4",
+    "bare_shards": "STEPS = 101",
 }
 
 
@@ -124,6 +126,12 @@ class TestByItself:
             unigram = torch.special.entr(shares).sum().exp()
             # It starts at random, and the first steps bring it half way at the least.
             assert numbers[-1] < numbers[0] / 2 and numbers[-1] < unigram / 1.5
+        elif name == "bare_shards":
+            text = load(name).read_text()
+            unigram = torch.special.entr(text.bincount() / len(text)).sum()
+            losses = [float(n) for n in re.findall(r"loss ([\d.]+)", run.output)]
+            assert losses[0] > unigram and losses[-1] < 0.9 * unigram
+            assert max(numbers[-len(losses) :]) < 0.1  # the squared distance
         else:
             labels = load(name).read_bags()[:, 0]
             frequent = 100 * (labels.bincount().max() / len(labels))
@@ -135,7 +143,7 @@ class TestByItself:
 
     def test_leaves_nothing_behind(self, done):
         name, run = done
-        assert len(run.seen) >= {"bare_reinforce": 3, "bare_rnn": 2}.get(name, 4)
+        assert len(run.seen) >= PROCESSES[name]
         wait_for_end(list(run.seen))
         # Torch's own cache, which every program that makes an optimizer begins.
         left = [path.name for path in run.temporary.iterdir()]
@@ -279,3 +287,19 @@ class TestHybrid:
         held = bags.select(torch.arange(8))
         data = BagSplit(bags, held, held, num_tokens=module.TOKENS, num_classes=8)
         return hybrid.run(hybrid.Job(config, data, begin)).weights
+
+
+class TestShards:
+    STEPS = 12
+
+    def test_come_to_the_parameters_of_the_package(self, importable):
+        sizes = "CONTEXT, WIDTH, HIDDEN, BATCH, LR = 4, 3, 32, 8, 0.05"
+        importable("bare_shards", f"{sizes}\nSTEPS = {self.STEPS}")
+        ranks = {f"rank{i}": Role(bare_roles.train_shards, (i,)) for i in range(2)}
+        found = launch(ranks, attach=bare_roles.attach_shards, polling=False)
+        parts = {f"rank{i}": Role(bare_roles.train_parts, (i,)) for i in range(2)}
+        there = launch(parts, attach=bare_roles.attach_shards, polling=False)
+        for one, other in zip(found.values(), there.values(), strict=True):
+            begin, end = other
+            assert max_difference(one, begin) > 0.01  # they moved
+            assert max_difference(one, end) <= 1e-10

@@ -1,4 +1,4 @@
-"""The bare programs of chapters 1, 2 and 5: in plain torch, from their notebooks."""
+"""The bare programs of chapters 1, 2, 5 and 6: in plain torch, from their notebooks."""
 
 import json
 import os
@@ -17,6 +17,7 @@ CHAPTERS = {
     "bare_reinforce": "01_reinforce",
     "bare_rnn": "02_parameter_server",
     "bare_hybrid": "05_ddp_rpc",
+    "bare_shards": "06_shards",
 }
 _MAIN = '\nif __name__ == "__main__":\n'
 

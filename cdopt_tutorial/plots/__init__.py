@@ -2,6 +2,7 @@
 
 from cdopt_tutorial.plots.curves import learning_curves
 from cdopt_tutorial.plots.landscape import arrows, landscape
+from cdopt_tutorial.plots.ownership import ownership
 from cdopt_tutorial.plots.panels import panels
 from cdopt_tutorial.plots.pictures import pictures
 from cdopt_tutorial.plots.timeline import timeline
@@ -10,6 +11,7 @@ __all__ = [
     "arrows",
     "landscape",
     "learning_curves",
+    "ownership",
     "panels",
     "pictures",
     "timeline",

@@ -3,6 +3,7 @@
 from cdopt_tutorial.sharding import costs
 from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import STRATEGIES, Job, ShardConfig, transformer
+from cdopt_tutorial.sharding.owned import owned
 from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ShardConfig",
     "check",
     "costs",
+    "owned",
     "perplexity",
     "run",
     "run_locally",

@@ -186,18 +186,20 @@ def transformer(config: ShardConfig, vocab_size: int) -> nn.Sequential:
 
 def hold(model: nn.Module, config: ShardConfig) -> None:
     """Put the weights that are to be held on their manifold, wherever they lie."""
-    if config.manifold == "none":
-        return
     on = config.manifold, config.penalty_param
     for block in (part for part in model.modules() if isinstance(part, Block)):
-        if config.where == "mlp":
-            layers = {block.up: 1, block.down: 1}
-        else:
-            attention, each = block.attention, config.num_heads
-            # The rows of a head's queries are orthonormal, and so on: head by head,
-            # which is also how tensor parallel shares them out.
-            layers = {attention.q: each, attention.k: each, attention.v: each}
-            layers[attention.out] = 1
-        for layer, blocks in layers.items():
-            by_blocks = blocks if config.manifold == "stiefel" else 1
-            dissolve(layer, "weight", *on, blocks=by_blocks)
+        for layer, heads in held_layers(block, config):
+            dissolve(layer, "weight", *on, blocks=heads)
+
+
+def held_layers(block: Block, config: ShardConfig) -> list[tuple[nn.Linear, int]]:
+    """The layers of a block that are held, each with the number of its matrices."""
+    if config.manifold == "none":
+        return []
+    if config.where == "mlp":
+        return [(block.up, 1), (block.down, 1)]
+    # Head by head, each with orthonormal rows: so does tensor parallel share them out.
+    heads = config.num_heads if config.manifold == "stiefel" else 1
+    layers = block.attention
+    by_head = [(layer, heads) for layer in (layers.q, layers.k, layers.v)]
+    return [*by_head, (layers.out, 1)]

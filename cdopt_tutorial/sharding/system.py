@@ -41,9 +41,8 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
     cuts plain layers, dissolving maps what is left of them, and FSDP cuts what
     dissolving trains.
     """
-    mesh = init_device_mesh(
-        device.partition(":")[0], config.mesh, mesh_dim_names=("data", "parts")
-    )
+    kind, names = device.partition(":")[0], ("data", "parts")
+    mesh = init_device_mesh(kind, config.mesh, mesh_dim_names=names)
     if config.strategy in ("tp", "2d"):
         for name, part in model.named_children():
             if name.startswith("block"):
@@ -53,14 +52,17 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
         for part in model:
             fully_shard(part, mesh=mesh["data"])
         fully_shard(model, mesh=mesh["data"])
-    return DistributedDataParallel(model) if config.strategy == "ddp" else model
+    if config.strategy == "ddp":
+        return DistributedDataParallel(model)
+    return model
 
 
 def cuts() -> dict[str, Any]:
     """How tensor parallel cuts a block: by heads, and through the middle of the MLP."""
-    first, last = ColwiseParallel, RowwiseParallel
-    attention = {f"attention.{name}": first() for name in ("q", "k", "v")}
-    return attention | {"attention.out": last(), "up": first(), "down": last()}
+    by_rows, by_columns = ColwiseParallel, RowwiseParallel  # of the weight
+    cuts = {f"attention.{name}": by_rows() for name in ("q", "k", "v")}
+    cuts |= {"attention.out": by_columns(), "up": by_rows(), "down": by_columns()}
+    return cuts
 
 
 def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
@@ -95,10 +97,8 @@ class Trainer:
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
         """The gradients of a batch (batch, seq_len), and of the penalty."""
         loss = next_word_loss(self.forward(tokens), targets)
-        total = loss
-        if self.constraints is not None:
-            total = loss + self.constraints.penalty()
-        total.backward()
+        penalty = 0.0 if self.constraints is None else self.constraints.penalty()
+        (loss + penalty).backward()
         return loss.item()
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -131,8 +131,8 @@ class StageTrainer(Trainer):
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
         """The same, in as many parts as there are ranks; the loss is the last one's."""
         losses: list[Tensor] = []
-        given = (tokens,) if self.first else ()
-        self.schedule.step(*given, target=targets if self.last else None, losses=losses)
+        given, wanted = (tokens,) if self.first else (), targets if self.last else None
+        self.schedule.step(*given, target=wanted, losses=losses)
         if self.constraints is not None:
             self.constraints.penalty().backward()
         return torch.stack(losses).mean().item() if self.last else math.nan

@@ -1,0 +1,61 @@
+"""Which part of each weight lies on which rank."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from cdopt_tutorial.plots.style import INK, SERIES, WIDTH, styled
+
+_ROW = 1.05  # inches of a row of the figure
+_HATCHES = "//", "\\\\", "..", "xx", "--", "||"  # of the ranks: not by colour alone
+_GAP = 0.22  # between two weights, as a part of the longest side
+
+
+class Part(Protocol):
+    """A part of a matrix, by rows and columns."""
+
+    shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+@styled
+def ownership(ways: Mapping[str, Sequence[Mapping[str, Part]]]) -> Figure:
+    """Draw, for each way and each rank, the weights with the part that lies there.
+
+    A weight is as tall as it has rows; the part is filled, in the rank's own pattern. A
+    weight of which nothing is there is left out. At most six ranks.
+    """
+    ranks = max(map(len, ways.values()))
+    fig = Figure(figsize=(WIDTH, _ROW * len(ways) + 0.3))
+    axes = fig.subplots(len(ways), ranks, squeeze=False)
+    for row, (way, of_ranks) in zip(axes, ways.items(), strict=True):
+        longest = max(max(p.shape) for parts in of_ranks for p in parts.values())
+        for rank, (ax, parts) in enumerate(zip(row, of_ranks, strict=True)):
+            _draw(ax, parts, longest, rank)
+        row[0].set_ylabel(way, rotation=0, ha="right", va="center")
+    for rank, ax in enumerate(axes[0]):
+        ax.set_title(f"rank {rank}")
+    return fig
+
+
+def _draw(ax: Axes, parts: Mapping[str, Part], longest: int, rank: int) -> None:
+    """One rank's weights, side by side."""
+    left = 0.0
+    for name, found in parts.items():
+        rows, columns = (each / longest for each in found.shape)
+        outline = {"fill": False, "ec": INK, "lw": 0.8}
+        ax.add_patch(Rectangle((left, -rows / 2), columns, rows, **outline))
+        height, width = (each / longest for each in found.size)
+        down, right = (each / longest for each in found.begin)
+        corner = left + right, rows / 2 - down - height
+        look = {"fc": SERIES[rank].color, "hatch": _HATCHES[rank], "lw": 0}
+        ax.add_patch(Rectangle(corner, width, height, **look))
+        ax.text(left + columns / 2, -0.56, name, ha="center", va="top", size=9)
+        left += columns + _GAP
+    ax.set(xlim=(-0.05, left - _GAP + 0.05), ylim=(-0.8, 0.55), aspect="equal")
+    ax.set(xticks=[], yticks=[], anchor="W")
+    ax.spines[:].set_visible(False)
