@@ -1,7 +1,6 @@
 """Roles for the tests of training in shards; they must be importable by workers."""
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,6 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.layers import Dissolved
 from cdopt_tutorial.hybrid.replicas import join
 
-QUICK = os.environ.get("QUICK")
 STEPS, BATCH, WIDTH, HIDDEN = 20, 12, 6, 18
 OPTIMIZERS: dict[str, Callable] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1),
@@ -242,7 +240,7 @@ def play_training(rank: int) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in (precision, pipeline, after_evaluation, copies, orders):
+        for play in (precision, pipeline, after_evaluation, copies, compiled, orders):
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found
@@ -334,6 +332,25 @@ def copies(mesh: DeviceMesh) -> dict[str, int]:
 
 def dissolved(model: nn.Module) -> list[Dissolved]:
     return [each for each in model.modules() if isinstance(each, Dissolved)]
+
+
+def compiled(mesh: DeviceMesh) -> dict[str, float]:
+    """How far a compiled layer in shards is from itself; its graph may break."""
+    found, (x, _) = {}, batch(0)
+    for way in "fsdp", "tensor, rows last":
+        model, *_ = WAYS[way](mesh, begin("stiefel"), "stiefel")
+        held, gradients = constraints.Constraints(model), []
+
+        def loss(x: Tensor, model=model, held=held) -> Tensor:
+            return model(x).square().mean() + held.penalty()
+
+        for each in loss, torch.compile(loss, backend="aot_eager"):
+            model.zero_grad()
+            each(x).backward()
+            gradients.append([whole(p.grad) for p in model.parameters()])
+        found[way] = max(map(off, *gradients))
+        torch._dynamo.reset()
+    return found
 
 
 def orders(mesh: DeviceMesh) -> dict[str, str]:

@@ -15,7 +15,7 @@ def played():
     return launch(ranks, deadline=240)
 
 
-@pytest.mark.parametrize("case", roles.cases(), ids=str)
+@pytest.mark.parametrize("case", list(roles.cases()), ids=str)
 def test_trains_as_one_process_and_is_measured_and_projected_alike(played, case):
     found = [rank[case] for rank in played.values() if case in rank]
     assert len(found) == {"2": 2, "3": 3, "2 x 2": 4}[case.mesh]
@@ -54,6 +54,11 @@ def test_under_fsdp_no_layer_keeps_a_weight(played):
         assert found["fsdp"] == found["fsdp per layer"] == 0
         assert found["ddp"] > 0 and found["tensor, rows last"] > 0  # till the penalty
         assert all(left == 0 for way, left in found.items() if "after" in way)
+
+
+def test_compiled_in_shards(played):
+    for found in of_two(played, "compiled"):
+        assert len(found) == 2 and max(found.values()) <= 1e-12
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Embedding"])

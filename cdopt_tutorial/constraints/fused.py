@@ -36,7 +36,7 @@ def stiefel_map(
         raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
     if wide is None:
         wide = weight.shape[-2] < weight.shape[-1]
-    if torch.compiler.is_compiling():
+    if sums is None and torch.compiler.is_compiling():
         return _CompiledMap.apply(weight, wide)
     return _StiefelMap.apply(weight, wide, sums)
 
