@@ -83,7 +83,10 @@ def distance(on: "Surface", weight: DTensor) -> Tensor:
 
 @torch.no_grad()
 def nearest(on: "Surface", weight: DTensor) -> DTensor:
-    """The nearest weight on the manifold, placed as the weight."""
+    """The nearest weight on the manifold, placed as the weight.
+
+    Of a weight of less than full rank, which has several, it is not a number.
+    """
     layout = _layout(on, weight)
     if layout is None:
         found = on.nearest(weight.full_tensor())
@@ -98,6 +101,16 @@ def nearest(on: "Surface", weight: DTensor) -> DTensor:
         layout.inside(s)
         x = x / s.sqrt()
     return _placed(x.reshape(part.shape), weight, layout.placements)
+
+
+def placed(value: Tensor, like: DTensor) -> DTensor:
+    """A DTensor of the same mesh, or a tensor that all ranks have, where another is."""
+    if not isinstance(value, DTensor):
+        everywhere = [Replicate()] * like.device_mesh.ndim
+        value = DTensor.from_local(
+            value.to(like.device), like.device_mesh, everywhere, run_check=False
+        )
+    return value.redistribute(placements=like.placements)
 
 
 def _layout(on: "Surface", weight: DTensor) -> Layout | None:

@@ -37,6 +37,11 @@ def _sharded() -> ModuleType:
     return importlib.import_module("cdopt_tutorial.constraints.sharded")
 
 
+def placed(value: Tensor, like: Tensor) -> Tensor:
+    """A value where another one lies on a mesh, if it does; a plain one is on all."""
+    return _sharded().placed(value, like) if is_sharded(like) else value
+
+
 def _exactly(weight: Tensor) -> AbstractContextManager:
     """No autocast: C is a small difference of large numbers, lost in bfloat16."""
     # The meta device, which computes nothing, has no autocast to be asked for.
