@@ -133,6 +133,7 @@ def play_maps(rank: int) -> dict:
     found["differences"] |= play_strided(mesh)
     found["control"] = control(mesh)
     found["talk"] = play_talk(mesh)
+    found["autocast"] = under_autocast(mesh)
     found["partial"] = refusal_of_partial(mesh)
     return found
 
@@ -231,6 +232,21 @@ def control(mesh: DeviceMesh) -> float:
     finally:
         Layout.inside = inside
     return off(mapped, KINDS["stiefel"].of(value).map_and_distance(value)[0])
+
+
+def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
+    """What autocast changes in a map, and in a product beside it."""
+    value = drawn((8, 3), 0).float()
+    on = KINDS["stiefel"].of(value)
+    shards = distribute_tensor(value, mesh, [Shard(0), Replicate()])
+    plain = on.map_and_distance(value)[0], on.distance(value), on.nearest(value)
+    with torch.autocast("cpu", torch.bfloat16):
+        given = on.map_and_distance(shards)[0], on.distance(shards), on.nearest(shards)
+        beside = value.mT @ value
+    return {
+        "ours": max(map(off, given, plain)),
+        "control": off(beside, value.mT @ value),
+    }
 
 
 def refusal_of_partial(mesh: DeviceMesh) -> str:

@@ -240,7 +240,15 @@ def play_training(rank: int) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in (precision, pipeline, after_evaluation, copies, compiled, orders):
+        for play in (
+            precision,
+            pipeline,
+            after_evaluation,
+            copies,
+            compiled,
+            embedding,
+            orders,
+        ):
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found
@@ -318,11 +326,34 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     }
 
 
+def embedding(mesh: DeviceMesh) -> dict[str, float]:
+    """A table cut by rows or by columns: the gradients' difference from one process."""
+    found, words = {}, torch.arange(9)
+    for style in (
+        RowwiseParallel(input_layouts=Replicate()),
+        ColwiseParallel(output_layouts=Replicate()),
+    ):
+        tables = [nn.Embedding(9, 4, **F64) for _ in range(2)]
+        parallelize_module(tables[0], mesh, style)
+        for table in tables:
+            constraints.dissolve(table)
+        begin_at_(tables[0], tables[1])
+        for table in tables:
+            with torch.no_grad():
+                table.parametrizations.weight.original.mul_(1.1)
+            loss = (table(words) * shard_roles.drawn((9, 4), 0)).square().sum()
+            (loss + constraints.penalty(table)).backward()
+        ours, theirs = (whole(next(each.parameters()).grad) for each in tables)
+        found[type(style).__name__] = off(ours, theirs)
+    return found
+
+
 def copies(mesh: DeviceMesh) -> dict[str, int]:
     """What dissolved layers keep between a pass and its penalty, under each way."""
     found = {}
     for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
         model, parts, part = WAYS[way](mesh, begin("stiefel"), "stiefel")
+        found[way, "before"] = sum(len(each._seen) for each in dissolved(model))
         loss = model(batch(0)[0].chunk(parts)[part]).sum()
         found[way] = sum(len(each._seen) for each in dissolved(model))
         (loss + constraints.penalty(model)).backward()

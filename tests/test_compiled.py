@@ -5,7 +5,10 @@ import warnings
 
 import pytest
 import torch
+from cdopt.manifold_torch import oblique_torch, stiefel_torch
+from cdopt.nn import Conv2d_cdopt, Linear_cdopt
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from cdopt_tutorial import constraints
 
@@ -44,7 +47,8 @@ def results(loss, model, x):
     model.zero_grad()
     found = loss(x)
     found.backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    moving = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    gradients = {name: p.grad.clone() for name, p in moving}
     return {"": found.detach(), **gradients}
 
 
@@ -106,3 +110,22 @@ def test_the_compiled_layer_goes_on_as_its_weights_move():
             torch.testing.assert_close(given[name], value, rtol=1e-12, atol=1e-12)
         optimizer.step()
     assert losses[0] > losses[1] > losses[2]
+
+
+class TestOfCdopt:
+    @pytest.mark.parametrize("manifold", [stiefel_torch, oblique_torch])
+    def test_a_linear_layer(self, manifold):
+        options = {"manifold_class": manifold, "penalty_param": 0.1, **F64}
+        model = Linear_cdopt(9, 4, **options)
+        with torch.no_grad():
+            model.weight.mul_(1.1)
+        assert_compiles(model, torch.randn(5, 9, **F64), "aot_eager")
+
+    @pytest.mark.filterwarnings("ignore:Error detected in MmBackward0")
+    def test_a_convolution_fails(self):
+        """The way out is `dissolve`, whose convolution compiles."""
+        options = {"manifold_class": stiefel_torch, "penalty_param": 0.1, **F64}
+        model = Conv2d_cdopt(3, 5, 2, **options)
+        x = torch.randn(2, 3, 6, 6, **F64)
+        with pytest.raises(BackendCompilerFailed, match="data-dependent"):
+            torch.compile(model, fullgraph=True, backend="aot_eager")(x)

@@ -63,9 +63,9 @@ class Surface:
         if weight.dtype in HALF:
             mapped, distance = self.map_and_distance(weight.float())
             return mapped.to(weight.dtype), distance.to(weight.dtype)
-        if is_sharded(weight):
-            return _sharded().map_and_distance(self, weight)
         with _exactly(weight):
+            if is_sharded(weight):
+                return _sharded().map_and_distance(self, weight)
             if self.make is not stiefel_torch:
                 mapped = self._of(weight).A(self._point(weight))
                 return self._weight(mapped, weight), self.distance(weight)
@@ -80,7 +80,8 @@ class Surface:
         if weight.dtype in HALF:
             return self.distance(weight.float()).to(weight.dtype)
         if is_sharded(weight):
-            return _sharded().distance(self, weight)
+            with _exactly(weight):
+                return _sharded().distance(self, weight)
         if torch.compiler.is_compiling() and self.make is stiefel_torch:
             return self.map_and_distance(weight)[1]  # whose sums are found to be known
         with _exactly(weight):
@@ -90,12 +91,12 @@ class Surface:
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds; see `feasible`."""
         exact = weight.double()  # a decomposition in float32 is off by many roundings
-        if is_sharded(exact):
-            found = _sharded().nearest(self, exact)
-        else:
-            with _exactly(exact):
+        with _exactly(exact):
+            if is_sharded(exact):
+                found = _sharded().nearest(self, exact)
+            else:
                 point = self._of(exact).Post_process(self._point(exact))
-            found = self._weight(point, weight).contiguous()
+                found = self._weight(point, weight).contiguous()
         return feasible(found, self.distance).to(weight.dtype)
 
     def _blocks(self, weight: Tensor) -> Tensor:
