@@ -235,7 +235,7 @@ def cases() -> Iterator[Case]:
         ("fsdp and tensor", "2 x 2"),
     ):
         yield Case(way, mesh, options=(("micro", 2),))
-    for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
+    for way in "ddp", "fsdp", "fsdp per layer":
         yield Case(way, "2", options=(("fresh", True),))
     yield Case("fsdp", "2", optimizer="momentum")
     yield Case("tensor, rows last", "3", optimizer="AdamW")

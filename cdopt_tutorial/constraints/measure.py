@@ -193,7 +193,8 @@ class Constraints:
 
     Models are modules, DDP or not, or references to modules; what a module refers to is
     followed, too. Other workers are asked once, when this is made; after that only
-    those are asked that have constrained weights. Numbers travel, not weights.
+    those are asked that have constrained weights. Numbers travel, not weights. Of
+    weights in shards, as DTensors, all ranks must ask: each has the same answer.
 
     Raises ValueError if no weight is constrained, or a module on another worker holds
     references of its own, and RuntimeError if a worker can't be reached.
