@@ -46,6 +46,12 @@ def test_a_rank_by_itself_would_be_far_off(played):
     assert all(rank["control"] > 0.1 for rank in played.values())
 
 
+def test_autocast_changes_nothing(played):
+    for rank in played.values():
+        assert rank["autocast"]["control"] > 1e-4
+        assert rank["autocast"]["ours"] <= 1e-6
+
+
 def test_a_partial_sum_is_no_weight(played):
     expected = "a weight is placed as a partial sum: redistribute it first"
     assert all(rank["partial"] == expected for rank in played.values())

@@ -15,7 +15,7 @@ def played():
     return launch(ranks, deadline=240)
 
 
-@pytest.mark.parametrize("case", roles.cases(), ids=str)
+@pytest.mark.parametrize("case", list(roles.cases()), ids=str)
 def test_trains_as_one_process_and_is_measured_and_projected_alike(played, case):
     found = [rank[case] for rank in played.values() if case in rank]
     assert len(found) == {"2": 2, "3": 3, "2 x 2": 4}[case.mesh]
@@ -40,6 +40,11 @@ def test_a_pipelines_stages_each_have_their_own_penalty(played):
     assert max(of_two(played, "pipeline")) <= 1e-12
 
 
+def test_a_table_cut_by_rows_or_by_columns(played):
+    for found in of_two(played, "embedding"):
+        assert len(found) == 2 and max(found.values()) <= 1e-12
+
+
 def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(played):
     """FSDP leaves a root's weights whole after a pass, and forgets what is written."""
     for found in of_two(played, "after_evaluation"):
@@ -53,7 +58,13 @@ def test_under_fsdp_no_layer_keeps_a_weight(played):
     for found in of_two(played, "copies"):
         assert found["fsdp"] == found["fsdp per layer"] == 0
         assert found["ddp"] > 0 and found["tensor, rows last"] > 0  # till the penalty
-        assert all(left == 0 for way, left in found.items() if "after" in way)
+        others = [left for way, left in found.items() if isinstance(way, tuple)]
+        assert len(others) == 8 and not any(others)  # before the pass, and after all
+
+
+def test_compiled_in_shards(played):
+    for found in of_two(played, "compiled"):
+        assert len(found) == 2 and max(found.values()) <= 1e-12
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Embedding"])

@@ -9,6 +9,7 @@ from cdopt_tutorial.constraints.measure import (
     penalty,
     project_,
 )
+from cdopt_tutorial.constraints.states import free_state_dict, load_free_state_dict
 from cdopt_tutorial.constraints.surface import MANIFOLDS
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "dissolve",
     "dissolve_recurrent",
     "feasibility",
+    "free_state_dict",
+    "load_free_state_dict",
     "penalty",
     "project_",
     "stiefel_constraint",

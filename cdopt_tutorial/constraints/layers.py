@@ -32,10 +32,15 @@ def dissolve(
     :func:`~cdopt_tutorial.constraints.measure.penalty`; the papers' β is twice that.
     RNNs keep their fast path. Source: Xiao, Liu and Toh (2023).
 
+    A weight may be in shards: ``parallelize_module`` comes before, DDP, ``fully_shard``
+    and ``torch.compile`` after it; :mod:`~cdopt_tutorial.constraints.sharded` says what
+    that costs. A model that is pipelined has each stage add its own penalty.
+
     The manifold is "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
     "sphere" (norm 1), or a class of CDOpt; for ``blocks`` and ``transpose`` see
     :func:`~cdopt_tutorial.constraints.surface.surface`. Raises ValueError if there is
-    no such weight, it is parametrized already, or it does not fit the manifold.
+    no such weight, it is parametrized or under ``fully_shard`` already, or it does not
+    fit the manifold.
     """
     weight = dict(module.named_parameters(recurse=False)).get(name)
     if is_under_fsdp(module):

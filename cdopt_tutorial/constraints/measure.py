@@ -14,7 +14,12 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
-from cdopt_tutorial.constraints.surface import Surface, feasible, is_sharded
+from cdopt_tutorial.constraints.surface import (
+    Surface,
+    feasible,
+    is_sharded,
+    placed,
+)
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply, is_reference
 
@@ -42,20 +47,19 @@ class CdoptSurface:
         if not getattr(self.module, "forward_with_A", True):
             return weight, self.distance(weight)
         to_point, to_weight = self._turns()
-        mapped = to_weight(self.module.manifold.A(to_point(weight)))
-        return mapped, self.distance(weight)
+        mapped = to_weight(self.module.manifold.A(to_point(_whole(weight))))
+        return placed(mapped, weight), self.distance(weight)
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
         to_point, _ = self._turns()
-        weight = weight.full_tensor() if is_sharded(weight) else weight
-        return self.module.manifold.C(to_point(weight)).square().sum()
+        return self.module.manifold.C(to_point(_whole(weight))).square().sum()
 
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds."""
         to_point, to_weight = self._turns()
-        found = self.module.manifold.Post_process(to_point(weight))
-        return feasible(to_weight(found), self.distance)
+        found = self.module.manifold.Post_process(to_point(_whole(weight)))
+        return placed(feasible(to_weight(found), self.distance), weight)
 
     def _turns(self) -> tuple[Callable, Callable]:
         """From the layer's weight to CDOpt's X, and back."""
@@ -67,6 +71,11 @@ class CdoptSurface:
         )
         turn = torch.t if wide else nn.Identity()
         return turn, turn
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """A weight in shards gathered, which CDOpt's own manifolds don't know."""
+    return weight.full_tensor() if is_sharded(weight) else weight
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
@@ -184,7 +193,8 @@ class Constraints:
 
     Models are modules, DDP or not, or references to modules; what a module refers to is
     followed, too. Other workers are asked once, when this is made; after that only
-    those are asked that have constrained weights. Numbers travel, not weights.
+    those are asked that have constrained weights. Numbers travel, not weights. Of
+    weights in shards, as DTensors, all ranks must ask: each has the same answer.
 
     Raises ValueError if no weight is constrained, or a module on another worker holds
     references of its own, and RuntimeError if a worker can't be reached.

@@ -66,7 +66,7 @@ def map_and_distance(on: "Surface", weight: DTensor) -> tuple[DTensor, Tensor]:
     layout = _layout(on, weight)
     if layout is None:
         mapped, distance = on.map_and_distance(weight.full_tensor())
-        return _everywhere(mapped, weight), distance
+        return placed(mapped, weight), distance
     part = _part(weight, layout)
     mapped, distance = _map(on, _blocks(on, part, weight), layout)
     return _placed(mapped.reshape(part.shape), weight, layout.placements), distance
@@ -87,7 +87,14 @@ def nearest(on: "Surface", weight: DTensor) -> DTensor:
     That is done once, and not in a step: by sums alone, which square what is small, a
     weight far from its manifold would come to another point of it.
     """
-    return _everywhere(on.nearest(weight.full_tensor()), weight)
+    return placed(on.nearest(weight.full_tensor()), weight)
+
+
+def placed(value: Tensor, like: DTensor) -> DTensor:
+    """A DTensor of the same mesh, or a tensor that all ranks have, where another is."""
+    if isinstance(value, DTensor):
+        return value.redistribute(placements=like.placements)
+    return _placed(value.to(like.device), like, [Replicate()] * like.device_mesh.ndim)
 
 
 def _layout(on: "Surface", weight: DTensor) -> Layout | None:
@@ -160,11 +167,6 @@ def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTe
         part, like.device_mesh, placements, run_check=False, shape=shape, stride=stride
     )
     return made.redistribute(placements=like.placements)
-
-
-def _everywhere(found: Tensor, like: DTensor) -> DTensor:
-    """The parts of what every rank has found as a whole, where another tensor lies."""
-    return _placed(found, like, [Replicate()] * like.device_mesh.ndim)
 
 
 def _blocks(on: "Surface", part: Tensor, weight: DTensor) -> Tensor:

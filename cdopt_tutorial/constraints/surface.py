@@ -37,6 +37,11 @@ def _sharded() -> ModuleType:
     return importlib.import_module("cdopt_tutorial.constraints.sharded")
 
 
+def placed(value: Tensor, like: Tensor) -> Tensor:
+    """A value where another one lies on a mesh, if it does; a plain one is on all."""
+    return _sharded().placed(value, like) if is_sharded(like) else value
+
+
 def _exactly(weight: Tensor) -> AbstractContextManager:
     """No autocast: C is a small difference of large numbers, lost in bfloat16."""
     # The meta device, which computes nothing, has no autocast to be asked for.
@@ -58,9 +63,9 @@ class Surface:
         if weight.dtype in HALF:
             mapped, distance = self.map_and_distance(weight.float())
             return mapped.to(weight.dtype), distance.to(weight.dtype)
-        if is_sharded(weight):
-            return _sharded().map_and_distance(self, weight)
         with _exactly(weight):
+            if is_sharded(weight):
+                return _sharded().map_and_distance(self, weight)
             if self.make is not stiefel_torch:
                 mapped = self._of(weight).A(self._point(weight))
                 return self._weight(mapped, weight), self.distance(weight)
@@ -75,7 +80,8 @@ class Surface:
         if weight.dtype in HALF:
             return self.distance(weight.float()).to(weight.dtype)
         if is_sharded(weight):
-            return _sharded().distance(self, weight)
+            with _exactly(weight):
+                return _sharded().distance(self, weight)
         if torch.compiler.is_compiling() and self.make is stiefel_torch:
             return self.map_and_distance(weight)[1]  # whose sums are found to be known
         with _exactly(weight):
