@@ -632,7 +632,7 @@ def test_the_digits_are_told_apart():
     accuracy = {}
     for kind in ("free", "stiefel", "oblique", "oblique table"):
         results = [
-            run_locally(Job(HybridConfig(seed=seed, **KINDS[kind])))
+            run_locally(Job(HybridConfig(seed=seed, epochs=15, **KINDS[kind])))
             for seed in range(1, 6)
         ]
         accuracy[kind] = sum(each.test.accuracy for each in results) / 5
