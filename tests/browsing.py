@@ -1,14 +1,30 @@
 """What all tests of the pages need to look at them in a browser."""
 
+import json
+import posixpath
+import re
+from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
+from axe_playwright_python.sync_playwright import Axe
+
+FRONT = "book/index.html"
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 THEMES = ("light", "dark")
 
 
+# What axe finds in others' markup, and no style of ours can mend.
+THEIRS = {
+    # docutils calls a bibliography a list, with the numbers as its direct children.
+    "aria-required-children": ".citation-list",
+}
+
+
 class Quiet(SimpleHTTPRequestHandler):
     """Serves files, and says nothing of it."""
+
+    protocol_version = "HTTP/1.1"  # a page has some 27 files, and no connection each
 
     def log_message(self, format, *args):
         pass
@@ -31,3 +47,58 @@ def leads_on(page: Path) -> bool:
 def is_ours(url: str, root: str) -> bool:
     """Tell whether a request stays on this page's host."""
     return url.startswith((root, "data:", "blob:"))
+
+
+def barriers(page, options: dict) -> list[str]:
+    """What axe calls serious or critical in a page, without what is not ours."""
+    # Half a megabyte, once for all that is asked of a page.
+    if not page.evaluate("typeof axe === 'object'"):
+        page.evaluate(Axe().axe_script)
+    options = json.dumps({"resultTypes": ["violations"], **options})
+    found = page.evaluate(f"axe.run({options})")
+    return [
+        f"{each['id']}: {node['html'][:200]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+        if not is_theirs(page, each["id"], node["target"][0])
+    ]
+
+
+def is_theirs(page, rule: str, target: str) -> bool:
+    """Tell whether what was found is known to be not ours."""
+    known = THEIRS.get(rule)
+    return bool(known) and page.locator(target).first.evaluate(
+        "(e, known) => e.matches(known)", known
+    )
+
+
+class Frame(HTMLParser):
+    """All of a page but its text: elements, files, scripts without their strings."""
+
+    def __init__(self, name: str, html: str) -> None:
+        super().__init__()
+        self.name, self.parts, self._script = name, {name.count("/")}, False
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self._script = tag == "script"
+        self.parts.add(tag)
+        for key, value in attrs:
+            if key in ("src", "poster") or tag == "link" and key == "href":
+                here = posixpath.dirname(self.name)
+                self.parts.add(posixpath.normpath(posixpath.join(here, value or "")))
+
+    def handle_data(self, data):
+        if self._script:
+            self.parts.add(re.sub(r"'.*?'|\".*?\"", "", data))
+
+
+def unlike(site: Path, names: list[str]) -> list[str]:
+    """The first page of each kind: of others it differs in more than its text."""
+    kinds = {}
+    for name in names:
+        frame = Frame(name, (site / name).read_text("utf-8"))
+        kinds.setdefault(frozenset(frame.parts), name)
+    return [*kinds.values()]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from browsing import Quiet
 from playwright.sync_api import sync_playwright
+from running import Running
 from xdist.scheduler import LoadScopeScheduling
 
 from cdopt_tutorial.publish.execute import execute
@@ -48,11 +49,16 @@ class OneBook(LoadScopeScheduling):
     """Deals the tests one by one, but those of the book to one process, and first.
 
     A chapter wants all cores, so no two may run at a time; the largest scope begins.
+    A class of tests of a system's end shares a process, and so does what bare programs
+    have done.
     """
 
     def _split_scope(self, nodeid):
         of_book = ("tests/test_notebooks.py", "tests/test_pages.py", "tests/test_site_")
-        return "book" if nodeid.startswith(of_book) else nodeid
+        if nodeid.startswith(of_book):
+            return "book"
+        shared = ("::TestDeath::", "::TestByItself::")
+        return next((nodeid.partition(s)[0] + s for s in shared if s in nodeid), nodeid)
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -75,6 +81,14 @@ def scratch(tmp_path_factory, monkeypatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="class")
+def runs() -> Running:
+    """Runs of the command in one process, which ends well whatever became of them."""
+    running = Running()
+    yield running
+    running.end()
 
 
 @pytest.fixture(scope="session")

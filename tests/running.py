@@ -1,9 +1,11 @@
 """A command under way, to be disturbed by a test."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from ipaddress import ip_address
@@ -27,6 +29,18 @@ def wait_for_end(processes: list[psutil.Process], seconds: float = 10) -> None:
     while left := [process for process in processes if runs(process)]:
         assert time.monotonic() < limit, left
         time.sleep(0.1)
+
+
+def preload_little() -> None:
+    """Have this process's fork server import what every worker needs, and no more.
+
+    What it imports besides only saves time in training, and takes a second itself.
+    """
+    from cdopt_tutorial.engines import forking
+
+    network, process = forking.PRELOAD[0], "cdopt_tutorial.engines.process"
+    assert process in forking.PRELOAD
+    forking.PRELOAD = network, process
 
 
 LISTENS, ACCEPTS = "0A", "00010000"  # states of a socket in /proc/net
@@ -81,38 +95,74 @@ def _address(text: str) -> str:
 
 
 class Running:
-    """A run of ``cdopt-tutorial`` that has begun to train.
+    """Runs of ``cdopt-tutorial``, one after another, in a process that they share.
 
-    Args:
-        args: of the command.
-        sign: what its output says once it trains.
+    So what they import, there and in the fork server, is imported once.
     """
 
-    def __init__(self, args: list[str], sign: str):
-        self.process = subprocess.Popen(
-            [*COMMAND, *args],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    def __init__(self):
+        self.process = None
+
+    def begin(self, args: list[str], sign: str) -> None:
+        """Begin a run with these arguments; its output says ``sign`` once it trains."""
+        if self.process is None or self.process.poll() is not None:
+            self.process = self._start()
+        self.process.stdin.write(json.dumps(args) + "\n")
+        self.process.stdin.flush()
+        while sign not in (line := self.process.stdout.readline()):
+            assert line, self.process.communicate()[1]
+        self.below = psutil.Process(self.process.pid).children(recursive=True)
+        # The fork server's children, in the order of their ranks.
+        workers = [c for c in self.below if c.ppid() != self.process.pid]
+        self.workers = sorted(workers, key=lambda c: c.pid)
+
+    def _start(self):
+        return subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("commands.py")], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             # A shell that started the tests in the background has it ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
-        while sign not in self.process.stdout.readline():
-            assert self.process.poll() is None
-        self.below = psutil.Process(self.process.pid).children(recursive=True)
 
     def kill_worker(self, rank: int) -> str:
-        """What the command says to it; it must end within 10 s, and all below it."""
-        # The fork server's children, in the order of their ranks.
-        workers = [c for c in self.below if c.ppid() != self.process.pid]
-        sorted(workers, key=lambda c: c.pid)[rank].kill()
-        return self._end(1)
+        """What the command says to it; it must fail within 10 s, and all workers go."""
+        self.workers[rank].kill()
+        limit = threading.Timer(10, self.process.kill)
+        limit.start()
+        told = [_until_end(pipe) for pipe in (self.process.stdout, self.process.stderr)]
+        limit.cancel()
+        assert [code for _, code in told] == [1, 1]
+        wait_for_end(self.workers)
+        return told[1][0]
 
     def send_signal(self, number: signal.Signals, code: int) -> str:
-        """The same for a signal to the command itself, which must give this code."""
+        """The same for a signal to the process itself, which must give this code."""
         self.process.send_signal(number)
         return self._end(code)
+
+    def end(self) -> None:
+        """After runs that failed, the process ends, and all below it."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.stdin.close()
+        self.process.stdin = None
+        try:
+            assert self._end(0) == ""
+        finally:
+            self.process.kill()
 
     def _end(self, code: int) -> str:
         _, error = self.process.communicate(timeout=10)
         assert self.process.returncode == code
         wait_for_end(self.below)
         return error
+
+
+def _until_end(pipe) -> tuple[str, int]:
+    """What a run writes there, and the code with which it ends."""
+    told = ""
+    for line in pipe:
+        if line.startswith("ended: "):
+            return told, int(line.removeprefix("ended: "))
+        told += line
+    raise AssertionError(told)

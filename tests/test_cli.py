@@ -4,7 +4,6 @@ import json
 import signal
 
 import pytest
-from running import Running
 
 from cdopt_tutorial.bench.reinforce import figures
 from cdopt_tutorial.cli import main
@@ -121,11 +120,10 @@ class TestBadInput:
 
 class TestDeath:
     @pytest.fixture
-    def running(self):
+    def running(self, runs):
         args = ["reinforce", "--conversation=per-step", "--log-interval=1"]
-        running = Running(args, sign="Episode")
-        yield running
-        running.process.kill()
+        runs.begin(args, sign="Episode")
+        return runs
 
     @pytest.mark.parametrize(
         ("rank", "name"), list(enumerate(["agent", "observer0", "observer1"]))

@@ -52,15 +52,16 @@ def difference(one, other):
 @pytest.mark.parametrize("num_trainers", [1, 3])
 @pytest.mark.parametrize("crossing", WAYS)
 def test_equals_one_process(way, num_trainers, crossing):
-    config = replace(EXACT, num_trainers=num_trainers, **way)
+    # A pass, and a part of the next one.
+    config = replace(EXACT, num_trainers=num_trainers, max_steps=25, **way)
     distributed = run(Job(config, CORPUS), engine=TorchRPC(crossing))[0]
     local = run_locally(Job(config, CORPUS))
     begin = run_locally(Job(replace(config, max_steps=1, lr=1e-300), CORPUS))
     free = run_locally(Job(replace(config, manifold="none", per_gate=False), CORPUS))
-    assert len(local.losses) == len(distributed.feasibility) == 50
+    assert len(local.losses) == len(distributed.feasibility) == 25
     assert difference(local.weights, begin.weights) > 0.01  # they moved
     assert local.losses[-1] != free.losses[-1]  # and are held
-    assert difference(distributed.weights, local.weights) <= 1e-10
+    assert difference(distributed.weights, local.weights) <= 5e-11
     one, other = distributed.feasibility[-1], local.feasibility[-1]
     assert one.weight == pytest.approx(other.weight, rel=1e-8)
     assert one.mapped == pytest.approx(other.mapped, rel=1e-6)

@@ -47,7 +47,7 @@ from cdopt_tutorial.hybrid.model import SEMANTICS, Table, weights_of
 from cdopt_tutorial.hybrid.system import OriginalStep
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
-STEPS = 50
+STEPS = 25  # two passes, and a part of a third
 EXACT = HybridConfig(
     embedding=12, batch_size=32, epochs=99, max_steps=STEPS, dtype="float64"
 )
@@ -83,8 +83,8 @@ def assert_equal_to_local(job, way):
     local, distributed = run_locally(job), run(job, engine=TorchRPC(way))
     assert len(distributed.losses) == len(local.losses) == STEPS
     assert max_difference(local.weights, begin_of(job)) > 0.01  # they moved
-    assert distributed.max_parameter_difference(local) <= 1e-10
-    assert distributed.losses == pytest.approx(local.losses, abs=1e-9)
+    assert distributed.max_parameter_difference(local) <= 5e-11
+    assert distributed.losses == pytest.approx(local.losses, abs=5e-10)
     return distributed, local
 
 
@@ -632,7 +632,7 @@ def test_the_digits_are_told_apart():
     accuracy = {}
     for kind in ("free", "stiefel", "oblique", "oblique table"):
         results = [
-            run_locally(Job(HybridConfig(seed=seed, **KINDS[kind])))
+            run_locally(Job(HybridConfig(seed=seed, epochs=15, **KINDS[kind])))
             for seed in range(1, 6)
         ]
         accuracy[kind] = sum(each.test.accuracy for each in results) / 5

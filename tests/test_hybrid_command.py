@@ -5,7 +5,6 @@ import math
 import signal
 
 import pytest
-from running import Running
 
 from cdopt_tutorial.bench import hybrid as bench
 from cdopt_tutorial.cli import main
@@ -136,11 +135,10 @@ class TestBadInput:
 
 class TestDeath:
     @pytest.fixture
-    def running(self):
+    def running(self, runs):
         """A run with two trainers under way."""
-        running = Running(["hybrid", "--epochs", "100000"], sign="Training")
-        yield running
-        running.process.kill()
+        runs.begin(["hybrid", "--epochs", "100000"], sign="Training")
+        return runs
 
     # Ranks as in the original: trainers, master, server.
     @pytest.mark.parametrize(

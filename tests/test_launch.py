@@ -352,38 +352,36 @@ class TestParent:
     SCRIPT = """
 import roles
 from cdopt_tutorial.engines import Role, launch
+from running import preload_little
+preload_little()
+named = {{name: (getattr(roles, role), args) for name, role, args in {roles}}}
 launch(
-    {{"a": Role(roles.{a}, {args_a}), "b": Role(roles.{b}, {args_b})}},
+    {{name: Role(*each) for name, each in named.items()}},
     on_report=lambda _, pid: print(pid, flush=True),
 )
 """
-    WAITS = "report_and_sleep", (LONG,)
 
-    def start(self, a, b, **env):
+    def start(self, *roles, **env):
         """The parent, and all processes below it when the first worker reported."""
-        script = self.SCRIPT.format(a=a[0], args_a=a[1], b=b[0], args_b=b[1])
         process = subprocess.Popen(
-            [sys.executable, "-c", script], env=os.environ | env,
-            cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", self.SCRIPT.format(roles=roles)],
+            env=os.environ | env, cwd=Path(__file__).parent,
+            stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         first = int(process.stdout.readline())
-        time.sleep(0.5)  # until the other one has begun, too
+        time.sleep(0.5)  # until the others have begun, too
         children = psutil.Process(process.pid).children(recursive=True)
         assert first in {child.pid for child in children}
         return process, children
 
-    @pytest.mark.parametrize(
-        "b",
-        [
-            ("sleep", (LONG,)),
-            ("send_self", ("SIGSTOP",)),
-            ("hold_the_interpreter", ()),
-        ],
-        ids=["busy", "stopped", "deaf"],
-    )
-    def test_workers_go_with_a_killed_parent(self, b):
-        process, children = self.start(self.WAITS, b)
-        assert len(children) >= 3  # two workers and their server
+    def test_workers_go_with_a_killed_parent(self):
+        process, children = self.start(
+            ("waits", "report_and_sleep", (LONG,)),
+            ("busy", "sleep", (LONG,)),
+            ("stopped", "send_self", ("SIGSTOP",)),
+            ("deaf", "hold_the_interpreter", ()),
+        )
+        assert len(children) >= 5  # four workers and their server
         process.kill()
         process.wait()
         try:
@@ -397,10 +395,9 @@ launch(
         # Whatever the environment or the name of the host would have them take.
         others = set(psutil.net_if_addrs()) - {LOOPBACK}
         other = min(others, default="none0")
-        process, children = self.start(
-            ("meet_and_sleep", (0, LONG)), ("meet_and_sleep", (1, LONG)),
-            TP_SOCKET_IFNAME=other, GLOO_SOCKET_IFNAME=other,
-        )  # fmt: skip
+        both = [(str(rank), "meet_and_sleep", (rank, LONG)) for rank in range(2)]
+        names = dict.fromkeys(("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), other)
+        process, children = self.start(*both, **names)
         try:
             listening = [listeners(child.pid)[0] for child in children]
             assert sum(map(bool, listening)) == 2  # the workers, and not their server

@@ -1,19 +1,24 @@
-"""Every page in a browser: offline, quiet, and readable on a desk and on a phone."""
+"""Every page in a browser: offline, quiet, readable on any screen and by everyone."""
 
 import itertools
+from typing import NamedTuple
 
 import pytest
-from browsing import SIZES, THEMES, is_ours, pages
+from browsing import FRONT, SIZES, THEMES, barriers, is_ours, pages, unlike
 
-# Whether the page has taken the theme that was wished for; it does so in a moment.
-FOLLOWS = "(theme) => document.documentElement.dataset.theme === theme"
+SOURCES = "_modules/cdopt_tutorial/"
 
-# What a page tells of itself, once it has settled.
-LOOK = """async () => {
+# What a page tells of itself, once it has settled and taken the theme that was wished
+# for; it does so in a moment.
+LOOK = """async (theme) => {
+    const follows = () => document.documentElement.dataset.theme === theme;
+    for (let k = 0; k < 1000 && !follows(); k++)
+        await new Promise(requestAnimationFrame);
     if (window.MathJax?.startup) await MathJax.startup.promise;
     const all = (kind) => [...document.querySelectorAll(`article :is(${kind})`)];
     const named = (e) => (e.alt ?? e.getAttribute('aria-label') ?? '').trim();
     return {
+        follows: follows(),
         wide: document.documentElement.scrollWidth - window.innerWidth,
         unnamed: all('img, svg[role=img]:not([aria-hidden]), video')
             .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 200)),
@@ -23,11 +28,59 @@ LOOK = """async () => {
     };
 }"""
 
+# One of each kind of token, and an empty frame for each drawing: axe takes a minute
+# for a page of the package, nearly all of it for thousands of words that look alike.
+THIN = """() => {
+    document.querySelectorAll('svg > :not(title)').forEach((e) => e.remove());
+    const shape = (e) => e && `${shape(e.parentElement)}>${e.tagName}.${e.className}`;
+    const alike = document.querySelectorAll(`:is(pre, code, dl.py, .genindextable,
+        .toc-entry) :is(a, code, em, p, span, strong):not(button *, a *)`);
+    const seen = new Set();
+    for (const e of [...alike].reverse()) {
+        const kind = shape(e);
+        if (!e.childElementCount && seen.has(kind)) e.remove();
+        seen.add(kind);
+    }
+}"""
 
-@pytest.mark.parametrize("root", ["http", "file"], indirect=True)
-def test_every_page_is_offline_quiet_and_fits(browser, site, root):
+
+class Visits(NamedTuple):
+    """What was seen of all pages."""
+
+    looks: dict[tuple, dict]  #: what a page tells, by its name, the screen, the theme
+    barriers: dict[tuple, list[str]]  #: what keeps someone out, by name and look
+
+
+# One visit for all: a page takes a second to load, and follows at once when the window
+# or the reader's wish for dark pages changes.
+@pytest.fixture(scope="module")
+def visits(browser, site, root, project) -> Visits:
     page = browser.new_page()
-    faults = []
+    faults, found = [], Visits({}, {})
+    watch(page, root, faults)
+    names, asked = pages(site, root), set()
+    if root.startswith("file"):
+        names = unlike_sources(site, names)
+    else:
+        asked = {*different(site, root)}
+    scrolling = {FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())}
+    for name in names:
+        show(page, *looks(name, root)[0])
+        page.goto(f"{root}/{name}", wait_until="load")
+        for size, theme in looks(name, root):
+            show(page, size, theme)
+            seen = page.evaluate(LOOK, theme)
+            found.looks[name, size, theme] = seen | {"faults": faults.copy()}
+        if name in asked:
+            before = len(faults)
+            found.barriers.update(ask_axe(page, name, name in scrolling))
+            del faults[before:]  # axe looks for styles where none are
+    page.close()
+    return found
+
+
+def watch(page, root: str, faults: list[str]) -> None:
+    """Note what goes wrong on a page, and what it asks of others."""
     page.on("pageerror", lambda error: faults.append(f"error: {error}"))
     page.on("console", lambda said: faults.append(said.text) if is_bad(said) else None)
     page.on(
@@ -43,22 +96,67 @@ def test_every_page_is_offline_quiet_and_fits(browser, site, root):
             else faults.append(f"failed: {asked.url}")
         ),
     )
-    for name in pages(site, root):
-        page.goto(f"{root}/{name}", wait_until="load")
-        # One visit for all: a page takes seconds to load, and follows at once when
-        # the window or the reader's wish for dark pages changes.
-        for size, theme in looks(name, root):
-            width, height = SIZES[size]
-            page.set_viewport_size({"width": width, "height": height})
-            page.emulate_media(color_scheme=theme)
-            page.wait_for_function(FOLLOWS, arg=theme)
-            seen = page.evaluate(LOOK)
-            at = (name, size, theme)
-            assert not faults, (at, faults)
-            assert seen["wide"] <= 0, at
-            assert seen["unnamed"] == seen["broken"] == [], at
-            assert seen["maths"] <= seen["rendered"], at
-    page.close()
+
+
+def show(page, size: str, theme: str) -> None:
+    """Look at a page, or the next one, on this screen and with this wish."""
+    width, height = SIZES[size]
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=theme)
+
+
+def ask_axe(page, name: str, scrolls: bool) -> dict[tuple, list[str]]:
+    """What keeps someone out of a page, which is of no use any more."""
+    page.add_style_tag(content="* { transition: none !important; }")
+    found = {}
+    if scrolls:
+        show(page, "phone", "light")
+        rule = {"runOnly": ["scrollable-region-focusable"]}
+        found[name, "phone"] = barriers(page, rule)
+    show(page, "desk", "light")
+    page.evaluate(THIN)
+    assert page.evaluate(LOOK, "light")["follows"]
+    found[name, "light"] = barriers(page, {})
+    show(page, "desk", "dark")
+    assert page.evaluate(LOOK, "dark")["follows"]
+    found[name, "dark"] = barriers(page, {"runOnly": ["color-contrast"]})
+    return found
+
+
+def different(site, root: str) -> list[str]:
+    """All pages, but of those that only show source code the longest."""
+    names = pages(site, root)
+    sources = [name for name in names if name.startswith(SOURCES)]
+    longest = max(sources, key=lambda name: (site / name).stat().st_size)
+    return [name for name in names if name not in sources or name == longest]
+
+
+def unlike_sources(site, names: list[str]) -> list[str]:
+    """All pages, but of those that show source code and differ in text alone, one."""
+    sources = [name for name in names if name.startswith(SOURCES)]
+    kept = {*unlike(site, sources)}
+    return [name for name in names if name not in sources or name in kept]
+
+
+@pytest.mark.parametrize("root", ["http", "file"], indirect=True)
+def test_every_page_is_offline_quiet_and_fits(visits):
+    assert visits.looks
+    for at, seen in visits.looks.items():
+        assert seen["follows"], at
+        assert not seen["faults"], (at, seen["faults"])
+        assert seen["wide"] <= 0, at
+        assert seen["unnamed"] == seen["broken"] == [], at
+        assert seen["maths"] <= seen["rendered"], at
+
+
+@pytest.mark.parametrize("root", ["http"], indirect=True)
+def test_nothing_on_any_page_keeps_anyone_out(visits, site, root, project):
+    names = different(site, root)
+    phone = [FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())]
+    asked = {(name, look) for name in names for look in THEMES}
+    # What scrolls on a phone can be reached.
+    assert {*visits.barriers} == asked | {(name, "phone") for name in phone}
+    assert not {key: what for key, what in visits.barriers.items() if what}
 
 
 def looks(name: str, root: str) -> list[tuple[str, str]]:

@@ -4,7 +4,6 @@ import json
 import signal
 
 import pytest
-from running import Running
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import group
@@ -166,19 +165,19 @@ def test_a_checkpoint_of_another_text_is_refused(rnn, text, tmp_path, capsys):
 
 class TestDeath:
     @pytest.fixture
-    def running(self, text, tmp_path):
+    def running(self, runs, text, tmp_path):
         """A run with two trainers under way."""
         endless = ["--num-trainers", "2", "--epochs", "100000"]
         files = ["--corpus", str(text), "--checkpoint", str(tmp_path / "checkpoint")]
-        running = Running(["rnn", *SMALL, *endless, *files], sign="Training")
-        yield running
-        running.process.kill()
+        runs.begin(["rnn", *SMALL, *endless, *files], sign="Training")
+        return runs
+
+    # First, so that the others, of one process, end with the end of that one.
+    def test_of_the_command_takes_the_workers_with_it(self, running):
+        assert "Traceback" not in running.send_signal(signal.SIGINT, 130)
 
     @pytest.mark.parametrize(
         ("rank", "name"), list(enumerate(["ps", "trainer0", "trainer1"]))
     )
     def test_of_any_worker_is_named_and_ends_the_run(self, running, rank, name):
         assert f"{name} was killed by SIGKILL" in running.kill_worker(rank)
-
-    def test_of_the_command_takes_the_workers_with_it(self, running):
-        assert "Traceback" not in running.send_signal(signal.SIGINT, 130)

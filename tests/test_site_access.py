@@ -1,37 +1,14 @@
-"""Who can use the pages: by keys, by touch, in the dark, with a screen reader."""
+"""Who can use the pages by keys, by touch, in the dark; `test_pages.py` asks axe."""
 
 import re
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browsing import SIZES, THEMES, pages
+from browsing import FRONT, SIZES, THEMES
 from colours import contrast
 
 from cdopt_tutorial.plots.style import SERIES
 
-FRONT = "book/index.html"
 FIRST = "notebooks/01_reinforce.html"
-
-# What axe finds in others' markup, and no style of ours can mend.
-THEIRS = {
-    # docutils calls a bibliography a list, with the numbers as its direct children.
-    "aria-required-children": ".citation-list",
-}
-
-# One of each kind of token, and an empty frame for each drawing: axe takes a minute
-# for a page of the package, nearly all of it for thousands of words that look alike.
-THIN = """() => {
-    document.querySelectorAll('svg > :not(title)').forEach((e) => e.remove());
-    const shape = (e) => e && `${shape(e.parentElement)}>${e.tagName}.${e.className}`;
-    const alike = document.querySelectorAll(`:is(pre, code, dl.py, .genindextable,
-        .toc-entry) :is(a, code, em, p, span, strong):not(button *, a *)`);
-    const seen = new Set();
-    for (const e of [...alike].reverse()) {
-        const kind = shape(e);
-        if (!e.childElementCount && seen.has(kind)) e.remove();
-        seen.add(kind);
-    }
-}"""
 
 
 def open_page(page, address: str, size: str = "desk", color_scheme: str = "light"):
@@ -42,57 +19,6 @@ def open_page(page, address: str, size: str = "desk", color_scheme: str = "light
     page.goto(address)
     page.add_style_tag(content="* { transition: none !important; }")
     return page
-
-
-def barriers(page, options: dict) -> list[str]:
-    """What axe calls serious or critical in a page, without what is not ours."""
-    found = Axe().run(page, options={"resultTypes": ["violations"], **options})
-    return [
-        f"{each['id']}: {node['html'][:200]}"
-        for each in found.response["violations"]
-        if each["impact"] in ("serious", "critical")
-        for node in each["nodes"]
-        if not is_theirs(page, each["id"], node["target"][0])
-    ]
-
-
-def is_theirs(page, rule: str, target: str) -> bool:
-    """Tell whether what was found is known to be not ours."""
-    known = THEIRS.get(rule)
-    return bool(known) and page.locator(target).first.evaluate(
-        "(e, known) => e.matches(known)", known
-    )
-
-
-def different(site, root: str) -> list[str]:
-    """All pages, but of those that only show source code the longest."""
-    names = pages(site, root)
-    sources = [name for name in names if name.startswith("_modules/cdopt_tutorial/")]
-    longest = max(sources, key=lambda name: (site / name).stat().st_size)
-    return [name for name in names if name not in sources or name == longest]
-
-
-def test_nothing_on_any_page_keeps_anyone_out(browser, site, server):
-    page = browser.new_page()
-    found = {}
-    for name in different(site, server):
-        open_page(page, f"{server}/{name}", color_scheme="light")
-        page.evaluate(THIN)
-        found[name, "light"] = barriers(page, {})
-        page.emulate_media(color_scheme="dark")
-        found[name, "dark"] = barriers(page, {"runOnly": ["color-contrast"]})
-    page.close()
-    assert not {key: what for key, what in found.items() if what}
-
-
-def test_what_scrolls_on_a_phone_can_be_reached(browser, server, project):
-    page = browser.new_page()
-    found = {}
-    for name in [FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())]:
-        open_page(page, f"{server}/{name}", "phone")
-        found[name] = barriers(page, {"runOnly": ["scrollable-region-focusable"]})
-    page.close()
-    assert not {key: what for key, what in found.items() if what}
 
 
 # All that the key Tab should stop at, with its look before.

@@ -18,7 +18,7 @@ from books import smallest_book, write_chapter
 from running import COMMAND, runs, wait_for_end
 
 from cdopt_tutorial import scratch
-from cdopt_tutorial.engines import Role, WorkerError, launch, serve
+from cdopt_tutorial.engines import Role, WorkerError, group, launch, serve
 
 LONG = 300  # seconds; nothing that takes so long may be waited for
 WORDS = {
@@ -115,6 +115,8 @@ class TestScratch:
 LAUNCH = """
 import os, signal, threading, time
 from cdopt_tutorial.engines import Role, launch, serve
+from running import preload_little
+preload_little()
 both = {"a": Role(serve), "b": Role(serve)}
 """
 
@@ -137,18 +139,22 @@ except KeyboardInterrupt:
     assert not left(place)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP])
-def test_a_script_that_is_killed_leaves_what_the_next_one_removes(place, number):
+def test_scripts_that_are_killed_leave_what_the_next_one_removes(place):
     code = (
         LAUNCH
         + f"launch({{'a': Role(print, ('go',)), 'b': Role(time.sleep, ({LONG},))}})"
     )
-    with python(code, place) as process:
-        process.wait_for("go")
-        below = process.below()
-        process.send_signal(number)
-    assert len(below) >= 3
-    wait_for_end(below)
+    for number in (signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP):
+        before = set(left(place))
+        with python(code, place) as process:
+            process.wait_for("go")
+            found = process.below()
+            process.send_signal(number)
+        assert process.returncode == -number
+        assert len(found) >= 3
+        wait_for_end(found)
+        # The next script removes what the last one left, and leaves as much.
+        assert set(left(place)).isdisjoint(before)
     with python(LAUNCH + "launch(both)", place) as process:
         assert process.communicate(timeout=60) == ("", "")
     assert not left(place)
@@ -156,8 +162,9 @@ def test_a_script_that_is_killed_leaves_what_the_next_one_removes(place, number)
 
 class TestStoppedForkServer:
     @pytest.fixture(autouse=True)
-    def server(self):
+    def server(self, monkeypatch):
         launch({"warm": Role(serve)})
+        monkeypatch.setattr(group, "EXIT", 1.0)  # for a stopped one it waits in vain
         return psutil.Process(forkserver._forkserver._forkserver_pid)
 
     def test_does_not_outlast_the_deadline(self, server):
