@@ -188,16 +188,22 @@ def hold(model: nn.Module, config: ShardConfig) -> None:
     """Put the weights that are to be held on their manifold, wherever they lie."""
     if config.manifold == "none":
         return
-    on = config.manifold, config.penalty_param
+    for layer, blocks in to_hold(model, config).items():
+        by_blocks = blocks if config.manifold == "stiefel" else 1
+        on = config.manifold, config.penalty_param
+        dissolve(layer, "weight", *on, blocks=by_blocks)
+
+
+def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
+    """The layers whose weights are to be held, and in how many blocks each."""
+    found: dict[nn.Linear, int] = {}
     for block in (part for part in model.modules() if isinstance(part, Block)):
         if config.where == "mlp":
-            layers = {block.up: 1, block.down: 1}
+            found |= {block.up: 1, block.down: 1}
         else:
             attention, each = block.attention, config.num_heads
             # The rows of a head's queries are orthonormal, and so on: head by head,
             # which is also how tensor parallel shares them out.
-            layers = {attention.q: each, attention.k: each, attention.v: each}
-            layers[attention.out] = 1
-        for layer, blocks in layers.items():
-            by_blocks = blocks if config.manifold == "stiefel" else 1
-            dissolve(layer, "weight", *on, blocks=by_blocks)
+            found |= {attention.q: each, attention.k: each, attention.v: each}
+            found[attention.out] = 1
+    return found
