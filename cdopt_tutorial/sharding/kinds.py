@@ -47,7 +47,7 @@ class Blocks(nn.Module):
         return self.map.right_inverse(blocks).flatten(0, 1)
 
 
-class Muon:
+class MuonAndAdam:
     """Muon for the matrices of the blocks, Adam for the rest, with one rate."""
 
     def __init__(self, model: nn.Module, lr: float):
@@ -86,10 +86,9 @@ def make(kind: str, config: ShardConfig, vocab_size: int) -> nn.Sequential:
             if kind == "torch's orthogonal":
                 rule = Blocks(nearest, blocks)
                 parametrize.register_parametrization(layer, "weight", rule)
-    if kind in HELD:
-        hold(model, config)
-    if kind == "Stiefel, MLP too":
-        hold(model, replace(config, where="mlp"))
+    where = {"Stiefel": ("attention",), "Stiefel, MLP too": ("attention", "mlp")}
+    for each in where.get(kind, ()):
+        hold(model, replace(config, manifold="stiefel", where=each))
     return model
 
 

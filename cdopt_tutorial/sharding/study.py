@@ -11,13 +11,13 @@ import torch
 
 from cdopt_tutorial.engines import share
 from cdopt_tutorial.sharding.history import History
-from cdopt_tutorial.sharding.kinds import HELD, KINDS, Muon, distance, make
+from cdopt_tutorial.sharding.kinds import HELD, KINDS, MuonAndAdam, distance, make
 from cdopt_tutorial.sharding.model import Job, ShardConfig
 from cdopt_tutorial.sharding.system import Trainer, held_out_loss
 
 # Small, so that many runs are short: about one pass over the text.
 CONFIG = ShardConfig("ddp", num_ranks=1, seq_len=16, max_steps=300, device="cpu")
-LEARNING_RATES = dict.fromkeys(KINDS, 3e-3)
+LEARNING_RATES = dict.fromkeys(KINDS, 5e-3)
 SEEDS = (1, 2, 3)
 
 
@@ -65,7 +65,7 @@ def train(kind: str, lr: float, seed: int, steps: int = CONFIG.max_steps) -> Run
     with torch.random.fork_rng(devices=[]):  # torch's orthogonal draws what it adds
         torch.manual_seed(seed)
         model = make(kind, config, len(job.corpus.vocabulary))
-    optimizer = Muon(model, lr) if kind == "Muon" else None
+    optimizer = MuonAndAdam(model, lr) if kind == "Muon" else None
     trainer = Trainer(job, model, model, optimizer=optimizer)
     for batch in history.watch(trainer.batches(), steps):
         history.losses.append(trainer.step(*batch))

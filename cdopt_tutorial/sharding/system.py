@@ -20,7 +20,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
@@ -82,15 +81,16 @@ class Trainer:
         model: nn.Sequential,
         forward: nn.Module,
         copy: int = 0,
-        optimizer: Optimizer | None = None,
+        optimizer: Any = None,
     ):
         self.job, self.config = job, job.config
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
         self.device = next(model.parameters()).device
         self.constraints = Constraints(model) if has_held(job.config) else None
+        # The config's, if none is given; of another, a step and zero_grad are asked.
         own = optimizer or make_optimizer(model.parameters(), job.config)
-        self.optimizer = own  # the config's, if none is given
+        self.optimizer = own
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
