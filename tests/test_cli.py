@@ -140,7 +140,8 @@ class TestDeath:
 
 class TestBench:
     @pytest.mark.parametrize(
-        "name", ["launch", "reinforce", "rnn", "constraints", "copying", "shards"]
+        "name",
+        ["launch", "reinforce", "rnn", "constraints", "copying", "holding", "shards"],
     )
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path):
         file = tmp_path / "bench.json"

@@ -42,14 +42,7 @@ def dissolve(
     no such weight, it is parametrized or under ``fully_shard`` already, or it does not
     fit the manifold.
     """
-    weight = dict(module.named_parameters(recurse=False)).get(name)
-    if is_under_fsdp(module):
-        kind = type(module).__name__
-        raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
-    if parametrize.is_parametrized(module, name):
-        raise ValueError(f"{name!r} of {type(module).__name__} is parametrized already")
-    if weight is None:
-        raise ValueError(f"{type(module).__name__} has no parameter {name!r}")
+    weight = _free_weight(module, name)
     if not penalty_param > 0:
         raise ValueError(f"penalty_param is {penalty_param}, but must be above 0")
     on = surface(manifold, weight, blocks, transpose)
@@ -59,6 +52,19 @@ def dissolve(
     parametrize.register_parametrization(module, name, rule)
     rule._seen = []  # a weight that is sharded next would be kept whole
     return module
+
+
+def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
+    """A layer's weight, or a ValueError if it can't be dissolved, or no more."""
+    kind = type(module).__name__
+    if is_under_fsdp(module):
+        raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(f"{name!r} of {kind} is parametrized already")
+    weight = dict(module.named_parameters(recurse=False)).get(name)
+    if weight is None:
+        raise ValueError(f"{kind} has no parameter {name!r}")
+    return weight
 
 
 def _check_embedding(module: nn.Module, on: Surface) -> None:

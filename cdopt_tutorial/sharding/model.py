@@ -186,20 +186,22 @@ def transformer(config: ShardConfig, vocab_size: int) -> nn.Sequential:
 
 def hold(model: nn.Module, config: ShardConfig) -> None:
     """Put the weights that are to be held on their manifold, wherever they lie."""
-    on = config.manifold, config.penalty_param
-    for block in (part for part in model.modules() if isinstance(part, Block)):
-        for layer, heads in held_layers(block, config):
-            dissolve(layer, "weight", *on, blocks=heads)
-
-
-def held_layers(block: Block, config: ShardConfig) -> list[tuple[nn.Linear, int]]:
-    """The layers of a block that are held, each with the number of its matrices."""
     if config.manifold == "none":
-        return []
+        return
+    for layer, heads in to_hold(model, config).items():
+        # What has norm 1 by itself is not told apart by heads.
+        blocks = heads if config.manifold == "stiefel" else 1
+        dissolve(layer, "weight", config.manifold, config.penalty_param, blocks=blocks)
+
+
+def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
+    """The layers whose weights are to be held, and of how many heads each is made."""
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
     if config.where == "mlp":
-        return [(block.up, 1), (block.down, 1)]
-    # Head by head, each with orthonormal rows: so does tensor parallel share them out.
-    heads = config.num_heads if config.manifold == "stiefel" else 1
-    layers = block.attention
-    by_head = [(layer, heads) for layer in (layers.q, layers.k, layers.v)]
-    return [*by_head, (layers.out, 1)]
+        return {layer: 1 for block in blocks for layer in (block.up, block.down)}
+    found: dict[nn.Linear, int] = {}
+    for layers in (block.attention for block in blocks):
+        # Head by head, each with orthonormal rows: so tensor parallel shares them out.
+        found |= dict.fromkeys((layers.q, layers.k, layers.v), config.num_heads)
+        found[layers.out] = 1
+    return found

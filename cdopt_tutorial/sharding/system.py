@@ -78,14 +78,21 @@ class Trainer:
     """One rank, or one process: its model, its data, and how it learns."""
 
     def __init__(
-        self, job: Job, model: nn.Sequential, forward: nn.Module, copy: int = 0
+        self,
+        job: Job,
+        model: nn.Sequential,
+        forward: nn.Module,
+        copy: int = 0,
+        optimizer: Any = None,
     ):
         self.job, self.config = job, job.config
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
         self.device = next(model.parameters()).device
         self.constraints = Constraints(model) if has_held(job.config) else None
-        self.optimizer = make_optimizer(model.parameters(), job.config)
+        # The config's, if none is given; of another, a step and zero_grad are asked.
+        own = optimizer or make_optimizer(model.parameters(), job.config)
+        self.optimizer = own
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
@@ -224,13 +231,19 @@ def run_locally(job: Job) -> Result:
 @torch.no_grad()
 def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
     """Of the held-out text, by the model with these weights; in this process."""
-    config, corpus = job.config, job.corpus
-    model = transformer(config, len(corpus.vocabulary))
+    config = job.config
+    model = transformer(config, len(job.corpus.vocabulary))
     hold(model, config)
     for name, value in model.named_parameters():
         value.copy_(weights[name])
+    return math.exp(held_out_loss(job, model))
+
+
+@torch.no_grad()
+def held_out_loss(job: Job, model: nn.Module) -> float:
+    """Mean of the held-out text's tokens, in nats; by a model of this process."""
     total, count = 0.0, 0
-    for tokens, targets in Stream(corpus.valid, config.seq_len, 16).windows():
+    for tokens, targets in Stream(job.corpus.valid, job.config.seq_len, 16).windows():
         loss = next_word_loss(model(tokens.T), targets.T)
         total, count = total + loss.item() * targets.numel(), count + targets.numel()
-    return math.exp(total / count)
+    return total / count

@@ -1,0 +1,227 @@
+"""The study of chapter 6: what its kinds hold, start from, and are trained by."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+
+from cdopt_tutorial import constraints
+from cdopt_tutorial.bench import holding
+from cdopt_tutorial.data import load_corpus
+from cdopt_tutorial.sharding import perplexity, run_locally, study, transformer
+from cdopt_tutorial.sharding.kinds import HELD, KINDS, MuonAndAdam, distance, make
+from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
+from cdopt_tutorial.sharding.study import CONFIG, Run, config_of, train
+
+ALIKE = ("orthogonal start", "Stiefel", "torch's orthogonal")
+VOCAB = 50
+STEPS = 12
+
+
+def made(kind: str, seed: int = 1) -> nn.Sequential:
+    return make(kind, replace(CONFIG, seed=seed), VOCAB)
+
+
+def off(rows: torch.Tensor) -> float:
+    """‖WWᵀ - I‖ of a matrix with orthonormal rows."""
+    return (rows @ rows.T - torch.eye(len(rows))).norm().item()
+
+
+def offs(model: nn.Sequential) -> list[float]:
+    """The same of each head's rows of q, k and v, and of each out."""
+    found = []
+    for block in (model.block0, model.block1):
+        attention = block.attention
+        for layer in (attention.q, attention.k, attention.v):
+            found += [off(head) for head in layer.weight.chunk(CONFIG.num_heads)]
+        found.append(off(attention.out.weight))
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """A short run of each kind, at one rate."""
+    return {kind: train(kind, 1e-2, 1, STEPS) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_attentions_start_orthonormal_and_are_the_same(kind):
+    model, other = made(kind), made("orthogonal start")
+    assert max(offs(model)) < 1e-5
+    for number in range(2):
+        for name in ("q", "k", "v", "out"):
+            one, two = (
+                getattr(each[number + 1].attention, name).weight
+                for each in (model, other)
+            )
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+    assert min(offs(made("free"))) > 0.5
+
+
+def test_all_kinds_of_a_seed_have_the_same_weights_elsewhere():
+    free = dict(made("free").named_parameters())
+    for kind in KINDS:
+        given, same = dict(made(kind).named_parameters()), 0
+        for name, value in free.items():
+            if name in given and "attention.q" not in name:
+                same += torch.equal(given[name], value)
+        elsewhere = [name for name in free if ".attention." not in name]
+        held = 4 if kind == "Stiefel, MLP too" else 0
+        assert same >= len(elsewhere) - held, kind
+    assert not torch.equal(
+        made("free", 2).scores.words.weight, free["scores.words.weight"]
+    )
+
+
+def test_what_is_held_stays_and_a_start_alone_does_not(runs):
+    for kind in (*HELD, "torch's orthogonal"):
+        assert runs[kind].distance < 0.05, kind
+    assert runs["torch's orthogonal"].distance < 1e-4
+    for kind in ("free", "orthogonal start", "Muon"):
+        assert runs[kind].distance > 1, kind
+
+
+def test_the_distance_is_that_of_every_block():
+    for kind in KINDS:
+        model = made(kind)
+        for parameter in model.parameters():
+            parameter.data += 0.01
+        expected = math.hypot(*offs(model))
+        assert distance(model, CONFIG) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_only_the_last_kind_holds_the_mlp():
+    for kind in HELD:
+        layers = constraints.feasibility(made(kind)).layers
+        mlp = kind == "Stiefel, MLP too"
+        assert len(layers) == (12 if mlp else 8)
+        assert any("up" in name for name in layers) == mlp
+        assert max(each.weight for each in layers.values()) < 1e-5
+
+
+def test_training_repeats_by_its_seed_and_leaves_the_random_state_alone(runs):
+    state = torch.get_rng_state()
+    for kind in ("Stiefel", "torch's orthogonal", "Muon"):
+        assert train(kind, 1e-2, 1, STEPS) == runs[kind]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert train("free", 1e-2, 2, 1).losses[0] != runs["free"].losses[0]
+
+
+def test_all_kinds_learn(runs):
+    for kind, run in runs.items():
+        assert len(run.losses) == STEPS and run.losses[-1] < run.losses[0] - 0.5, kind
+        assert run.seconds > 0
+
+
+@pytest.mark.parametrize("kind", ["free", "Stiefel"])
+def test_a_run_is_that_of_the_room(kind, runs):
+    """With its loop, and its perplexity of weights by name."""
+    job = Job(config_of(kind, 1e-2, 1, STEPS))
+    result, run = run_locally(job), runs[kind]
+    assert result.losses == pytest.approx(run.losses, rel=1e-6)
+    assert perplexity(job, result.weights) == pytest.approx(run.perplexity, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["orthogonal start", "Muon"])
+def test_a_run_is_the_loop_written_out(kind, runs):
+    corpus = load_corpus(max_vocab=MAX_VOCAB)
+    model = make(kind, CONFIG, len(corpus.vocabulary))
+    muon, adam = [], []
+    for name, value in model.named_parameters():
+        inside = "block" in name and value.ndim == 2 and kind == "Muon"
+        (muon if inside else adam).append(value)
+    optimizers = [optim.Adam(adam, 1e-2)]
+    if muon:
+        assert len(muon) == 12
+        how = {"weight_decay": 0, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers.append(optim.Muon(muon, 1e-2, **how))
+    rows, losses = (len(corpus.train) - 1) // 16, []
+    for step in range(STEPS):
+        begins = [rows * column + 16 * step for column in range(16)]
+        words = torch.stack([corpus.train[at : at + 17] for at in begins])
+        scores = model(words[:, :-1])
+        loss = F.cross_entropy(scores.transpose(1, 2), words[:, 1:])
+        model.zero_grad()
+        loss.backward()
+        for each in optimizers:
+            each.step()
+        losses.append(loss.item())
+    assert runs[kind].losses == pytest.approx(losses, rel=1e-4)
+
+
+def test_muon_has_every_parameter_once():
+    model = transformer(CONFIG, VOCAB)
+    groups = [o.param_groups for o in MuonAndAdam(model, 0.1).both]
+    given = [p for each in groups for group in each for p in group["params"]]
+    assert len(given) == len(set(given)) == len(list(model.parameters()))
+
+
+def test_a_study_has_each_kinds_runs_in_the_order_of_the_seeds():
+    rates, told = {"Muon": 1e-2, "free": 2e-2}, []
+    found = study.study(rates, (5, 3), 2, on_done=lambda n, run: told.append(n))
+    assert list(found) == ["Muon", "free"] and told == [1, 2, 3, 4]
+    for kind, given in found.items():
+        assert [(run.lr, run.seed) for run in given] == [
+            (rates[kind], 5), (rates[kind], 3)
+        ]  # fmt: skip
+    alone = train("Muon", 1e-2, 3, 2)
+    assert found["Muon"][1].losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "why"),
+    [
+        ({"held": 1e-2}, "kind is 'held', but must be free or orthogonal start"),
+        ({"free": 0.0}, "lr is 0.0, but must be above 0"),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_refused(rates, why):
+    with pytest.raises(ValueError, match=why):
+        study.study(rates)
+
+
+def a_run(kind: str, lr: float, loss: float, *losses: float) -> Run:
+    return Run(kind, lr, 1, list(losses), loss, 0.0, 0.3)
+
+
+def test_a_curve_is_the_means_of_whole_intervals():
+    run = a_run("free", 0.1, math.nan, 1, 3, 5, 7, 9)
+    assert run.curve(2) == ([2, 4], [2, 6])
+    assert math.isnan(run.perplexity)
+    assert a_run("free", 0.1, 2.0).perplexity == pytest.approx(math.exp(2))
+    assert a_run("free", 0.1, 1e9).perplexity > 1e300
+
+
+def test_the_best_rate_is_that_of_the_lowest_mean_and_never_of_one_that_fails():
+    runs = [
+        a_run("free", 0.1, 1.0), a_run("free", 0.1, 5.0),
+        a_run("free", 0.2, 2.0), a_run("free", 0.2, 3.0),
+        a_run("free", 0.3, 0.0), a_run("free", 0.3, math.nan),
+        a_run("Muon", 0.4, 0.0),
+    ]  # fmt: skip
+    assert holding.best_lr(runs, "free") == 0.2
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_bench_compares_rates_with_the_best_on_seeds_of_its_own(smoke, monkeypatch):
+    def made_up(_, jobs, **__):
+        asked.extend(jobs)
+        return [a_run(kind, lr, lr + seed) for kind, lr, seed, _ in jobs]
+
+    asked, lines = [], []
+    monkeypatch.setattr(holding, "share", made_up)
+    rows, more = holding.measure(lines.append, smoke)
+    lrs, seeds = (2, 1) if smoke else (len(holding.LRS), len(holding.SEEDS))
+    assert len(asked) == len(set(asked)) == lrs * seeds * len(KINDS)
+    assert {steps for *_, steps in asked} == {3 if smoke else CONFIG.max_steps}
+    assert not {seed for _, _, seed, _ in asked} & set(study.SEEDS)
+    assert set(more["chosen"].values()) == {holding.LRS[0]}
+    assert len(rows) == (lrs + 1) * len(KINDS)
+    for row in rows:
+        base = "free: step" if row.unit == "ms" else None
+        assert row.baseline == (base or row.baseline) and row.ratio >= 1
+    assert set(study.LEARNING_RATES) == set(KINDS)
+    assert set(study.LEARNING_RATES.values()) <= set(holding.LRS)
