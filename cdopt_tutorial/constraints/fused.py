@@ -87,12 +87,13 @@ class _StiefelMap(torch.autograd.Function):
         x, c, product = ctx.kept
         wide, sums = ctx.wide, ctx.sums
         _check_unmodified(x, ctx.version)
-        if torch.is_grad_enabled():  # this pass is to be differentiated in turn
+        if torch.is_grad_enabled():
             _check_whole(sums)
-            (x,) = ctx.saved_tensors
+            (x,) = ctx.saved_tensors  # this pass is to be differentiated in turn
             c = stiefel_constraint(x, wide)
             product = _times(x, c, wide)
-        return _back((x, c, product), grad, grad_distance, wide, sums), None, None
+        found = _back((x, c, product), grad, grad_distance, wide, sums)
+        return found, None, None
 
 
 class _CompiledMap(torch.autograd.Function):

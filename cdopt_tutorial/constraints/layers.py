@@ -114,16 +114,10 @@ class Dissolved(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
-        weight, shared = _for_this_call(weight)
-        sharded = is_under_fsdp(self)  # the penalty will ask for the shards' distance
-        if sharded:
-            self._seen = []
-        # A thread that serves calls may serve several trainers in turn: their graphs
-        # must not mix.
-        if shared or sharded or not torch.is_grad_enabled():
-            return self.surface.map_and_distance(weight)[0]
+        weight = _for_this_call(weight)
         mapped, distance = self.surface.map_and_distance(weight)
-        self._seen = [weight, _state(weight), distance]
+        if self._keeps():
+            self._seen = [weight, _state(weight), distance]
         return mapped
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -136,29 +130,41 @@ class Dissolved(nn.Module):
         It is given out once, with its graph, which a backward pass frees. What is
         written into ``W.data`` in place in between goes unnoticed, by autograd as well.
         """
-        weight, shared = _for_this_call(weight)
-        if not shared and torch.is_grad_enabled() and self._seen:
+        weight = _for_this_call(weight)
+        if self._keeps() and self._seen:
             last, state, distance = self._seen
             self._seen = []
             if last is weight and state == _state(weight):
                 return distance
         return self.surface.distance(weight)
 
+    def _keeps(self) -> bool:
+        """Whether what a pass has found is kept for the penalty.
+
+        Not by threads that answer calls, of several trainers maybe: their graphs must
+        not mix. Not under FSDP, where a pass sees the whole weight, and the penalty the
+        shards. And a compiler finds by itself what both have in common.
+        """
+        if torch.compiler.is_compiling() or is_under_fsdp(self):
+            return False
+        return torch.is_grad_enabled() and _in_main_thread()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": []}
 
 
-def _for_this_call(weight: Tensor) -> tuple[Tensor, bool]:
-    """The weight to compute with, and whether other calls may come between.
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _for_this_call(weight: Tensor) -> Tensor:
+    """The weight to compute with.
 
     Threads other than the main one answer calls by RPC: another trainer's step may come
     before this call's backward pass, which needs the weight as it was.
     """
-    if torch.compiler.is_compiling():  # finds by itself what map and distance share
-        return weight, True
-    if threading.current_thread() is threading.main_thread():
-        return weight, False
-    return weight.clone(), True
+    here = torch.compiler.is_compiling() or _in_main_thread()
+    return weight if here else weight.clone()
 
 
 def _state(weight: Tensor) -> tuple:

@@ -201,7 +201,7 @@ def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
         return {layer: 1 for block in blocks for layer in (block.up, block.down)}
     found: dict[nn.Linear, int] = {}
     for layers in (block.attention for block in blocks):
-        # Head by head, each with orthonormal rows: so tensor parallel shares them out.
+        # Head by head, each with orthonormal rows.
         found |= dict.fromkeys((layers.q, layers.k, layers.v), config.num_heads)
         found[layers.out] = 1
     return found
