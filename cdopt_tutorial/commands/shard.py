@@ -23,7 +23,9 @@ def run(args: argparse.Namespace) -> int:
         sharding.check(job)
     result = sharding.run(job, deadline=math.inf)
     common.check_finite(result.losses[-1])
-    found = _found(job, result)
+    perplexity = sharding.perplexity(job, result.weights)
+    common.check_finite(perplexity)
+    found = _found(job, result, perplexity)
     if args.against_local:
         gap = result.max_parameter_difference(sharding.run_locally(job))
         found["max_parameter_difference"] = common.print_difference(gap)
@@ -37,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _found(job: Job, result: Result) -> dict[str, Any]:
+def _found(job: Job, result: Result, perplexity: float) -> dict[str, Any]:
     """What goes into the JSON."""
     feasibility = result.feasibility
     return {
         "losses": result.losses,
-        "valid_perplexity": sharding.perplexity(job, result.weights),
+        "valid_perplexity": perplexity,
         "seconds_per_step": result.step_seconds,
         "bytes_per_step": costs.measured_bytes(job),
         "peak_memory_bytes": costs.measured_memory(job),

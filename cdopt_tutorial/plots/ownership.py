@@ -27,9 +27,12 @@ def ownership(ways: Mapping[str, Sequence[Mapping[str, Part]]]) -> Figure:
     """Draw, for each way and each rank, the weights with the part that lies there.
 
     A weight is as tall as it has rows; the part is filled, in the rank's own pattern. A
-    weight of which nothing is there is left out. At most six ranks.
+    weight of which nothing is there is left out. A ValueError above six ranks.
     """
     ranks = max(map(len, ways.values()))
+    if ranks > len(_HATCHES):
+        most = f"at most {len(_HATCHES)} can be drawn"
+        raise ValueError(f"there are {ranks} ranks, but {most}")
     fig = Figure(figsize=(WIDTH, _ROW * len(ways) + 0.3))
     axes = fig.subplots(len(ways), ranks, squeeze=False)
     for row, (way, of_ranks) in zip(axes, ways.items(), strict=True):

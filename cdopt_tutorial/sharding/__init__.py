@@ -2,7 +2,13 @@
 
 from cdopt_tutorial.sharding import costs
 from cdopt_tutorial.sharding.history import History, Result
-from cdopt_tutorial.sharding.model import MAX_VOCAB, STRATEGIES, Job, ShardConfig, transformer
+from cdopt_tutorial.sharding.model import (
+    MAX_VOCAB,
+    STRATEGIES,
+    Job,
+    ShardConfig,
+    transformer,
+)
 from cdopt_tutorial.sharding.owned import owned
 from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
 

@@ -191,14 +191,17 @@ def run_rank(job: Job, rank: int) -> History:
 
 
 def check(job: Job) -> None:
-    """A ValueError if this machine has no memory for the ranks, or the model."""
+    """A ValueError if there is no memory for the ranks or the model, or no window."""
     config, words = job.config, len(job.corpus.vocabulary)
     checks.workers(config, "num_ranks", others=0)
     layers = 12 * config.width**2 * config.num_layers
     size = (layers + (2 * words + config.seq_len) * config.width) * 2
     what = f"a model of width {config.width} and {config.num_layers} layers"
     checks.in_memory(what, size * config.torch_dtype.itemsize)
-    Stream(job.corpus.train, config.seq_len, config.batch_size)
+    stream = Stream(job.corpus.train, config.seq_len, config.batch_size)
+    longest, columns = stream.num_tokens // config.batch_size, config.batch_size
+    allowed = f"at most {longest} in this text, of {columns} columns"
+    checks.check(config, "seq_len", config.seq_len <= longest, allowed)
 
 
 def run(job: Job, **options: Any) -> Result:
@@ -230,13 +233,17 @@ def run_locally(job: Job) -> Result:
 
 @torch.no_grad()
 def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
-    """Of the held-out text, by the model with these weights; in this process."""
+    """Of the held-out text, by the model with these weights; in this process.
+
+    Infinite where it is too large to write.
+    """
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary))
     hold(model, config)
     for name, value in model.named_parameters():
         value.copy_(weights[name])
-    return math.exp(held_out_loss(job, model))
+    loss = held_out_loss(job, model)
+    return math.inf if loss > 700 else math.exp(loss)  # NaN stays one
 
 
 @torch.no_grad()

@@ -1,0 +1,119 @@
+"""The command `cdopt-tutorial shard`: good runs, bad input, runs that diverge."""
+
+import json
+import math
+
+import pytest
+
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.commands import shard as command
+from cdopt_tutorial.engines import group
+from cdopt_tutorial.sharding import MAX_VOCAB, ShardConfig, transformer
+
+KEYS = {
+    "losses", "valid_perplexity", "seconds_per_step", "bytes_per_step",
+    "peak_memory_bytes", "feasibility", "max_parameter_difference",
+}  # fmt: skip
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """Run the command; returns what it wrote."""
+
+    def run(*args, code=0):
+        file = tmp_path / "out.json"
+        file.unlink(missing_ok=True)
+        assert main(["shard", *args, "--device", "cpu", "--json", str(file)]) == code
+        return json.loads(file.read_text()) if code == 0 else file.exists()
+
+    return run
+
+
+class TestRun:
+    def test_a_smoke_run_writes_what_it_found(self, shard, capsys):
+        found = shard("--smoke", "--against-local", "--strategy", "ddp")
+        assert found.keys() == KEYS
+        assert len(found["losses"]) == command.SMOKE["max_steps"]
+        assert found["losses"][0] == pytest.approx(math.log(MAX_VOCAB), rel=0.1)
+        assert found["losses"][-1] < found["losses"][0]
+        assert 1 < found["valid_perplexity"] < MAX_VOCAB  # by chance it is at this
+        assert 0 < found["seconds_per_step"] < 60
+        config = ShardConfig(dtype="float64", device="cpu", **command.SMOKE)
+        model = transformer(config, MAX_VOCAB)
+        size = sum(each.nbytes for each in model.parameters())
+        assert 2 * size <= found["bytes_per_step"] < 2.5 * size
+        assert found["peak_memory_bytes"] > 4 * size
+        assert 0 < found["feasibility"]["mapped"] < found["feasibility"]["weight"] < 1
+        assert 0 <= found["max_parameter_difference"] <= 1e-10
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        gap, last = printed.out.splitlines()
+        difference = found["max_parameter_difference"]
+        assert gap == f"largest difference from one process: {difference:.1e}"
+        assert f"validation perplexity {found['valid_perplexity']:.1f}; " in last
+        assert f" {found['bytes_per_step']:,.0f} bytes, " in last
+        assert last.endswith("(gloo: no GPU is used)")
+
+    def test_of_free_stages_has_no_feasibility_and_no_difference(self, shard):
+        found = shard("--smoke", "--strategy", "pipeline", "--manifold", "none")
+        assert found.keys() == KEYS
+        assert found["feasibility"] is found["max_parameter_difference"] is None
+        assert all(map(math.isfinite, found["losses"]))
+
+    @pytest.mark.parametrize(
+        "args",
+        [
+            ["--lr", "1e6", "--manifold", "stiefel"],
+            # Its losses are finite, but the perplexity is too large for a number.
+            ["--lr", "100", "--manifold", "none"],
+        ],
+        ids=["not finite", "too large"],
+    )
+    def test_that_diverges_is_a_failure_in_one_line(self, shard, args, capsys):
+        assert not shard("--smoke", *args, code=1)
+        error = capsys.readouterr().err
+        assert error == "cdopt-tutorial: the training diverged; lower --lr\n"
+
+
+class TestBadInput:
+    @pytest.fixture(autouse=True)
+    def no_process_starts(self, monkeypatch):
+        def start(*_):
+            raise AssertionError("a process was about to start")
+
+        monkeypatch.setattr(group.Group, "_start", start)
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--strategy", "hope"], "strategy is 'hope', but must be ddp or fsdp"),
+            (["--strategy", "2d", "--num-ranks", "3"], "but must be 4, 6, 8, ..."),
+            (["--num-ranks", "0"], "num_ranks is 0, but must be at least 1"),
+            (["--num-ranks", "two"], "invalid int value"),
+            (["--num-ranks", "3"], "batch_size is 16, but must be a multiple of 3"),
+            (["--strategy", "pipeline", "--num-ranks", "4"], "at most num_layers, 2"),
+            (["--num-ranks", "9999", "--batch-size", "9999"], "at most"),
+            (["--manifold", "square"], "manifold is 'square'"),
+            (["--where", "here"], "where is 'here', but must be attention or mlp"),
+            (["--width", "63"], "width is 63, but must be a multiple of num_heads, 4"),
+            (["--width", "100000000"], "MB of memory are free here"),
+            (["--seq-len", "50000"], "seq_len is 50000, but must be at most"),
+            (["--batch-size", "0"], "batch_size is 0"),
+            (["--penalty", "0"], "penalty_param is 0.0"),
+            (["--optimizer", "hope"], "optimizer is 'hope'"),
+            (["--lr", "inf"], "lr is inf"),
+            (["--momentum", "1"], "momentum is 1.0"),
+            (["--max-steps", "0"], "max_steps is 0"),
+            (["--seed", "99999999999999999999"], "below 2**31"),
+            (["--device", "abacus"], "must be auto, cpu, cuda or cuda:N"),
+            (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
+            (["--loud"], "unrecognized arguments: --loud"),
+        ],
+        ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+    )
+    def test_is_one_line_and_exit_code_2(self, args, message, capsys):
+        assert main(["shard", *args]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        assert message in printed.err

@@ -1,0 +1,468 @@
+"""A transformer in copies, shards, parts or stages: it trains as in one process."""
+
+import math
+import os
+import signal
+from functools import cache, partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from cdopt_tutorial import data, sharding
+from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines.attach import wrap
+from cdopt_tutorial.sharding import History, Job, Result, ShardConfig, costs, owned
+from cdopt_tutorial.sharding.model import Block, hold, to_hold, transformer
+from cdopt_tutorial.sharding.system import Trainer, stage_of
+
+CORPUS = data.load_corpus(max_vocab=200)
+RANKS = {"ddp": 2, "fsdp": 2, "tp": 2, "2d": 4, "pipeline": 2}
+EXACT = 1e-12
+
+
+def settings(**changed) -> ShardConfig:
+    """Those of a short run on the CPU, with three blocks."""
+    shape = {"width": 24, "num_heads": 6, "num_layers": 3, "seq_len": 16}
+    held = {"manifold": "sphere", "where": "mlp"}
+    runs = {"max_steps": 4, "dtype": "float64", "device": "cpu"}
+    return ShardConfig(**shape | held | runs | changed)
+
+
+@cache
+def job(strategy: str) -> Job:
+    """That of a strategy, on as few ranks as it takes."""
+    return Job(settings(strategy=strategy, num_ranks=RANKS[strategy]), CORPUS)
+
+
+@cache
+def played(strategy: str) -> Result:
+    """A run of each, once."""
+    return sharding.run(job(strategy))
+
+
+@cache
+def alone() -> Result:
+    """The same in one process."""
+    return sharding.run_locally(job("fsdp"))
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("changed", "line"),
+        [
+            (
+                {"strategy": "hope"},
+                "strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline",
+            ),
+            (
+                {"strategy": "2d", "num_ranks": 3},
+                "num_ranks is 3, but must be 4, 6, 8, ... where the strategy is 2d",
+            ),
+            (
+                {"strategy": "2d", "num_ranks": 2},
+                "num_ranks is 2, but must be 4, 6, 8, ... where the strategy is 2d",
+            ),
+            (
+                {"strategy": "tp", "num_ranks": 4},
+                "num_heads is 6, but must be a multiple of 4: each has some",
+            ),
+            (
+                {"strategy": "2d", "num_ranks": 4, "num_heads": 3},
+                "num_heads is 3, but must be a multiple of 2: each has some",
+            ),
+            (
+                {"strategy": "ddp", "num_ranks": 3},
+                "batch_size is 16, but must be a multiple of 3: each has a part",
+            ),
+            (
+                {"strategy": "pipeline", "num_ranks": 4},
+                "num_ranks is 4, but must be at most num_layers, 3",
+            ),
+            (
+                {"strategy": "pipeline", "num_ranks": 3},
+                "batch_size is 16, but must be a multiple of 3 ranks",
+            ),
+            ({"width": 25}, "width is 25, but must be a multiple of num_heads, 6"),
+            ({"lr": math.inf}, "lr is inf, but must be above 0 and at most 1e+37"),
+            ({"lr": math.nan}, "lr is nan, but must be above 0 and at most 1e+37"),
+            (
+                {"seed": 2**31},
+                "seed is 2147483648, but must be at least 0 and below 2**31",
+            ),
+            (
+                {"manifold": "grassmann"},
+                "manifold is 'grassmann', but must be none or stiefel or oblique "
+                "or sphere",
+            ),
+            ({"where": "here"}, "where is 'here', but must be attention or mlp"),
+            ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
+            ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
+            ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
+            ({"seq_len": 2**63}, f"seq_len is {2**63}, but must be below 2**63"),
+            (
+                {"device": "abacus"},
+                "device is 'abacus', but must be auto, cpu, cuda or cuda:N",
+            ),
+        ],
+        ids=str,
+    )
+    def test_that_can_not_be_are_refused_in_one_line(self, changed, line):
+        with pytest.raises(ValueError) as caught:
+            settings(**changed)
+        assert str(caught.value) == line
+
+    def test_a_device_that_is_not_there(self, monkeypatch):
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(ValueError) as caught:
+            settings(device="cuda:9")
+        assert str(caught.value) == "device is 'cuda:9', but torch sees no GPU"
+
+    @pytest.mark.parametrize(
+        ("changed", "line"),
+        [
+            (
+                {"num_ranks": 10**9, "batch_size": 10**9},
+                r"num_ranks is 1000000000, but must be at most \d+ here: a worker "
+                r"takes at least 24 MB, and [\d,]+ MB are free",
+            ),
+            (
+                {"width": 10**8, "num_heads": 4},
+                r"a model of width 100000000 and 3 layers takes at least [\d,]+ MB, "
+                r"but [\d,]+ MB of memory are free here",
+            ),
+            (
+                {"batch_size": 10**9},
+                r"tokens have the shape \(\d+,\), but 1000000000 columns need \(n,\) "
+                r"with n at least 1000000001",
+            ),
+            (
+                {"seq_len": 50_000},
+                r"seq_len is 50000, but must be at most \d+ in this text, of 16 "
+                r"columns",
+            ),
+        ],
+        ids=str,
+    )
+    def test_for_which_there_is_no_room_are_refused(self, changed, line):
+        with pytest.raises(ValueError, match=f"^{line}$"):
+            sharding.check(Job(settings(**changed), CORPUS))
+
+    def test_the_longest_window_is_one_column(self):
+        longest = (len(CORPUS.train) - 1) // 16
+        sharding.check(Job(settings(seq_len=longest), CORPUS))
+        with pytest.raises(ValueError, match=f"must be at most {longest} in"):
+            sharding.check(Job(settings(seq_len=longest + 1), CORPUS))
+
+    @pytest.mark.parametrize("strategy", RANKS)
+    def test_of_the_runs_below_are_taken(self, strategy):
+        copies, parts = job(strategy).config.mesh
+        assert copies * parts == RANKS[strategy]
+        sharding.check(job(strategy))
+
+
+class TestModel:
+    @pytest.mark.parametrize("num_layers", range(2, 7))
+    @pytest.mark.parametrize("num_ranks", range(1, 5))
+    def test_the_stages_have_each_layer_once_and_in_order(self, num_ranks, num_layers):
+        model = transformer(settings(num_layers=num_layers), 9)
+        stages = [stage_of(model, rank, num_ranks) for rank in range(num_ranks)]
+        assert [part for stage in stages for part in stage] == list(model)
+        blocks = [sum(isinstance(part, Block) for part in stage) for stage in stages]
+        assert max(blocks) - min(blocks) <= 1
+        assert min(blocks) >= 1 or num_ranks > num_layers
+
+    def test_what_is_held(self):
+        config = settings(num_layers=2)
+        model = transformer(config, 9)
+        assert to_hold(model, config) == {
+            layer: 1
+            for block in (model.block0, model.block1)
+            for layer in (block.up, block.down)
+        }
+        expected = {}
+        for block in (model.block0, model.block1):
+            of = block.attention
+            expected |= {of.q: 6, of.k: 6, of.v: 6, of.out: 1}
+        assert to_hold(model, settings(num_layers=2, where="attention")) == expected
+
+    def test_heads_are_held_each_by_itself(self):
+        config = settings(manifold="stiefel", where="attention")
+        model = transformer(config, 9)
+        free = model.block0.up.weight
+        hold(model, config)
+        heads = model.block0.attention.q.weight.unflatten(0, (6, 4))
+        one = torch.eye(4, dtype=torch.float64).expand(6, 4, 4)
+        torch.testing.assert_close(heads @ heads.mT, one)
+        assert model.block0.up.weight is free
+        whole = model.block0.attention.q.weight
+        assert (whole @ whole.T - torch.eye(24)).abs().max() > 0.1
+
+    def test_free_weights_are_left_as_they_are(self):
+        model = transformer(settings(), 9)
+        before = dict(model.named_parameters())
+        hold(model, settings(manifold="none"))
+        assert dict(model.named_parameters()) == before
+
+    def test_starts_alike_by_its_seed_and_leaves_torchs_own_alone(self):
+        state = torch.get_rng_state()
+        one, same, other = (transformer(settings(seed=s), 9) for s in (1, 1, 2))
+        assert torch.equal(torch.get_rng_state(), state)
+        a, b, c = (each.block1.up.weight for each in (one, same, other))
+        assert torch.equal(a, b) and not torch.equal(a, c)
+
+    def test_no_token_sees_a_later_one(self):
+        model = transformer(settings(), 200)
+        tokens = torch.randint(200, (2, 16))
+        changed = tokens.clone()
+        changed[:, 9:] = (changed[:, 9:] + 1) % 200
+        before, after = model(tokens), model(changed)
+        torch.testing.assert_close(before[:, :9], after[:, :9])
+        assert (before[:, 9:] - after[:, 9:]).abs().amin(dim=(0, 2)).max() > 0
+
+
+def by_hand(config: ShardConfig) -> tuple[list[float], dict[str, Tensor]]:
+    """The training in plain torch: no layer is dissolved, no batch is a stream's."""
+    model = transformer(config, len(CORPUS.vocabulary))
+    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    held = [n for n in weights if n.endswith(("up.weight", "down.weight"))]
+    for name in held:
+        weights[name] /= weights[name].norm()
+    for each in weights.values():
+        each.requires_grad_()
+    optimizer = torch.optim.Adam(weights.values(), config.lr)
+    length = (len(CORPUS.train) - 1) // config.batch_size
+    begins, losses = torch.arange(config.batch_size)[:, None] * length, []
+    for step in range(config.max_steps):
+        at = begins + step * config.seq_len + torch.arange(config.seq_len)
+        squares = {name: weights[name].square().sum() for name in held}
+        mapped = {name: 2 * weights[name] / (1 + squares[name]) for name in held}
+        scores = functional_call(model, weights | mapped, CORPUS.train[at])
+        loss = cross_entropy(scores.transpose(1, 2), CORPUS.train[at + 1])
+        losses.append(loss.item())
+        penalty = sum((each - 1) ** 2 for each in squares.values())
+        optimizer.zero_grad()
+        (loss + config.penalty_param * penalty).backward()
+        optimizer.step()
+    return losses, weights
+
+
+class TestRun:
+    @pytest.mark.parametrize("strategy", RANKS)
+    def test_trains_as_one_process(self, strategy):
+        found, local = played(strategy), alone()
+        assert len(found.ranks) == RANKS[strategy]
+        assert found.max_parameter_difference(local) <= EXACT
+        assert found.losses == pytest.approx(local.losses, abs=EXACT)
+        assert found.feasibility.layers.keys() == local.feasibility.layers.keys()
+        ours, theirs = found.feasibility, local.feasibility
+        assert ours.weight == pytest.approx(theirs.weight, abs=EXACT)
+        assert ours.mapped == pytest.approx(theirs.mapped, abs=EXACT)
+        assert 0 < ours.mapped < ours.weight
+        assert found.step_seconds > 0
+
+    def test_as_plain_torch_does_that_shares_no_loop(self):
+        losses, weights = by_hand(job("fsdp").config)
+        assert alone().losses == pytest.approx(losses, abs=EXACT)
+        for name, found in alone().weights.items():
+            name = name.replace(".parametrizations", "").removesuffix(".original")
+            torch.testing.assert_close(found, weights[name], rtol=0, atol=EXACT)
+
+    def test_another_seed_is_another_training(self):
+        """The control: parameters of two runs that are not the same do differ."""
+        other = sharding.run_locally(Job(settings(seed=2), CORPUS))
+        assert other.max_parameter_difference(alone()) > 1e-3
+
+    def test_the_copies_losses_are_of_their_own_tokens(self):
+        first, second = (rank.losses for rank in played("ddp").ranks)
+        assert all(a != b for a, b in zip(first, second, strict=True))
+        means = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+        assert means == pytest.approx(alone().losses, abs=EXACT)
+
+    def test_ranks_that_have_the_same_tokens_have_the_same_losses(self):
+        one, same, other, too = (rank.losses for rank in played("2d").ranks)
+        assert one == pytest.approx(same, abs=EXACT)
+        assert other == pytest.approx(too, abs=EXACT)
+        assert one != pytest.approx(other, abs=1e-6)
+
+    def test_only_the_last_stage_sees_a_loss(self):
+        first, last = (rank.losses for rank in played("pipeline").ranks)
+        assert len(first) == 4 and all(map(math.isnan, first))
+        assert last == played("pipeline").losses
+
+    @pytest.mark.parametrize("strategy", RANKS)
+    def test_perplexity_is_that_of_one_process(self, strategy):
+        local = sharding.perplexity(job(strategy), alone().weights)
+        found = sharding.perplexity(job(strategy), played(strategy).weights)
+        assert found == pytest.approx(local, rel=1e-10)
+
+    def test_perplexity_is_of_all_held_out_tokens_and_falls(self):
+        config = job("fsdp").config
+        model = transformer(config, len(CORPUS.vocabulary))
+        hold(model, config)
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        rows = (len(CORPUS.valid) - 1) // 16
+        begins, logs = torch.arange(16)[:, None] * rows, []
+        with torch.no_grad():
+            for at in torch.arange(rows).split(config.seq_len):
+                scores = model(CORPUS.valid[begins + at]).log_softmax(2)
+                wanted = CORPUS.valid[begins + at + 1]
+                logs.append(scores.gather(2, wanted[..., None]).flatten())
+        expected = torch.cat(logs).mean().neg().exp().item()
+        found = sharding.perplexity(job("fsdp"), start)
+        assert found == pytest.approx(expected, rel=1e-10)
+        assert sharding.perplexity(job("fsdp"), alone().weights) < 0.95 * found
+
+    def test_perplexity_too_large_to_write_is_infinite(self):
+        huge = {name: 1e9 * weight for name, weight in alone().weights.items()}
+        assert sharding.perplexity(job("fsdp"), huge) == math.inf
+
+
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_the_copies_tokens_are_together_the_batch_of_one_process(copies):
+    def first(number: int, copy: int) -> list[tuple[Tensor, Tensor]]:
+        config = settings(strategy="ddp", num_ranks=number, manifold="none")
+        model = transformer(config, len(CORPUS.vocabulary))
+        batches = Trainer(Job(config, CORPUS), model, model, copy).batches()
+        return [next(batches) for _ in range(3)]
+
+    whole, parts = first(1, 0), [first(copies, copy) for copy in range(copies)]
+    for step, (tokens, targets) in enumerate(whole):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), tokens)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), targets)
+        assert torch.equal(tokens[:, 1:], targets[:, :-1])
+        assert tokens.shape == (16, 16)
+
+
+class TestResult:
+    def of(self, *losses) -> list[float]:
+        return Result(
+            settings(), [History(losses=list(each)) for each in losses]
+        ).losses
+
+    def test_losses_are_means_over_the_ranks_that_have_one(self):
+        assert self.of([1.0, 2.0], [3.0, 5.0]) == [2.0, 3.5]
+        assert self.of([math.nan] * 2, [math.nan] * 2, [1.0, 2.0]) == [1.0, 2.0]
+
+    def test_a_loss_that_no_rank_has_is_none_to_be_told(self):
+        first, second = self.of([math.nan, math.nan], [math.nan, 4.0])
+        assert math.isnan(first) and second == 4.0
+
+    def test_ranks_that_took_other_numbers_of_steps_are_an_error(self):
+        with pytest.raises(ValueError):
+            self.of([1.0], [1.0, 2.0])
+
+    def test_what_no_rank_holds_has_no_feasibility(self):
+        assert Result(settings(), [History(), History()]).feasibility is None
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """By strategy: three ranks, so that the words and the layers are cut unevenly."""
+    ways = ("ddp", "fsdp", "tp", "pipeline")
+    shape = {"num_ranks": 3, "batch_size": 15, "num_layers": 4}
+    jobs = [Job(settings(strategy=way, **shape), CORPUS) for way in ways]
+    return dict(zip(ways, owned(jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    """Those of that model's weights."""
+    model = transformer(settings(num_layers=4), len(CORPUS.vocabulary))
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+class TestOwned:
+    def cover(self, of_ranks, shapes) -> dict[str, Tensor]:
+        """For each number of a weight, on how many ranks it lies."""
+        counts = {name: torch.zeros(shape, dtype=int) for name, shape in shapes.items()}
+        for parts in of_ranks:
+            for name, part in parts.items():
+                assert part.shape == shapes[name] and min(part.begin) >= 0
+                ends = [b + s for b, s in zip(part.begin, part.size, strict=True)]
+                assert all(e <= n for e, n in zip(ends, part.shape, strict=True))
+                at = tuple(map(slice, part.begin, ends))
+                counts[name][at] += 1
+                assert counts[name][at].numel() == part.count
+        return counts
+
+    def test_a_copy_has_all(self, parts, shapes):
+        for found in self.cover(parts["ddp"], shapes).values():
+            assert (found == 3).all()
+
+    def test_shards_have_each_number_once(self, parts, shapes):
+        for name, found in self.cover(parts["fsdp"], shapes).items():
+            assert (found == 1).all(), name
+            sizes = [each[name].count for each in parts["fsdp"]]
+            assert sum(sizes) == math.prod(shapes[name])
+            row = math.prod(shapes[name][1:])
+            assert max(sizes) <= -(-shapes[name][0] // 3) * row
+
+    def test_tensor_parallel_cuts_the_projections_and_repeats_the_rest(
+        self, parts, shapes
+    ):
+        projections = ("q", "k", "v", "out", "up", "down")
+        cut = tuple(f"{name}.weight" for name in projections)
+        for name, found in self.cover(parts["tp"], shapes).items():
+            times = 1 if name.startswith("block") and name.endswith(cut) else 3
+            assert (found == times).all(), name
+        last = parts["tp"][2]
+        for name, begin, size in (
+            ("attention.q", (16, 0), (8, 24)),
+            ("attention.out", (0, 16), (24, 8)),
+            ("up", (64, 0), (32, 24)),
+            ("down", (0, 64), (24, 32)),
+        ):
+            found = last[f"block1.{name}.weight"]
+            assert (found.begin, found.size) == (begin, size)
+
+    def test_each_weight_is_of_one_stage(self, parts, shapes):
+        for found in self.cover(parts["pipeline"], shapes).values():
+            assert (found == 1).all()
+        ends = [(next(iter(each)), next(reversed(each))) for each in parts["pipeline"]]
+        assert ends[0][0] == "tokens.words.weight"
+        assert ends[-1][1] == "scores.words.weight"
+        assert "tokens.words.weight" not in parts["pipeline"][1]
+
+
+def die(number: int) -> None:
+    """Let a rank kill itself in its second step."""
+    steps = []
+
+    def around(step, *args):
+        steps.append(1)
+        if dist.get_rank() == number and len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*args)
+
+    wrap(Trainer.step, around)
+
+
+@pytest.mark.parametrize(("strategy", "number"), [("fsdp", 0), ("pipeline", 1)])
+def test_a_rank_that_is_killed_is_named(strategy, number):
+    with pytest.raises(WorkerError, match=f"^rank{number} was killed by SIGKILL"):
+        sharding.run(job(strategy), attach=partial(die, number))
+
+
+class TestCosts:
+    def test_copies_send_all_gradients_twice_and_little_more(self):
+        model = transformer(job("ddp").config, len(CORPUS.vocabulary))
+        size = sum(each.nbytes for each in model.parameters())
+        # On k ranks a ring sends each gradient 2 (k - 1) times, all ranks together.
+        assert 2 * size <= costs.measured_bytes(job("ddp")) <= 2.2 * size
+
+    def test_shards_take_less_memory_than_copies(self):
+        # Little text, so that it is the parameters that count.
+        config = {"width": 96, "seq_len": 4, "batch_size": 2}
+        copies, shards = (
+            costs.measured_memory(Job(settings(strategy=way, **config), CORPUS))
+            for way in ("ddp", "fsdp")
+        )
+        model = transformer(settings(**config), len(CORPUS.vocabulary))
+        size = sum(each.nbytes for each in model.parameters())
+        assert copies >= 4 * size  # the parameters, Adam's two, and the gradients
+        assert shards < 0.8 * copies
