@@ -130,7 +130,7 @@ class _Transposed(nn.Module):
 
     def __init__(self, d: int):
         super().__init__()
-        # The default metric, the canonical one, makes n x n matrices: four times as slow.
+        # Not the default, canonical metric: its n x n matrices take four times as long.
         manifold = geoopt.EuclideanStiefel()
         start = manifold.projx(torch.randn(d, d // 2))
         self.weight = geoopt.ManifoldParameter(start, manifold=manifold)

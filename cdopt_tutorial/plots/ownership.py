@@ -1,7 +1,7 @@
 """Which part of each weight lies on which rank."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,20 +14,13 @@ _HATCHES = "//", "\\\\", "..", "xx", "--", "||"  # of the ranks: not by colour a
 _GAP = 0.22  # between two weights, as a part of the longest side
 
 
-class Part(Protocol):
-    """A part of a matrix, by rows and columns."""
-
-    shape: tuple[int, ...]
-    begin: tuple[int, ...]
-    size: tuple[int, ...]
-
-
 @styled
-def ownership(ways: Mapping[str, Sequence[Mapping[str, Part]]]) -> Figure:
+def ownership(ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw, for each way and each rank, the weights with the part that lies there.
 
-    A weight is as tall as it has rows; the part is filled, in the rank's own pattern. A
-    weight of which nothing is there is left out. A ValueError above six ranks.
+    A part has a ``shape``, that of the whole weight, a ``begin`` and a ``size``, by
+    rows and columns. It is filled, in the rank's own pattern; a weight of which nothing
+    is there is left out. Raises ValueError above six ranks.
     """
     ranks = max(map(len, ways.values()))
     if ranks > len(_HATCHES):
@@ -45,7 +38,7 @@ def ownership(ways: Mapping[str, Sequence[Mapping[str, Part]]]) -> Figure:
     return fig
 
 
-def _draw(ax: Axes, parts: Mapping[str, Part], longest: int, rank: int) -> None:
+def _draw(ax: Axes, parts: Mapping[str, Any], longest: int, rank: int) -> None:
     """One rank's weights, side by side."""
     left = 0.0
     for name, found in parts.items():

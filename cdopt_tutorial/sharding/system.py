@@ -59,10 +59,10 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
 
 def cuts() -> dict[str, Any]:
     """How tensor parallel cuts a block: by heads, and through the middle of the MLP."""
-    by_rows, by_columns = ColwiseParallel, RowwiseParallel  # of the weight
-    cuts = {f"attention.{name}": by_rows() for name in ("q", "k", "v")}
-    cuts |= {"attention.out": by_columns(), "up": by_rows(), "down": by_columns()}
-    return cuts
+    # Their names mean the transposed weight: Colwise cuts its rows.
+    plan = {f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")}
+    plan |= {"up": ColwiseParallel()}
+    return plan | {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
 
 
 def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
