@@ -50,6 +50,18 @@ rnn --num-layers 1000000000 --corpus TEXT
     a model with embedding 128, hidden 128 and num_layers 1000000000 {MEMORY}
 hybrid --embedding 1000000000
     a table of 1088 vectors with embedding 1000000000 {MEMORY}
+shard --num-ranks 1000000000 --batch-size 1000000000
+    num_ranks is 1000000000, but must be at most ... here: {WORKERS}
+shard --width 1000000000
+    a model of width 1000000000 and 2 layers {MEMORY}
+shard --seq-len 50000
+    seq_len is 50000, but must be at most ... in this text, of 16 columns
+shard --strategy 2d
+    num_ranks is 2, but must be 4, 6, 8, ... where the strategy is 2d
+shard --strategy tp --num-ranks 3
+    num_heads is 4, but must be a multiple of 3: each has some
+shard --device cuda:9
+    device is 'cuda:9', but ...
 hybrid --num-trainers 300 --shares {"1 " * 299} 999999
     the smallest of 300 shares comes to none of 1258 bags, but each trainer needs at
     least 1

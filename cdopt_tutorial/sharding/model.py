@@ -55,7 +55,8 @@ class ShardConfig:
         numbers = "num_ranks num_layers width num_heads seq_len batch_size max_steps"
         at_least(self, 1, *numbers.split())
         learning_rate(self)
-        check(self, "penalty_param", 0 < self.penalty_param < float("inf"), "above 0")
+        fits = 0 < self.penalty_param < float("inf")
+        check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
         check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         fits = self.width % self.num_heads == 0
