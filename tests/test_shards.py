@@ -99,7 +99,10 @@ class TestSettings:
                 "or sphere",
             ),
             ({"where": "here"}, "where is 'here', but must be attention or mlp"),
-            ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
+            (
+                {"penalty_param": 0.0},
+                "penalty_param is 0.0, but must be above 0 and finite",
+            ),
             ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
             ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
             ({"seq_len": 2**63}, f"seq_len is {2**63}, but must be below 2**63"),
