@@ -38,8 +38,10 @@ for name in (
 ):
     os.environ.pop(name, None)
 
-# Under nohup it would be ignored, by what the tests start and hang up on, as well.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Under nohup, or in a script's background, they would be ignored, and by all that the
+# tests start and stop as well.
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 
 # On models this small two threads only wait for each other.
 torch.set_num_threads(1)

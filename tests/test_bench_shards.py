@@ -8,9 +8,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from cdopt_tutorial.bench import compiled, counted
+from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench import shards as bench
-from cdopt_tutorial.engines import Role, launch, meeting
+from cdopt_tutorial.engines import Role, counted, launch, meeting
 
 N, P = bench.SMOKE_SIZES[0].n, bench.SMOKE_SIZES[0].p
 

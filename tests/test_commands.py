@@ -45,6 +45,13 @@ FLAGS = {
         "epochs": 30, "max-steps": None, "step-deadline": 30.0, "device": "auto",
         "against-local": False,
     },
+    "shard": TRAINING | {
+        "strategy": "fsdp", "num-ranks": 2, "manifold": "stiefel",
+        "where": "attention", "penalty": 0.5, "num-layers": 2, "width": 64,
+        "num-heads": 4, "seq-len": 32, "batch-size": 16, "optimizer": "adam",
+        "lr": 0.003, "momentum": 0.9, "max-steps": 300, "device": "auto",
+        "against-local": False,
+    },
     "execute": {
         "force": False, "profile": "full", "parameter": [], "p": [],
         "update-reference": False, "device": "cpu",

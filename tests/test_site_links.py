@@ -143,7 +143,7 @@ WORDS = {
     "03_constraint_dissolving": "copying memory",
     "04_constrained_rnn": "stacked gate",
     "05_ddp_rpc": "replica",
-    "06_shards": "tensor parallel",
+    "06_shards": "DTensor mesh",
 }
 
 
