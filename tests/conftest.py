@@ -82,7 +82,9 @@ def scratch(tmp_path_factory, monkeypatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
-    assert list(folder.iterdir()) == []
+    # Torch's own cache, which whatever imports its compiler begins.
+    left = [each.name for each in folder.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []
 
 
 @pytest.fixture(scope="class")
