@@ -18,6 +18,7 @@ from playwright.sync_api import sync_playwright
 from running import Running
 from xdist.scheduler import LoadScopeScheduling
 
+from cdopt_tutorial.engines import group
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
@@ -72,6 +73,16 @@ def pytest_xdist_make_scheduler(config, log):
 def seeded():
     """Every test draws the same on every run, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_process_starts(monkeypatch):
+    """Fails a test in which workers would be started."""
+
+    def start(*_):
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr(group.Group, "_start", start)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 
 from cdopt_tutorial.bench.reinforce import figures
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import group
 
 
 class TestReinforce:
@@ -59,14 +58,8 @@ class TestReinforce:
         assert main(["reinforce", "--max-episodes", "1", "--num-envs", "1"]) == 1
 
 
+@pytest.mark.usefixtures("no_process_starts")
 class TestBadInput:
-    @pytest.fixture(autouse=True)
-    def no_process_starts(self, monkeypatch):
-        def start(*_):
-            raise AssertionError("a process was about to start")
-
-        monkeypatch.setattr(group.Group, "_start", start)
-
     @pytest.mark.parametrize(
         ("args", "message"),
         [

@@ -12,7 +12,7 @@ import torch
 from clumsy import ends, pattern, read_cases
 
 from cdopt_tutorial.checks import LARGEST_LR
-from cdopt_tutorial.engines import Role, edited, group, launch
+from cdopt_tutorial.engines import Role, edited, launch
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig, build_all
 from cdopt_tutorial.parameter_server.model import num_parameters
@@ -143,12 +143,7 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch):
-    def start(*_):
-        raise AssertionError("a process was about to start")
-
-    monkeypatch.setattr(group.Group, "_start", start)
+pytestmark = pytest.mark.usefixtures("no_process_starts")
 
 
 @pytest.mark.usefixtures("scratch")

@@ -9,7 +9,6 @@ import pytest
 from cdopt_tutorial.bench import hybrid as bench
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands import hybrid as command
-from cdopt_tutorial.engines import group
 from cdopt_tutorial.hybrid import HybridConfig, Job, traffic
 
 
@@ -80,14 +79,8 @@ class TestRun:
         assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_process_starts")
 class TestBadInput:
-    @pytest.fixture(autouse=True)
-    def no_process_starts(self, monkeypatch):
-        def start(*_):
-            raise AssertionError("a process was about to start")
-
-        monkeypatch.setattr(group.Group, "_start", start)
-
     @pytest.mark.parametrize(
         ("args", "message"),
         [

@@ -16,7 +16,7 @@ import roles
 import torch
 from running import listeners, wait_for_end
 
-from cdopt_tutorial.engines import Role, WorkerError, group, launch, pack, serve
+from cdopt_tutorial.engines import Role, WorkerError, launch, pack, serve
 from cdopt_tutorial.engines.errors import origin
 from cdopt_tutorial.engines.process import LOOPBACK
 
@@ -118,14 +118,8 @@ class TestResults:
         assert results["agent"] is True
 
 
+@pytest.mark.usefixtures("no_process_starts")
 class TestRefusal:
-    @pytest.fixture(autouse=True)
-    def no_process_starts(self, monkeypatch):
-        def start(*_):
-            raise AssertionError("a process was about to start")
-
-        monkeypatch.setattr(group.Group, "_start", start)
-
     @pytest.mark.parametrize("name", ["", "with space", "a/b", "ä"])
     def test_a_name_that_rpc_does_not_allow(self, name):
         with pytest.raises(ValueError, match="can't name a worker"):

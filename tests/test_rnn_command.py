@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import group
 
 SMALL = ["--embedding", "8", "--hidden", "8", "--seq-len", "5", "--batch-size", "4"]
 
@@ -89,14 +88,8 @@ class TestRun:
         assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_process_starts")
 class TestBadInput:
-    @pytest.fixture(autouse=True)
-    def no_process_starts(self, monkeypatch):
-        def start(*_):
-            raise AssertionError("a process was about to start")
-
-        monkeypatch.setattr(group.Group, "_start", start)
-
     def refused(self, args, message, capsys):
         assert main(["rnn", *map(str, args)]) == 2
         printed = capsys.readouterr()

@@ -7,7 +7,6 @@ import pytest
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands import shard as command
-from cdopt_tutorial.engines import group
 from cdopt_tutorial.sharding import MAX_VOCAB, ShardConfig, transformer
 
 KEYS = {
@@ -75,14 +74,8 @@ class TestRun:
         assert error == "cdopt-tutorial: the training diverged; lower --lr\n"
 
 
+@pytest.mark.usefixtures("no_process_starts")
 class TestBadInput:
-    @pytest.fixture(autouse=True)
-    def no_process_starts(self, monkeypatch):
-        def start(*_):
-            raise AssertionError("a process was about to start")
-
-        monkeypatch.setattr(group.Group, "_start", start)
-
     @pytest.mark.parametrize(
         ("args", "message"),
         [

@@ -13,7 +13,6 @@ from cdopt_tutorial.engines import (
     Wire,
     WorkerError,
     bytes_per_step,
-    group,
     launch,
     serve,
 )
@@ -129,11 +128,8 @@ class TestRun:
             assert others() - before > 20 * alone.total
         assert beside.total == pytest.approx(alone.total, rel=0.05)
 
-    def test_polling_is_refused(self, monkeypatch):
-        def start(*_):
-            raise AssertionError("a process was about to start")
-
-        monkeypatch.setattr(group.Group, "_start", start)
+    @pytest.mark.usefixtures("no_process_starts")
+    def test_polling_is_refused(self):
         with pytest.raises(ValueError, match="polling is True, but must be False"):
             launch({"first": SERVING}, wire=Wire())
 
