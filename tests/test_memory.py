@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.bench import copying
-from cdopt_tutorial.bench.copying import best_lr
+from cdopt_tutorial.bench.copying import trials_of
+from cdopt_tutorial.bench.rates import best_lr
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.dissolving import flow
 from cdopt_tutorial.dissolving.memory import (
@@ -273,7 +274,7 @@ def test_the_best_learning_rate_is_that_of_the_lowest_mean_final_loss():
         a_run(0.2, 1, 9, 0.4), a_run(0.2, 2, 9, 0.4),
         a_run(0.3, 1, 9, 0.0), a_run(0.3, 2, 9, math.nan),
     ]  # fmt: skip
-    assert best_lr(runs, "free") == 0.2
+    assert best_lr(trials_of("copying", runs), "copying, free") == 0.2
 
 
 def test_a_bench_of_rates_compares_with_the_best_and_the_free_model():

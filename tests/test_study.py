@@ -202,7 +202,7 @@ def test_the_best_rate_is_that_of_the_lowest_mean_and_never_of_one_that_fails():
         a_run("free", 0.3, 0.0), a_run("free", 0.3, math.nan),
         a_run("Muon", 0.4, 0.0),
     ]  # fmt: skip
-    assert holding.best_lr(runs, "free") == 0.2
+    assert holding.best_lr(holding.trials_of(runs), "free") == 0.2
 
 
 @pytest.mark.parametrize("smoke", [False, True])

@@ -1,11 +1,10 @@
 """The learning rate of each recurrent model, on the copying problem and on words."""
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from cdopt_tutorial.bench.rows import Measured, Progress, Row, rows
+from cdopt_tutorial.bench.rates import Trial, best_lr, loss_rows, time_rows
+from cdopt_tutorial.bench.rows import Measured, Progress
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.dissolving.memory import MODELS, Job, Run, train
 from cdopt_tutorial.engines import share
@@ -37,8 +36,10 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
 
         each = [(job, config) for job in jobs]
         runs = share(train, each, on_done=tell, deadline=3600)
-        chosen[name] = {model: best_lr(runs, model) for model in MODELS}
-        measured += _losses(name, runs) + _times(name, runs, config.steps)
+        trials = trials_of(name, runs)
+        chosen[name] = {model: best_lr(trials, f"{name}, {model}") for model in MODELS}
+        measured += loss_rows(trials, "loss")
+        measured += time_rows(trials, config.steps, f"{name}, free")
         for run in runs:
             found = {figure: getattr(run, figure) for figure in FIGURES}
             values.append({"task": name, **asdict(run.job), **found})
@@ -46,38 +47,9 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     return measured, {"chosen": chosen, "values": values}
 
 
-def best_lr(runs: Sequence[Run], model: str) -> float:
-    """The learning rate with the lowest mean final loss; not if a run is not finite."""
-    means = _means(runs, model)
-    return min(means, key=means.__getitem__)
-
-
-def _means(runs: Sequence[Run], model: str) -> dict[float, float]:
-    """Mean final loss of each learning rate; ``inf`` if one run is not finite."""
-    losses: dict[float, list[float]] = {}
-    for run in runs:
-        if run.job.model == model:
-            loss = run.loss if math.isfinite(run.loss) else math.inf
-            losses.setdefault(run.job.lr, []).append(loss)
-    return {lr: statistics.fmean(several) for lr, several in losses.items()}
-
-
-def _losses(name: str, runs: Sequence[Run]) -> list[Row]:
-    """Mean final loss of each model and learning rate, over that of its best one."""
-    found = []
-    for model in MODELS:
-        means, best = _means(runs, model), best_lr(runs, model)
-        names = {lr: f"{name}, {model}, lr {lr:g}: loss" for lr in means}
-        for lr, mean in means.items():
-            ratio = mean / means[best]
-            found.append(Row(names[lr], mean, "nats", names[best], ratio))
-    return found
-
-
-def _times(name: str, runs: Sequence[Run], steps: int) -> list[Row]:
-    """Median time of a step of each model, over that of the free one."""
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for run in runs:
-        of = seconds.setdefault(f"{name}, {run.job.model}", {"step": []})
-        of["step"].append(1e3 * run.seconds / steps)
-    return rows(seconds, {"step": "ms"}, f"{name}, free")
+def trials_of(task: str, runs: Sequence[Run]) -> list[Trial]:
+    """Runs on a task, as those of its models."""
+    return [
+        Trial(f"{task}, {run.job.model}", run.job.lr, run.loss, run.seconds)
+        for run in runs
+    ]

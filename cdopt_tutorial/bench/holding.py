@@ -1,11 +1,10 @@
 """The learning rate of each kind of chapter 6's study, free weights and held ones."""
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from cdopt_tutorial.bench.rows import Measured, Progress, Row, rows
+from cdopt_tutorial.bench.rates import Trial, best_lr, loss_rows, time_rows
+from cdopt_tutorial.bench.rows import Measured, Progress
 from cdopt_tutorial.engines import share
 from cdopt_tutorial.sharding.kinds import KINDS
 from cdopt_tutorial.sharding.study import CONFIG, Run, train
@@ -27,45 +26,14 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
         progress(f"{run.kind}, lr {run.lr:g}, seed {run.seed}: {found}")
 
     runs = share(train, jobs, on_done=tell, deadline=3600)
-    chosen = {kind: best_lr(runs, kind) for kind in KINDS}
+    trials = trials_of(runs)
+    chosen = {kind: best_lr(trials, kind) for kind in KINDS}
     progress(f"chosen: {chosen}")
     values = [asdict(run) | {"perplexity": run.perplexity} for run in runs]
-    return _losses(runs) + _times(runs, steps), {"chosen": chosen, "values": values}
+    measured = loss_rows(trials, "held-out loss") + time_rows(trials, steps, "free")
+    return measured, {"chosen": chosen, "values": values}
 
 
-def best_lr(runs: Sequence[Run], kind: str) -> float:
-    """The rate with the lowest mean held-out loss; not if a run's is not finite."""
-    means = _means(runs, kind)
-    return min(means, key=means.__getitem__)
-
-
-def _means(runs: Sequence[Run], kind: str) -> dict[float, float]:
-    """Mean held-out loss of each rate; ``inf`` if one run's is not finite."""
-    losses: dict[float, list[float]] = {}
-    for run in runs:
-        if run.kind == kind:
-            known = math.isfinite(run.held_out_loss)
-            loss = run.held_out_loss if known else math.inf
-            losses.setdefault(run.lr, []).append(loss)
-    return {lr: statistics.fmean(several) for lr, several in losses.items()}
-
-
-def _losses(runs: Sequence[Run]) -> list[Row]:
-    """Mean held-out loss of each kind and rate, over that of its best one."""
-    found = []
-    for kind in KINDS:
-        means, best = _means(runs, kind), best_lr(runs, kind)
-        names = {lr: f"{kind}, lr {lr:g}: held-out loss" for lr in means}
-        for lr, mean in means.items():
-            ratio = mean / means[best]
-            found.append(Row(names[lr], mean, "nats", names[best], ratio))
-    return found
-
-
-def _times(runs: Sequence[Run], steps: int) -> list[Row]:
-    """Median time of a run of each kind by its steps, over that of the free one."""
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for run in runs:
-        of = seconds.setdefault(run.kind, {"step": []})
-        of["step"].append(1e3 * run.seconds / steps)
-    return rows(seconds, {"step": "ms"}, "free")
+def trials_of(runs: Sequence[Run]) -> list[Trial]:
+    """Runs as those of their kinds."""
+    return [Trial(run.kind, run.lr, run.held_out_loss, run.seconds) for run in runs]
