@@ -40,5 +40,5 @@ def test_only_a_wide_panel_is_logarithmic(axes):
 def test_what_can_not_be_drawn_is_refused():
     with pytest.raises(ValueError, match="'one' has no finite y to begin with"):
         panels({"low": {"one": [math.inf]}}, xlabel="x", ylabel="y")
-    with pytest.raises(ValueError, match="7 methods, but there are 6 looks"):
-        panels({"low": {str(i): [1.0] for i in range(7)}}, xlabel="x", ylabel="y")
+    with pytest.raises(ValueError, match="13 curves, but there are 12 looks"):
+        panels({"low": {str(i): [1.0] for i in range(13)}}, xlabel="x", ylabel="y")

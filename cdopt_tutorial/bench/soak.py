@@ -19,7 +19,7 @@ from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.scratch import PREFIX
 
-COMMANDS = ("reinforce", "rnn", "hybrid", "bench launch", "execute --force")
+COMMANDS = ("reinforce", "rnn", "hybrid", "bench launch", "execute --force", "build")
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SECONDS = 8.0  # of a command, or of two launches, within which it is stopped
 GONE = 5.0  # seconds after which nothing of a stopped run may be left

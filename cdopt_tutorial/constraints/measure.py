@@ -19,6 +19,7 @@ from cdopt_tutorial.constraints.surface import (
     feasible,
     is_sharded,
     placed,
+    whole,
 )
 from cdopt_tutorial.engines import gradients
 from cdopt_tutorial.engines.reference import Reference, apply, is_reference
@@ -47,18 +48,18 @@ class CdoptSurface:
         if not getattr(self.module, "forward_with_A", True):
             return weight, self.distance(weight)
         to_point, to_weight = self._turns()
-        mapped = to_weight(self.module.manifold.A(to_point(_whole(weight))))
+        mapped = to_weight(self.module.manifold.A(to_point(whole(weight))))
         return placed(mapped, weight), self.distance(weight)
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
         to_point, _ = self._turns()
-        return self.module.manifold.C(to_point(_whole(weight))).square().sum()
+        return self.module.manifold.C(to_point(whole(weight))).square().sum()
 
     def nearest(self, weight: Tensor) -> Tensor:
         """The feasible weight that CDOpt's ``Post_process`` finds."""
         to_point, to_weight = self._turns()
-        found = self.module.manifold.Post_process(to_point(_whole(weight)))
+        found = self.module.manifold.Post_process(to_point(whole(weight)))
         return placed(feasible(to_weight(found), self.distance), weight)
 
     def _turns(self) -> tuple[Callable, Callable]:
@@ -71,11 +72,6 @@ class CdoptSurface:
         )
         turn = torch.t if wide else nn.Identity()
         return turn, turn
-
-
-def _whole(weight: Tensor) -> Tensor:
-    """A weight in shards gathered, which CDOpt's own manifolds don't know."""
-    return weight.full_tensor() if is_sharded(weight) else weight
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:

@@ -32,6 +32,11 @@ def is_sharded(weight: Tensor) -> bool:
     return hasattr(weight, "device_mesh")
 
 
+def whole(weight: Tensor) -> Tensor:
+    """All of a weight, of which this rank may have a part; all ranks must ask."""
+    return weight.full_tensor() if is_sharded(weight) else weight
+
+
 def _sharded() -> ModuleType:
     """How such a weight is computed with; imported where there is one."""
     return importlib.import_module("cdopt_tutorial.constraints.sharded")

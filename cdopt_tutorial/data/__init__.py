@@ -3,6 +3,7 @@
 from cdopt_tutorial.data.baselines import (
     bigram_perplexity,
     ngram_perplexity,
+    perplexity,
     unigram_perplexity,
 )
 from cdopt_tutorial.data.grammar import Grammar
@@ -23,5 +24,6 @@ __all__ = [
     "detokenize",
     "load_corpus",
     "ngram_perplexity",
+    "perplexity",
     "unigram_perplexity",
 ]

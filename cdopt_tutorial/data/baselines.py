@@ -5,6 +5,8 @@ all at every size of text (Chen and Goodman, "An empirical study of smoothing te
 for language modeling", Computer Speech and Language 13, 1999). Nothing needs tuning.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -14,6 +16,11 @@ from cdopt_tutorial.data.text import Corpus
 # Taken off counts of 0, 1, 2, and 3 or more where the text is too small or too regular
 # to estimate them; the values are those of the KenLM toolkit.
 _FALLBACK = np.array([0.0, 0.5, 1.0, 1.5])
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats; infinite where that is too large to write."""
+    return math.inf if loss > 700 else math.exp(loss)  # NaN stays one
 
 
 class KneserNey:

@@ -1,18 +1,13 @@
 """What a run tells while it goes on, and what is left of it at the end."""
 
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from cdopt_tutorial.constraints import Feasibility
+from cdopt_tutorial.data import perplexity
 
 REPORT_EVERY = 10  # steps
-
-
-def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats; infinite where that is too large to write."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cdopt_tutorial.plots.style import SERIES, WIDTH, Look, add_legend, styled
+from cdopt_tutorial.plots.style import WIDTH, Look, add_legend, looks, styled
 
 _DECADES = 3  # that a panel's values may span on a linear axis
 
@@ -24,16 +24,14 @@ def panels(
     begins with a y that is not finite, or too many methods, is a ValueError.
     """
     methods = dict.fromkeys(name for curves in settings.values() for name in curves)
-    looks = dict(zip(methods, SERIES, strict=False))
-    if len(looks) < len(methods):
-        raise ValueError(f"{len(methods)} methods, but there are {len(SERIES)} looks")
+    look_of = dict(zip(methods, looks(list(methods)), strict=True))
     fig = Figure(figsize=(WIDTH, 3.2))
     axes = fig.subplots(1, len(settings), squeeze=False)[0]
     lines = {}
     for ax, (title, curves) in zip(axes, settings.items(), strict=True):
         ax.set(title=title, xlabel=xlabel)
         for name, y in curves.items():
-            lines.setdefault(name, _draw(ax, y, looks[name], name))
+            lines.setdefault(name, _draw(ax, y, look_of[name], name))
         _scale(ax)
     axes[0].set_ylabel(ylabel)
     add_legend(fig, [lines[name] for name in methods], handlelength=3)

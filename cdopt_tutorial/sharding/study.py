@@ -1,6 +1,5 @@
 """Does holding the weights help here? Ways to train compared, each at its own rate."""
 
-import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.engines import share
 from cdopt_tutorial.sharding.history import History
 from cdopt_tutorial.sharding.kinds import HELD, KINDS, MuonAndAdam, distance, make
@@ -47,7 +47,7 @@ class Run:
     @property
     def perplexity(self) -> float:
         """Of the held-out text at the end."""
-        return math.exp(min(self.held_out_loss, 700.0))  # NaN stays one
+        return perplexity(self.held_out_loss)
 
     def curve(self, interval: int = 20) -> tuple[list[int], list[float]]:
         """The last step of each interval, and the mean loss in it."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -21,8 +20,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial import checks
+from cdopt_tutorial import checks, data
 from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, launch, process_group, report
 from cdopt_tutorial.engines.device import gpus_of
@@ -150,11 +150,6 @@ def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def whole(value: Tensor) -> Tensor:
-    """All of a parameter, of which this rank may have a part."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def has_held(config: ShardConfig) -> bool:
     """Whether any weight is held."""
     return config.manifold != "none"
@@ -233,17 +228,13 @@ def run_locally(job: Job) -> Result:
 
 @torch.no_grad()
 def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
-    """Of the held-out text, by the model with these weights; in this process.
-
-    Infinite where it is too large to write.
-    """
+    """Of the held-out text, by the model with these weights; in this process."""
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary))
     hold(model, config)
     for name, value in model.named_parameters():
         value.copy_(weights[name])
-    loss = held_out_loss(job, model)
-    return math.inf if loss > 700 else math.exp(loss)  # NaN stays one
+    return data.perplexity(held_out_loss(job, model))
 
 
 @torch.no_grad()
