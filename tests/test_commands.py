@@ -49,7 +49,7 @@ FLAGS = {
         "strategy": "fsdp", "num-ranks": 2, "manifold": "stiefel",
         "where": "attention", "penalty": 0.5, "num-layers": 2, "width": 64,
         "num-heads": 4, "seq-len": 32, "batch-size": 16, "optimizer": "adam",
-        "lr": 0.003, "momentum": 0.9, "max-steps": 300, "device": "auto",
+        "lr": 0.003, "momentum": 0.9, "clip": None, "max-steps": 300, "device": "auto",
         "against-local": False,
     },
     "execute": {

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial.engines import WorkerError
@@ -25,10 +26,10 @@ EXACT = 1e-12
 
 
 def settings(**changed) -> ShardConfig:
-    """Those of a short run on the CPU, with three blocks."""
+    """Those of a short run on the CPU, with three blocks; every step is clipped."""
     shape = {"width": 24, "num_heads": 6, "num_layers": 3, "seq_len": 16}
     held = {"manifold": "sphere", "where": "mlp"}
-    runs = {"max_steps": 4, "dtype": "float64", "device": "cpu"}
+    runs = {"max_steps": 4, "clip": 0.1, "dtype": "float64", "device": "cpu"}
     return ShardConfig(**shape | held | runs | changed)
 
 
@@ -103,6 +104,7 @@ class TestSettings:
                 {"penalty_param": 0.0},
                 "penalty_param is 0.0, but must be above 0 and finite",
             ),
+            ({"clip": 0.0}, "clip is 0.0, but must be above 0"),
             ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
             ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
             ({"seq_len": 2**63}, f"seq_len is {2**63}, but must be below 2**63"),
@@ -250,6 +252,8 @@ def by_hand(config: ShardConfig) -> tuple[list[float], dict[str, Tensor]]:
         penalty = sum((each - 1) ** 2 for each in squares.values())
         optimizer.zero_grad()
         (loss + config.penalty_param * penalty).backward()
+        norm = clip_grad_norm_(weights.values(), config.clip)
+        assert norm > 2 * config.clip
         optimizer.step()
     return losses, weights
 

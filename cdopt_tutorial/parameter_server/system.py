@@ -6,7 +6,7 @@ the decoder, the trainer of its LSTM. Several trainers share one, which owns eve
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,12 @@ from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.optimizer import make_optimizer, move
+from cdopt_tutorial.engines.optimizer import (
+    clip_factor,
+    make_optimizer,
+    move,
+    squared_norm,
+)
 from cdopt_tutorial.engines.reference import Reference
 from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -146,18 +151,6 @@ class Owner:
 
     def _names(self) -> list[str]:
         return [name for name, _ in self._parts.named_parameters()]
-
-
-def squared_norm(found: Iterable[Tensor]) -> float:
-    """Sum of the squares of all gradients' elements."""
-    return sum(gradient.square().sum().item() for gradient in found)
-
-
-def clip_factor(squared_norm: float, largest: float | None) -> float:
-    """Factor on all gradients, the same as ``torch.nn.utils.clip_grad_norm_`` takes."""
-    if largest is None:
-        return 1.0
-    return min(1.0, largest / (squared_norm**0.5 + 1e-6))
 
 
 def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:

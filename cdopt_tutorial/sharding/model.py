@@ -41,6 +41,7 @@ class ShardConfig:
     optimizer: str = "adam"  #: "sgd" or "adam"
     lr: float = 3e-3  #: its learning rate, above 0
     momentum: float = 0.9  #: of SGD, 0 to below 1
+    clip: float | None = None  #: largest norm of the whole gradient; None for any
     max_steps: int = 300  #: steps to train for
     seed: int = 1  #: of the parameters' start
     dtype: str = "float32"  #: "float32" or "float64"
@@ -58,6 +59,7 @@ class ShardConfig:
         fits = 0 < self.penalty_param < float("inf")
         check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
+        check(self, "clip", self.clip is None or self.clip > 0, "above 0")
         check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         fits = self.width % self.num_heads == 0
         check(self, "width", fits, f"a multiple of num_heads, {self.num_heads}")

@@ -28,6 +28,7 @@ from cdopt_tutorial.engines import Role, launch, process_group, report
 from cdopt_tutorial.engines.device import gpus_of
 from cdopt_tutorial.engines.optimizer import make_optimizer
 from cdopt_tutorial.engines.pace import place
+from cdopt_tutorial.sharding.clipping import clip
 from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
 
@@ -77,6 +78,8 @@ def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
 class Trainer:
     """One rank, or one process: its model, its data, and how it learns."""
 
+    staged = False  # whether other ranks have other layers
+
     def __init__(
         self,
         job: Job,
@@ -97,6 +100,8 @@ class Trainer:
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
         loss = self.backward(tokens, targets)
+        if self.config.clip is not None:
+            clip(self.model.parameters(), self.config.clip, self.staged)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
@@ -127,6 +132,8 @@ class Trainer:
 
 class StageTrainer(Trainer):
     """One rank of a pipeline: some of the layers, all of the data."""
+
+    staged = True
 
     def __init__(self, job: Job, model: nn.Sequential, rank: int):
         super().__init__(job, model, model)
