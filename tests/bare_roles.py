@@ -10,6 +10,7 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -18,6 +19,8 @@ from torch.distributed.tensor.parallel import (
 
 from cdopt_tutorial.constraints import Constraints, dissolve
 from cdopt_tutorial.engines.process import meeting
+
+ALL_REDUCE = torch.ops.c10d_functional.all_reduce
 
 
 def values(shape):
@@ -71,11 +74,12 @@ def attach_shards():
 
 
 def train_shards(rank):
-    """The role of a rank of the program: its parameters, whole."""
+    """The role of a rank of the program: its parameters, whole, and its all-reduces."""
     path = meeting("bare")
     names = "vectors", "up", "down"
-    found = importlib.import_module("bare_shards").train(rank, path)
-    return dict(zip(names, found, strict=True))
+    with CommDebugMode() as counted:
+        found = importlib.import_module("bare_shards").train(rank, path)
+    return dict(zip(names, found, strict=True)), counted.get_comm_counts()[ALL_REDUCE]
 
 
 def start_of(module):

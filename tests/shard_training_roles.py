@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import MANIFOLDS
 from cdopt_tutorial.constraints.layers import Dissolved
 from cdopt_tutorial.hybrid.replicas import join
 
@@ -178,6 +179,9 @@ WAYS: dict[str, Callable[[DeviceMesh, Block, str], tuple]] = {
     "tensor, rows last": lambda *given: by_tensor(*given, **BY_ROWS),
     "fsdp and tensor": by_both,
 }
+
+
+IN_PARTS = "tensor, columns last", "tensor, rows last"
 
 
 @dataclass(frozen=True)
@@ -378,21 +382,28 @@ def dissolved(model: nn.Module) -> list[Dissolved]:
     return [each for each in model.modules() if isinstance(each, Dissolved)]
 
 
-def compiled(mesh: DeviceMesh) -> dict[str, float]:
-    """How far a compiled layer in shards is from itself; its graph may break."""
+def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
+    """How far a compiled layer in shards is from itself; in one graph but for FSDP.
+
+    Torch breaks the graph there itself, at the hooks that gather the weights.
+    """
     found, (x, _) = {}, batch(0)
-    for way in "fsdp", "tensor, rows last":
-        model, *_ = WAYS[way](mesh, begin("stiefel"), "stiefel")
+    for way, manifold in itertools.product(("fsdp", *IN_PARTS), MANIFOLDS):
+        model, *_ = WAYS[way](mesh, begin(manifold), manifold)
         held, gradients = constraints.Constraints(model), []
 
         def loss(x: Tensor, model=model, held=held) -> Tensor:
             return model(x).square().mean() + held.penalty()
 
-        for each in loss, torch.compile(loss, backend="aot_eager"):
+        whole_graph = way != "fsdp"
+        for each in (
+            loss,
+            torch.compile(loss, fullgraph=whole_graph, backend="aot_eager"),
+        ):
             model.zero_grad()
             each(x).backward()
             gradients.append([whole(p.grad) for p in model.parameters()])
-        found[way] = max(map(off, *gradients))
+        found[way, manifold] = max(map(off, *gradients))
         torch._dynamo.reset()
     return found
 

@@ -101,8 +101,8 @@ class Run:
     @property
     def numbers(self):
         """The last number of each line."""
-        lines = self.output.splitlines()
-        return [float(re.findall(r"[\d.]+", line)[-1]) for line in lines]
+        lines = map(re.compile(r"[\d.]+").findall, self.output.splitlines())
+        return [float(line[-1]) for line in lines if line]  # two may share a line
 
 
 @pytest.fixture(scope="module", params=bare.CHAPTERS)
@@ -300,6 +300,9 @@ class TestShards:
         parts = {f"rank{i}": Role(bare_roles.train_parts, (i,)) for i in range(2)}
         there = launch(parts, attach=bare_roles.attach_shards, polling=False)
         for one, other in zip(found.values(), there.values(), strict=True):
-            begin, end = other
-            assert max_difference(one, begin) > 0.01  # they moved
-            assert max_difference(one, end) <= 1e-10
+            (whole, sent), (begin, end) = one, other
+            assert max_difference(whole, begin) > 0.01  # they moved
+            assert max_difference(whole, end) <= 1e-10
+            # A step: the constraint and the scores; the constraint's gradient by both
+            # factors; and that of the vectors, within Adam.
+            assert sent == (2 + 2 + 1) * self.STEPS

@@ -78,7 +78,7 @@ class _StiefelMap(torch.autograd.Function):
             sums.across(distance)
         ctx.save_for_backward(x)
         ctx.set_materialize_grads(False)
-        ctx.kept, ctx.version = (x.detach(), c, product), x._version
+        ctx.kept, ctx.version = (x.detach(), c, product), _version(x)
         ctx.wide, ctx.sums = wide, sums
         return torch.add(x, product, alpha=-0.5), distance
 
@@ -179,8 +179,13 @@ class _RadialMap(torch.autograd.Function):
         return found, None, None
 
 
-def _check_unmodified(x: Tensor, version: int) -> None:
-    if x._version != version:
+def _version(x: Tensor) -> int | None:
+    """How often a tensor was written to; a compiler sees itself who writes where."""
+    return None if torch.compiler.is_compiling() else x._version
+
+
+def _check_unmodified(x: Tensor, version: int | None) -> None:
+    if version is not None and x._version != version:
         raise RuntimeError("the weight has been modified by an inplace operation")
 
 

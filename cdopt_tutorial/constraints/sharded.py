@@ -100,9 +100,8 @@ def placed(value: Tensor, like: DTensor) -> DTensor:
 def _layout(on: "Surface", weight: DTensor) -> Layout | None:
     """How a weight is mapped where it lies; None if it must be gathered."""
     cuts = [_cut(placement) for placement in weight.placements]
-    ranks = math.prod(
-        weight.device_mesh.size(dim) for dim, cut in enumerate(cuts) if cut == 0
-    )
+    by_rows = [dim for dim, cut in enumerate(cuts) if cut == 0]
+    ranks = math.prod([weight.device_mesh.size(dim) for dim in by_rows])
     split = on.blocks > 1 and on.blocks % ranks > 0  # some block is on several ranks
     wide = False
     if on.make is stiefel_torch:

@@ -1,7 +1,6 @@
 """CDOpt's manifolds for weights: the map A, the constraint C, the nearest point."""
 
 import functools
-import importlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,7 +38,9 @@ def whole(weight: Tensor) -> Tensor:
 
 def _sharded() -> ModuleType:
     """How such a weight is computed with; imported where there is one."""
-    return importlib.import_module("cdopt_tutorial.constraints.sharded")
+    from cdopt_tutorial.constraints import sharded
+
+    return sharded
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:
