@@ -296,9 +296,9 @@ class TestShards:
         sizes = "CONTEXT, WIDTH, HIDDEN, BATCH, LR = 4, 3, 32, 8, 0.05"
         importable("bare_shards", f"{sizes}\nSTEPS = {self.STEPS}")
         ranks = {f"rank{i}": Role(bare_roles.train_shards, (i,)) for i in range(2)}
-        found = launch(ranks, attach=bare_roles.attach_shards, polling=False)
+        found = launch(ranks, attach=bare_roles.attach_shards)
         parts = {f"rank{i}": Role(bare_roles.train_parts, (i,)) for i in range(2)}
-        there = launch(parts, attach=bare_roles.attach_shards, polling=False)
+        there = launch(parts, attach=bare_roles.attach_shards)
         for one, other in zip(found.values(), there.values(), strict=True):
             (whole, sent), (begin, end) = one, other
             assert max_difference(whole, begin) > 0.01  # they moved

@@ -25,7 +25,7 @@ CONFIG = RNNConfig(
 STILL = replace(CONFIG, dropout=0.0)  # without chance, alike on workers and without
 TWO = replace(STILL, num_trainers=2)
 CORPUS = Grammar(num_words=9, branching=3).corpus(561, 100)
-LIMITS = {"deadline": 30.0, "polling": False}  # more workers than cores
+LIMITS = {"deadline": 30.0}
 
 
 def distributed(config, **where):

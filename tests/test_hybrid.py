@@ -564,7 +564,7 @@ def test_who_calls_whom(data, way):
 def test_a_trainer_is_handed_its_own_part_of_the_data_only(data):
     wire = Wire()
     job = Job(replace(EXACT, max_steps=1, epochs=1), data)
-    run(job, wire=wire, polling=False)
+    run(job, wire=wire)
     shard = data.train.tokens.nbytes / 2
     # The first one has what is held out, too.
     assert shard < wire.received["trainer1"] < 1.5 * shard < wire.received["trainer0"]

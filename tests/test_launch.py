@@ -190,14 +190,14 @@ class TestFailure:
         )
         assert error.headline == "c raised ValueError in a call that a made"
 
+    @pytest.mark.parametrize("polling", [False, True])
     @pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV", "SIGTERM"])
-    def test_a_killed_worker_is_named_not_the_one_that_waits_for_it(self, number):
-        error = failure(
-            {
-                "agent": Role(roles.sleep_on, ("observer0", LONG)),
-                "observer0": Role(roles.send_self, (number,)),
-            }
-        )
+    def test_a_killed_worker_is_named_not_the_one_that_waits_for_it(
+        self, number, polling
+    ):
+        waiting = Role(roles.sleep_on, ("observer0", LONG))
+        killed = Role(roles.send_self, (number,))
+        error = failure({"agent": waiting, "observer0": killed}, polling=polling)
         assert error.headline == f"observer0 was killed by {number}"
 
     @pytest.mark.parametrize("code", [0, 3])
@@ -233,13 +233,11 @@ class TestFailure:
         error = failure({"a": Role(roles.exit_politely), "b": Role(serve)})
         assert error.headline == "a exited with code 4 before it finished"
 
-    def test_a_stopped_worker(self):
-        error = failure(
-            {
-                "agent": Role(roles.sleep_on, ("observer0", LONG)),
-                "observer0": Role(roles.send_self, ("SIGSTOP",)),
-            }
-        )
+    @pytest.mark.parametrize("polling", [False, True])
+    def test_a_stopped_worker(self, polling):
+        waiting = Role(roles.sleep_on, ("observer0", LONG))
+        stopped = Role(roles.send_self, ("SIGSTOP",))
+        error = failure({"agent": waiting, "observer0": stopped}, polling=polling)
         assert error.headline.startswith("observer0 was stopped")
 
     def test_a_stopped_worker_is_named_not_who_lost_it(self):

@@ -58,11 +58,8 @@ def visits(browser, site, root, project) -> Visits:
     page = browser.new_page()
     faults, found = [], Visits({}, {})
     watch(page, root, faults)
-    names, asked = pages(site, root), set()
-    if root.startswith("file"):
-        names = unlike_sources(site, names)
-    else:
-        asked = {*different(site, root)}
+    names = different(site, root)
+    asked = set() if root.startswith("file") else {*names}
     scrolling = {FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())}
     for name in names:
         show(page, *looks(name, root)[0])
@@ -124,16 +121,13 @@ def ask_axe(page, name: str, scrolls: bool) -> dict[tuple, list[str]]:
 
 
 def different(site, root: str) -> list[str]:
-    """All pages, but of those that only show source code the longest."""
+    """All pages; but of those that show source code and differ in text alone, one.
+
+    That is the longest.
+    """
     names = pages(site, root)
     sources = [name for name in names if name.startswith(SOURCES)]
-    longest = max(sources, key=lambda name: (site / name).stat().st_size)
-    return [name for name in names if name not in sources or name == longest]
-
-
-def unlike_sources(site, names: list[str]) -> list[str]:
-    """All pages, but of those that show source code and differ in text alone, one."""
-    sources = [name for name in names if name.startswith(SOURCES)]
+    sources.sort(key=lambda name: (site / name).stat().st_size, reverse=True)
     kept = {*unlike(site, sources)}
     return [name for name in names if name not in sources or name in kept]
 

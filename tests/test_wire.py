@@ -27,7 +27,7 @@ def count(first, second=SERVING, **options):
     """The wire of two workers."""
     wire = Wire()
     roles_ = {"first": first, "second": second}
-    launch(roles_, polling=False, wire=wire, **options)
+    launch(roles_, wire=wire, **options)
     return wire
 
 
@@ -131,7 +131,7 @@ class TestRun:
     @pytest.mark.usefixtures("no_process_starts")
     def test_polling_is_refused(self):
         with pytest.raises(ValueError, match="polling is True, but must be False"):
-            launch({"first": SERVING}, wire=Wire())
+            launch({"first": SERVING}, polling=True, wire=Wire())
 
     def test_a_worker_that_fails_is_named(self):
         # The other one waits by then for all to have counted.
@@ -149,7 +149,7 @@ class TestBytesPerStep:
     def test_of_real_runs(self):
         def run(steps, wire):
             role = Role(wire_roles.send, ("second", 100_000 * steps))
-            launch({"first": role, "second": SERVING}, polling=False, wire=wire)
+            launch({"first": role, "second": SERVING}, wire=wire)
 
         assert bytes_per_step(run, 2) == pytest.approx(100_000, rel=0.01)
 

@@ -84,7 +84,7 @@ def measure_shards(sizes: tuple[Size, ...], progress: Progress) -> dict[int, Val
 
     roles = {f"rank{rank}": Role(_measure_rank, (rank, sizes)) for rank in range(RANKS)}
     # Workers that poll for calls would take of the cores that compute.
-    found = launch(roles, deadline=DEADLINE, polling=False, on_report=told)
+    found = launch(roles, deadline=DEADLINE, on_report=told)
     return found["rank0"]
 
 

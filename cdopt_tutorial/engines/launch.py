@@ -31,7 +31,7 @@ def launch(
     join_deadline: float = 60.0,
     rpc_timeout: float = 60.0,
     rpc_threads: int = 4,
-    polling: bool = True,
+    polling: bool = False,
     attach: Callable[[], None] | None = None,
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
@@ -56,7 +56,7 @@ def launch(
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
         polling: whether idle workers poll shared memory, and so answer calls sooner,
-            but take of the cores that others compute on.
+            but take of the cores that others compute on. Else they wait at sockets.
         attach: called in every worker first, see :mod:`~cdopt_tutorial.engines.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~cdopt_tutorial.engines.process.report`.

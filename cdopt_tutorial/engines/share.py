@@ -35,8 +35,8 @@ def share(
         if on_done is not None:
             on_done(len(results), result)
 
-    if roles:  # nobody calls anybody, so nobody has to poll for calls
-        launch(roles, polling=False, on_report=note, **options)
+    if roles:
+        launch(roles, on_report=note, **options)
     return [results[number] for number, _ in numbered]
 
 

@@ -285,7 +285,6 @@ def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
     trainer = Role(serve, num_threads=threads)
     roles = {f"trainer{rank}": trainer for rank in range(number)}
     roles |= {MASTER: master, SERVER: Role(serve)}
-    options.setdefault("polling", False)  # there may be more workers than cores
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     attach = partial(attached.attach, Trainer, job.config.step_deadline)
     return launch(roles, **{"attach": attach} | options)

@@ -395,7 +395,6 @@ def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[Histor
         role = Role(train, (engine or TorchRPC(), rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role
     options.setdefault("attach", mark_phases)
-    options.setdefault("polling", False)  # while one worker computes, others wait
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     results = launch(roles, **options)
     return [results[f"trainer{rank}"] for rank in range(num_trainers)]

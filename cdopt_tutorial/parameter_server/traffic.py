@@ -41,6 +41,6 @@ def measured_bytes(job: Job) -> float:
     def run_steps(steps: int, wire: Wire) -> None:
         config = replace(job.config, max_steps=steps, epochs=1)
         short = replace(job, config=config, resume=None, keep=None)
-        run(short, polling=False, wire=wire)
+        run(short, wire=wire)
 
     return bytes_per_step(run_steps, more) if more else math.nan

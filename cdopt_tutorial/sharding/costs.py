@@ -29,7 +29,7 @@ def measured_memory(job: Job) -> int:
     """
     number = job.config.num_ranks
     roles = {f"rank{rank}": Role(_memory, (job, rank)) for rank in range(number)}
-    return max(launch(roles, polling=False).values())
+    return max(launch(roles).values())
 
 
 def _memory(job: Job, rank: int) -> int:

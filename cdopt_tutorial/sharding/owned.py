@@ -36,7 +36,7 @@ def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
     """
     number = jobs[0].config.num_ranks
     roles = {f"rank{rank}": Role(_parts, (jobs, rank)) for rank in range(number)}
-    by_rank = launch(roles, polling=False).values()
+    by_rank = launch(roles).values()
     return [list(of_job) for of_job in zip(*by_rank, strict=True)]
 
 

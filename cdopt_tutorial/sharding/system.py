@@ -220,8 +220,8 @@ def run(job: Job, **options: Any) -> Result:
         for rank in range(number)
     }
     attach = partial(place, Trainer.step, STEP_DEADLINE, then=math.inf)
-    options = {"polling": False, "attach": attach} | options  # nobody calls anybody
-    return Result(job.config, list(launch(roles, **options).values()))
+    results = launch(roles, **{"attach": attach} | options)
+    return Result(job.config, list(results.values()))
 
 
 def run_locally(job: Job) -> Result:
