@@ -181,9 +181,6 @@ WAYS: dict[str, Callable[[DeviceMesh, Block, str], tuple]] = {
 }
 
 
-IN_PARTS = "tensor, columns last", "tensor, rows last"
-
-
 @dataclass(frozen=True)
 class Case:
     """A run in shards to be compared with that of one process."""
@@ -388,7 +385,8 @@ def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
     Torch breaks the graph there itself, at the hooks that gather the weights.
     """
     found, (x, _) = {}, batch(0)
-    for way, manifold in itertools.product(("fsdp", *IN_PARTS), MANIFOLDS):
+    in_parts = itertools.product(["tensor, columns last"], MANIFOLDS)
+    for way, manifold in (("fsdp", "stiefel"), *in_parts):
         model, *_ = WAYS[way](mesh, begin(manifold), manifold)
         held, gradients = constraints.Constraints(model), []
 
