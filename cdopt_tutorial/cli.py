@@ -7,7 +7,7 @@ import sys
 import tempfile
 from importlib import import_module
 
-from cdopt_tutorial import scratch
+from cdopt_tutorial import scratch, torchrun
 from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
 
 COMMANDS = {
@@ -71,6 +71,8 @@ def _run(args: argparse.Namespace) -> int:
 
     with bad_input():
         tempfile.gettempdir()  # looks for one that can be written
+    if not torchrun.is_first():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one tells)
     try:
         return args.run(args)
     except (WorkerError, OSError) as error:  # such as a disk that is full by now

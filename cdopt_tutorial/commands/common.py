@@ -14,6 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from cdopt_tutorial import torchrun
+
 NAMES = {"penalty_param": "penalty"}  # of flags that are not called like their fields
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
 
@@ -118,6 +120,8 @@ def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
 def writable(name: str) -> Path:
     """The path of a file that can be written; tried without writing it."""
     path = Path(name)
+    if not torchrun.is_first():
+        return path  # which the first one writes, maybe on another host
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
@@ -157,7 +161,7 @@ def _beside(path: Path) -> Path:
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
     """Write results to a file, if there is one to write, which they replace at once."""
-    if path is None:
+    if path is None or not torchrun.is_first():
         return
     text = json.dumps(results, indent=2) + "\n"
     if not _is_replaced(path):  # a pipe, a terminal

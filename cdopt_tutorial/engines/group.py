@@ -88,12 +88,21 @@ def _interrupts_later() -> Iterator[None]:
 
 
 class Group:
-    """The workers of one run, which leaves no process behind."""
+    """The workers of one run, which leaves no process behind.
+
+    Of a run on several hosts, those of this one: others have no role here, and
+    ``look_elsewhere`` raises a WorkerError if one of them failed.
+    """
 
     def __init__(
-        self, settings: process.Settings, packed: Mapping[str, bytes], on_report: Report
+        self,
+        settings: process.Settings,
+        packed: Mapping[str, bytes | None],
+        on_report: Report,
+        look_elsewhere: Callable[[], None] = lambda: None,
     ):
         self._settings, self._packed, self._on_report = settings, packed, on_report
+        self._look_elsewhere = look_elsewhere
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
 
@@ -110,6 +119,7 @@ class Group:
                 self._look_for_stopped()
                 self._look_at_clock(deadline, join_deadline)
                 self._look_at_pace()
+                self._look_elsewhere()
                 if self._failures:
                     raise self._cause()
             return {worker.name: worker.done for worker in self._workers}
@@ -120,7 +130,8 @@ class Group:
 
     def _start_all(self) -> None:
         for rank, name in enumerate(self._packed):
-            self._start(rank, name)
+            if self._packed[name] is not None:
+                self._start(rank, name)
 
     def _await_start(self, starting: futures.Future, deadline: float) -> None:
         """Wait until all have been started; a stopped fork server starts none."""
@@ -252,6 +263,7 @@ class Group:
                 return cause
             self._take_messages(TICK)
             self._look_for_stopped()
+            self._look_elsewhere()
 
     def _end(self, starting: futures.Future) -> None:
         """End every process and reap it; workers that are done leave by themselves."""

@@ -1,15 +1,21 @@
 """Start a system of named roles, each in a fresh process, and return their results."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import edited, pack
+from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.group import Group
-from cdopt_tutorial.engines.process import Settings
+from cdopt_tutorial.engines.others import Others
+from cdopt_tutorial.engines.process import LOOPBACK, Settings
+from cdopt_tutorial.engines.store import SCHEME, interface
 from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
+from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.scratch import scratch
 
 
@@ -76,10 +82,14 @@ def launch(
         raise ValueError("polling is True, but must be False where bytes are counted")
     edited.refuse()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
+    play = _play_one_of if torchrun.is_here() else _play_all
     with scratch() as folder:
         settings = Settings(
             world_size=len(roles),
             folder=folder,
+            # By a file, so no port is opened for it, and nothing is left of it.
+            meeting=f"file://{folder}",
+            interface=LOOPBACK,
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
             polling=polling,
@@ -87,12 +97,32 @@ def launch(
             traced=trace is not None,
             counted=wire is not None,
         )
-        done = Group(settings, packed, on_report).run(deadline, join_deadline)
+        done = play(settings, packed, on_report, (deadline, join_deadline))
     if trace is not None:
         trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
         wire.received = {name: received for name, (_, _, received) in done.items()}
     return {name: result for name, (result, _, _) in done.items()}
+
+
+def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
+    """What all workers returned, by name; each a process of this host."""
+    return Group(settings, packed, on_report).run(*deadlines)
+
+
+def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
+    """The same under torchrun, where each of its processes has one of the workers."""
+    os.environ[VARIABLE] = "host"  # the others must reach it
+    with Others(list(packed), on_report) as others:
+        meeting = f"{SCHEME}://{others.path}"
+        settings = replace(settings, meeting=meeting, interface=interface())
+        here = dict.fromkeys(packed) | {others.own: packed[others.own]}
+        group = Group(settings, here, others.report, others.look)
+        try:
+            return others.exchange(group.run(*deadlines))
+        except WorkerError as error:
+            others.fail(error)
+            raise
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:

@@ -24,7 +24,9 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.engines import pace, pack, trace, wire
 from cdopt_tutorial.engines.errors import origin
+from cdopt_tutorial.engines.store import accept_meetings
 
+FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
 HEADER = 8  # bytes that tell how long the message behind them is
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -38,6 +40,8 @@ class Settings:
 
     world_size: int
     folder: str  # the run's own, which only this user can read
+    meeting: str  # the address under which its groups meet
+    interface: str  # the network device that workers listen on
     rpc_timeout: float
     rpc_threads: int
     polling: bool
@@ -101,8 +105,7 @@ def meeting(name: str) -> str:
 
     In a process that was not launched the environment says where they meet.
     """
-    # By a file, so no port is opened for it, and nothing is left of it.
-    return "env://" if _settings is None else f"file://{_settings.folder}/{name}"
+    return "env://" if _settings is None else f"{_settings.meeting}/{name}"
 
 
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
@@ -174,12 +177,14 @@ def ignore_own_warning() -> None:
 
 
 def _join(settings: Settings, name: str, rank: int) -> None:
-    """Join the RPC group: rendezvous by file, listen on the loopback device only."""
-    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    """Join the RPC group; listen on one device only, which is the loopback's here."""
+    for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        os.environ[variable] = settings.interface
+    accept_meetings()
     ignore_own_warning()
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=meeting("rendezvous"),
-        rpc_timeout=settings.rpc_timeout,
+        rpc_timeout=settings.rpc_timeout or FOREVER,
         num_worker_threads=settings.rpc_threads,
         # None takes the fastest, by shared memory. Sockets don't poll, and count.
         _transports=None if settings.polling else ["uv"],

@@ -1,0 +1,134 @@
+"""The processes of one run under torchrun, each with one worker, of which all tell.
+
+A thread of its own talks to the store, since a call to a host that has been cut off
+comes back late or never.
+"""
+
+import pickle
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from cdopt_tutorial import torchrun
+from cdopt_tutorial.engines.errors import WorkerError
+from cdopt_tutorial.engines.store import open_store
+
+BEAT = 0.2  # seconds between two signs of life
+LOST = 15.0  # seconds without one, after which a host counts as lost
+
+_runs = count()  # of this process: all processes make the same ones in the same order
+
+
+class Others:
+    """What this process and the others tell each other of their workers."""
+
+    def __init__(
+        self, names: Sequence[str], on_report: Callable[[str, Any], None] | None
+    ):
+        self.own, self._names = torchrun.own_worker(names), list(names)
+        self._on_report = on_report
+        self.path = f"run{next(_runs)}"
+        self._store = open_store(self.path)
+        self._seen = {"failure": 0, "report": 0}
+        self._failures: list[WorkerError] = []
+        self._reports: queue.SimpleQueue = queue.SimpleQueue()
+        self._done: dict[str, Any] = {}
+        self._hosts: dict[str, str] = {}
+        self._beats: dict[str, bytes] = {}
+        self._heard = dict.fromkeys(names, time.monotonic())
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+
+    def __enter__(self) -> "Others":
+        self._tell(f"host/{self.own}", socket.gethostname())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(BEAT)
+
+    def look(self) -> None:
+        """Raise the WorkerError of who failed elsewhere; hand on what was reported."""
+        while not self._reports.empty():
+            self.report(*self._reports.get())
+        if self._failures:
+            raise self._failures[0]
+        name = min(self._heard, key=self._heard.__getitem__)
+        if time.monotonic() - self._heard[name] > LOST:
+            host = self._hosts.get(name, "its host")
+            raise WorkerError(name, f"on {host} was not heard of for {LOST:g} s")
+
+    def fail(self, error: WorkerError) -> None:
+        """Tell the others of a failure that this process was the first to see."""
+        if error not in self._failures:
+            reason = f"{error.reason} (on {socket.gethostname()})"
+            with suppress(RuntimeError):  # nobody can be told any more
+                self._append("failure", WorkerError(error.worker, reason))
+
+    def report(self, worker: str, record: Any) -> None:
+        """Hand on what a worker reports, to the first process."""
+        if not torchrun.is_first():
+            with suppress(RuntimeError):  # as above
+                self._append("report", (worker, record))
+        elif self._on_report is not None:
+            self._on_report(worker, record)
+
+    def exchange(self, done: dict[str, Any]) -> dict[str, Any]:
+        """Of this process's worker, for that of all; once all are done."""
+        self._tell(f"done/{self.own}", done[self.own])
+        while len(self._done) < len(self._names):
+            self.look()
+            time.sleep(BEAT)
+        self.look()
+        return {name: self._done[name] for name in self._names}
+
+    def _talk(self) -> None:
+        for number in count():
+            with suppress(RuntimeError):  # of the store: then nobody is heard of
+                self._say_and_listen(number)
+            if self._over.wait(BEAT):
+                return
+
+    def _say_and_listen(self, number: int) -> None:
+        self._store.set(f"beat/{self.own}", str(number))
+        self._failures += self._new("failure")
+        if torchrun.is_first():
+            for each in self._new("report"):
+                self._reports.put(each)
+        for name in self._names:
+            self._listen_to(name)
+
+    def _listen_to(self, name: str) -> None:
+        if name not in self._hosts and self._has(f"host/{name}"):
+            self._hosts[name] = self._told(f"host/{name}")
+        if name not in self._done and self._has(f"done/{name}"):
+            self._done[name] = self._told(f"done/{name}")
+        if self._has(f"beat/{name}"):
+            beat = self._store.get(f"beat/{name}")
+            if beat != self._beats.get(name) or name in self._done:
+                self._beats[name], self._heard[name] = beat, time.monotonic()
+
+    def _append(self, kind: str, content: Any) -> None:
+        self._tell(f"{kind}/{self._store.add(kind, 1)}", content)
+
+    def _new(self, kind: str) -> list[Any]:
+        """What was appended since the last time."""
+        before, now = self._seen[kind], self._store.add(kind, 0)
+        found = [self._told(f"{kind}/{i}") for i in range(before + 1, now + 1)]
+        self._seen[kind] = now
+        return found
+
+    def _has(self, key: str) -> bool:
+        return self._store.check([key])
+
+    def _tell(self, key: str, content: Any) -> None:
+        self._store.set(key, pickle.dumps(content))
+
+    def _told(self, key: str) -> Any:
+        return pickle.loads(self._store.get(key))

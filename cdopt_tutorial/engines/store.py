@@ -1,0 +1,54 @@
+"""Where workers of several hosts meet: in the store that torchrun keeps for them."""
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import psutil
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
+
+INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the network device to listen on
+SCHEME = "torchrun"  # of the addresses at which groups meet
+PATIENCE = timedelta(seconds=10)  # for an answer of the store
+
+
+def open_store(path: str) -> Store:
+    """A part of torchrun's store, the same for all who name it alike."""
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"{again}/{path}", TCPStore(*master, timeout=PATIENCE))
+
+
+def accept_meetings() -> None:
+    """Let torch's groups meet at addresses of ``SCHEME``, in this process."""
+    dist.register_rendezvous_handler(SCHEME, _meet)
+
+
+def _meet(address: str, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    url = urlparse(address)
+    numbers = parse_qs(url.query)
+    store = open_store(url.netloc + url.path)
+    yield store, int(numbers["rank"][0]), int(numbers["world_size"][0])
+
+
+def interface() -> str:
+    """The device by which this host reaches the first one, or the one that is named.
+
+    Raises ValueError if there is no device of that name.
+    """
+    devices = psutil.net_if_addrs()
+    if named := os.environ.get(INTERFACE):
+        if named not in devices:
+            known = ", ".join(sorted(devices))
+            raise ValueError(f"{INTERFACE} is {named!r}, but must be one of {known}")
+        return named
+    address = (os.environ["MASTER_ADDR"], 1)
+    family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as end:
+        end.connect(first)  # sends nothing, but chooses an address of this host
+        own = end.getsockname()[0]
+    return next(n for n, found in devices.items() if own in [a.address for a in found])

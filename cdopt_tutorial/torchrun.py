@@ -1,0 +1,27 @@
+"""What torchrun tells each process that it starts, by the environment.
+
+Nothing of torch is imported here: a command asks before it imports what is slow.
+"""
+
+import os
+from collections.abc import Sequence
+
+
+def is_here() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process tells of the run, and writes what it found."""
+    return not is_here() or os.environ["RANK"] == "0"
+
+
+def own_worker(names: Sequence[str]) -> str:
+    """The worker of this process; a ValueError unless each process has one."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    if len(names) != world_size:
+        workers = f"{len(names)} workers, {', '.join(names)}"
+        started = f"torchrun has started {world_size} processes"
+        raise ValueError(f"{started}, but this run has {workers}")
+    return names[int(os.environ["RANK"])]

@@ -1,0 +1,120 @@
+"""Hosts for tests: network namespaces at one bridge, each with a name of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import psutil
+import pytest
+from running import wait_for_end
+
+PORT = 29500
+PATIENCE = 120  # seconds for a run, on a machine that is busy
+NET = "10.213.0"  # of the bridge; nothing leads out of it
+
+
+class Hosts:
+    """As many hosts as are asked for, of which the first is torchrun's master."""
+
+    def __init__(self, number: int):
+        self.names = [f"cdopt{os.getpid()}h{i}" for i in range(1, number + 1)]
+        self._bridge = f"cdopt{os.getpid()}br"
+        self._end = ExitStack()
+
+    def __enter__(self) -> "Hosts":
+        for name in (self._bridge, *self.names):
+            ip("netns", "add", name)
+            self._end.callback(ip, "netns", "del", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", self._bridge, "link", "add", "br0", "type", "bridge")
+        ip("-n", self._bridge, "link", "set", "br0", "up")
+        for number, name in enumerate(self.names, start=1):
+            port, peer = f"port{number}", ["peer", "name", "eth0", "netns", name]
+            ip("-n", self._bridge, "link", "add", port, "type", "veth", *peer)
+            ip("-n", self._bridge, "link", "set", port, "master", "br0", "up")
+            ip("-n", name, "address", "add", f"{NET}.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    def cut(self, number: int) -> None:
+        """Take a host off the bridge: what is sent is lost, and nobody is told."""
+        ip("-n", self._bridge, "link", "set", f"port{number}", "down")
+
+    def torchrun(self, workers: list[int], *arguments: str) -> "Runs":
+        """The command on so many workers of each host."""
+        own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
+        own += ["--master-port", str(PORT), "--monitor-interval", "1"]
+        runs = []
+        for rank, (name, number) in enumerate(zip(self.names, workers, strict=True)):
+            shell = f'hostname host{rank + 1} && exec "$@"'
+            command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c"]
+            command += [shell, "sh", sys.executable, "-m", "torch.distributed.run"]
+            command += [*own, "--node-rank", str(rank), "--nproc-per-node", str(number)]
+            command += ["-m", "cdopt_tutorial", *arguments]
+            runs.append(
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+            )
+        return Runs(runs)
+
+
+class Runs:
+    """One run on several hosts: torchrun on each, and what is below it."""
+
+    def __init__(self, agents: list[subprocess.Popen]):
+        self.agents = agents
+
+    def workers(self, host: int) -> list[psutil.Process]:
+        """The processes of a host that run roles, once they do."""
+        agent, begun = psutil.Process(self.agents[host - 1].pid), time.monotonic()
+        while time.monotonic() < begun + PATIENCE:
+            ranks = agent.children()
+            servers = [each for rank in ranks for each in rank.children()]
+            found = [each for server in servers for each in server.children()]
+            if ranks and len(found) == len(ranks):
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"no workers on host {host}: {self.end(1)}")
+
+    def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
+        """Each host's code and output, within so many seconds, with nothing left."""
+        limit, told = time.monotonic() + timeout, []
+        seen = set(self._seen())
+        try:
+            for agent in self.agents:
+                left = max(1.0, limit - time.monotonic())
+                told.append((agent.communicate(timeout=left)[0], agent.returncode))
+        finally:
+            for agent in self.agents:
+                agent.kill()
+        wait_for_end(list(seen))
+        return [(code, text) for text, code in told]
+
+    def _seen(self) -> Iterator[psutil.Process]:
+        for agent in self.agents:
+            with suppress(psutil.NoSuchProcess):
+                found = psutil.Process(agent.pid)
+                yield from (found, *found.children(recursive=True))
+
+
+def ip(*arguments: str) -> None:
+    """Configure the network; what it says is shown if it fails."""
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@contextmanager
+def hosts(number: int) -> Iterator[Hosts]:
+    """Hosts for one test, which only root can make; in CI they must be made."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        why = "root and Debian's iproute2 are needed to make hosts"
+        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+    with Hosts(number) as made:
+        yield made
