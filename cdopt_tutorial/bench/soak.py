@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from itertools import cycle, product
 from pathlib import Path
 
 import psutil
@@ -19,10 +20,19 @@ from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.scratch import PREFIX
 
-COMMANDS = ("reinforce", "rnn", "hybrid", "bench launch", "execute --force", "build")
+COMMANDS = (
+    "reinforce --lr 1e-9",
+    "rnn",
+    "hybrid",
+    "bench launch",
+    "execute --force",
+    "build",
+)
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SECONDS = 8.0  # of a command, or of two launches, within which it is stopped
 GONE = 5.0  # seconds after which nothing of a stopped run may be left
+
+_stops = cycle(product(STOPS, COMMANDS))  # the next one at each later moment
 
 CELLS = (
     "from cdopt_tutorial.engines import Role, launch, serve",
@@ -96,14 +106,12 @@ def _interrupts():
 
 def _stopped_command(moment: float) -> str:
     """A command, each in its turn, that a signal ends: one line, its code, no more."""
-    number = int(moment * 1e6)
-    command = COMMANDS[number % len(COMMANDS)].split()
-    stop = list(STOPS)[number % len(STOPS)]
-    arguments = [sys.executable, "-m", "cdopt_tutorial.cli", *command]
+    stop, command = next(_stops)
+    arguments = [sys.executable, "-m", "cdopt_tutorial.cli", *command.split()]
     # Not before Python runs our code, which takes it a tenth of a second.
     begun = time.monotonic() + 0.15 + moment * SECONDS
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(arguments, **pipes) as process:
+    with subprocess.Popen(arguments, preexec_fn=_hear_all, **pipes) as process:
         time.sleep(max(0.0, begun - time.monotonic()))
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(stop)
@@ -113,6 +121,12 @@ def _stopped_command(moment: float) -> str:
     if told and process.returncode == STOPS[stop] and not left:
         return ""
     return f"{command} {stop.name}: {process.returncode}, left {left}, said {error}"
+
+
+def _hear_all() -> None:
+    """A shell that starts something in its background lets it ignore some of them."""
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_DFL)
 
 
 def _interrupted_kernel(moment: float) -> str:

@@ -45,9 +45,9 @@ def _start(start_all: Callable[[], None]) -> None:
     resource_tracker.ensure_running()  # it would unblock them again
     # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    with _socket_in(of_process(os.getpid())):
+    # To start a process starts the server again, if that has been ended meanwhile.
+    with _socket_in(of_process(os.getpid())), _without_main():
         forkserver.ensure_running()
-    with _without_main():
         start_all()
 
 

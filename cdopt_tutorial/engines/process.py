@@ -113,8 +113,13 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
     global _channel, _settings
     _leave_with_parent(settings.folder)
     _channel, _settings = Channel(connection), settings
-    pace.begin(settings.path(name, "pace"))
-    _redirect_output(settings.path(name, "log"), _channel)
+    # Its path is that of a file of the parent's, which this process has not.
+    multiprocessing.current_process()._config.pop("tempdir", None)
+    try:
+        pace.begin(settings.path(name, "pace"))
+        _redirect_output(settings.path(name, "log"), _channel)
+    except FileNotFoundError:  # the parent ends, and its folder has gone already
+        os._exit(1)
     try:
         _play(settings, name, rank, _channel)
     except BaseException as error:  # the parent decides what becomes of it

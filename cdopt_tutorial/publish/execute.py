@@ -226,6 +226,7 @@ def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> No
         # A reader's own IPython configuration must not change a result.
         env = {**os.environ, "IPYTHONDIR": folder, "XDG_RUNTIME_DIR": folder}
         env["CDOPT_TUTORIAL_DEVICE"] = device
+        env["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
         # In a thread, or nbclient would take the process's signals for itself.
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(

@@ -25,6 +25,8 @@ from PIL import Image
 from cdopt_tutorial.plots.style import INK, styled
 from cdopt_tutorial.publish.chapter import HIDDEN
 
+PHONE = 340  # pixels that a figure has there
+
 
 def glue(name: str, value: object) -> None:
     """Keep a number or a text for the role ``glue:text``, as `myst_nb.glue` does.
@@ -132,8 +134,10 @@ def _inline(svg: str, width: float, alt: str) -> str:
     mark = "f" + hashlib.sha256(inner.encode()).hexdigest()[:8]
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
     box = re.search(r'viewBox="[^"]*"', svg).group()
-    # A narrower figure would not be legible; it scrolls in its frame.
-    style = f"width:100%;max-width:{width:.0f}px;min-width:460px;"
+    style = f"width:100%;max-width:{width:.0f}px;"
+    # Smaller than this it would not be legible: on a phone it scrolls in its frame.
+    if (least := width * 2 / 3) > PHONE:
+        style += f"min-width:{least:.0f}px;"
     style += "height:auto;stroke-linejoin:round;stroke-linecap:butt"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" '
