@@ -17,11 +17,15 @@ def is_first() -> bool:
     return not is_here() or os.environ["RANK"] == "0"
 
 
+class WrongNumber(ValueError):
+    """Torchrun has not started as many processes as a run has workers."""
+
+
 def own_worker(names: Sequence[str]) -> str:
-    """The worker of this process; a ValueError unless each process has one."""
+    """The worker of this process; ``WrongNumber`` unless each process has one."""
     world_size = int(os.environ["WORLD_SIZE"])
     if len(names) != world_size:
         workers = f"{len(names)} workers, {', '.join(names)}"
         started = f"torchrun has started {world_size} processes"
-        raise ValueError(f"{started}, but this run has {workers}")
+        raise WrongNumber(f"{started}, but this run has {workers}")
     return names[int(os.environ["RANK"])]

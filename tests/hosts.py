@@ -93,10 +93,15 @@ class Runs:
                 left = max(1.0, limit - time.monotonic())
                 told.append((agent.communicate(timeout=left)[0], agent.returncode))
         finally:
-            for agent in self.agents:
-                agent.kill()
+            self.kill()
         wait_for_end(list(seen))
         return [(code, text) for text, code in told]
+
+    def kill(self) -> None:
+        """End what is left of it."""
+        for process in list(self._seen()):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _seen(self) -> Iterator[psutil.Process]:
         for agent in self.agents:

@@ -1,23 +1,23 @@
 """The systems under torchrun, on hosts of their own: as in one process, or named."""
 
 import json
-from functools import partial
+import subprocess
+import sys
+import time
 
 import pytest
 from hosts import NET, hosts
-from running import listeners
+from running import listeners, wait_for_end
 
+from cdopt_tutorial.engines import others
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 
 SMOKE = ("--smoke", "--against-local")
+ON_SERVER = ("--manifold", "stiefel", "--where", "server")
 #: Arguments, and how many workers each host has.
 RUNS = {
-    "rnn": (("rnn", *SMOKE, "--num-trainers", "2"), [1, 2]),
-    "rnn, held": (
-        ("rnn", *SMOKE, "--manifold", "stiefel", "--where", "server"),
-        [1, 1],
-    ),
-    "hybrid, three hosts": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
+    "rnn": (("rnn", *SMOKE, *ON_SERVER, "--num-trainers", "2"), [1, 2]),
+    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
     "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1]),
 }
 
@@ -39,11 +39,10 @@ def test_has_the_rewards_of_one_process_and_listens_on_one_device_only(tmp_path)
     with hosts(2) as made:
         limit = ("--max-episodes", str(episodes), "--num-observers", "2")
         run = made.torchrun([2, 1], "reinforce", *limit, "--json", str(file))
-        here, there = run.workers(1), run.workers(2)
-        for number, workers in enumerate((here, there), start=1):
-            for worker in workers:
+        for host in (1, 2):
+            for worker in run.workers(host):
                 places, names = listeners(worker.pid)
-                assert {address for address, _ in places} <= {f"{NET}.{number}"}
+                assert {address for address, _ in places} <= {f"{NET}.{host}"}
                 assert names == []
         told = run.end()
     assert {code for code, _ in told} <= {0, 1}, told  # it need not have solved it
@@ -53,23 +52,42 @@ def test_has_the_rewards_of_one_process_and_listens_on_one_device_only(tmp_path)
 
 @pytest.fixture
 def under_way():
-    """A run that would take minutes: the agent and an observer here, one there."""
+    """A run that would take hours: the agent and an observer here, another there."""
+    endless = ("--lr", "1e-9", "--max-episodes", "10000000")
     with hosts(2) as made:
-        run = made.torchrun(
-            [2, 1], "reinforce", "--lr", "1e-9", "--max-episodes", "10000000"
-        )
-        yield made, run, [run.workers(1), run.workers(2)]
-        run.end(1)
+        run = made.torchrun([2, 1], "reinforce", *endless)
+        run.workers(1)
+        yield made, run, run.workers(2)
+        run.kill()
 
 
-@pytest.mark.parametrize("host", [1, 2])
-def test_a_killed_worker_and_its_host_are_named_on_all(under_way, host):
-    _, run, workers = under_way
-    workers[host - 1][-1].kill()
-    name = "observer0" if host == 1 else "observer1"
-    for code, text in run.end(60):
-        assert code == 1
-        assert (
-            f"cdopt-tutorial: {name} was killed by SIGKILL" in text
-            or "terminated" in text
-        )
+def test_a_killed_worker_is_named_with_its_host(under_way):
+    _, run, (observer,) = under_way
+    observer.kill()
+    (code, here), (other, there) = run.end(60)
+    assert code == other == 1
+    assert "cdopt-tutorial: observer1 was killed by SIGKILL\n" in there
+    assert "observer1 was killed by SIGKILL (on host2)\n" in here
+
+
+def test_a_host_that_is_cut_off_is_named(under_way):
+    made, run, there = under_way
+    below = run.workers(1) + there
+    made.cut(2)
+    wait_for_end(below, others.LOST + 15)
+    # Torchrun itself waits for the other hosts for minutes.
+    time.sleep(2)
+    run.kill()
+    here, there = (text for _, text in run.end())
+    silence = f"was not heard of for {others.LOST:g} s\n"
+    assert f"cdopt-tutorial: observer1 on host2 {silence}" in here
+    assert f"cdopt-tutorial: agent on host1 {silence}" in there
+
+
+def test_each_process_has_one_worker(tmp_path):
+    command = [sys.executable, "-m", "cdopt_tutorial", "reinforce"]
+    env = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    workers = "3 workers, agent, observer0, observer1"
+    told = f"torchrun has started 2 processes, but this run has {workers}"
+    assert (done.returncode, done.stderr) == (2, f"cdopt-tutorial: {told}\n")

@@ -1,7 +1,7 @@
 """The processes of one run under torchrun, each with one worker, of which all tell.
 
-A thread of its own talks to the store, since a call to a host that has been cut off
-comes back late or never.
+A thread of its own talks to the store, and nobody else does: a call to a host that has
+been cut off comes back late or never.
 """
 
 import pickle
@@ -36,6 +36,7 @@ class Others:
         self._store = open_store(self.path)
         self._seen = {"failure": 0, "report": 0}
         self._failures: list[WorkerError] = []
+        self._to_tell: queue.SimpleQueue = queue.SimpleQueue()
         self._reports: queue.SimpleQueue = queue.SimpleQueue()
         self._done: dict[str, Any] = {}
         self._hosts: dict[str, str] = {}
@@ -45,13 +46,13 @@ class Others:
         self._thread = threading.Thread(target=self._talk, daemon=True)
 
     def __enter__(self) -> "Others":
-        self._tell(f"host/{self.own}", socket.gethostname())
+        self._to_tell.put((f"host/{self.own}", socket.gethostname()))
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(BEAT)
+        self._thread.join(10 * BEAT)  # to tell the rest, if anybody listens
 
     def look(self) -> None:
         """Raise the WorkerError of who failed elsewhere; hand on what was reported."""
@@ -68,20 +69,18 @@ class Others:
         """Tell the others of a failure that this process was the first to see."""
         if error not in self._failures:
             reason = f"{error.reason} (on {socket.gethostname()})"
-            with suppress(RuntimeError):  # nobody can be told any more
-                self._append("failure", WorkerError(error.worker, reason))
+            self._to_tell.put(("failure", WorkerError(error.worker, reason)))
 
     def report(self, worker: str, record: Any) -> None:
         """Hand on what a worker reports, to the first process."""
         if not torchrun.is_first():
-            with suppress(RuntimeError):  # as above
-                self._append("report", (worker, record))
+            self._to_tell.put(("report", (worker, record)))
         elif self._on_report is not None:
             self._on_report(worker, record)
 
     def exchange(self, done: dict[str, Any]) -> dict[str, Any]:
         """Of this process's worker, for that of all; once all are done."""
-        self._tell(f"done/{self.own}", done[self.own])
+        self._to_tell.put((f"done/{self.own}", done[self.own]))
         while len(self._done) < len(self._names):
             self.look()
             time.sleep(BEAT)
@@ -92,11 +91,13 @@ class Others:
         for number in count():
             with suppress(RuntimeError):  # of the store: then nobody is heard of
                 self._say_and_listen(number)
-            if self._over.wait(BEAT):
+            if self._over.wait(BEAT) and self._to_tell.empty():
                 return
 
     def _say_and_listen(self, number: int) -> None:
         self._store.set(f"beat/{self.own}", str(number))
+        while not self._to_tell.empty():
+            self._tell(*self._to_tell.get())
         self._failures += self._new("failure")
         if torchrun.is_first():
             for each in self._new("report"):
@@ -114,9 +115,6 @@ class Others:
             if beat != self._beats.get(name) or name in self._done:
                 self._beats[name], self._heard[name] = beat, time.monotonic()
 
-    def _append(self, kind: str, content: Any) -> None:
-        self._tell(f"{kind}/{self._store.add(kind, 1)}", content)
-
     def _new(self, kind: str) -> list[Any]:
         """What was appended since the last time."""
         before, now = self._seen[kind], self._store.add(kind, 0)
@@ -128,6 +126,8 @@ class Others:
         return self._store.check([key])
 
     def _tell(self, key: str, content: Any) -> None:
+        if key in self._seen:  # of which there are several
+            key = f"{key}/{self._store.add(key, 1)}"
         self._store.set(key, pickle.dumps(content))
 
     def _told(self, key: str) -> Any:
