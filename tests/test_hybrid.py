@@ -608,6 +608,12 @@ def test_the_largest_difference_of_all_steps_is_told():
     assert Result(HybridConfig(), [one, other]).replica_difference == 2
 
 
+def test_the_speed_is_of_all_images_in_the_time_of_the_slowest_trainer():
+    fast = History("", images=[3, 5], step_seconds=[0.5, 0.25])
+    slow = History("", images=[4, 4], step_seconds=[0.25, 1.75])
+    assert Result(HybridConfig(), [fast, slow]).samples_per_second == 16 / 2
+
+
 @pytest.mark.parametrize("num_trainers", range(1, 5))
 @pytest.mark.parametrize("num_gpus", range(5))
 def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
