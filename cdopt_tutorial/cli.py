@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from cdopt_tutorial import scratch, torchrun
 from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
@@ -47,8 +49,18 @@ def _stop(number: int, _: object) -> None:
     All processes below end with this one, and files are written as a whole or not.
     """
     os.write(2, f"cdopt-tutorial: {STOPS[number]}\n".encode())
+    _kill_children()  # who would complain of what is removed
     scratch.remove_all()
     os._exit(128 + number)
+
+
+def _kill_children() -> None:
+    """Kill those that this process has started, and with them all below."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended by now
+            _, parent, *_ = file.read_text().rpartition(")")[2].split()
+            if int(parent) == os.getpid():
+                os.kill(int(file.parent.name), signal.SIGKILL)
 
 
 def main(argv: list[str] | None = None) -> int:

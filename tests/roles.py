@@ -99,6 +99,11 @@ def talk(other, calls, then=None):
         rpc.rpc_sync(then, talk, args=(other, calls))
 
 
+def leave_call(other, seconds):
+    """A call that nobody waits for, and that takes so long."""
+    rpc.rpc_async(other, sleep, args=(seconds,))
+
+
 def wait_for_late(other, seconds):
     """One call whose answer comes so much later than its function returns."""
     rpc.remote(other, Counter).rpc_sync().add_later(torch.ones(1), seconds)

@@ -213,6 +213,17 @@ class TestHybrid:
             sends = name not in (hybrid.BASELINE, "bare")
             assert len(found.get("bytes", [])) == sends
 
+    @pytest.mark.parametrize("smoke", [False, True])
+    def test_all_take_as_many_steps_and_few_in_a_smoke_run(
+        self, smoke, made_up, monkeypatch
+    ):
+        configs = [job.config for job in hybrid.variants(smoke).values()]
+        monkeypatch.setattr(hybrid, "_program", configs.append)
+        hybrid.measure(lambda _: None, smoke)
+        steps = {config.max_steps for config in configs}
+        assert steps == {hybrid.SMOKE_STEPS if smoke else hybrid.STEPS}
+        assert hybrid.WARM_UP < hybrid.SMOKE_STEPS < hybrid.STEPS
+
 
 class TestReinforce:
     @pytest.fixture

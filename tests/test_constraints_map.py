@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import fused
 from cdopt_tutorial.constraints.surface import surface
 
 F64 = {"dtype": torch.float64}
@@ -195,3 +196,26 @@ def test_refuses_what_constrains_nothing_and_what_has_no_shape():
         constraints.dissolve(nn.Linear(3, 2), manifold=euclidean_torch)
     with pytest.raises(ValueError, match="has no shape yet"):
         constraints.dissolve(nn.LazyLinear(2))
+
+
+class Alone:
+    """The sums over one rank: nothing is to be added."""
+
+    def inside(self, part):
+        pass
+
+    across = inside
+
+
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        lambda x: fused.stiefel_map(x, False, Alone()),
+        lambda x: fused.radial_map(x, (0,), Alone()),
+    ],
+)
+def test_a_part_refuses_a_second_derivative(mapped):
+    x = drawn((4, 3), 0, requires_grad=True)
+    total = sum(each.sum() for each in mapped(x))
+    with pytest.raises(RuntimeError, match="in shards has no second derivative"):
+        torch.autograd.grad(total, x, create_graph=True)

@@ -15,6 +15,7 @@ import torch
 from locks import Second
 from torch.nn import functional as F
 
+from cdopt_tutorial import checks
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
 from cdopt_tutorial.engines import (
     Role,
@@ -607,6 +608,12 @@ def test_the_largest_difference_of_all_steps_is_told():
     assert Result(HybridConfig(), [one, other]).replica_difference == 2
 
 
+def test_the_speed_is_of_all_images_in_the_time_of_the_slowest_trainer():
+    fast = History("", images=[3, 5], step_seconds=[0.5, 0.25])
+    slow = History("", images=[4, 4], step_seconds=[0.25, 1.75])
+    assert Result(HybridConfig(), [fast, slow]).samples_per_second == 16 / 2
+
+
 @pytest.mark.parametrize("num_trainers", range(1, 5))
 @pytest.mark.parametrize("num_gpus", range(5))
 def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
@@ -655,6 +662,10 @@ def test_the_digits_are_told_apart():
             "by is 'cdopt', but must be dissolve on the server",
         ),
         ({"max_steps": 0}, "max_steps is 0"),
+        (
+            {"seed": 2**31},
+            r"seed is 2147483648, but must be at least 0 and below 2\*\*31",
+        ),
         ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
         ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
         ({"device": "abacus"}, "device is 'abacus', but must be auto, cpu, cuda or"),
@@ -663,6 +674,13 @@ def test_the_digits_are_told_apart():
 def test_a_config_out_of_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         HybridConfig(**change)
+
+
+def test_the_master_and_the_server_need_room_beside_the_trainers(data, monkeypatch):
+    monkeypatch.setattr(checks, "_free_memory", lambda: 4 * checks.WORKER)
+    system.check(Job(HybridConfig(num_trainers=2), data))
+    with pytest.raises(ValueError, match="num_trainers is 3, but must be at most 2"):
+        system.check(Job(HybridConfig(num_trainers=3), data))
 
 
 class TestBags:

@@ -259,6 +259,11 @@ class TestFailure:
         assert error.headline == "b missed the run's deadline of 2 s"
         assert "in sleep" in error.details  # where it was
 
+    def test_the_deadline_of_a_run_of_which_a_call_is_all_that_is_left(self):
+        caller = Role(roles.leave_call, ("b", LONG))
+        error = failure({"a": caller, "b": Role(serve)}, deadline=6)
+        assert error.headline == "a missed the run's deadline of 6 s (and b)"
+
     def test_a_result_that_does_not_pickle(self):
         error = failure({"worker": Role(roles.give_unpicklable)})
         assert error.worker == "worker"

@@ -28,7 +28,7 @@ from cdopt_tutorial.parameter_server import (
     run_locally,
     traffic,
 )
-from cdopt_tutorial.parameter_server.model import summed_loss
+from cdopt_tutorial.parameter_server.model import LSTM, summed_loss
 from cdopt_tutorial.parameter_server.system import Owner
 
 EXACT = RNNConfig(
@@ -270,6 +270,11 @@ class TestModel:
         before = torch.get_rng_state()
         build_all(9, EXACT)
         assert torch.equal(torch.get_rng_state(), before)
+
+    def test_dropout_between_layers_is_of_no_concern_to_a_single_one(self, recwarn):
+        lstm = LSTM(replace(EXACT, num_layers=1, dropout=0.4))
+        assert lstm.dropout == 0.0 and not recwarn.list
+        assert LSTM(replace(EXACT, num_layers=2, dropout=0.4)).dropout == 0.4
 
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
         modes = launch(

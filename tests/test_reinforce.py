@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.rendezvous import Rendezvous
@@ -607,3 +608,10 @@ def test_a_round_trip_serves_as_many_environments_as_its_conversation_is_good_fo
 def test_a_config_out_of_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         ReinforceConfig(**change)
+
+
+def test_the_agent_needs_room_beside_the_observers(monkeypatch):
+    monkeypatch.setattr(checks, "_free_memory", lambda: 4 * checks.WORKER)
+    system.check(ReinforceConfig(num_observers=3, num_envs=1))
+    with pytest.raises(ValueError, match="num_observers is 4, but must be at most 3"):
+        system.check(ReinforceConfig(num_observers=4, num_envs=1))

@@ -16,7 +16,15 @@ from torch.nn.utils import clip_grad_norm_
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.attach import wrap
-from cdopt_tutorial.sharding import History, Job, Result, ShardConfig, costs, owned
+from cdopt_tutorial.sharding import (
+    History,
+    Job,
+    Result,
+    ShardConfig,
+    costs,
+    owned,
+    system,
+)
 from cdopt_tutorial.sharding.model import Block, hold, to_hold, transformer
 from cdopt_tutorial.sharding.system import Trainer, stage_of
 
@@ -363,6 +371,11 @@ class TestResult:
         with pytest.raises(ValueError):
             self.of([1.0], [1.0, 2.0])
 
+    def test_a_step_takes_its_median_on_the_slowest_rank(self):
+        ranks = [History(step_seconds=each) for each in ([1.0, 9.0, 2.0], [4.0] * 3)]
+        assert Result(settings(), ranks).step_seconds == 4.0
+        assert Result(settings(), ranks[:1]).step_seconds == 2.0
+
     def test_what_no_rank_holds_has_no_feasibility(self):
         assert Result(settings(), [History(), History()]).feasibility is None
 
@@ -383,7 +396,21 @@ def shapes():
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (5, 2)])
+def test_ranks_share_the_cores(monkeypatch, cores, threads):
+    asked = {}
+    monkeypatch.setattr(system.psutil, "cpu_count", lambda: cores)
+    monkeypatch.setattr(system, "check", lambda _: None)
+    monkeypatch.setattr(system, "launch", lambda roles, **_: asked.update(roles) or {})
+    sharding.run(job("ddp"))
+    assert [role.num_threads for role in asked.values()] == [threads] * 2
+
+
 class TestOwned:
+    def test_one_training_by_itself_may_be_asked_for(self):
+        (of_ranks,) = owned([job("ddp")])
+        assert of_ranks[0] == of_ranks[1] and of_ranks[0]
+
     def cover(self, of_ranks, shapes) -> dict[str, Tensor]:
         """For each number of a weight, on how many ranks it lies."""
         counts = {name: torch.zeros(shape, dtype=int) for name, shape in shapes.items()}

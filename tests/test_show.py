@@ -103,6 +103,9 @@ def test_progress_leaves_its_last_state(states):
         bar.update(1, "at 1")
         raise KeyError
     assert bar_of(states[-1])[2] == "at 1 (stopped: KeyError)"
+    with pytest.raises(KeyError), show.Progress(3, "counting") as bar:
+        raise KeyError
+    assert repr(bar) == "counting: 0 of 3 (stopped: KeyError)"
 
 
 def test_progress_moves_no_faster_than_anyone_sees(states, monkeypatch):

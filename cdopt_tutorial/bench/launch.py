@@ -12,6 +12,7 @@ import torch.multiprocessing
 
 from cdopt_tutorial.bench.rows import Measured, Progress, compare
 from cdopt_tutorial.engines import Role, launch, process, serve
+from cdopt_tutorial.publish.execute import end_with_parent
 
 BASELINE = "torch.multiprocessing.spawn"
 WAYS = {  # a function, and which of its calls in a parent counts
@@ -35,7 +36,8 @@ def _in_fresh_parent(function: str, num_workers: int, calls: int, _) -> dict:
     call = f"print({function}({num_workers}))"
     code = f"from {__name__} import {function}; {'; '.join([call] * calls)}"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    pipe = {"stdout": subprocess.PIPE, "preexec_fn": end_with_parent}
+    done = subprocess.run(command, check=True, text=True, **pipe)
     return {"start to end": float(done.stdout.splitlines()[-1])}
 
 
