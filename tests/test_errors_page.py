@@ -43,6 +43,10 @@ ELSEWHERE = {
     "tests/test_network.py": [
         "workers share this machine's network: see the page 'Who can reach a run'",
     ],
+    "tests/test_torchrun.py": [
+        "torchrun has started ... processes, but this run has ... workers, ...",
+        "... on ... was not heard of for 15 s",
+    ],
     "notebooks/01_reinforce.ipynb": ["the book's package is missing: see 'Set up'"],
     "tests/test_execute.py": [
         "... failed in code cell ... of ..., which begins",
