@@ -5,13 +5,14 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 
+from cdopt_tutorial.publish.execute import end_with_parent
 from cdopt_tutorial.publish.project import this_project
+from cdopt_tutorial.scratch import scratch
 
 CHAPTERS = {
     "bare_reinforce": "01_reinforce",
@@ -79,12 +80,13 @@ def call_times(text: str, function: str) -> list[list[float]]:
 
     Of the workers that called it, in no order. CalledProcessError if the program fails.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         path = Path(folder, "bare.py")
         path.write_text(extend(text, _TIMED.format(function=function)))
         command = [sys.executable, str(path)]
-        options = {"cwd": folder, "env": alone(), "check": True}
-        subprocess.run(command, stdout=subprocess.DEVNULL, **options)
+        env = alone() | {"TMPDIR": folder}  # where the program makes one of its own
+        options = {"cwd": folder, "env": env, "preexec_fn": end_with_parent}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **options)
         files = Path(folder).glob("calls-*.json")
         return [json.loads(path.read_text()) for path in files]
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from functools import partial
 
@@ -13,6 +12,7 @@ import torch.multiprocessing
 from cdopt_tutorial.bench.rows import Measured, Progress, compare
 from cdopt_tutorial.engines import Role, launch, process, serve
 from cdopt_tutorial.publish.execute import end_with_parent
+from cdopt_tutorial.scratch import scratch
 
 BASELINE = "torch.multiprocessing.spawn"
 WAYS = {  # a function, and which of its calls in a parent counts
@@ -43,7 +43,7 @@ def _in_fresh_parent(function: str, num_workers: int, calls: int, _) -> dict:
 
 def time_spawn(num_workers: int) -> float:
     """Seconds with torch's own ``spawn``, each worker joining as ours do."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         begin = time.perf_counter()
         args = f"file://{folder}/rendezvous", num_workers
         torch.multiprocessing.spawn(_join, args, nprocs=num_workers)
