@@ -17,6 +17,11 @@ def is_first() -> bool:
     return not is_here() or os.environ["RANK"] == "0"
 
 
+def restarts() -> int:
+    """How often torchrun has started all processes again, after one had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_here() else 0
+
+
 class WrongNumber(ValueError):
     """Torchrun has not started as many processes as a run has workers."""
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
@@ -47,10 +47,13 @@ class Hosts:
         """Take a host off the bridge: what is sent is lost, and nobody is told."""
         ip("-n", self._bridge, "link", "set", f"port{number}", "down")
 
-    def torchrun(self, workers: list[int], *arguments: str) -> "Runs":
+    def torchrun(
+        self, workers: list[int], *arguments: str, max_restarts: int = 0
+    ) -> "Runs":
         """The command on so many workers of each host."""
         own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
         own += ["--master-port", str(PORT), "--monitor-interval", "1"]
+        own += ["--max-restarts", str(max_restarts)]
         runs = []
         for rank, (name, number) in enumerate(zip(self.names, workers, strict=True)):
             shell = f'hostname host{rank + 1} && exec "$@"'
@@ -108,6 +111,14 @@ class Runs:
             with suppress(psutil.NoSuchProcess):
                 found = psutil.Process(agent.pid)
                 yield from (found, *found.children(recursive=True))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """It must hold within so many seconds."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 def ip(*arguments: str) -> None:

@@ -6,17 +6,22 @@ import sys
 import time
 
 import pytest
-from hosts import NET, hosts
+from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
 
+from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
+from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import others
+from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
+from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 
 SMOKE = ("--smoke", "--against-local")
 ON_SERVER = ("--manifold", "stiefel", "--where", "server")
+NARROW = ("--embedding", "16", "--hidden", "16")
 #: Arguments, and how many workers each host has.
 RUNS = {
-    "rnn": (("rnn", *SMOKE, *ON_SERVER, "--num-trainers", "2"), [1, 2]),
+    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2]),
     "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
     "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1]),
 }
@@ -82,6 +87,36 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     silence = "was not heard of for 15 s\n"
     assert f"cdopt-tutorial: observer1 on host2 {silence}" in here
     assert f"cdopt-tutorial: agent on host1 {silence}" in there
+
+
+def place(kept):
+    """How far a run has come that keeps its checkpoints there: pass and window."""
+    found = checkpoint.load(kept) if kept.exists() else None
+    return (found.epoch, found.window) if found else (0, 0)
+
+
+def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
+    file, kept = tmp_path / "found.json", tmp_path / "kept.pt"
+    keep = ("--checkpoint", str(kept), "--save-every", "20", "--max-steps", "300")
+    exact = ("--against-local", "--json", str(file), "--corpus", "grammar")
+    with hosts(1) as made:
+        run = made.torchrun([2], "rnn", *NARROW, *keep, *exact, max_restarts=2)
+        for _ in range(2):
+            trainer, before = run.workers(1)[1], place(kept)
+            # Had it begun again, it would first keep an earlier place.
+            wait_until(lambda before=before: place(kept) != before)
+            assert place(kept) > before
+            trainer.kill()
+            wait_for_end([trainer])
+        ((code, told),) = run.end()
+    assert code == 0, told
+    found = json.loads(file.read_text())
+    narrow = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
+    config = RNNConfig(max_steps=300, save_every=20, **narrow)
+    corpus = Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)
+    alone = run_rnn_locally(Job(config, corpus))
+    assert found["losses"] == [pytest.approx(alone.losses, abs=1e-10)]
+    assert found["valid_perplexity"] == pytest.approx(alone.perplexity, rel=1e-10)
 
 
 def test_each_process_has_one_worker(tmp_path):

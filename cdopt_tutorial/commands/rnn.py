@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cdopt_tutorial import data
+from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.commands import common
 from cdopt_tutorial.equality import max_difference
@@ -57,7 +57,9 @@ def read_job(args: argparse.Namespace) -> Job:
         raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
-    resume = args.resume and rnn.checkpoint.load(args.resume)
+    again = args.checkpoint if torchrun.restarts() else None
+    begin = again if again and again.exists() else args.resume
+    resume = begin and rnn.checkpoint.load(begin)
     if args.corpus == "grammar":
         corpus = data.Grammar(seed=args.seed).corpus(*GRAMMAR_TOKENS)
     else:

@@ -11,6 +11,8 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from cdopt_tutorial.torchrun import restarts
+
 INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the network device to listen on
 SCHEME = "torchrun"  # of the addresses at which groups meet
 PATIENCE = timedelta(seconds=10)  # for an answer of the store
@@ -19,8 +21,8 @@ PATIENCE = timedelta(seconds=10)  # for an answer of the store
 def open_store(path: str) -> Store:
     """A part of torchrun's store, the same for all who name it alike."""
     master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"{again}/{path}", TCPStore(*master, timeout=PATIENCE))
+    # The store outlives the processes: those before a restart have left their keys.
+    return PrefixStore(f"{restarts()}/{path}", TCPStore(*master, timeout=PATIENCE))
 
 
 def accept_meetings() -> None:
