@@ -75,15 +75,20 @@ class Runs:
     def __init__(self, agents: list[subprocess.Popen]):
         self.agents = agents
 
+    def ranks(self, host: int) -> list[psutil.Process]:
+        """The processes that torchrun has started on a host."""
+        return psutil.Process(self.agents[host - 1].pid).children()
+
     def workers(self, host: int) -> list[psutil.Process]:
-        """The processes of a host that run roles, once they do."""
-        agent, begun = psutil.Process(self.agents[host - 1].pid), time.monotonic()
+        """Those that run roles there, in the order of the ranks, once they do."""
+        begun = time.monotonic()
         while time.monotonic() < begun + PATIENCE:
-            ranks = agent.children()
-            servers = [each for rank in ranks for each in rank.children()]
-            found = [each for server in servers for each in server.children()]
-            if ranks and len(found) == len(ranks):
-                return found
+            with suppress(psutil.NoSuchProcess):  # torchrun is starting others
+                ranks = self.ranks(host)
+                servers = [each for rank in ranks for each in rank.children()]
+                found = [each for server in servers for each in server.children()]
+                if ranks and len(found) == len(ranks):
+                    return found
             time.sleep(0.1)
         raise AssertionError(f"no workers on host {host}: {self.end(1)}")
 

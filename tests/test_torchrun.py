@@ -106,8 +106,9 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
             # Had it begun again, it would first keep an earlier place.
             wait_until(lambda before=before: place(kept) != before)
             assert place(kept) > before
+            ranks = run.ranks(1)
             trainer.kill()
-            wait_for_end([trainer])
+            wait_for_end(ranks)  # all of which begin again
         ((code, told),) = run.end()
     assert code == 0, told
     found = json.loads(file.read_text())
