@@ -83,7 +83,6 @@ def measure_shards(sizes: tuple[Size, ...], progress: Progress) -> dict[int, Val
         progress(line)
 
     roles = {f"rank{rank}": Role(_measure_rank, (rank, sizes)) for rank in range(RANKS)}
-    # Workers that poll for calls would take of the cores that compute.
     found = launch(roles, deadline=DEADLINE, on_report=told)
     return found["rank0"]
 

@@ -50,6 +50,9 @@ def launch(
     its name. Workers import modules afresh. What a role needs of the notebook or
     script itself is sent by value, to all, so they can call each other with it.
 
+    Under torchrun only the role of this process's rank is started here; the results
+    are those of all.
+
     Workers have a network of their own, in which there is nobody else; set the
     variable CDOPT_TUTORIAL_NETWORK to "host" before the first run if a role needs the
     machine's. Where the kernel refuses it, a warning says so once.
