@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one tells)
     try:
         return args.run(args)
-    except torchrun.WrongNumber as error:
+    except torchrun.Unfit as error:
         raise UsageError(error) from error
     except (WorkerError, OSError) as error:  # such as a disk that is full by now
         raise Failed(error) from error

@@ -22,15 +22,15 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_here() else 0
 
 
-class WrongNumber(ValueError):
-    """Torchrun has not started as many processes as a run has workers."""
+class Unfit(ValueError):
+    """What torchrun was told, or its environment, does not fit a run."""
 
 
 def own_worker(names: Sequence[str]) -> str:
-    """The worker of this process; ``WrongNumber`` unless each process has one."""
+    """The worker of this process; ``Unfit`` unless each process has one."""
     world_size = int(os.environ["WORLD_SIZE"])
     if len(names) != world_size:
         workers = f"{len(names)} workers, {', '.join(names)}"
         started = f"torchrun has started {world_size} processes"
-        raise WrongNumber(f"{started}, but this run has {workers}")
+        raise Unfit(f"{started}, but this run has {workers}")
     return names[int(os.environ["RANK"])]

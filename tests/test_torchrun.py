@@ -9,9 +9,10 @@ import pytest
 from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
 
+from cdopt_tutorial import torchrun
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import others
+from cdopt_tutorial.engines import others, store
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
@@ -118,6 +119,12 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
     alone = run_rnn_locally(Job(config, corpus))
     assert found["losses"] == [pytest.approx(alone.losses, abs=1e-10)]
     assert found["valid_perplexity"] == pytest.approx(alone.perplexity, rel=1e-10)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setenv(store.INTERFACE, "none0")
+    with pytest.raises(torchrun.Unfit, match="is 'none0', but must be one of .*lo"):
+        store.interface()
 
 
 def test_each_process_has_one_worker(tmp_path):

@@ -11,7 +11,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from cdopt_tutorial.torchrun import restarts
+from cdopt_tutorial.torchrun import Unfit, restarts
 
 INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the network device to listen on
 SCHEME = "torchrun"  # of the addresses at which groups meet
@@ -40,13 +40,13 @@ def _meet(address: str, **_: Any) -> Iterator[tuple[Store, int, int]]:
 def interface() -> str:
     """The device by which this host reaches the first one, or the one that is named.
 
-    Raises ValueError if there is no device of that name.
+    Raises ``Unfit`` if there is no device of that name.
     """
     devices = psutil.net_if_addrs()
     if named := os.environ.get(INTERFACE):
         if named not in devices:
             known = ", ".join(sorted(devices))
-            raise ValueError(f"{INTERFACE} is {named!r}, but must be one of {known}")
+            raise Unfit(f"{INTERFACE} is {named!r}, but must be one of {known}")
         return named
     address = (os.environ["MASTER_ADDR"], 1)
     family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
