@@ -9,7 +9,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -34,9 +35,10 @@ class Others:
         self._on_report = on_report
         self.path = f"run{next(_runs)}"
         self._store = open_store(self.path)
-        self._seen = {"failure": 0, "report": 0}
+        self._told: Counter[str] = Counter()  # how many of each kind, by this process
+        self._seen: Counter[tuple[str, str]] = Counter()  # of each kind and worker
         self._failures: list[WorkerError] = []
-        self._to_tell: queue.SimpleQueue = queue.SimpleQueue()
+        self._to_tell: deque[tuple[str, bytes]] = deque()
         self._reports: queue.SimpleQueue = queue.SimpleQueue()
         self._done: dict[str, Any] = {}
         self._hosts: dict[str, str] = {}
@@ -46,7 +48,7 @@ class Others:
         self._thread = threading.Thread(target=self._talk, daemon=True)
 
     def __enter__(self) -> "Others":
-        self._to_tell.put((f"host/{self.own}", socket.gethostname()))
+        self._tell(f"host/{self.own}", socket.gethostname())
         self._thread.start()
         return self
 
@@ -60,8 +62,10 @@ class Others:
             self.report(*self._reports.get())
         if self._failures:
             raise self._failures[0]
-        name = min(self._heard, key=self._heard.__getitem__)
-        if time.monotonic() - self._heard[name] > LOST:
+        silence = {n: time.monotonic() - heard for n, heard in self._heard.items()}
+        if max(silence.values()) > LOST:
+            # Those of one host fall silent within a beat: the first of them is named.
+            name = next(n for n in self._names if silence[n] > LOST - 10 * BEAT)
             host = self._hosts.get(name, "its host")
             raise WorkerError(name, f"on {host} was not heard of for {LOST:g} s")
 
@@ -69,66 +73,72 @@ class Others:
         """Tell the others of a failure that this process was the first to see."""
         if error not in self._failures:
             reason = f"{error.reason} (on {socket.gethostname()})"
-            self._to_tell.put(("failure", WorkerError(error.worker, reason)))
+            self._add("failure", WorkerError(error.worker, reason))
 
     def report(self, worker: str, record: Any) -> None:
         """Hand on what a worker reports, to the first process."""
         if not torchrun.is_first():
-            self._to_tell.put(("report", (worker, record)))
+            self._add("report", (worker, record))
         elif self._on_report is not None:
             self._on_report(worker, record)
 
     def exchange(self, done: dict[str, Any]) -> dict[str, Any]:
         """Of this process's worker, for that of all; once all are done."""
-        self._to_tell.put((f"done/{self.own}", done[self.own]))
+        self._tell(f"done/{self.own}", done[self.own])
         while len(self._done) < len(self._names):
             self.look()
             time.sleep(BEAT)
         self.look()
         return {name: self._done[name] for name in self._names}
 
+    def _tell(self, key: str, content: Any) -> None:
+        self._to_tell.append((key, pickle.dumps(content)))
+
+    def _add(self, kind: str, content: Any) -> None:
+        """Tell of something of which there may be several."""
+        self._tell(f"{kind}/{self.own}/{self._told[kind]}", content)
+        self._told[kind] += 1
+
     def _talk(self) -> None:
         for number in count():
             with suppress(RuntimeError):  # of the store: then nobody is heard of
                 self._say_and_listen(number)
-            if self._over.wait(BEAT) and self._to_tell.empty():
+            if self._over.wait(BEAT) and not self._to_tell:
                 return
 
     def _say_and_listen(self, number: int) -> None:
         self._store.set(f"beat/{self.own}", str(number))
-        while not self._to_tell.empty():
-            self._tell(*self._to_tell.get())
-        self._failures += self._new("failure")
+        while self._to_tell:
+            self._store.set(*self._to_tell[0])
+            self._to_tell.popleft()  # not before the store has it
+        for failure in self._new("failure"):
+            self._failures.append(failure)
         if torchrun.is_first():
-            for each in self._new("report"):
-                self._reports.put(each)
+            for report in self._new("report"):
+                self._reports.put(report)
         for name in self._names:
             self._listen_to(name)
 
     def _listen_to(self, name: str) -> None:
         if name not in self._hosts and self._has(f"host/{name}"):
-            self._hosts[name] = self._told(f"host/{name}")
+            self._hosts[name] = self._get(f"host/{name}")
         if name not in self._done and self._has(f"done/{name}"):
-            self._done[name] = self._told(f"done/{name}")
+            self._done[name] = self._get(f"done/{name}")
         if self._has(f"beat/{name}"):
             beat = self._store.get(f"beat/{name}")
             if beat != self._beats.get(name) or name in self._done:
                 self._beats[name], self._heard[name] = beat, time.monotonic()
 
-    def _new(self, kind: str) -> list[Any]:
-        """What was appended since the last time."""
-        before, now = self._seen[kind], self._store.add(kind, 0)
-        found = [self._told(f"{kind}/{i}") for i in range(before + 1, now + 1)]
-        self._seen[kind] = now
-        return found
+    def _new(self, kind: str) -> Iterator[Any]:
+        """What was added since the last time."""
+        for name in self._names:
+            while self._has(key := f"{kind}/{name}/{self._seen[kind, name]}"):
+                found = self._get(key)
+                self._seen[kind, name] += 1
+                yield found
 
     def _has(self, key: str) -> bool:
         return self._store.check([key])
 
-    def _tell(self, key: str, content: Any) -> None:
-        if key in self._seen:  # of which there are several
-            key = f"{key}/{self._store.add(key, 1)}"
-        self._store.set(key, pickle.dumps(content))
-
-    def _told(self, key: str) -> Any:
+    def _get(self, key: str) -> Any:
         return pickle.loads(self._store.get(key))
