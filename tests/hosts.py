@@ -92,6 +92,13 @@ class Runs:
             time.sleep(0.1)
         raise AssertionError(f"no workers on host {host}: {self.end(1)}")
 
+    def wait_for(self, text: str) -> None:
+        """Read what the first host tells, until it has told this."""
+        for line in self.agents[0].stdout:
+            if text in line:
+                return
+        raise AssertionError(f"the run ended without {text!r}: {self.end()}")
+
     def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
         """Each host's code and output, within so many seconds, with nothing left."""
         limit, told = time.monotonic() + timeout, []

@@ -62,7 +62,7 @@ def under_way():
     endless = ("--lr", "1e-9", "--max-episodes", "10000000")
     with hosts(2) as made:
         run = made.torchrun([2, 1], "reinforce", *endless)
-        run.workers(1)
+        run.wait_for("Episode")  # before it, they may not have joined
         yield made, run, run.workers(2)
         run.kill()
 
