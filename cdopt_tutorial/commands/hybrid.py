@@ -4,7 +4,7 @@ import argparse
 import math
 
 from cdopt_tutorial import hybrid
-from cdopt_tutorial.commands import common
+from cdopt_tutorial.commands import common, engine
 from cdopt_tutorial.hybrid import HybridConfig, Job
 
 SMOKE = {"max_steps": 30}
@@ -13,6 +13,7 @@ SMOKE = {"max_steps": 30}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     common.add_training_flags(parser, HybridConfig, run)
+    engine.add(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
         if args.against_local and job.config.semantics == "original":
             raise ValueError("semantics original has no equal in one process")
         hybrid.check(job)
-    result = hybrid.run(job, deadline=math.inf, on_report=_log)
+        chosen = engine.chosen(args)
+    result = hybrid.run(job, chosen, deadline=math.inf, on_report=_log)
     found = result.as_json() | {"losses": result.losses}
     found["max_parameter_difference"] = None
     if args.against_local:

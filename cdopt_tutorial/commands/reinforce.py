@@ -5,7 +5,7 @@ import math
 from functools import partial
 
 from cdopt_tutorial import reinforce
-from cdopt_tutorial.commands import common
+from cdopt_tutorial.commands import common, engine
 from cdopt_tutorial.reinforce import ReinforceConfig
 
 SMOKE = {"max_episodes": 40}
@@ -14,6 +14,7 @@ SMOKE = {"max_episodes": 40}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     common.add_training_flags(parser, ReinforceConfig, run, without="hidden")
+    engine.add(parser)
     workers = "workers: one agent and N - 1 observers"
     parser.add_argument("--world-size", type=int, metavar="N", help=workers)
     parser.set_defaults(num_observers=None)  # so that the two can be compared
@@ -25,10 +26,11 @@ def run(args: argparse.Namespace) -> int:
         args.num_observers = _num_observers(args.world_size, args.num_observers)
         config = common.read_config(args, ReinforceConfig, SMOKE)
         reinforce.check(config)
+        chosen = engine.chosen(args)
     goal = f"reward threshold of {reinforce.Score.threshold}"
     print(f"This will run until {goal} is reached. Ctrl+C to exit.")
     log = partial(_log, config.log_interval)
-    training = reinforce.run(config, deadline=math.inf, on_report=log)
+    training = reinforce.run(config, chosen, deadline=math.inf, on_report=log)
     score = training.score
     common.write_json(args.json, training.as_json())
     solved = f"Solved! Running reward is now {score.running_reward:.1f}!"

@@ -9,7 +9,7 @@ from typing import Any
 
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.commands import common
+from cdopt_tutorial.commands import common, engine
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
@@ -20,6 +20,7 @@ GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     common.add_training_flags(parser, RNNConfig, run, without="momentum")
+    engine.add(parser)
     flag = parser.add_argument
     flag("--async", dest="sync", action="store_false", help="the same as --no-sync")
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         job = read_job(args)
         rnn.check(job)
-    histories = rnn.run(job, deadline=math.inf, on_report=_log)
+        chosen = engine.chosen(args)
+    histories = rnn.run(job, chosen, deadline=math.inf, on_report=_log)
     wire = rnn.traffic.measured_bytes(job)
     common.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from cdopt_tutorial import sharding
-from cdopt_tutorial.commands import common
+from cdopt_tutorial.commands import common, engine
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs
 
 SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
@@ -14,6 +14,7 @@ SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     common.add_training_flags(parser, ShardConfig, run)
+    engine.add(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,7 +22,8 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         job = Job(common.read_config(args, ShardConfig, SMOKE))
         sharding.check(job)
-    result = sharding.run(job, deadline=math.inf)
+        chosen = engine.chosen(args)
+    result = sharding.run(job, chosen, deadline=math.inf)
     common.check_finite(result.losses[-1])
     perplexity = sharding.perplexity(job, result.weights)
     common.check_finite(perplexity)

@@ -26,6 +26,10 @@ class WorkerError(RuntimeError):
         return type(self), (self.worker, self.reason, self.details)
 
 
+class WorkerLost(WorkerError):
+    """A worker's process is no more; where that can be replaced, the run may go on."""
+
+
 def origin(message: str) -> tuple[str, str, str] | None:
     """Worker, class and remote traceback of an exception; None if it is our own."""
     marks = list(_MARK.finditer(message))  # of each worker that it crossed

@@ -81,10 +81,11 @@ def _without_main() -> Iterator[None]:
 
 
 def end_server() -> None:
-    """End the fork server, which is stopped; the next run starts a new one."""
+    """End the fork server, even one that is stopped; the next run starts a new one."""
     server = forkserver._forkserver
-    os.kill(server._forkserver_pid, signal.SIGKILL)
-    server._stop()
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
 
 
 def check_network(pid: int) -> None:

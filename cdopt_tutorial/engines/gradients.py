@@ -14,7 +14,8 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor
 
-from cdopt_tutorial.engines.reference import Reference, apply, call_method, own_name
+from cdopt_tutorial.engines import network
+from cdopt_tutorial.engines.reference import Reference, apply, call_method
 
 Context = int | str | None  # of distributed autograd, of a cut, or of this process
 
@@ -28,7 +29,7 @@ def context(way: str) -> Iterator[Context]:
         with dist_autograd.context() as context_id:
             yield context_id
         return
-    _this_thread.cut = f"{own_name()}/{next(_numbers)}"
+    _this_thread.cut = f"{network.current().own_name()}/{next(_numbers)}"
     try:
         yield _this_thread.cut
     finally:

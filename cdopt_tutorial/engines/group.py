@@ -21,7 +21,7 @@ import psutil
 
 from cdopt_tutorial.engines import forking, process
 from cdopt_tutorial.engines.errors import WorkerError
-from cdopt_tutorial.engines.pace import read_pace
+from cdopt_tutorial.engines.pace import find_late, read_pace
 
 CHUNK = 2**20  # bytes to read at once
 TICK = 0.2  # seconds between two looks at the deadlines
@@ -183,9 +183,9 @@ class Group:
             case "result", (result, calls, received):
                 worker.done = pickle.loads(result), calls, received
                 worker.phase = "done"
-            case "failed", (name, reason, details, lost_peer):
+            case "failed", (error, lost_peer):
                 worker.phase = "failed"
-                self._fail(_LOST_PEER if lost_peer else _RAISED, name, reason, details)
+                self._failures.append((_LOST_PEER if lost_peer else _RAISED, error))
 
     def _note_death(self, worker: _Worker) -> None:
         worker.process.join(EXIT)
@@ -227,13 +227,10 @@ class Group:
             pace = read_pace(self._settings.path(worker.name, "pace"))
             if pace is not None and not worker.settled:
                 paces[worker.name] = pace
-        behind = min((pace.places for pace in paces.values()), default=0)
-        for name, pace in paces.items():
-            if pace.places == behind and time.monotonic() > pace.until:
-                late = pace.waits_for or name
-                what = f"its deadline of {pace.seconds:g} s for its part of a step"
-                self._miss(next(w for w in self._workers if w.name == late), what)
-                return
+        if found := find_late(paces):
+            late, seconds = found
+            what = f"its deadline of {seconds:g} s for its part of a step"
+            self._miss(next(w for w in self._workers if w.name == late), what)
 
     def _miss(self, worker: _Worker, what: str) -> None:
         """Fail the run for a worker that is late, and say where its threads are."""

@@ -28,6 +28,9 @@ class Role:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int = 1  #: threads of torch's operators in this worker
+    #: whether the system goes on with a new worker that knows nothing, if this one
+    #: dies; on engines that start one.
+    replaceable: bool = False
 
 
 def launch(
@@ -42,6 +45,7 @@ def launch(
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
     wire: Wire | None = None,
+    play: Callable | None = None,
 ) -> dict[str, Any]:
     """Run a system of roles and return what each of them returned, by name.
 
@@ -71,6 +75,7 @@ def launch(
             role sends by :func:`~cdopt_tutorial.engines.process.report`.
         trace: filled with every call of the run.
         wire: filled with the bytes of the run, for which the workers must not poll.
+        play: of an engine that starts the workers by other means.
 
     ValueError, before any process starts: a role can't be sent, an argument is out of
     range, a module was edited since its import. WorkerError, when all have been ended:
@@ -85,7 +90,7 @@ def launch(
         raise ValueError("polling is True, but must be False where bytes are counted")
     edited.refuse()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
-    play = _play_one_of if torchrun.is_here() else _play_all
+    play = play or (_play_one_of if torchrun.is_here() else _play_all)
     with scratch() as folder:
         settings = Settings(
             world_size=len(roles),
@@ -99,6 +104,7 @@ def launch(
             modules=modules,
             traced=trace is not None,
             counted=wire is not None,
+            replaceable=tuple(n for n, role in roles.items() if role.replaceable),
         )
         done = play(settings, packed, on_report, (deadline, join_deadline))
     if trace is not None:

@@ -3,7 +3,7 @@
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,4 +69,16 @@ def read_pace(path: Path) -> Pace | None:
     with suppress(OSError, struct.error):  # not there yet, or empty
         *numbers, waits_for = _PACE.unpack(path.read_bytes())
         return Pace(*numbers, waits_for.rstrip(b"\0").decode())
+    return None
+
+
+def find_late(paces: Mapping[str, Pace]) -> tuple[str, float] | None:
+    """Of workers in step the one that got no further in time, and the seconds it had.
+
+    None if there is none: whoever is ahead waits for those behind.
+    """
+    behind = min((pace.places for pace in paces.values()), default=0)
+    for name, pace in paces.items():
+        if pace.places == behind and time.monotonic() > pace.until:
+            return pace.waits_for or name, pace.seconds
     return None

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.engines import pace, pack, trace, wire
-from cdopt_tutorial.engines.errors import origin
+from cdopt_tutorial.engines.errors import WorkerError, origin
 from cdopt_tutorial.engines.store import accept_meetings
 
 FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
@@ -48,6 +48,7 @@ class Settings:
     modules: tuple[str, ...]  # what any role needs; every worker imports it first
     traced: bool
     counted: bool
+    replaceable: tuple[str, ...] = ()  # who may begin anew, where an engine can
 
     def path(self, worker: str, kind: str) -> Path:
         """A worker's file: its "role", its "pace", or the "log" of its libraries."""
@@ -70,10 +71,16 @@ class Channel:
                 rest = rest[os.write(self._connection.fileno(), rest) :]
 
 
-class _Forwarded(io.TextIOBase):
+class Teller(Protocol):
+    """By what a worker tells its parent: a pipe, or what the parent asks for."""
+
+    def send(self, kind: str, *content: Any) -> None: ...
+
+
+class Forwarded(io.TextIOBase):
     """A text stream whose lines the parent prints under the worker's name."""
 
-    def __init__(self, channel: Channel, stream: str):
+    def __init__(self, channel: Teller, stream: str):
         self._channel, self._stream, self._line = channel, stream, ""
 
     def writable(self) -> bool:
@@ -86,7 +93,7 @@ class _Forwarded(io.TextIOBase):
         return len(text)
 
 
-_channel: Channel | None = None
+_channel: Teller | None = None
 _settings: Settings | None = None
 
 
@@ -108,22 +115,28 @@ def meeting(name: str) -> str:
     return "env://" if _settings is None else f"{_settings.meeting}/{name}"
 
 
+def enter(settings: Settings, channel: Teller) -> None:
+    """Make this process a worker of a run."""
+    global _channel, _settings
+    _channel, _settings = channel, settings
+
+
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    global _channel, _settings
     _leave_with_parent(settings.folder)
-    _channel, _settings = Channel(connection), settings
+    channel = Channel(connection)
+    enter(settings, channel)
     # Its path is that of a file of the parent's, which this process has not.
     multiprocessing.current_process()._config.pop("tempdir", None)
     try:
         pace.begin(settings.path(name, "pace"))
-        _redirect_output(settings.path(name, "log"), _channel)
+        _redirect_output(settings.path(name, "log"), channel)
     except FileNotFoundError:  # the parent ends, and its folder has gone already
         os._exit(1)
     try:
-        _play(settings, name, rank, _channel)
+        _play(settings, name, rank, channel)
     except BaseException as error:  # the parent decides what becomes of it
-        _channel.send("failed", *_describe(name, error))
+        channel.send("failed", describe(name, error), _has_lost_peer(error))
 
 
 def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
@@ -171,8 +184,8 @@ def _redirect_output(path: Path, channel: Channel) -> None:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
-    sys.stdout = _Forwarded(channel, "stdout")
-    sys.stderr = _Forwarded(channel, "stderr")
+    sys.stdout = Forwarded(channel, "stdout")
+    sys.stderr = Forwarded(channel, "stderr")
 
 
 def ignore_own_warning() -> None:
@@ -198,18 +211,26 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     rpc.init_rpc(name, None, rank, settings.world_size, options)
 
 
-def _describe(name: str, error: BaseException) -> tuple[str, str, str, bool]:
-    """An exception as text: who raised it, why, traceback, whether a peer was lost."""
-    message = str(error)
+def describe(name: str, error: BaseException) -> WorkerError:
+    """An exception of a worker as text: who raised it, what, and the traceback."""
+    if isinstance(error, WorkerError):
+        return error
     details = "".join(traceback.format_exception(error))
-    found = origin(message)
+    found = origin(str(error))
     if found is not None and found[0] != name:
         worker, kind, remote = found
         stack = "".join(traceback.format_tb(error.__traceback__))
         details = f"{remote}\nCalled by {name}:\n{stack}"
-        return worker, f"raised {kind} in a call that {name} made", details, False
+        return WorkerError(worker, f"raised {kind} in a call that {name} made", details)
     if isinstance(error, SystemExit):
-        code = error.code
-        return name, f"exited with code {code} before it finished", details, False
-    lost = isinstance(error, RuntimeError) and any(t in message for t in _LOST_PEER)
-    return name, f"raised {type(error).__name__}", details, lost
+        reason = f"exited with code {error.code} before it finished"
+        return WorkerError(name, reason, details)
+    return WorkerError(name, f"raised {type(error).__name__}", details)
+
+
+def _has_lost_peer(error: BaseException) -> bool:
+    """Whether it only says that another worker has gone."""
+    if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
+        return False
+    message = str(error)
+    return origin(message) is None and any(text in message for text in _LOST_PEER)

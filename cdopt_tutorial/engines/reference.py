@@ -13,6 +13,8 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
+from cdopt_tutorial.engines import network
+
 Reference = Any  #: what has this interface, whatever engine it is of
 
 
@@ -28,7 +30,7 @@ def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
         return _answer(reference.local_value(), method, *args)
     if isinstance(reference, Ref):
         content = (reference.number, method, *args)
-        return rpc.rpc_sync(reference.worker, serve_call, content)
+        return network.current().call(reference.worker, serve_call, content)
     return rpc.rpc_sync(reference.owner(), _apply, args=(reference, method, *args))
 
 
@@ -62,7 +64,7 @@ class Ref:
     worker ends. Methods may answer later, by a future, and be called while they call.
     """
 
-    worker: str  #: name of the worker that has the object; empty without RPC
+    worker: str  #: name of the worker that has the object; empty without others
     number: int  #: of the object on that worker
 
     @staticmethod
@@ -73,7 +75,7 @@ class Ref:
             number = next(numbers, len(_objects))
             if number == len(_objects):
                 _objects.append(value)
-            return Ref(own_name(), number)
+            return Ref(network.current().own_name(), number)
 
     @staticmethod
     def named(name: str, make: Callable, *args: Any) -> "Ref":
@@ -85,32 +87,29 @@ class Ref:
 
     def local_value(self) -> Any:
         if not self.is_owner():
-            raise RuntimeError(f"the object is on {self.worker}, not on {own_name()}")
+            here = network.current().own_name()
+            raise RuntimeError(f"the object is on {self.worker}, not on {here}")
         return _objects[self.number]
 
     def is_owner(self) -> bool:
-        return self.worker == own_name()
+        return self.worker == network.current().own_name()
 
     def owner_name(self) -> str:
         return self.worker
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        return _Proxy(partial(self._call, _answer, rpc.rpc_sync, timeout))
+        there = network.current().call
+        return _Proxy(partial(self._call, _answer, there, timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        return _Proxy(partial(self._call, _in_thread, rpc.rpc_async, timeout))
+        there = network.current().call_async
+        return _Proxy(partial(self._call, _in_thread, there, timeout))
 
     def _call(self, here, there, timeout, method, /, *args: Any, **kwargs: Any) -> Any:
         if self.is_owner():
             return here(self.local_value(), method, *args, **kwargs)
         content = (self.number, method, *args)
         return there(self.worker, serve_call, content, kwargs, timeout)
-
-
-def own_name() -> str:
-    """This worker's name; empty where there is no RPC."""
-    joined = rpc.api._is_current_rpc_agent_set()
-    return rpc.get_worker_info().name if joined else ""
 
 
 _objects: list[Any] = []  # of this process, that have been referred to

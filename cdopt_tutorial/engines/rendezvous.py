@@ -28,14 +28,17 @@ class Rendezvous:
         """Come; the future completes once all the others have come, too."""
         future: Future = Future()
         with self._lock:
+            if guest not in self._expected:
+                raise RuntimeError(f"nobody waits for {guest!r} here")
             self._waiting[guest] = brought, future
         self._answer_if_complete()
         return future
 
     def leave(self, guest: Any) -> None:
-        """Do not wait for this guest any more."""
+        """Do not wait for this guest any more, nor answer it."""
         with self._lock:
             self._expected.discard(guest)
+            self._waiting.pop(guest, None)
         self._answer_if_complete()
 
     def _answer_if_complete(self) -> None:

@@ -1,43 +1,17 @@
-"""The engine of torch RPC: objects on workers that :func:`launch` has started."""
+"""The engine of torch RPC: one group of workers on this host, or under torchrun."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed.rpc as rpc
-
-from cdopt_tutorial.engines import gradients, process
-from cdopt_tutorial.engines.reference import Ref
+from cdopt_tutorial.engines.launch import Role, launch
+from cdopt_tutorial.engines.workers import Workers
 
 
 @dataclass(frozen=True)
-class TorchRPC:
-    """Runs a system on workers of one RPC group, and travels to them with the roles."""
+class TorchRPC(Workers):
+    """Runs a system on workers that call each other by torch RPC."""
 
-    way: str = "distributed"  #: of a gradient: distributed autograd, or a "cut"
-
-    def __post_init__(self):
-        if self.way not in gradients.WAYS:
-            allowed = " or ".join(gradients.WAYS)
-            raise ValueError(f"way is {self.way!r}, but must be {allowed}")
-
-    def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
-        """Make an object on a worker; the same for everyone who asks by one name."""
-        return rpc.rpc_sync(worker, _make, args=(name, make, *args))
-
-    def reference(self, value: Any) -> Ref:
-        """A reference to an object of this worker."""
-        return Ref.to(value)
-
-    def context(self) -> AbstractContextManager[gradients.Context]:
-        """One step's context."""
-        return gradients.context(self.way)
-
-    def report(self, worker: str, record: Any) -> None:
-        """Tell the parent what this worker has to tell."""
-        process.report(record)
-
-
-def _make(name: str, make: Callable, *args: Any) -> Ref:
-    return Ref.named(name, make, *args) if name else Ref.to(make(*args))
+    def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
+        """What each role returned, by name; as :func:`.launch`, with its options."""
+        return launch(roles, **options)

@@ -27,7 +27,7 @@ from cdopt_tutorial.engines import attach
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")
 
 # Whose functions, torch's and the book's, run for a caller their second argument.
-_HELPERS = [f"cdopt_tutorial.engines.{name}" for name in ("reference", "torch_rpc")]
+_HELPERS = [f"cdopt_tutorial.engines.{name}" for name in ("reference", "workers")]
 _HELPERS.append(rref_proxy.__name__)
 
 

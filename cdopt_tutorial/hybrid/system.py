@@ -21,13 +21,14 @@ from torch.futures import Future
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
-from cdopt_tutorial.engines import Role, gradients, launch, serve
+from cdopt_tutorial.engines import Role, gradients, serve
 from cdopt_tutorial.engines.device import gpus_of
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import make_optimizer, move
 from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.hybrid import attached, replicas
 from cdopt_tutorial.hybrid.history import History, Projected, Recorder, Result, Score
 from cdopt_tutorial.hybrid.model import (
@@ -42,7 +43,7 @@ from cdopt_tutorial.hybrid.model import (
 )
 
 MASTER, SERVER = "master", "ps"
-Engine = OneProcess | TorchRPC
+Engine = OneProcess | Workers
 
 
 class JointStep:
@@ -278,7 +279,9 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     return [future.value() for future in futures]
 
 
-def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
+def on_workers(
+    job: Job, master: Role, engine: Workers | None = None, **options: Any
+) -> dict[str, Any]:
     """Launch a master, and who it needs; ranks as in the original."""
     number = job.config.num_trainers
     threads = max(1, psutil.cpu_count() // (number + 1))  # one for the server
@@ -287,7 +290,7 @@ def on_workers(job: Job, master: Role, **options: Any) -> dict[str, Any]:
     roles |= {MASTER: master, SERVER: Role(serve)}
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     attach = partial(attached.attach, Trainer, job.config.step_deadline)
-    return launch(roles, **{"attach": attach} | options)
+    return (engine or TorchRPC()).launch(roles, **{"attach": attach} | options)
 
 
 def check(job: Job) -> None:
@@ -305,15 +308,16 @@ def check(job: Job) -> None:
         make(job)
 
 
-def run(job: Job, engine: Engine | None = None, **options: Any) -> Result:
+def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
     The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
     where :func:`check` refuses the job, a WorkerError if a worker failed.
     """
     check(job)
-    master = Role(drive, (engine or TorchRPC(), job, tasks(job)))
-    return Result(job.config, on_workers(job, master, **options)[MASTER])
+    engine = engine or TorchRPC()
+    master = Role(drive, (engine, job, tasks(job)))
+    return Result(job.config, on_workers(job, master, engine, **options)[MASTER])
 
 
 def run_locally(

@@ -19,7 +19,7 @@ from torch.futures import Future
 from cdopt_tutorial.checks import workers
 from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
-from cdopt_tutorial.engines import Role, gradients, launch, serve, trace
+from cdopt_tutorial.engines import Role, gradients, serve, trace
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import (
@@ -31,6 +31,7 @@ from cdopt_tutorial.engines.optimizer import (
 from cdopt_tutorial.engines.reference import Reference
 from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
 from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
@@ -49,7 +50,7 @@ from cdopt_tutorial.parameter_server.model import (
 from cdopt_tutorial.training import check_begin
 
 SERVER = "ps"
-Engine = OneProcess | TorchRPC
+Engine = OneProcess | Workers
 
 
 @dataclass(frozen=True)
@@ -381,7 +382,7 @@ def train(engine: Engine, rank: int, job: Job) -> History:
     return Trainer(engine, rank, job).train()
 
 
-def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[History]:
+def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
     The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
@@ -390,13 +391,14 @@ def run(job: Job, engine: TorchRPC | None = None, **options: Any) -> list[Histor
     check(job)
     cores, num_trainers = psutil.cpu_count(), job.config.num_trainers
     threads = max(1, cores // num_trainers)
+    engine = engine or TorchRPC()
     roles = {SERVER: Role(serve, num_threads=cores)}
     for rank in range(num_trainers):
-        role = Role(train, (engine or TorchRPC(), rank, job), num_threads=threads)
+        role = Role(train, (engine, rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role
     options.setdefault("attach", mark_phases)
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
-    results = launch(roles, **options)
+    results = engine.launch(roles, **options)
     return [results[f"trainer{rank}"] for rank in range(num_trainers)]
 
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.futures import Future
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.learner import (
     STATE_SIZE,
     Actor,
@@ -73,10 +74,14 @@ class ReinforceConfig:
         checks.learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
-    def seed_of(self, observer: int, purpose: str) -> int:
-        """A seed of an observer's own for its "environments" or its "actions"."""
+    def seed_of(self, observer: int, purpose: str, life: int = 0) -> int:
+        """A seed of an observer's own for its "environments" or its "actions".
+
+        An observer that replaces one has another ``life``.
+        """
         stream = ("environments", "actions").index(purpose)
-        sequence = np.random.SeedSequence([self.seed, observer, stream])
+        numbers = [self.seed, observer, stream] + [life] * (life > 0)
+        sequence = np.random.SeedSequence(numbers)
         return int(sequence.generate_state(1)[0])
 
 
@@ -163,12 +168,12 @@ class Agent:
 class Observer:
     """Runs episodes in its environments when the agent tells it to."""
 
-    def __init__(self, number: int, config: ReinforceConfig):
-        self._talk = CONVERSATIONS[config.conversation](number, config)
+    def __init__(self, number: int, config: ReinforceConfig, life: int = 0):
+        self._talk = CONVERSATIONS[config.conversation](number, config, life)
         self._env = gymnasium.make_vec(
             ENVIRONMENT, config.num_envs, vectorization_mode="vector_entry_point"
         )
-        seed = config.seed_of(number, "environments")
+        seed = config.seed_of(number, "environments", life)
         self._env.np_random = np.random.default_rng(seed)
 
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
@@ -198,7 +203,7 @@ class PerStep:
     The observer's side of a conversation, in arrays: tensors take twice the time.
     """
 
-    def __init__(self, number: int, config: ReinforceConfig):
+    def __init__(self, number: int, config: ReinforceConfig, life: int):
         self._number = number
 
     def begin(self, agent_rref) -> None:
@@ -250,9 +255,10 @@ class Batched(Packed):
 class LocalPolicy(PerStep):
     """Two calls a round: the weights come to the observer, its episodes go back."""
 
-    def __init__(self, number: int, config: ReinforceConfig):
-        super().__init__(number, config)
-        self._actor = Actor(Policy(config.hidden), config.seed_of(number, "actions"))
+    def __init__(self, number: int, config: ReinforceConfig, life: int):
+        super().__init__(number, config, life)
+        seed = config.seed_of(number, "actions", life)
+        self._actor = Actor(Policy(config.hidden), seed)
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)
@@ -345,9 +351,11 @@ class Training:
         }
 
 
-def run_agent(engine: OneProcess | TorchRPC, config: ReinforceConfig) -> Training:
+def run_agent(
+    engine: OneProcess | Workers, config: ReinforceConfig, make: Callable = Agent
+) -> Training:
     """The agent's role: make the observers, then train until it is solved."""
-    agent = Agent(config)
+    agent = make(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
         engine.remote(f"observer{i}", Observer, i, config)
@@ -369,21 +377,23 @@ def check(config: ReinforceConfig) -> None:
     checks.in_memory(f"a round in {number} environments", number * EPISODE)
 
 
-def run(config: ReinforceConfig, **options: Any) -> Training:
-    """Train over RPC: an agent and its observers, each in a process of its own.
+def run(
+    config: ReinforceConfig, engine: Workers | None = None, **options: Any
+) -> Training:
+    """Train on workers: an agent and its observers, each in a process of its own.
 
     The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
     where :func:`check` refuses the config, a WorkerError if a worker failed.
     """
     check(config)
     # The agent learns while the observers wait, so the cores are its own.
-    threads = psutil.cpu_count()
-    roles = {"agent": Role(run_agent, (TorchRPC(), config), num_threads=threads)}
+    engine, threads = engine or TorchRPC(), psutil.cpu_count()
+    roles = {"agent": Role(run_agent, (engine, config), num_threads=threads)}
     roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
     # An observer needs one for its episode, one to be answered; more slow small calls.
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")
-    return launch(roles, **options)["agent"]
+    return engine.launch(roles, **options)["agent"]
 
 
 def run_locally(

@@ -24,10 +24,12 @@ from cdopt_tutorial import checks, data
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import Role, launch, process_group, report
+from cdopt_tutorial.engines import Role, process_group, report
 from cdopt_tutorial.engines.device import gpus_of
 from cdopt_tutorial.engines.optimizer import make_optimizer
 from cdopt_tutorial.engines.pace import place
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.sharding.clipping import clip
 from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
@@ -206,7 +208,7 @@ def check(job: Job) -> None:
     checks.check(config, "seq_len", config.seq_len <= longest, allowed)
 
 
-def run(job: Job, **options: Any) -> Result:
+def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on ranks, each a process of its own.
 
     The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
@@ -220,7 +222,8 @@ def run(job: Job, **options: Any) -> Result:
         for rank in range(number)
     }
     attach = partial(place, Trainer.step, STEP_DEADLINE, then=math.inf)
-    results = launch(roles, **{"attach": attach} | options)
+    engine = engine or TorchRPC()
+    results = engine.launch(roles, **{"attach": attach} | options)
     return Result(job.config, list(results.values()))
 
 

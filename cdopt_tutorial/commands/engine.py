@@ -1,0 +1,24 @@
+"""The flags that choose an engine, of every command that trains on workers."""
+
+import argparse
+
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add `--engine` and `--address`."""
+    engine = "what starts the workers, and carries their calls (default: rpc)"
+    parser.add_argument("--engine", choices=("rpc", "ray"), default="rpc", help=engine)
+    address = "of a cluster of Ray, host:port; by default one is started here"
+    parser.add_argument("--address", help=address)
+
+
+def chosen(args: argparse.Namespace) -> Workers:
+    """The engine that the flags name; ValueError if it is not to be had."""
+    if args.engine == "ray":
+        return OnRay(address=args.address)
+    if args.address is not None:
+        raise ValueError("address is of a cluster of Ray, so it needs engine ray")
+    return TorchRPC()

@@ -1,0 +1,118 @@
+"""The engine of Ray: the same workers as actors, on this host or on a cluster."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from cdopt_tutorial import torchrun
+from cdopt_tutorial.engines import forking, pack
+from cdopt_tutorial.engines.group import Group
+from cdopt_tutorial.engines.launch import Role, launch
+from cdopt_tutorial.engines.process import Settings
+from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.own_network import VARIABLE
+
+# What Ray would do besides: ask no caller, tell its makers, listen on all devices.
+QUIET = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+DRIVER = "ray"  # the name of the process that starts and watches the actors
+LONGEST = 40  # characters of a folder, in which Ray's sockets still have a place
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver is to do."""
+
+    settings: Settings  #: of the run
+    packed: Mapping[str, bytes]  #: the workers' roles, by name
+    address: str | None  #: of a cluster that is there; None starts one here
+    join_deadline: float  #: seconds until all actors must have been made
+
+
+@dataclass(frozen=True)
+class OnRay(Workers):
+    """Runs a system on actors of Ray; a ValueError if Ray is not installed."""
+
+    way: str = "cut"
+    address: str | None = None  #: of a cluster, "host:port"; None starts one here
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.way != "cut":
+            raise ValueError(f"way is {self.way!r}, but must be cut: Ray has no other")
+        if find_spec("ray") is None:
+            install = "pip install 'cdopt-tutorial[ray]'"
+            raise ValueError(f"the engine ray needs Ray, which is not here: {install}")
+        if torchrun.is_here():
+            raise ValueError("the engine ray starts its workers itself, not torchrun")
+
+    def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
+        """What each role returned, by name; as :func:`.launch`, with its options.
+
+        What is of torch RPC has no meaning here: threads, polling; a trace or a wire
+        is refused. Roles that are replaceable begin anew where their actor dies.
+        """
+        for name in ("trace", "wire"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name} is for torch RPC, and not for the engine ray")
+        return launch(roles, play=self._play, **options)
+
+    def _play(
+        self,
+        settings: Settings,
+        packed: Mapping[str, bytes],
+        on_report: Callable[[str, Any], None] | None,
+        deadlines: tuple[float, float],
+    ) -> dict[str, tuple[Any, None, None]]:
+        if len(settings.folder) > LONGEST:
+            where = os.path.dirname(settings.folder)
+            raise ValueError(f"TMPDIR is {where}, too long for Ray's sockets")
+
+        def hand_on(_: str, told: tuple) -> None:
+            worker, kind, *content = told
+            if kind == "output":
+                stream, line = content
+                print(f"[{worker}] {line}", file=getattr(sys, stream))
+            elif on_report is not None:
+                on_report(worker, *content)
+
+        plan = Plan(settings, packed, self.address, deadlines[1])
+        content, modules = pack.pack({DRIVER: (None, Role(_drive, (plan,)))})
+        alone = replace(settings, world_size=1, modules=modules)
+        with nullcontext() if self.address is None else _in_host_network():
+            done = Group(alone, content, hand_on).run(*deadlines)
+        results, _, _ = done[DRIVER]
+        return {name: (result, None, None) for name, result in results.items()}
+
+
+def _drive(plan: Plan) -> dict[str, Any]:
+    """The driver's role: what the roles returned, by name."""
+    if plan.address is None:
+        os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Not before: Ray reads the environment as it is imported.
+    from cdopt_tutorial.engines.ray_driver import drive
+
+    return drive(plan)
+
+
+@contextmanager
+def _in_host_network() -> Iterator[None]:
+    """The driver of a cluster must reach it: in a run's own network there is nobody."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "host"
+    forking.end_server()
+    try:
+        yield
+    finally:
+        forking.end_server()
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before

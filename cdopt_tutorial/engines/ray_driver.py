@@ -1,0 +1,144 @@
+"""The driver of a run on Ray: it starts the actors, and watches over them.
+
+It is a process of its own, so that a run which is local has a network of its own, too:
+Ray listens on many ports there, and nobody else can reach them.
+"""
+
+import pickle
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from cdopt_tutorial.engines import network_store, process
+from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
+from cdopt_tutorial.engines.on_ray import Plan
+from cdopt_tutorial.engines.pace import Pace, find_late
+from cdopt_tutorial.engines.ray_worker import RayWorker, named
+
+TICK = 0.1  # seconds between two looks at the actors
+LOST = 15.0  # seconds without an answer, after which one counts as lost
+OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
+
+
+def drive(plan: Plan) -> dict[str, Any]:
+    """What the roles returned, by name; a WorkerError if one failed."""
+    with _cluster(plan):
+        return _Actors(plan).run()
+
+
+@contextmanager
+def _cluster(plan: Plan) -> Iterator[None]:
+    """A cluster of this host alone, or one that has been started before."""
+    # Actors find each other by their names, among those of one run.
+    options = {"namespace": secrets.token_hex(8), "log_to_driver": False}
+    if plan.address is None:
+        options |= {"num_cpus": len(plan.packed), "object_store_memory": OBJECTS}
+        options |= {"include_dashboard": False, "_temp_dir": plan.settings.folder}
+    ray.init(plan.address, configure_logging=False, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class _Actor:
+    """The driver's view of one worker."""
+
+    def __init__(self, handle: Any, replaceable: bool):
+        self.handle, self.replaceable = handle, replaceable
+        self.host = ""
+        self.playing: Any = None
+        self.taking: Any = None
+        self.heard = time.monotonic()
+        self.pace: Pace | None = None
+
+
+class _Actors:
+    """The actors of one run."""
+
+    def __init__(self, plan: Plan):
+        first = next(iter(plan.packed))
+        meeting = f"{network_store.SCHEME}://{first}"
+        self._settings = replace(plan.settings, meeting=meeting)
+        self._deadline = plan.join_deadline
+        # Whoever is called may call the caller: each needs a thread for each other.
+        threads = 2 * len(plan.packed) + 4
+        options = {"num_cpus": 1, "max_concurrency": threads}
+        self._actors = {}
+        for name, packed in plan.packed.items():
+            replaceable = name in plan.settings.replaceable
+            make = RayWorker.options(
+                name=name, max_restarts=-1 if replaceable else 0, **options
+            )
+            handle = make.remote(self._settings, name, packed)
+            self._actors[name] = _Actor(handle, replaceable)
+
+    def run(self) -> dict[str, Any]:
+        """What the roles returned, by name; a WorkerError if one failed."""
+        self._await_start()
+        done: dict[str, Any] = {}
+        while len(done) < len(self._actors):
+            playing = {a.playing: n for n, a in self._actors.items() if n not in done}
+            ready, _ = ray.wait(list(playing), timeout=TICK)
+            for answer in ready:
+                with named(playing[answer]):
+                    done[playing[answer]] = pickle.loads(ray.get(answer))
+            self._listen()
+            self._look_at_pace(done)
+        for name in self._actors:
+            self._take(name)
+        return done
+
+    def _await_start(self) -> None:
+        limit = time.monotonic() + self._deadline
+        for name, actor in self._actors.items():
+            try:
+                left = max(0.0, limit - time.monotonic())
+                with named(name):
+                    actor.host = ray.get(actor.handle.host.remote(), timeout=left)
+            except TimeoutError:
+                reason = f"missed the deadline of {self._deadline:g} s to join"
+                raise WorkerError(name, reason) from None
+        for actor in self._actors.values():
+            actor.playing = actor.handle.play.remote()
+            actor.heard = time.monotonic()
+
+    def _listen(self) -> None:
+        """Hand on what workers have to tell; look for who has gone."""
+        for name, actor in self._actors.items():
+            if actor.taking is None:
+                actor.taking = actor.handle.take.remote()
+            elif ray.wait([actor.taking], timeout=0)[0]:
+                self._take(name)
+            elif time.monotonic() - actor.heard > LOST:
+                raise WorkerError(name, f"was not heard of for {LOST:g} s")
+
+    def _take(self, name: str) -> None:
+        actor = self._actors[name]
+        asked = actor.taking or actor.handle.take.remote()
+        actor.taking = None
+        try:
+            with named(name):
+                told, actor.pace = ray.get(asked, timeout=LOST)
+        except WorkerLost:
+            if not actor.replaceable:
+                raise
+            # It comes back by itself, and knows nothing.
+            return
+        now = actor.heard = time.monotonic()
+        if actor.pace is not None:
+            actor.pace = actor.pace._replace(until=now + actor.pace.until)
+        for kind, *content in told:
+            process.report((name, kind, *content))
+
+    def _look_at_pace(self, done: Mapping[str, Any]) -> None:
+        paces = {n: a.pace for n, a in self._actors.items() if a.pace and n not in done}
+        if found := find_late(paces):
+            late, seconds = found
+            what = f"its deadline of {seconds:g} s for its part of a step"
+            raise WorkerError(late, f"missed {what}")
