@@ -10,6 +10,7 @@ from typing import Any
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.commands import common, engine
+from cdopt_tutorial.engines.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
@@ -27,6 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     keep = "keep checkpoints here"
     flag("--checkpoint", type=common.replaceable, metavar="FILE", help=keep)
     flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
+    again = "begin so often again, from the checkpoint, where a worker died"
+    flag("--max-restarts", type=int, default=0, metavar="N", help=again)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,9 +37,13 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         job = read_job(args)
         rnn.check(job)
+        rnn.restart.check(job, args.max_restarts)
         chosen = engine.chosen(args)
-    histories = rnn.run(job, chosen, deadline=math.inf, on_report=_log)
-    wire = rnn.traffic.measured_bytes(job)
+    options = {"max_restarts": args.max_restarts, "on_restart": _tell}
+    options |= {"deadline": math.inf, "on_report": _log}
+    histories = rnn.restart.run_again(job, chosen, **options)
+    # The sockets of Ray carry much besides.
+    wire = math.nan if args.engine == "ray" else rnn.traffic.measured_bytes(job)
     common.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
     if args.against_local:
@@ -47,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}, "
         f"bigram model {found['baseline_perplexity']:.1f}; "
-        f"{found['tokens_per_second']:.0f} tokens/s, {wire:.0f} bytes a step"
+        f"{found['tokens_per_second']:.0f} tokens/s"
+        + (f", {wire:.0f} bytes a step" if math.isfinite(wire) else "")
     )
     return 0
 
@@ -94,6 +102,14 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
         found["projected_perplexity"] = first.projected.perplexity
         found["projected_feasibility"] = first.projected.feasibility.weight
     return found
+
+
+def _tell(error: WorkerLost, job: Job) -> None:
+    """Say who died, and what is done again."""
+    place = "from the start"
+    if job.resume is not None:
+        place = f"from pass {job.resume.epoch + 1}, window {job.resume.window}"
+    print(f"{error.headline}: all begin again {place}", flush=True)
 
 
 def _log(_, note: rnn.Progress) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from cdopt_tutorial.engines import forking, process
-from cdopt_tutorial.engines.errors import WorkerError
+from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.pace import find_late, read_pace
 
 CHUNK = 2**20  # bytes to read at once
@@ -248,7 +248,8 @@ class Group:
         return ""
 
     def _fail(self, rank: int, worker: str, reason: str, details: str = "") -> None:
-        self._failures.append((rank, WorkerError(worker, reason, details)))
+        kind = WorkerLost if rank == _DIED else WorkerError
+        self._failures.append((rank, kind(worker, reason, details)))
 
     def _cause(self) -> WorkerError:
         """The failure that explains the others, after a moment for it to show."""

@@ -3,17 +3,21 @@
 import os
 import secrets
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import forking, pack
+from cdopt_tutorial.engines.errors import WorkerLost
 from cdopt_tutorial.engines.group import Group
 from cdopt_tutorial.engines.launch import Role, launch
 from cdopt_tutorial.engines.process import Settings
+from cdopt_tutorial.engines.reference import Ref
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.own_network import VARIABLE
 
@@ -23,8 +27,10 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+PATIENCE = 30.0  # seconds for a worker to begin anew
+PAUSE = 0.2  # seconds between two looks whether it has
 DRIVER = "ray"  # the name of the process that starts and watches the actors
-LONGEST = 40  # characters of a folder, in which Ray's sockets still have a place
+LONGEST = 19  # characters of the path below which a run's sockets get theirs
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class OnRay(Workers):
     """Runs a system on actors of Ray; a ValueError if Ray is not installed."""
 
     way: str = "cut"
+    replaces: ClassVar[bool] = True
     address: str | None = None  #: of a cluster, "host:port"; None starts one here
 
     def __post_init__(self):
@@ -51,8 +58,23 @@ class OnRay(Workers):
         if find_spec("ray") is None:
             install = "pip install 'cdopt-tutorial[ray]'"
             raise ValueError(f"the engine ray needs Ray, which is not here: {install}")
+        where = tempfile.gettempdir()
+        if self.address is None and len(where) > LONGEST:
+            allowed = f"a path of at most {LONGEST} characters for Ray's sockets"
+            raise ValueError(f"TMPDIR is {where!r}, but must be {allowed}")
         if torchrun.is_here():
             raise ValueError("the engine ray starts its workers itself, not torchrun")
+
+    def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
+        """The same, on a worker that may be about to begin anew."""
+        limit = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return super().remote(worker, make, *args, name=name)
+            except WorkerLost:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(PAUSE)
 
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
         """What each role returned, by name; as :func:`.launch`, with its options.
@@ -72,10 +94,6 @@ class OnRay(Workers):
         on_report: Callable[[str, Any], None] | None,
         deadlines: tuple[float, float],
     ) -> dict[str, tuple[Any, None, None]]:
-        if len(settings.folder) > LONGEST:
-            where = os.path.dirname(settings.folder)
-            raise ValueError(f"TMPDIR is {where}, too long for Ray's sockets")
-
         def hand_on(_: str, told: tuple) -> None:
             worker, kind, *content = told
             if kind == "output":
@@ -97,6 +115,8 @@ def _drive(plan: Plan) -> dict[str, Any]:
     """The driver's role: what the roles returned, by name."""
     if plan.address is None:
         os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # What Ray says is for who looks into a failure, and in the log.
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     # Not before: Ray reads the environment as it is imported.
     from cdopt_tutorial.engines.ray_driver import drive
 

@@ -73,7 +73,7 @@ class Others:
         """Tell the others of a failure that this process was the first to see."""
         if error not in self._failures:
             reason = f"{error.reason} (on {socket.gethostname()})"
-            self._add("failure", WorkerError(error.worker, reason))
+            self._add("failure", type(error)(error.worker, reason))
 
     def report(self, worker: str, record: Any) -> None:
         """Hand on what a worker reports, to the first process."""

@@ -6,6 +6,7 @@ Ray listens on many ports there, and nobody else can reach them.
 
 import pickle
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ import ray
 
 from cdopt_tutorial.engines import network_store, process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.on_ray import Plan
+from cdopt_tutorial.engines.on_ray import PATIENCE, Plan
 from cdopt_tutorial.engines.pace import Pace, find_late
-from cdopt_tutorial.engines.ray_worker import RayWorker, named
+from cdopt_tutorial.engines.ray_worker import RayWorker, WorkerPlan, named
 
 TICK = 0.1  # seconds between two looks at the actors
 LOST = 15.0  # seconds without an answer, after which one counts as lost
@@ -64,7 +65,7 @@ class _Actors:
     def __init__(self, plan: Plan):
         first = next(iter(plan.packed))
         meeting = f"{network_store.SCHEME}://{first}"
-        self._settings = replace(plan.settings, meeting=meeting)
+        settings = replace(plan.settings, meeting=meeting)
         self._deadline = plan.join_deadline
         # Whoever is called may call the caller: each needs a thread for each other.
         threads = 2 * len(plan.packed) + 4
@@ -75,7 +76,7 @@ class _Actors:
             make = RayWorker.options(
                 name=name, max_restarts=-1 if replaceable else 0, **options
             )
-            handle = make.remote(self._settings, name, packed)
+            handle = make.remote(WorkerPlan(settings, name, packed, sys.path))
             self._actors[name] = _Actor(handle, replaceable)
 
     def run(self) -> dict[str, Any]:
@@ -126,10 +127,10 @@ class _Actors:
             with named(name):
                 told, actor.pace = ray.get(asked, timeout=LOST)
         except WorkerLost:
-            if not actor.replaceable:
+            silent = time.monotonic() - actor.heard > PATIENCE
+            if silent or not actor.replaceable:
                 raise
-            # It comes back by itself, and knows nothing.
-            return
+            return  # it is about to begin anew
         now = actor.heard = time.monotonic()
         if actor.pace is not None:
             actor.pace = actor.pace._replace(until=now + actor.pace.until)

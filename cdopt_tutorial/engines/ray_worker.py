@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,29 +104,50 @@ class _Told:
         return taken
 
 
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What an actor needs to become a worker, and to become it again."""
+
+    settings: process.Settings  #: of the run
+    name: str  #: its own
+    packed: bytes  #: its role
+    path: list[str]  #: where modules are looked for
+
+
 @ray.remote
 class RayWorker:
     """An actor in which a role is played, and others' calls are answered."""
 
-    def __init__(self, settings: process.Settings, name: str, packed: bytes):
-        self._name, self._told = name, _Told()
+    def __init__(self, plan: WorkerPlan):
+        self._name, self._told = plan.name, _Told()
+        self._error: WorkerError | None = None
+        try:
+            self._join(plan)
+        except Exception as error:  # told when it is asked: else Ray says that it died
+            self._error = process.describe(plan.name, error)
+
+    def _join(self, plan: WorkerPlan) -> None:
+        settings = plan.settings
         process.enter(settings, self._told)
         self._pace = Path(f"/proc/self/fd/{os.memfd_create('pace')}")
         pace.begin(self._pace)
         os.environ["GLOO_SOCKET_IFNAME"] = settings.interface
         sys.stdout = process.Forwarded(self._told, "stdout")
         sys.stderr = process.Forwarded(self._told, "stderr")
-        network.enter(RayNetwork(name, settings.rpc_timeout))
+        sys.path[:] = plan.path
+        network.enter(RayNetwork(plan.name, settings.rpc_timeout))
         network_store.accept_meetings()
         for module in settings.modules:
             importlib.import_module(module)
-        attach, self._role = pack.unpack(packed)
+        attach, self._role = pack.unpack(plan.packed)
         torch.set_num_threads(self._role.num_threads)
         if attach is not None:
             attach()
 
     def host(self) -> str:
         """Where it runs, once it does."""
+        if self._error is not None:
+            raise self._error
         return socket.gethostname()
 
     def play(self) -> bytes:

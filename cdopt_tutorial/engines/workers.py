@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cdopt_tutorial.engines import gradients, network, process
 from cdopt_tutorial.engines.reference import Ref
@@ -14,6 +14,8 @@ class Workers:
     """Runs a system on workers, and travels to them with the roles."""
 
     way: str = "distributed"  #: of a gradient: distributed autograd, or a "cut"
+    #: whether one starts anew where it died, if its role is replaceable
+    replaces: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.way not in gradients.WAYS:

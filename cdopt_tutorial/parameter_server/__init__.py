@@ -1,6 +1,12 @@
 """Chapters 2 and 4: an RNN split over a trainer and a parameter server."""
 
-from cdopt_tutorial.parameter_server import checkpoint, compare, sample, traffic
+from cdopt_tutorial.parameter_server import (
+    checkpoint,
+    compare,
+    restart,
+    sample,
+    traffic,
+)
 from cdopt_tutorial.parameter_server.history import History, Progress
 from cdopt_tutorial.parameter_server.model import (
     RNNConfig,
@@ -19,6 +25,6 @@ from cdopt_tutorial.parameter_server.system import (
 
 __all__ = [
     "History", "Job", "Owner", "Progress", "RNNConfig", "RNNModel", "Trainer",
-    "build_all", "check", "checkpoint", "compare", "constrain", "run", "run_locally",
-    "sample", "traffic",
+    "build_all", "check", "checkpoint", "compare", "constrain", "restart", "run",
+    "run_locally", "sample", "traffic",
 ]  # fmt: skip

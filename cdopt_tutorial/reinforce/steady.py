@@ -1,73 +1,96 @@
-"""An agent that goes on when an observer dies: with a new one, without its round."""
+"""Attaches to an agent, which then goes on when an observer dies, with a new one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from torch.futures import Future
 
+from cdopt_tutorial.engines import attach as engine
 from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.reference import Reference
-from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.learner import Actor, Episodes
-from cdopt_tutorial.reinforce.system import Agent, Observer, ReinforceConfig
 
 
 @dataclass(frozen=True)
 class Lost:
-    """What the agent reports of an observer that died and was replaced."""
+    """What the agent reports of an observer that died and is replaced."""
 
     observer: str  #: its name, which the new one has as well
-    round: int  #: the round in which nothing of it counts, from 1
+    round: int  #: the round, from 1, in which nothing of it counts
 
 
-class SteadyAgent(Agent):
-    """Learns from the episodes of the observers that are left in a round."""
+def attach() -> None:
+    """Called in every worker first: an agent learns from the observers that are left.
 
-    def __init__(self, engine: Workers, config: ReinforceConfig):
-        super().__init__(config)
-        self._engine, self._round = engine, 0
-        self._lives = [0] * config.num_observers
+    Its engine must replace workers that die.
+    """
+    engine.wrap(system.Agent.run_episode, _Steadily().run_episode)
+
+
+class _Steadily:
+    """What one agent does in place of a round in which nobody may die."""
+
+    def __init__(self):
+        self._round = 0
+        self._lives: dict[int, int] = {}
 
     def run_episode(
-        self, agent_rref: Reference, observer_rrefs: list[Reference]
+        self, _: Any, agent: Any, agent_rref: Reference, observer_rrefs: list[Reference]
     ) -> list[Episodes]:
-        """As an agent does, again if no observer is left; the dead are replaced."""
+        """The episodes of all that are left; again if there is none."""
         self._round += 1
         batch: list[Episodes] = []
         while not batch:
-            self._waiting.expect(range(len(observer_rrefs)))
+            agent._waiting.expect(range(len(observer_rrefs)))
             futures = []
             for number, rref in enumerate(observer_rrefs):
                 futures.append(rref.rpc_async().run_episode(agent_rref))
-                futures[-1].add_done_callback(partial(self._leave_if_lost, number))
-            batch = self._take(futures, observer_rrefs)
+                # At once: the others may wait for it, and we for them.
+                leave = partial(_leave_if_lost, agent, number)
+                futures[-1].add_done_callback(leave)
+            batch = self._take(agent, futures, observer_rrefs)
         return batch
 
-    def _leave_if_lost(self, number: int, future: Future) -> None:
-        # At once: the others may wait for it, and we for them.
-        try:
-            future.value()
-        except WorkerLost:
-            self._waiting.leave(number)
-
     def _take(
-        self, futures: Sequence[Future], observer_rrefs: list[Reference]
+        self, agent: Any, futures: Sequence[Future], observer_rrefs: list[Reference]
     ) -> list[Episodes]:
-        """The episodes of those who are left; new observers for the others."""
         batch = []
         for number, future in enumerate(futures):
             try:
-                batch.append(self._episodes(number, *future.wait()))
+                batch.append(agent._episodes(number, *future.wait()))
             except WorkerLost:
-                observer_rrefs[number] = self._replace(number)
+                observer_rrefs[number] = self._replace(agent, number)
         return batch
 
-    def _replace(self, number: int) -> Reference:
-        """A new observer, with random streams that were not drawn from before."""
-        self._lives[number] += 1
-        life, name = self._lives[number], f"observer{number}"
-        seed = self.config.seed_of(number, "actions", life)
-        self._actors[number] = Actor(self.policy, seed)
-        self._engine.report("agent", Lost(name, self._round))
-        return self._engine.remote(name, Observer, number, self.config, life)
+    def _replace(self, agent: Any, number: int) -> Reference:
+        """A new observer; its random streams are nobody else's."""
+        life = self._lives[number] = self._lives.get(number, 0) + 1
+        config, name = Anew(**asdict(agent.config), life=life), f"observer{number}"
+        seed = config.seed_of(number, "actions")
+        agent._actors[number] = Actor(agent.policy, seed)
+        OnRay().report("agent", Lost(name, self._round))
+        return OnRay().remote(name, system.Observer, number, config)
+
+
+def _leave_if_lost(agent: Any, number: int, future: Future) -> None:
+    try:
+        future.value()
+    except WorkerLost:
+        agent._waiting.leave(number)
+    except Exception:
+        return  # whoever waits for the future gets it
+
+
+@dataclass(frozen=True)
+class Anew(system.ReinforceConfig):
+    """The settings of an observer that replaces one."""
+
+    life: int = 1  #: how often there was one before it
+
+    def seed_of(self, observer: int, purpose: str) -> int:
+        """As if there were more observers: nobody has drawn from these streams."""
+        return super().seed_of(observer + self.life * self.num_observers, purpose)

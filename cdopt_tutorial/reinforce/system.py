@@ -74,14 +74,10 @@ class ReinforceConfig:
         checks.learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
-    def seed_of(self, observer: int, purpose: str, life: int = 0) -> int:
-        """A seed of an observer's own for its "environments" or its "actions".
-
-        An observer that replaces one has another ``life``.
-        """
+    def seed_of(self, observer: int, purpose: str) -> int:
+        """A seed of an observer's own for its "environments" or its "actions"."""
         stream = ("environments", "actions").index(purpose)
-        numbers = [self.seed, observer, stream] + [life] * (life > 0)
-        sequence = np.random.SeedSequence(numbers)
+        sequence = np.random.SeedSequence([self.seed, observer, stream])
         return int(sequence.generate_state(1)[0])
 
 
@@ -168,12 +164,12 @@ class Agent:
 class Observer:
     """Runs episodes in its environments when the agent tells it to."""
 
-    def __init__(self, number: int, config: ReinforceConfig, life: int = 0):
-        self._talk = CONVERSATIONS[config.conversation](number, config, life)
+    def __init__(self, number: int, config: ReinforceConfig):
+        self._talk = CONVERSATIONS[config.conversation](number, config)
         self._env = gymnasium.make_vec(
             ENVIRONMENT, config.num_envs, vectorization_mode="vector_entry_point"
         )
-        seed = config.seed_of(number, "environments", life)
+        seed = config.seed_of(number, "environments")
         self._env.np_random = np.random.default_rng(seed)
 
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
@@ -203,7 +199,7 @@ class PerStep:
     The observer's side of a conversation, in arrays: tensors take twice the time.
     """
 
-    def __init__(self, number: int, config: ReinforceConfig, life: int):
+    def __init__(self, number: int, config: ReinforceConfig):
         self._number = number
 
     def begin(self, agent_rref) -> None:
@@ -255,10 +251,9 @@ class Batched(Packed):
 class LocalPolicy(PerStep):
     """Two calls a round: the weights come to the observer, its episodes go back."""
 
-    def __init__(self, number: int, config: ReinforceConfig, life: int):
-        super().__init__(number, config, life)
-        seed = config.seed_of(number, "actions", life)
-        self._actor = Actor(Policy(config.hidden), seed)
+    def __init__(self, number: int, config: ReinforceConfig):
+        super().__init__(number, config)
+        self._actor = Actor(Policy(config.hidden), config.seed_of(number, "actions"))
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)
@@ -351,11 +346,9 @@ class Training:
         }
 
 
-def run_agent(
-    engine: OneProcess | Workers, config: ReinforceConfig, make: Callable = Agent
-) -> Training:
+def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training:
     """The agent's role: make the observers, then train until it is solved."""
-    agent = make(config)
+    agent = Agent(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
         engine.remote(f"observer{i}", Observer, i, config)
@@ -389,10 +382,15 @@ def run(
     # The agent learns while the observers wait, so the cores are its own.
     engine, threads = engine or TorchRPC(), psutil.cpu_count()
     roles = {"agent": Role(run_agent, (engine, config), num_threads=threads)}
-    roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
+    observer = Role(serve, replaceable=True)
+    roles |= {f"observer{i}": observer for i in range(config.num_observers)}
     # An observer needs one for its episode, one to be answered; more slow small calls.
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")
+    if engine.replaces:
+        from cdopt_tutorial.reinforce import steady  # which imports this module
+
+        options.setdefault("attach", steady.attach)
     return engine.launch(roles, **options)["agent"]
 
 

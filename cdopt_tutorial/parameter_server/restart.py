@@ -1,0 +1,46 @@
+"""A training that goes on from its checkpoint after a worker has died."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.parameter_server import checkpoint
+from cdopt_tutorial.parameter_server.history import History
+from cdopt_tutorial.parameter_server.system import Job, run
+
+
+def run_again(
+    job: Job,
+    engine: Workers | None = None,
+    *,
+    max_restarts: int,
+    on_restart: Callable[[WorkerLost, Job], None] = lambda error, job: None,
+    **options: Any,
+) -> list[History]:
+    """As ``run``; all workers begin again where one was lost, so many times at most.
+
+    They go on from the checkpoint that the job keeps, so only the steps since then are
+    lost, and done again; ``on_restart(error, job)`` is told of it first. A ValueError
+    where :func:`check` refuses the number; the last WorkerLost once there were more.
+    """
+    check(job, max_restarts)
+    for left in reversed(range(max_restarts + 1)):
+        try:
+            return run(job, engine, **options)
+        except WorkerLost as error:
+            if not left:
+                raise
+            if job.keep.exists():  # else it had not come so far
+                job = replace(job, resume=checkpoint.load(job.keep))
+            on_restart(error, job)
+    raise AssertionError  # the last of them returns, or raises
+
+
+def check(job: Job, max_restarts: int) -> None:
+    """A ValueError for a negative number, or one of a job that keeps nothing."""
+    if max_restarts < 0:
+        raise ValueError(f"max-restarts is {max_restarts}, but must be at least 0")
+    if max_restarts and job.keep is None:
+        raise ValueError(f"max-restarts is {max_restarts}, which needs a checkpoint")

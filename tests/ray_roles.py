@@ -1,0 +1,63 @@
+"""Roles for the tests of Ray, and what dies in them; importable by the workers."""
+
+import os
+import signal
+
+from cdopt_tutorial.engines.attach import wrap
+from cdopt_tutorial.parameter_server import Owner, Trainer
+from cdopt_tutorial.reinforce import Agent, Observer, run_agent, steady
+
+
+def train_each(engine, configs):
+    """The rewards of several trainings, one after another."""
+    return [run_agent(engine, config).score.rewards for config in configs]
+
+
+def lose_observer(rounds):
+    """Observer 1 dies in the middle of that round of each of its lives."""
+    steady.attach()
+    lives = []
+
+    def make(function, observer, number, config):
+        function(observer, number, config)
+        lives.append(number == 1 and getattr(config, "life", 0))
+
+    def run_episode(function, observer, agent_rref):
+        (life,) = lives
+        if life is not False and life < len(rounds):
+            rounds[life] -= 1
+            if rounds[life] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return function(observer, agent_rref)
+
+    wrap(Observer.__init__, make)
+    wrap(Observer.run_episode, run_episode)
+
+
+def lose_agent():
+    """The agent dies when it first learns."""
+    wrap(Agent.finish_episode, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def die_once(folder, trainer_step, owner_step):
+    """The trainer dies in that step of the training, later on the server in its own."""
+    of_trainer, of_owner = folder / "trainer", folder / "owner"
+    steps = []
+
+    def train(function, trainer, *args):
+        if len(trainer.history.losses) == trainer_step and not of_trainer.exists():
+            of_trainer.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(trainer, *args)
+
+    def step(function, owner, *args):
+        steps.append(1)
+        last = of_trainer.exists() and len(steps) == owner_step
+        # The trainer has an owner of its LSTM, too.
+        if last and "rnn" not in owner._parts and not of_owner.exists():
+            of_owner.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(owner, *args)
+
+    wrap(Trainer.step, train)
+    wrap(Owner.step, step)

@@ -1,0 +1,201 @@
+"""The systems on Ray: as in one process, also where workers die and are replaced."""
+
+import os
+import tempfile
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import psutil
+import pytest
+import ray_roles
+from running import COMMAND, listeners, wait_for_end
+
+from cdopt_tutorial import data, hybrid, sharding
+from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.engines import Role, Trace, WorkerError, on_ray, serve
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.reinforce import (
+    CONVERSATIONS,
+    Agent,
+    Observer,
+    ReinforceConfig,
+    Score,
+    run,
+    run_locally,
+)
+from cdopt_tutorial.reinforce.steady import Anew, Lost
+from cdopt_tutorial.scratch import scratch
+from cdopt_tutorial.sharding import ShardConfig
+
+TOLERANCE = 1e-10
+LOOPBACK = "127.0.0.1", "::ffff:127.0.0.1"
+EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return data.Grammar(seed=1).corpus(20_000, 5_000)
+
+
+def test_every_conversation_has_the_rewards_of_one_process():
+    configs = [ReinforceConfig(c, num_envs=2, max_episodes=20) for c in CONVERSATIONS]
+    roles = {"agent": Role(ray_roles.train_each, (OnRay(), configs))}
+    roles |= {f"observer{i}": Role(serve) for i in range(2)}
+    found = OnRay().launch(roles)["agent"]
+    assert found == [run_locally(config).score.rewards for config in configs]
+
+
+@pytest.mark.parametrize(("trainers", "manifold"), [(1, "none"), (2, "stiefel")])
+def test_the_rnn_has_the_parameters_of_one_process(corpus, trainers, manifold):
+    config = RNNConfig(
+        num_trainers=trainers, manifold=manifold, where="server", max_steps=10, **EXACT
+    )
+    job = rnn.Job(config, corpus)
+    weights = rnn.run(job, OnRay())[0].weights
+    assert max_difference(weights, rnn.run_locally(job).weights) <= TOLERANCE
+
+
+def test_the_hybrid_has_the_parameters_of_one_process():
+    job = hybrid.Job(HybridConfig(manifold="stiefel", max_steps=10, dtype="float64"))
+    result = hybrid.run(job, OnRay())
+    assert result.max_parameter_difference(hybrid.run_locally(job)) <= TOLERANCE
+
+
+def test_shards_have_the_parameters_of_one_process():
+    config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")
+    job = sharding.Job(config)
+    result = sharding.run(job, OnRay())
+    assert result.max_parameter_difference(sharding.run_locally(job)) <= TOLERANCE
+
+
+def without(config, lost):
+    """Rewards in one process, of a training in which observer 1 is lost in rounds."""
+    agent, score = Agent(config), Score()
+    observers = [Observer(i, config) for i in range(config.num_observers)]
+    while len(score.rewards) < config.max_episodes:
+        batch = []
+        for number, observer in enumerate(observers):
+            if number == 1 and score.rounds + 1 in lost:
+                life = lost.index(score.rounds + 1) + 1
+                observers[1] = Observer(1, Anew(**vars(config), life=life))
+            else:
+                ends = observer.run_episode(LocalRef(agent))
+                batch.append(agent._episodes(number, *ends))
+        agent.finish_episode(batch)
+        score.add(batch)
+    return score.rewards
+
+
+def test_an_observer_that_dies_costs_its_round_and_is_replaced():
+    config = ReinforceConfig(num_envs=4, max_episodes=100)
+    told = []
+    # In the first round of its third life, and later ones of those before.
+    dies = partial(ray_roles.lose_observer, [3, 4, 1])
+    on_report = lambda _, record: told.append(record)  # noqa: E731
+    training = run(config, OnRay(), attach=dies, on_report=on_report)
+    lost = [record for record in told if isinstance(record, Lost)]
+    assert lost == [Lost("observer1", number) for number in (3, 7, 8)]
+    assert training.score.rewards == without(config, [3, 7, 8])
+    assert training.score.rewards != run_locally(config).score.rewards
+
+
+def test_an_observer_that_dies_keeps_nobody_waiting():
+    # Where the agent answers them all together.
+    config = ReinforceConfig("batched", num_envs=4, max_episodes=24)
+    dies = partial(ray_roles.lose_observer, [2])
+    training = run(config, OnRay(), attach=dies)
+    assert [each.episodes for each in training.rounds] == [8, 12, 20, 28]
+
+
+def test_a_training_goes_on_where_the_last_checkpoint_was(corpus, tmp_path):
+    config = RNNConfig(max_steps=50, save_every=10, **EXACT)
+    job = rnn.Job(config, corpus, keep=tmp_path / "kept.pt")
+    told = []
+    histories = rnn.restart.run_again(
+        job,
+        OnRay(),
+        max_restarts=2,
+        on_restart=lambda error, job: told.append((error.worker, job.resume)),
+        attach=partial(ray_roles.die_once, tmp_path, 25, 15),
+    )
+    places = [(worker, kept.epoch, kept.window) for worker, kept in told]
+    assert places == [("trainer0", 0, 20), ("ps", 1, 0)]
+    alone = rnn.run_locally(rnn.Job(config, corpus))
+    assert histories[0].losses == pytest.approx(alone.losses, abs=TOLERANCE)
+    assert max_difference(histories[0].weights, alone.weights) <= TOLERANCE
+
+
+def test_an_agent_that_dies_ends_the_run():
+    with pytest.raises(WorkerError, match="^agent died"):
+        run(ReinforceConfig(num_envs=2), OnRay(), attach=ray_roles.lose_agent)
+
+
+@pytest.fixture
+def short_path():
+    """Of a temporary folder: Ray makes sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_nobody_else_reaches_it_and_nothing_is_left(short_path, monkeypatch):
+    endless = ("--engine", "ray", "--lr", "1e-9", "--max-episodes", "10000000")
+    command = [*COMMAND, "reinforce", *endless]
+    env = os.environ | {"TMPDIR": str(short_path)}
+    with Popen(command, env=env, stdout=PIPE, text=True) as running:
+        while "Episode" not in running.stdout.readline():
+            assert running.poll() is None
+        below = psutil.Process(running.pid).children(recursive=True)
+        assert [each.name() for each in below].count("raylet") == 1
+        places = {place for each in below for place, _ in listeners(each.pid)[0]}
+        assert places <= {str(ip_address(each)) for each in LOOPBACK}
+        running.kill()
+        wait_for_end(below)
+    # The next run sweeps.
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
+    with scratch() as folder:
+        assert [str(each) for each in short_path.iterdir()] == [folder]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("--address", "a:1"),
+            "address is of a cluster of Ray, so it needs engine ray",
+        ),
+        (("--engine", "ray", "--max-episodes", "0"), "max_episodes is 0"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, line, capsys, no_process_starts):
+    assert main(["reinforce", *arguments]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    assert main(["rnn", "--engine", "ray"]) == 2
+    told = "cdopt-tutorial: the engine ray needs Ray, which is not here: "
+    assert capsys.readouterr().err == f"{told}pip install 'cdopt-tutorial[ray]'\n"
+
+
+def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
+    with pytest.raises(ValueError, match="trace is for torch RPC, and not for"):
+        OnRay().launch({"a": Role(serve)}, trace=Trace())
+    long = "/tmp/" + 40 * "x"
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", long)
+        with pytest.raises(ValueError, match=f"TMPDIR is '{long}', but must be a path"):
+            OnRay()
+    with pytest.raises(ValueError, match="way is 'distributed', but must be cut"):
+        OnRay("distributed")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="starts its workers itself, not torchrun"):
+        OnRay()
