@@ -44,5 +44,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) .ci/preflight.py
 	@echo "installing into .venv; the first time takes minutes"
 	@if [ "$$(cat $(STAMP) 2>/dev/null)" = "$$PWD" ]; then rm $(STAMP); else $(PYTHON) -m venv --clear .venv; fi
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[book,test]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[book,ray,test]'
 	@echo "$$PWD" > $(STAMP)

@@ -1,18 +1,21 @@
 """Hosts for tests: network namespaces at one bridge, each with a name of its own."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import psutil
 import pytest
 from running import wait_for_end
 
-PORT = 29500
+PORT, RAY_PORT = 29500, 6379
 PATIENCE = 120  # seconds for a run, on a machine that is busy
 NET = "10.213.0"  # of the bridge; nothing leads out of it
 
@@ -47,6 +50,15 @@ class Hosts:
         """Take a host off the bridge: what is sent is lost, and nobody is told."""
         ip("-n", self._bridge, "link", "set", f"port{number}", "down")
 
+    def start(
+        self, number: int, *command: str, **options: Any
+    ) -> subprocess.Popen[str]:
+        """A command on one of the hosts, of that number, which calls itself host<n>."""
+        inside = ["ip", "netns", "exec", self.names[number - 1], "unshare", "--uts"]
+        inside += ["sh", "-c", f'hostname host{number} && exec "$@"', "sh"]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+        return subprocess.Popen([*inside, *command], text=True, **options)
+
     def torchrun(
         self, workers: list[int], *arguments: str, max_restarts: int = 0
     ) -> "Runs":
@@ -55,18 +67,36 @@ class Hosts:
         own += ["--master-port", str(PORT), "--monitor-interval", "1"]
         own += ["--max-restarts", str(max_restarts)]
         runs = []
-        for rank, (name, number) in enumerate(zip(self.names, workers, strict=True)):
-            shell = f'hostname host{rank + 1} && exec "$@"'
-            command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c"]
-            command += [shell, "sh", sys.executable, "-m", "torch.distributed.run"]
-            command += [*own, "--node-rank", str(rank), "--nproc-per-node", str(number)]
+        for rank, number in enumerate(workers):
+            command = [sys.executable, "-m", "torch.distributed.run", *own]
+            command += ["--node-rank", str(rank), "--nproc-per-node", str(number)]
             command += ["-m", "cdopt_tutorial", *arguments]
-            runs.append(
-                subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
-            )
+            runs.append(self.start(rank + 1, *command))
         return Runs(runs)
+
+    @contextmanager
+    def cluster(self) -> Iterator[dict[str, str]]:
+        """Ray on all hosts, with a place for two workers on each; what callers need."""
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        environment = {**os.environ, **token, "RAY_USAGE_STATS_ENABLED": "0"}
+        every = ["--num-cpus=2", "--object-store-memory=100000000", "--block"]
+        with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+            first = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
+            first += [f"--temp-dir={folder}"]
+            nodes = []
+            try:
+                for number in range(1, len(self.names) + 1):
+                    own = first if number == 1 else [f"--address={NET}.1:{RAY_PORT}"]
+                    own += [f"--node-ip-address={NET}.{number}", *every]
+                    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *own]
+                    nodes.append(self.start(number, *ray, env=environment))
+                    for line in nodes[-1].stdout:
+                        if "--block" in line:  # it says so once all of it runs
+                            break
+                yield environment
+            finally:
+                # Asked to end, they would wait for each other.
+                kill(nodes)
 
 
 class Runs:
@@ -102,7 +132,7 @@ class Runs:
     def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
         """Each host's code and output, within so many seconds, with nothing left."""
         limit, told = time.monotonic() + timeout, []
-        seen = set(self._seen())
+        seen = set(tree(self.agents))
         try:
             for agent in self.agents:
                 left = max(1.0, limit - time.monotonic())
@@ -114,15 +144,22 @@ class Runs:
 
     def kill(self) -> None:
         """End what is left of it."""
-        for process in list(self._seen()):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill(self.agents)
 
-    def _seen(self) -> Iterator[psutil.Process]:
-        for agent in self.agents:
-            with suppress(psutil.NoSuchProcess):
-                found = psutil.Process(agent.pid)
-                yield from (found, *found.children(recursive=True))
+
+def tree(processes: list[subprocess.Popen]) -> Iterator[psutil.Process]:
+    """Those that still run, and all below them."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found = psutil.Process(process.pid)
+            yield from (found, *found.children(recursive=True))
+
+
+def kill(processes: list[subprocess.Popen]) -> None:
+    """End them, and all below."""
+    for process in list(tree(processes)):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:

@@ -17,11 +17,16 @@ import pytest
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import bench, build, common, execute
 from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import ReinforceConfig
 
-TRAINING = {"seed": 1, "smoke": False, "json": None, "device": "cpu"}
+TRAINING = {
+    "seed": 1, "smoke": False, "json": None, "device": "cpu", "engine": "rpc",
+    "address": None,
+}  # fmt: skip
 # Of all commands, all flags and what holds without them: nothing here may change.
 FLAGS = {
     "reinforce": TRAINING | {
@@ -36,7 +41,7 @@ FLAGS = {
         "lr": 0.004, "lr-decay": 0.9, "clip": 1.0, "manifold": "none",
         "where": "trainer", "per-gate": False, "penalty": 1.0, "epochs": 6,
         "max-steps": None, "checkpoint": None, "save-every": 50, "resume": None,
-        "against-local": False,
+        "max-restarts": 0, "against-local": False,
     },
     "hybrid": TRAINING | {
         "num-trainers": 2, "semantics": "exact", "shares": None, "embedding": 16,
@@ -125,12 +130,13 @@ class Asked(Exception):
     """What a command would have run."""
 
     job: object
+    engine: object
     options: dict
 
 
 RUNS = {
     "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
-    "rnn": "cdopt_tutorial.commands.rnn.rnn.run",
+    "rnn": "cdopt_tutorial.commands.rnn.rnn.restart.run_again",
     "hybrid": "cdopt_tutorial.commands.hybrid.hybrid.run",
 }
 
@@ -141,8 +147,8 @@ def asked(monkeypatch, tmp_path):
     text = tmp_path / "text"
     text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
 
-    def refuse(job, **options):
-        raise Asked(job, options)
+    def refuse(job, engine, **options):
+        raise Asked(job, engine, options)
 
     def asked(command, *args):
         monkeypatch.setattr(RUNS[command], refuse)
@@ -211,6 +217,7 @@ class TestConfig:
         apart = {
             *("smoke", "json", "device", "world-size"),
             *("no-sync", "async", "corpus", "checkpoint", "resume", "against-local"),
+            *("engine", "address", "max-restarts"),
         }
         assert seen == set(FLAGS[command]) - apart
 
@@ -250,6 +257,19 @@ class TestConfig:
         for command in ("reinforce", "hybrid"):
             config = config_of(asked(command, "--device", "cuda:1"))
             assert config.device == "cuda:1"
+
+    @pytest.mark.parametrize("command", RUNS)
+    def test_has_the_engine(self, command, asked):
+        assert asked(command).engine == TorchRPC()
+        assert asked(command, "--engine", "ray").engine == OnRay()
+        there = "--engine", "ray", "--address", "a:1"
+        assert asked(command, *there).engine == OnRay(address="a:1")
+
+    def test_has_the_restarts(self, asked, tmp_path):
+        kept = "--checkpoint", str(tmp_path / "kept.pt")
+        assert asked("rnn").options["max_restarts"] == 0
+        options = asked("rnn", "--max-restarts", "2", *kept).options
+        assert options["max_restarts"] == 2
 
     def test_async_is_no_sync(self, asked):
         assert changed(config_of(asked("rnn", "--async"))) == {"sync": False}
@@ -360,7 +380,7 @@ class TestReinforce:
         assert "7 environment steps in 2.0 s: 4 a second" in said
 
     def test_logs_every_few_rounds(self, monkeypatch, capsys):
-        def run(_, on_report, **__):
+        def run(_, engine, on_report, **__):
             for number in range(1, 8):
                 record = SimpleNamespace(
                     number=number, episodes=10 * number,
@@ -392,7 +412,7 @@ class TestHybrid:
         """Run the command; what is trained is made up, and so is what is reported."""
 
         def hybrid(*args, notes=(), feasibility=None):
-            def run(_, on_report, **__):
+            def run(_, engine, on_report, **__):
                 for each in notes:
                     on_report("trainer0", each)
                 found = {

@@ -47,6 +47,14 @@ ELSEWHERE = {
         "torchrun has started ... processes, but this run has ... workers, ...",
         "... on ... was not heard of for 15 s",
     ],
+    "tests/test_ray.py": [
+        "address is of a cluster of Ray, so it needs engine ray",
+        "the engine ray needs Ray, which is not here: pip install ...",
+        "the engine ray starts its workers itself, not torchrun",
+        "max-restarts is ..., which needs a checkpoint",
+        "... died",
+        "ray can't join the cluster at ...",
+    ],
     "notebooks/01_reinforce.ipynb": ["the book's package is missing: see 'Set up'"],
     "tests/test_execute.py": [
         "... failed in code cell ... of ..., which begins",

@@ -57,7 +57,7 @@ def installs(lines: list[str]) -> list[str]:
 
 FRESH = [
     "-m venv --clear .venv",
-    "-m pip install --disable-pip-version-check -c constraints.txt -e .[book,test]",
+    "-m pip install --disable-pip-version-check -c constraints.txt -e .[book,ray,test]",
 ]
 
 

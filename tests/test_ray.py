@@ -1,6 +1,8 @@
 """The systems on Ray: as in one process, also where workers die and are replaced."""
 
+import json
 import os
+import re
 import tempfile
 from functools import partial
 from ipaddress import ip_address
@@ -10,6 +12,7 @@ from subprocess import PIPE, Popen
 import psutil
 import pytest
 import ray_roles
+from hosts import NET, PATIENCE, RAY_PORT, hosts
 from running import COMMAND, listeners, wait_for_end
 
 from cdopt_tutorial import data, hybrid, sharding
@@ -163,6 +166,28 @@ def test_nobody_else_reaches_it_and_nothing_is_left(short_path, monkeypatch):
         assert [str(each) for each in short_path.iterdir()] == [folder]
 
 
+def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
+    file = tmp_path / "found.json"
+    smoke = ("--smoke", "--against-local", "--manifold", "stiefel", "--json", file)
+    endless = ("--manifold", "stiefel", "--epochs", "1000000")
+    with hosts(2) as made, made.cluster() as environment:
+
+        def begin(*arguments):
+            there = ("--engine", "ray", "--address", f"{NET}.1:{RAY_PORT}")
+            command = [*COMMAND, "hybrid", *map(str, arguments), *there]
+            return made.start(1, *command, env=environment)
+
+        told, _ = begin(*smoke).communicate(timeout=PATIENCE)
+        assert json.loads(file.read_text())["max_parameter_difference"] <= TOLERANCE
+        running = begin(*endless)
+        while "epoch" not in (line := running.stdout.readline()):
+            assert line, running.wait()
+        made.cut(2)
+        told, _ = running.communicate(timeout=PATIENCE)
+        assert running.returncode == 1
+        assert re.search("^cdopt-tutorial: .* on host2 was not heard of for 15 s", told)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -170,7 +195,10 @@ def test_nobody_else_reaches_it_and_nothing_is_left(short_path, monkeypatch):
             ("--address", "a:1"),
             "address is of a cluster of Ray, so it needs engine ray",
         ),
-        (("--engine", "ray", "--max-episodes", "0"), "max_episodes is 0"),
+        (
+            ("--address", "a", "--engine", "ray"),
+            "address is 'a', but must be host:port",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, line, capsys, no_process_starts):
@@ -178,11 +206,25 @@ def test_bad_input_is_one_line(arguments, line, capsys, no_process_starts):
     assert line in capsys.readouterr().err
 
 
+def test_a_cluster_that_is_not_there_is_named():
+    there = "127.0.0.1:1"
+    with pytest.raises(WorkerError, match=f"^ray can't join the cluster at {there}"):
+        run(ReinforceConfig(), OnRay(address=there))
+
+
+def test_restarts_need_a_checkpoint(capsys, no_process_starts):
+    assert main(["rnn", "--max-restarts", "1"]) == 2
+    told = "cdopt-tutorial: max-restarts is 1, which needs a checkpoint\n"
+    assert capsys.readouterr().err == told
+
+
 def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
     monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
     assert main(["rnn", "--engine", "ray"]) == 2
-    told = "cdopt-tutorial: the engine ray needs Ray, which is not here: "
-    assert capsys.readouterr().err == f"{told}pip install 'cdopt-tutorial[ray]'\n"
+    told = (
+        "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
+    )
+    assert capsys.readouterr().err == f"cdopt-tutorial: {told}\n"
 
 
 def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
@@ -197,5 +239,7 @@ def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
         OnRay("distributed")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="starts its workers itself, not torchrun"):
+    with pytest.raises(
+        ValueError, match="the engine ray starts its workers itself, not torchrun"
+    ):
         OnRay()

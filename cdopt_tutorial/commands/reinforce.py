@@ -7,6 +7,7 @@ from functools import partial
 from cdopt_tutorial import reinforce
 from cdopt_tutorial.commands import common, engine
 from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.reinforce.steady import Lost
 
 SMOKE = {"max_episodes": 40}
 
@@ -54,8 +55,11 @@ def _num_observers(size: int | None, number: int | None) -> int:
     return size - 1
 
 
-def _log(interval: int, _, record: reinforce.Round) -> None:
-    """Print the original's log line after every few rounds."""
-    if record.number % interval == 0:
+def _log(interval: int, _, record: reinforce.Round | Lost) -> None:
+    """Print the original's log line after every few rounds, and who died at once."""
+    if isinstance(record, Lost):
+        told = f"{record.observer} died and is replaced"
+        print(f"{told}: nothing of it counts in round {record.round}", flush=True)
+    elif record.number % interval == 0:
         last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"
         print(f"{last}\tAverage reward: {record.running_reward:.2f}", flush=True)

@@ -1,6 +1,7 @@
 """The engine of Ray: the same workers as actors, on this host or on a cluster."""
 
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -58,6 +59,8 @@ class OnRay(Workers):
         if find_spec("ray") is None:
             install = "pip install 'cdopt-tutorial[ray]'"
             raise ValueError(f"the engine ray needs Ray, which is not here: {install}")
+        if self.address and not re.fullmatch(r"[^:]+:\d{1,5}", self.address):
+            raise ValueError(f"address is {self.address!r}, but must be host:port")
         where = tempfile.gettempdir()
         if self.address is None and len(where) > LONGEST:
             allowed = f"a path of at most {LONGEST} characters for Ray's sockets"

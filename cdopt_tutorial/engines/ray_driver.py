@@ -6,6 +6,7 @@ Ray listens on many ports there, and nobody else can reach them.
 
 import pickle
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,14 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from cdopt_tutorial.engines import network_store, process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.on_ray import PATIENCE, Plan
+from cdopt_tutorial.engines.on_ray import DRIVER, PATIENCE, Plan
 from cdopt_tutorial.engines.pace import Pace, find_late
 from cdopt_tutorial.engines.ray_worker import RayWorker, WorkerPlan, named
 
 TICK = 0.1  # seconds between two looks at the actors
+ANSWER = 5.0  # seconds for a cluster to answer at all
 LOST = 15.0  # seconds without an answer, after which one counts as lost
 OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
@@ -40,7 +43,14 @@ def _cluster(plan: Plan) -> Iterator[None]:
     if plan.address is None:
         options |= {"num_cpus": len(plan.packed), "object_store_memory": OBJECTS}
         options |= {"include_dashboard": False, "_temp_dir": plan.settings.folder}
-    ray.init(plan.address, configure_logging=False, **options)
+    try:
+        if plan.address is not None:  # Ray itself would try for minutes
+            host, _, port = plan.address.rpartition(":")
+            socket.create_connection((host, int(port)), ANSWER).close()
+        ray.init(plan.address, configure_logging=False, **options)
+    except (OSError, RuntimeError, RayError) as error:
+        reason = f"can't join the cluster at {plan.address}"
+        raise WorkerError(DRIVER, reason, str(error)) from None
     try:
         yield
     finally:
@@ -67,6 +77,7 @@ class _Actors:
         meeting = f"{network_store.SCHEME}://{first}"
         settings = replace(plan.settings, meeting=meeting)
         self._deadline = plan.join_deadline
+        self._many_hosts = plan.address is not None
         # Whoever is called may call the caller: each needs a thread for each other.
         threads = 2 * len(plan.packed) + 4
         options = {"num_cpus": 1, "max_concurrency": threads}
@@ -117,7 +128,8 @@ class _Actors:
             elif ray.wait([actor.taking], timeout=0)[0]:
                 self._take(name)
             elif time.monotonic() - actor.heard > LOST:
-                raise WorkerError(name, f"was not heard of for {LOST:g} s")
+                where = f"on {actor.host} " if self._many_hosts else ""
+                raise WorkerError(name, f"{where}was not heard of for {LOST:g} s")
 
     def _take(self, name: str) -> None:
         actor = self._actors[name]

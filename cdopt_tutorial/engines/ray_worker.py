@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import network, network_store, pace, pack, process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
+from cdopt_tutorial.engines.store import device_of
 
 
 class RayNetwork:
@@ -131,7 +132,9 @@ class RayWorker:
         process.enter(settings, self._told)
         self._pace = Path(f"/proc/self/fd/{os.memfd_create('pace')}")
         pace.begin(self._pace)
-        os.environ["GLOO_SOCKET_IFNAME"] = settings.interface
+        # Where Ray itself listens: the loopback's, or that of the cluster's node.
+        own = ray.util.get_node_ip_address()
+        os.environ["GLOO_SOCKET_IFNAME"] = device_of(own)
         sys.stdout = process.Forwarded(self._told, "stdout")
         sys.stderr = process.Forwarded(self._told, "stderr")
         sys.path[:] = plan.path

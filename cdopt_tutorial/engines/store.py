@@ -52,5 +52,10 @@ def interface() -> str:
     family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as end:
         end.connect(first)  # sends nothing, but chooses an address of this host
-        own = end.getsockname()[0]
-    return next(n for n, found in devices.items() if own in [a.address for a in found])
+        return device_of(end.getsockname()[0])
+
+
+def device_of(address: str) -> str:
+    """The device of this host that has an address."""
+    devices = psutil.net_if_addrs().items()
+    return next(name for name, has in devices if address in [a.address for a in has])
