@@ -144,6 +144,7 @@ WORDS = {
     "04_constrained_rnn": "stacked gate",
     "05_ddp_rpc": "replica",
     "06_shards": "DTensor mesh",
+    "07_hosts": "torchrun observer",
 }
 
 
