@@ -6,7 +6,6 @@ import re
 import tempfile
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from subprocess import PIPE, Popen
 
 import psutil
@@ -140,17 +139,10 @@ def test_an_agent_that_dies_ends_the_run():
         run(ReinforceConfig(num_envs=2), OnRay(), attach=ray_roles.lose_agent)
 
 
-@pytest.fixture
-def short_path():
-    """Of a temporary folder: Ray makes sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def test_nobody_else_reaches_it_and_nothing_is_left(short_path, monkeypatch):
+def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path, monkeypatch):
     endless = ("--engine", "ray", "--lr", "1e-9", "--max-episodes", "10000000")
     command = [*COMMAND, "reinforce", *endless]
-    env = os.environ | {"TMPDIR": str(short_path)}
+    env = os.environ | {"TMPDIR": str(tmp_path)}
     with Popen(command, env=env, stdout=PIPE, text=True) as running:
         while "Episode" not in running.stdout.readline():
             assert running.poll() is None
@@ -161,9 +153,9 @@ def test_nobody_else_reaches_it_and_nothing_is_left(short_path, monkeypatch):
         running.kill()
         wait_for_end(below)
     # The next run sweeps.
-    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch() as folder:
-        assert [str(each) for each in short_path.iterdir()] == [folder]
+        assert [str(each) for each in tmp_path.iterdir()] == [folder]
 
 
 def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
@@ -230,11 +222,6 @@ def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts)
 def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
     with pytest.raises(ValueError, match="trace is for torch RPC, and not for"):
         OnRay().launch({"a": Role(serve)}, trace=Trace())
-    long = "/tmp/" + 40 * "x"
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", long)
-        with pytest.raises(ValueError, match=f"TMPDIR is '{long}', but must be a path"):
-            OnRay()
     with pytest.raises(ValueError, match="way is 'distributed', but must be cut"):
         OnRay("distributed")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

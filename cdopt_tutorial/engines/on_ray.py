@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -31,7 +30,6 @@ QUIET = {
 PATIENCE = 30.0  # seconds for a worker to begin anew
 PAUSE = 0.2  # seconds between two looks whether it has
 DRIVER = "ray"  # the name of the process that starts and watches the actors
-LONGEST = 19  # characters of the path below which a run's sockets get theirs
 
 
 @dataclass(frozen=True)
@@ -61,10 +59,6 @@ class OnRay(Workers):
             raise ValueError(f"the engine ray needs Ray, which is not here: {install}")
         if self.address and not re.fullmatch(r"[^:]+:\d{1,5}", self.address):
             raise ValueError(f"address is {self.address!r}, but must be host:port")
-        where = tempfile.gettempdir()
-        if self.address is None and len(where) > LONGEST:
-            allowed = f"a path of at most {LONGEST} characters for Ray's sockets"
-            raise ValueError(f"TMPDIR is {where!r}, but must be {allowed}")
         if torchrun.is_here():
             raise ValueError("the engine ray starts its workers itself, not torchrun")
 

@@ -4,6 +4,7 @@ It is a process of its own, so that a run which is local has a network of its ow
 Ray listens on many ports there, and nobody else can reach them.
 """
 
+import os
 import pickle
 import secrets
 import socket
@@ -42,7 +43,10 @@ def _cluster(plan: Plan) -> Iterator[None]:
     options = {"namespace": secrets.token_hex(8), "log_to_driver": False}
     if plan.address is None:
         options |= {"num_cpus": len(plan.packed), "object_store_memory": OBJECTS}
-        options |= {"include_dashboard": False, "_temp_dir": plan.settings.folder}
+        # Of a socket's path the system allows 107 characters, and Ray adds 62.
+        folder = os.open(plan.settings.folder, os.O_RDONLY | os.O_DIRECTORY)
+        short = f"/proc/{os.getpid()}/fd/{folder}"
+        options |= {"include_dashboard": False, "_temp_dir": short}
     try:
         if plan.address is not None:  # Ray itself would try for minutes
             host, _, port = plan.address.rpartition(":")
