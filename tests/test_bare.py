@@ -30,6 +30,11 @@ LINES, COLUMNS = 60, 88
 every_program = pytest.mark.parametrize("name", bare.CHAPTERS)
 
 PROCESSES = {"bare_reinforce": 3, "bare_rnn": 2, "bare_hybrid": 4, "bare_shards": 2}
+MODULES = {
+    "bare_reinforce": {"torch", "gymnasium"},
+    "bare_hosts": {"torch", "gymnasium"},
+    "bare_ray": {"ray", "bare_hosts"},
+}
 SHORT = {  # what makes a run short, behind the definitions
     "bare_reinforce": "GOAL = 45",
     "bare_rnn": "WIDTH = 32\ntorch.manual_seed(1)",
@@ -53,11 +58,10 @@ def test_needs_torch_and_gymnasium_only(name):
             imported |= {each.name.partition(".")[0] for each in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module.partition(".")[0])
-    allowed = {"torch", "gymnasium"} if name == "bare_reinforce" else {"torch"}
-    assert imported - sys.stdlib_module_names == allowed
+    assert imported - sys.stdlib_module_names == MODULES.get(name, {"torch"})
 
 
-@every_program
+@pytest.mark.parametrize("name", PROCESSES)
 def test_says_how_to_run_it(name):
     assert f"`python {name}.py`" in ast.get_docstring(ast.parse(bare.program(name)))
 
@@ -105,7 +109,7 @@ class Run:
         return [float(line[-1]) for line in lines if line]  # two may share a line
 
 
-@pytest.fixture(scope="module", params=bare.CHAPTERS)
+@pytest.fixture(scope="module", params=PROCESSES)  # chapter 7 runs its own, and checks
 def done(request, tmp_path_factory):
     return request.param, Run(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -1,4 +1,4 @@
-"""The bare programs of chapters 1, 2, 5 and 6: in plain torch, from their notebooks."""
+"""The bare programs of chapters 1, 2, 5, 6 and 7, from their notebooks."""
 
 import json
 import os
@@ -19,6 +19,8 @@ CHAPTERS = {
     "bare_rnn": "02_parameter_server",
     "bare_hybrid": "05_ddp_rpc",
     "bare_shards": "06_shards",
+    "bare_hosts": "07_hosts",
+    "bare_ray": "07_hosts",
 }
 _MAIN = '\nif __name__ == "__main__":\n'
 
