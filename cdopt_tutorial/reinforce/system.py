@@ -388,7 +388,7 @@ def run(
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")
     if engine.replaces:
-        from cdopt_tutorial.reinforce import steady  # which imports this module
+        from cdopt_tutorial.reinforce import steady  # imports this module
 
         options.setdefault("attach", steady.attach)
     return engine.launch(roles, **options)["agent"]
