@@ -177,11 +177,11 @@ def differences(
 def results(on: Surface, weight: Tensor, onto: Tensor) -> list[Tensor]:
     """A(W), ‖C(W)‖² with it and alone, and three gradients."""
     mapped, distance = on.map_and_distance(weight)
-    alone, total = on.distance(weight), whole((mapped * onto).sum())
-    (both,) = torch.autograd.grad(total + 0.7 * distance, weight)
+    alone, some = on.distance(weight), torch.full_like(distance, 0.7)
+    # Of their product with `onto`, whose own backward pass a DTensor takes long for.
+    (of_map,) = torch.autograd.grad(mapped, weight, onto, retain_graph=True)
+    (both,) = torch.autograd.grad([mapped, distance], weight, [onto, some])
     (of_distance,) = torch.autograd.grad(alone, weight)
-    again = whole((on.map_and_distance(weight)[0] * onto).sum())
-    (of_map,) = torch.autograd.grad(again, weight)
     return [mapped, distance, alone, both, of_distance, of_map]
 
 
