@@ -5,6 +5,7 @@ import math
 import signal
 
 import pytest
+from running import fork_programs
 
 from cdopt_tutorial.bench import hybrid as bench
 from cdopt_tutorial.cli import main
@@ -164,7 +165,10 @@ class TestBytes:
         }
 
 
-def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(tmp_path):
+def test_a_smoke_run_of_the_bench_has_all_figures_of_both_semantics(
+    tmp_path, monkeypatch
+):
+    fork_programs(monkeypatch)
     file = tmp_path / "bench.json"
     assert main(["bench", "hybrid", "--smoke", "--json", str(file)]) == 0
     found = json.loads(file.read_text())["rows"]
