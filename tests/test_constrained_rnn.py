@@ -31,7 +31,9 @@ EXACT = RNNConfig(
     optimizer="sgd", lr=0.1, momentum=0.9, clip=1.0, epochs=3, max_steps=50,
     dtype="float64", manifold="stiefel", penalty_param=0.5,
 )  # fmt: skip
-CORPUS = Grammar(num_words=9, branching=3).corpus(900, 200)
+GRAMMAR = Grammar(num_words=9, branching=3)
+CORPUS = GRAMMAR.corpus(900, 200)
+SHORT = GRAMMAR.corpus(360, 50)  # of 8 windows
 HELD = {
     "stacked": {},
     "per gate": {"per_gate": True},
@@ -53,12 +55,12 @@ def difference(one, other):
 @pytest.mark.parametrize("crossing", WAYS)
 def test_equals_one_process(way, num_trainers, crossing):
     # A pass, and a part of the next one.
-    config = replace(EXACT, num_trainers=num_trainers, max_steps=25, **way)
-    distributed = run(Job(config, CORPUS), engine=TorchRPC(crossing))[0]
-    local = run_locally(Job(config, CORPUS))
-    begin = run_locally(Job(replace(config, max_steps=1, lr=1e-300), CORPUS))
-    free = run_locally(Job(replace(config, manifold="none", per_gate=False), CORPUS))
-    assert len(local.losses) == len(distributed.feasibility) == 25
+    config = replace(EXACT, num_trainers=num_trainers, max_steps=11, **way)
+    distributed = run(Job(config, SHORT), engine=TorchRPC(crossing))[0]
+    local = run_locally(Job(config, SHORT))
+    begin = run_locally(Job(replace(config, max_steps=1, lr=1e-300), SHORT))
+    free = run_locally(Job(replace(config, manifold="none", per_gate=False), SHORT))
+    assert len(local.losses) == len(distributed.feasibility) == 11
     assert difference(local.weights, begin.weights) > 0.01  # they moved
     assert local.losses[-1] != free.losses[-1]  # and are held
     assert difference(distributed.weights, local.weights) <= 5e-11

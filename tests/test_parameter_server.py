@@ -36,7 +36,9 @@ EXACT = RNNConfig(
     optimizer="sgd", lr=0.5, momentum=0.0, clip=None, epochs=3, max_steps=50,
     dtype="float64",
 )  # fmt: skip
-CORPUS = Grammar(num_words=9, branching=3).corpus(700, 200)
+GRAMMAR = Grammar(num_words=9, branching=3)
+CORPUS = GRAMMAR.corpus(700, 200)
+SHORT = GRAMMAR.corpus(300, 50)  # of 8 windows
 both_ways = pytest.mark.parametrize("way", WAYS)
 
 
@@ -53,11 +55,11 @@ def still(config):
 
 
 def assert_equal_to_local(config, way):
-    config = replace(config, max_steps=25)  # a pass, and a part of the next one
-    distributed = run(Job(config, CORPUS), engine=TorchRPC(way))
-    local = run_locally(Job(config, CORPUS))
-    begin = run_locally(Job(still(config), CORPUS)).weights
-    assert len(local.losses) == 25
+    config = replace(config, max_steps=11)  # a pass, and a part of the next one
+    distributed = run(Job(config, SHORT), engine=TorchRPC(way))
+    local = run_locally(Job(config, SHORT))
+    begin = run_locally(Job(still(config), SHORT)).weights
+    assert len(local.losses) == 11
     assert difference(local.weights, begin) > 0.01  # they moved
     assert difference(distributed[0].weights, local.weights) <= 5e-11
     return distributed, local
