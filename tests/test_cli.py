@@ -9,6 +9,7 @@ from running import fork_programs
 
 from cdopt_tutorial.bench import reinforce as bench
 from cdopt_tutorial.cli import main
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 
 
 class TestReinforce:
@@ -136,11 +137,22 @@ class TestDeath:
 class TestBench:
     @pytest.mark.parametrize(
         "name",
-        ["launch", "reinforce", "rnn", "constraints", "copying", "holding", "shards"],
+        [
+            "launch",
+            "reinforce",
+            "rnn",
+            "constraints",
+            "copying",
+            "holding",
+            "shards",
+            "engines",
+        ],
     )
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path, monkeypatch):
         if name != "rnn":  # whose program begins as a reader's does
             fork_programs(monkeypatch)
+        # Ray's own start takes long, and has its tests.
+        monkeypatch.setattr("cdopt_tutorial.bench.engines.OnRay", TorchRPC)
         file = tmp_path / "bench.json"
         assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
         written = json.loads(file.read_text())["rows"]

@@ -9,6 +9,7 @@ from cdopt_tutorial.commands.common import add_run_flags, write_json
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
     "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
+    "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
     "holding": "the learning rates of chapter 6's transformers, free and held",
     "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers, bare",
     "launch": "starting four workers, against torch.multiprocessing.spawn",

@@ -1,0 +1,89 @@
+"""The systems on each engine: start and end, a call that does nothing, steps."""
+
+import statistics
+import time
+from functools import partial
+
+from cdopt_tutorial import data, hybrid, reinforce
+from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.bench.rows import Measured, Progress, compare
+from cdopt_tutorial.engines import Role, serve
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.reinforce import ReinforceConfig
+
+TURNS = 5
+CALLS, SMOKE_CALLS = 1000, 20
+EPISODES = {"per-step": 100, "local-policy": 1280}
+STEPS, WARM_UP = 60, 5
+SMALL = {"embedding": 64, "hidden": 64, "dropout": 0.0}
+TOKENS = 60_000, 5_000  # to train on, to validate on
+BASELINE, ONE_PROCESS = "torch RPC", "one process"
+ENGINES = {BASELINE: TorchRPC(), "torch RPC, cut": TorchRPC("cut")}
+UNITS = {"start and end": "s", "call": "s", "rnn": "s/step", "hybrid": "images/s"}
+UNITS |= dict.fromkeys(EPISODES, "steps/s")
+
+
+def measure(progress: Progress, smoke: bool = False) -> Measured:
+    """Run every system on every engine, in turns; ValueError where Ray is missing."""
+    variants = {ONE_PROCESS: partial(_alone, smoke)}
+    for name, engine in (ENGINES | {"Ray": OnRay()}).items():
+        variants[name] = partial(_figures, engine, smoke)
+    return compare(variants, [1] if smoke else range(TURNS), progress, UNITS, BASELINE)
+
+
+def _figures(engine: Workers, smoke: bool, _: int) -> dict[str, float]:
+    begin, calls = time.perf_counter(), SMOKE_CALLS if smoke else CALLS
+    roles = {"a": Role(null_call, (engine, "b", calls)), "b": Role(serve)}
+    call, calling = engine.launch(roles)["a"]
+    found = {"start and end": time.perf_counter() - begin - calling, "call": call}
+    for name, config in _conversations(smoke).items():
+        score = reinforce.run(config, engine).score
+        found[name] = score.env_steps / score.seconds
+    found["rnn"] = _step(rnn.run(_rnn_job(smoke), engine)[0])
+    result = hybrid.run(_hybrid_job(smoke), engine)
+    return found | {"hybrid": result.as_json()["samples_per_second"]}
+
+
+def _alone(smoke: bool, _: int) -> dict[str, float]:
+    found = {}
+    for name, config in _conversations(smoke).items():
+        score = reinforce.run_locally(config).score
+        found[name] = score.env_steps / score.seconds
+    found["rnn"] = _step(rnn.run_locally(_rnn_job(smoke)))
+    result = hybrid.run_locally(_hybrid_job(smoke))
+    return found | {"hybrid": result.as_json()["samples_per_second"]}
+
+
+def null_call(engine: Workers, worker: str, calls: int) -> tuple[float, float]:
+    """Median seconds of a call that does nothing, and of all; a worker's role."""
+    reference, seconds = engine.remote(worker, list), []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        reference.rpc_sync().clear()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds), sum(seconds)
+
+
+def _conversations(smoke: bool) -> dict[str, ReinforceConfig]:
+    return {
+        name: ReinforceConfig(name, max_episodes=4 if smoke else episodes)
+        for name, episodes in EPISODES.items()
+    }
+
+
+def _rnn_job(smoke: bool) -> rnn.Job:
+    config = RNNConfig(max_steps=WARM_UP + 2 if smoke else STEPS, **SMALL)
+    return rnn.Job(config, data.Grammar(seed=1).corpus(*TOKENS))
+
+
+def _step(history: rnn.History) -> float:
+    return statistics.median(history.step_seconds[WARM_UP:])
+
+
+def _hybrid_job(smoke: bool) -> hybrid.Job:
+    steps = WARM_UP if smoke else STEPS
+    return hybrid.Job(HybridConfig(manifold="stiefel", device="cpu", max_steps=steps))
