@@ -69,15 +69,15 @@ def null_call(engine: Workers, worker: str, calls: int) -> tuple[float, float]:
 
 
 def _conversations(smoke: bool) -> dict[str, ReinforceConfig]:
-    return {
-        name: ReinforceConfig(name, max_episodes=4 if smoke else episodes)
-        for name, episodes in EPISODES.items()
-    }
+    if smoke:
+        return {"per-step": ReinforceConfig("per-step", max_episodes=4)}
+    return {name: ReinforceConfig(name, max_episodes=n) for name, n in EPISODES.items()}
 
 
 def _rnn_job(smoke: bool) -> rnn.Job:
     config = RNNConfig(max_steps=WARM_UP + 2 if smoke else STEPS, **SMALL)
-    return rnn.Job(config, data.Grammar(seed=1).corpus(*TOKENS))
+    tokens = [number // 10 if smoke else number for number in TOKENS]
+    return rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))
 
 
 def _step(history: rnn.History) -> float:

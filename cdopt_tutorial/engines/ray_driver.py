@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -21,12 +21,12 @@ from ray.exceptions import RayError
 from cdopt_tutorial.engines import network_store, process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.on_ray import DRIVER, PATIENCE, Plan
+from cdopt_tutorial.engines.others import LOST
 from cdopt_tutorial.engines.pace import Pace, find_late
 from cdopt_tutorial.engines.ray_worker import RayWorker, WorkerPlan, named
 
 TICK = 0.1  # seconds between two looks at the actors
 ANSWER = 5.0  # seconds for a cluster to answer at all
-LOST = 15.0  # seconds without an answer, after which one counts as lost
 OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
 
@@ -61,16 +61,17 @@ def _cluster(plan: Plan) -> Iterator[None]:
         ray.shutdown()
 
 
+@dataclass(eq=False)
 class _Actor:
     """The driver's view of one worker."""
 
-    def __init__(self, handle: Any, replaceable: bool):
-        self.handle, self.replaceable = handle, replaceable
-        self.host = ""
-        self.playing: Any = None
-        self.taking: Any = None
-        self.heard = time.monotonic()
-        self.pace: Pace | None = None
+    handle: Any
+    replaceable: bool
+    host: str = ""
+    playing: Any = None  # what its role will return
+    taking: Any = None  # what it has told, if that was asked for
+    heard: float = 0.0  # when it last told, by time.monotonic
+    pace: Pace | None = None
 
 
 class _Actors:
@@ -106,7 +107,7 @@ class _Actors:
                     done[playing[answer]] = pickle.loads(ray.get(answer))
             self._listen()
             self._look_at_pace(done)
-        for name in self._actors:
+        for name in 2 * list(self._actors):  # what was asked for, and the rest
             self._take(name)
         return done
 
@@ -132,8 +133,11 @@ class _Actors:
             elif ray.wait([actor.taking], timeout=0)[0]:
                 self._take(name)
             elif time.monotonic() - actor.heard > LOST:
-                where = f"on {actor.host} " if self._many_hosts else ""
-                raise WorkerError(name, f"{where}was not heard of for {LOST:g} s")
+                raise self._silent(name)
+
+    def _silent(self, name: str) -> WorkerError:
+        where = f"on {self._actors[name].host} " if self._many_hosts else ""
+        return WorkerError(name, f"{where}was not heard of for {LOST:g} s")
 
     def _take(self, name: str) -> None:
         actor = self._actors[name]
@@ -147,6 +151,8 @@ class _Actors:
             if silent or not actor.replaceable:
                 raise
             return  # it is about to begin anew
+        except TimeoutError:
+            raise self._silent(name) from None
         now = actor.heard = time.monotonic()
         if actor.pace is not None:
             actor.pace = actor.pace._replace(until=now + actor.pace.until)
