@@ -33,7 +33,7 @@ EXACT = RNNConfig(
 )  # fmt: skip
 GRAMMAR = Grammar(num_words=9, branching=3)
 CORPUS = GRAMMAR.corpus(900, 200)
-SHORT = GRAMMAR.corpus(360, 50)  # of 8 windows
+SHORT = GRAMMAR.corpus(360, 50)  # of 9 windows
 HELD = {
     "stacked": {},
     "per gate": {"per_gate": True},
@@ -147,13 +147,13 @@ def test_trainers_out_of_step_can_share_constrained_weights():
 
 @pytest.mark.parametrize("name", ["per gate", "Stiefel decoder"])
 def test_goes_on_from_a_checkpoint(name, tmp_path):
-    config = replace(EXACT, dropout=0.3, optimizer="adam", lr=0.01, save_every=10)
-    config = replace(config, **HELD[name])
-    whole = run(Job(config, CORPUS))[0]
+    config = replace(EXACT, dropout=0.3, optimizer="adam", lr=0.01, save_every=3)
+    config = replace(config, max_steps=20, **HELD[name])
+    whole = run(Job(config, SHORT))[0]
     file = tmp_path / "kept"
-    # Where chance begins anew in a pass of 22 windows, after the 10th of the second.
-    run(Job(replace(config, max_steps=32), CORPUS, keep=file))
-    again = run(Job(config, CORPUS, resume=checkpoint.load(file)))[0]
+    # Where chance begins anew in a pass of 9 windows, after the 3rd of the second.
+    run(Job(replace(config, max_steps=12), SHORT, keep=file))
+    again = run(Job(config, SHORT, resume=checkpoint.load(file)))[0]
     assert again.losses == whole.losses
     assert difference(again.weights, whole.weights) == 0.0
 

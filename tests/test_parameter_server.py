@@ -38,7 +38,7 @@ EXACT = RNNConfig(
 )  # fmt: skip
 GRAMMAR = Grammar(num_words=9, branching=3)
 CORPUS = GRAMMAR.corpus(700, 200)
-SHORT = GRAMMAR.corpus(300, 50)  # of 8 windows
+SHORT = GRAMMAR.corpus(300, 50)  # of 9 windows
 both_ways = pytest.mark.parametrize("way", WAYS)
 
 
