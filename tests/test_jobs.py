@@ -18,6 +18,7 @@ from crds import documents, read_schema
 from torch.distributed import run as torchrun
 
 from cdopt_tutorial import cli
+from cdopt_tutorial.commands import engine
 
 JOBS = Path(__file__).parents[1] / "book" / "jobs"
 KEPT = "/kept/"  # where the pods see the volume of checkpoints
@@ -62,7 +63,9 @@ def here(tmp_path):
 def workers(args):
     """How many workers a command of the book has, which must take all its flags."""
     assert args[0] == "rnn"
-    return 1 + cli._parser(args[:1]).parse_args(args).num_trainers
+    read = cli._parser(args[:1]).parse_args(args)
+    engine.chosen(read)  # or a ValueError
+    return 1 + read.num_trainers
 
 
 def torchrun_args(args):

@@ -189,7 +189,7 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
         ),
         (
             ("--address", "a", "--engine", "ray"),
-            "address is 'a', but must be host:port",
+            "address is 'a', but must be host:port, or auto",
         ),
     ],
 )

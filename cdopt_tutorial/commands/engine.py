@@ -11,7 +11,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add `--engine` and `--address`."""
     engine = "what starts the workers, and carries their calls (default: rpc)"
     parser.add_argument("--engine", choices=("rpc", "ray"), default="rpc", help=engine)
-    address = "of a cluster of Ray, host:port; by default one is started here"
+    address = "of a cluster of Ray, host:port or auto; by default one is started"
     parser.add_argument("--address", help=address)
 
 

@@ -48,7 +48,8 @@ class OnRay(Workers):
 
     way: str = "cut"
     replaces: ClassVar[bool] = True
-    address: str | None = None  #: of a cluster, "host:port"; None starts one here
+    #: of a cluster, "host:port", or "auto" for that of this host; None starts one
+    address: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -57,8 +58,9 @@ class OnRay(Workers):
         if find_spec("ray") is None:
             install = "pip install 'cdopt-tutorial[ray]'"
             raise ValueError(f"the engine ray needs Ray, which is not here: {install}")
-        if self.address and not re.fullmatch(r"[^:]+:\d{1,5}", self.address):
-            raise ValueError(f"address is {self.address!r}, but must be host:port")
+        if self.address and not re.fullmatch(r"auto|[^:]+:\d{1,5}", self.address):
+            allowed = "host:port, or auto for that of this host"
+            raise ValueError(f"address is {self.address!r}, but must be {allowed}")
         if torchrun.is_here():
             raise ValueError("the engine ray starts its workers itself, not torchrun")
 

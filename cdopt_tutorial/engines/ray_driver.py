@@ -48,7 +48,7 @@ def _cluster(plan: Plan) -> Iterator[None]:
         short = f"/proc/{os.getpid()}/fd/{folder}"
         options |= {"include_dashboard": False, "_temp_dir": short}
     try:
-        if plan.address is not None:  # Ray itself would try for minutes
+        if plan.address not in (None, "auto"):  # Ray itself would try for minutes
             host, _, port = plan.address.rpartition(":")
             socket.create_connection((host, int(port)), ANSWER).close()
         ray.init(plan.address, configure_logging=False, **options)

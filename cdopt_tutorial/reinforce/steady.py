@@ -1,16 +1,15 @@
 """Attaches to an agent, which then goes on when an observer dies, with a new one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 from torch.futures import Future
 
-from cdopt_tutorial.engines import attach as engine
+from cdopt_tutorial.engines.attach import wrap
 from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.reference import Reference
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.learner import Actor, Episodes
 
@@ -23,23 +22,27 @@ class Lost:
     round: int  #: the round, from 1, in which nothing of it counts
 
 
-def attach() -> None:
+def attach(engine: Workers) -> None:
     """Called in every worker first: an agent learns from the observers that are left.
 
-    Its engine must replace workers that die.
+    The engine must replace workers that die.
     """
-    engine.wrap(system.Agent.run_episode, _Steadily().run_episode)
+    wrap(system.Agent.run_episode, _Steadily(engine).run_episode)
 
 
 class _Steadily:
     """What one agent does in place of a round in which nobody may die."""
 
-    def __init__(self):
-        self._round = 0
+    def __init__(self, engine: Workers):
+        self._engine, self._round = engine, 0
         self._lives: dict[int, int] = {}
 
     def run_episode(
-        self, _: Any, agent: Any, agent_rref: Reference, observer_rrefs: list[Reference]
+        self,
+        function: Callable,
+        agent: system.Agent,
+        agent_rref: Reference,
+        observer_rrefs: list[Reference],
     ) -> list[Episodes]:
         """The episodes of all that are left; again if there is none."""
         self._round += 1
@@ -49,14 +52,17 @@ class _Steadily:
             futures = []
             for number, rref in enumerate(observer_rrefs):
                 futures.append(rref.rpc_async().run_episode(agent_rref))
-                # At once: the others may wait for it, and we for them.
+                # When the call fails, not when we wait: others may wait for it.
                 leave = partial(_leave_if_lost, agent, number)
                 futures[-1].add_done_callback(leave)
             batch = self._take(agent, futures, observer_rrefs)
         return batch
 
     def _take(
-        self, agent: Any, futures: Sequence[Future], observer_rrefs: list[Reference]
+        self,
+        agent: system.Agent,
+        futures: Sequence[Future],
+        observer_rrefs: list[Reference],
     ) -> list[Episodes]:
         batch = []
         for number, future in enumerate(futures):
@@ -66,17 +72,17 @@ class _Steadily:
                 observer_rrefs[number] = self._replace(agent, number)
         return batch
 
-    def _replace(self, agent: Any, number: int) -> Reference:
+    def _replace(self, agent: system.Agent, number: int) -> Reference:
         """A new observer; its random streams are nobody else's."""
         life = self._lives[number] = self._lives.get(number, 0) + 1
         config, name = Anew(**asdict(agent.config), life=life), f"observer{number}"
         seed = config.seed_of(number, "actions")
         agent._actors[number] = Actor(agent.policy, seed)
-        OnRay().report("agent", Lost(name, self._round))
-        return OnRay().remote(name, system.Observer, number, config)
+        self._engine.report("agent", Lost(name, self._round))
+        return self._engine.remote(name, system.Observer, number, config)
 
 
-def _leave_if_lost(agent: Any, number: int, future: Future) -> None:
+def _leave_if_lost(agent: system.Agent, number: int, future: Future) -> None:
     try:
         future.value()
     except WorkerLost:

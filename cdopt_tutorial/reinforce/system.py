@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -390,7 +391,7 @@ def run(
     if engine.replaces:
         from cdopt_tutorial.reinforce import steady  # imports this module
 
-        options.setdefault("attach", steady.attach)
+        options.setdefault("attach", partial(steady.attach, engine))
     return engine.launch(roles, **options)["agent"]
 
 
