@@ -53,6 +53,7 @@ ELSEWHERE = {
         "the engine ray starts its workers itself, not torchrun",
         "max-restarts is ..., which needs a checkpoint",
         "... died",
+        "... was not heard of for ... s",
         "ray can't join the cluster at ...",
     ],
     "notebooks/01_reinforce.ipynb": ["the book's package is missing: see 'Set up'"],

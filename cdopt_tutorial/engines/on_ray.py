@@ -27,7 +27,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-PATIENCE = 30.0  # seconds for a worker to begin anew
+PATIENCE = 60.0  # seconds for a worker to begin anew
 PAUSE = 0.2  # seconds between two looks whether it has
 DRIVER = "ray"  # the name of the process that starts and watches the actors
 

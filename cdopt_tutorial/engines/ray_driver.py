@@ -71,7 +71,13 @@ class _Actor:
     playing: Any = None  # what its role will return
     taking: Any = None  # what it has told, if that was asked for
     heard: float = 0.0  # when it last told, by time.monotonic
+    away: bool = False  # since its process died, until the next one tells
     pace: Pace | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a word, after which it counts as lost."""
+        return PATIENCE if self.away else LOST
 
 
 class _Actors:
@@ -132,12 +138,13 @@ class _Actors:
                 actor.taking = actor.handle.take.remote()
             elif ray.wait([actor.taking], timeout=0)[0]:
                 self._take(name)
-            elif time.monotonic() - actor.heard > LOST:
+            elif time.monotonic() - actor.heard > actor.patience:
                 raise self._silent(name)
 
     def _silent(self, name: str) -> WorkerError:
         where = f"on {self._actors[name].host} " if self._many_hosts else ""
-        return WorkerError(name, f"{where}was not heard of for {LOST:g} s")
+        silence = f"was not heard of for {self._actors[name].patience:g} s"
+        return WorkerError(name, where + silence)
 
     def _take(self, name: str) -> None:
         actor = self._actors[name]
@@ -145,15 +152,17 @@ class _Actors:
         actor.taking = None
         try:
             with named(name):
-                told, actor.pace = ray.get(asked, timeout=LOST)
+                told, actor.pace = ray.get(asked, timeout=actor.patience)
         except WorkerLost:
             silent = time.monotonic() - actor.heard > PATIENCE
             if silent or not actor.replaceable:
                 raise
-            return  # it is about to begin anew
+            actor.away = True  # it is about to begin anew
+            return
         except TimeoutError:
             raise self._silent(name) from None
-        now = actor.heard = time.monotonic()
+        actor.away, now = False, time.monotonic()
+        actor.heard = now
         if actor.pace is not None:
             actor.pace = actor.pace._replace(until=now + actor.pace.until)
         for kind, *content in told:
