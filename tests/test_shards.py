@@ -401,7 +401,8 @@ def test_ranks_share_the_cores(monkeypatch, cores, threads):
     asked = {}
     monkeypatch.setattr(system.psutil, "cpu_count", lambda: cores)
     monkeypatch.setattr(system, "check", lambda _: None)
-    monkeypatch.setattr(system, "launch", lambda roles, **_: asked.update(roles) or {})
+    launch = lambda engine, roles, **_: asked.update(roles) or {}  # noqa: E731
+    monkeypatch.setattr(system.TorchRPC, "launch", launch)
     sharding.run(job("ddp"))
     assert [role.num_threads for role in asked.values()] == [threads] * 2
 

@@ -250,8 +250,8 @@ def test_a_question_is_answered_in_two_clicks(browser, server, read, question):
 
 # How many figures, formulas and videos a page has, and which of them can't be seen.
 WHOLE = """async () => {
-    await MathJax.startup.promise;
     const all = (kind) => [...document.querySelectorAll(`main ${kind}`)];
+    if (all('.math').length) await MathJax.startup.promise;
     const large = (e) => Math.min(e.clientWidth, e.clientHeight) > 99;
     const drawn = (e) => large(e) && e.querySelectorAll('path, text, use').length > 9;
     const set = (e) => e.querySelector('mjx-container svg')?.clientWidth > 0;
