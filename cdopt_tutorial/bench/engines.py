@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 
 from cdopt_tutorial import data, hybrid, reinforce
@@ -40,21 +41,30 @@ def _figures(engine: Workers, smoke: bool, _: int) -> dict[str, float]:
     roles = {"a": Role(null_call, (engine, "b", calls)), "b": Role(serve)}
     call, calling = engine.launch(roles)["a"]
     found = {"start and end": time.perf_counter() - begin - calling, "call": call}
-    for name, config in _conversations(smoke).items():
-        score = reinforce.run(config, engine).score
-        found[name] = score.env_steps / score.seconds
-    found["rnn"] = _step(rnn.run(_rnn_job(smoke), engine)[0])
-    result = hybrid.run(_hybrid_job(smoke), engine)
-    return found | {"hybrid": result.as_json()["samples_per_second"]}
+    on = {"engine": engine}
+    return found | _trainings(
+        smoke,
+        partial(reinforce.run, **on),
+        lambda job: rnn.run(job, **on)[0],
+        partial(hybrid.run, **on),
+    )
 
 
 def _alone(smoke: bool, _: int) -> dict[str, float]:
+    local = reinforce.run_locally, rnn.run_locally, hybrid.run_locally
+    return _trainings(smoke, *local)
+
+
+def _trainings(
+    smoke: bool, run_agent: Callable, run_rnn: Callable, run_hybrid: Callable
+) -> dict[str, float]:
+    """The speed of each system, trained by these functions."""
     found = {}
     for name, config in _conversations(smoke).items():
-        score = reinforce.run_locally(config).score
+        score = run_agent(config).score
         found[name] = score.env_steps / score.seconds
-    found["rnn"] = _step(rnn.run_locally(_rnn_job(smoke)))
-    result = hybrid.run_locally(_hybrid_job(smoke))
+    found["rnn"] = _step(run_rnn(_rnn_job(smoke)))
+    result = run_hybrid(_hybrid_job(smoke))
     return found | {"hybrid": result.as_json()["samples_per_second"]}
 
 

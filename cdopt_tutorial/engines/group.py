@@ -179,7 +179,7 @@ class Group:
                 if self._on_report is not None:
                     self._on_report(worker.name, record)
             case "output", (stream, line):
-                print(f"[{worker.name}] {line}", file=getattr(sys, stream))
+                show_line(worker.name, stream, line)
             case "result", (result, calls, received):
                 worker.done = pickle.loads(result), calls, received
                 worker.phase = "done"
@@ -228,9 +228,8 @@ class Group:
             if pace is not None and not worker.settled:
                 paces[worker.name] = pace
         if found := find_late(paces):
-            late, seconds = found
-            what = f"its deadline of {seconds:g} s for its part of a step"
-            self._miss(next(w for w in self._workers if w.name == late), what)
+            late, missed = found
+            self._miss(next(w for w in self._workers if w.name == late), missed)
 
     def _miss(self, worker: _Worker, what: str) -> None:
         """Fail the run for a worker that is late, and say where its threads are."""
@@ -280,6 +279,11 @@ class Group:
             worker.process.close()
         for worker in self._workers:
             worker.connection.close()
+
+
+def show_line(worker: str, stream: str, line: str) -> None:
+    """Print what a worker has printed, under its name."""
+    print(f"[{worker}] {line}", file=getattr(sys, stream))
 
 
 def _join(processes: list[BaseProcess]) -> bool:

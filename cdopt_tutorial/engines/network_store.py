@@ -3,14 +3,14 @@
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
 from cdopt_tutorial.engines import network
+from cdopt_tutorial.engines.store import register
 
 SCHEME = "network"  # of the addresses at which groups meet: network://keeper/group
 PATIENCE = timedelta(minutes=5)  # until a key must be there
@@ -57,14 +57,7 @@ class NetworkStore(dist.Store):
 
 def accept_meetings() -> None:
     """Let torch's groups meet at addresses of ``SCHEME``, in this process."""
-    dist.register_rendezvous_handler(SCHEME, _meet)
-
-
-def _meet(address: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    url = urlparse(address)
-    numbers = parse_qs(url.query)
-    store = dist.PrefixStore(url.path, _store_of(url.netloc))
-    yield store, int(numbers["rank"][0]), int(numbers["world_size"][0])
+    register(SCHEME, lambda place, group: dist.PrefixStore(group, _store_of(place)))
 
 
 @functools.cache  # torch holds its C++ part only, and Python would take ours away

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import forking, pack
 from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.group import Group
+from cdopt_tutorial.engines.group import Group, show_line
 from cdopt_tutorial.engines.launch import Role, launch
 from cdopt_tutorial.engines.process import Settings
 from cdopt_tutorial.engines.reference import Ref
@@ -96,8 +96,7 @@ class OnRay(Workers):
         def hand_on(_: str, told: tuple) -> None:
             worker, kind, *content = told
             if kind == "output":
-                stream, line = content
-                print(f"[{worker}] {line}", file=getattr(sys, stream))
+                show_line(worker, *content)
             elif on_report is not None:
                 on_report(worker, *content)
 

@@ -72,13 +72,14 @@ def read_pace(path: Path) -> Pace | None:
     return None
 
 
-def find_late(paces: Mapping[str, Pace]) -> tuple[str, float] | None:
-    """Of workers in step the one that got no further in time, and the seconds it had.
+def find_late(paces: Mapping[str, Pace]) -> tuple[str, str] | None:
+    """Of workers in step the one that got no further in time, and what it missed.
 
     None if there is none: whoever is ahead waits for those behind.
     """
     behind = min((pace.places for pace in paces.values()), default=0)
     for name, pace in paces.items():
         if pace.places == behind and time.monotonic() > pace.until:
-            return pace.waits_for or name, pace.seconds
+            missed = f"its deadline of {pace.seconds:g} s for its part of a step"
+            return pace.waits_for or name, missed
     return None

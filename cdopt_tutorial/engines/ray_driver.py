@@ -171,6 +171,5 @@ class _Actors:
     def _look_at_pace(self, done: Mapping[str, Any]) -> None:
         paces = {n: a.pace for n, a in self._actors.items() if a.pace and n not in done}
         if found := find_late(paces):
-            late, seconds = found
-            what = f"its deadline of {seconds:g} s for its part of a step"
-            raise WorkerError(late, f"missed {what}")
+            late, missed = found
+            raise WorkerError(late, f"missed {missed}")

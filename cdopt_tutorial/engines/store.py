@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -27,14 +27,19 @@ def open_store(path: str) -> Store:
 
 def accept_meetings() -> None:
     """Let torch's groups meet at addresses of ``SCHEME``, in this process."""
-    dist.register_rendezvous_handler(SCHEME, _meet)
+    register(SCHEME, lambda place, group: open_store(place + group))
 
 
-def _meet(address: str, **_: Any) -> Iterator[tuple[Store, int, int]]:
-    url = urlparse(address)
-    numbers = parse_qs(url.query)
-    store = open_store(url.netloc + url.path)
-    yield store, int(numbers["rank"][0]), int(numbers["world_size"][0])
+def register(scheme: str, open_place: Callable[[str, str], Store]) -> None:
+    """Let torch's groups meet at ``scheme://place/group``, in the store of the two."""
+
+    def meet(address: str, **_: Any) -> Iterator[tuple[Store, int, int]]:
+        url = urlparse(address)
+        numbers = parse_qs(url.query)
+        store = open_place(url.netloc, url.path)
+        yield store, int(numbers["rank"][0]), int(numbers["world_size"][0])
+
+    dist.register_rendezvous_handler(scheme, meet)
 
 
 def interface() -> str:
