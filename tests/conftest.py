@@ -44,8 +44,10 @@ for name in (
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 
-# On models this small two threads only wait for each other.
+# On models this small two threads only wait for each other, here and in all that is
+# started: two processes of tests keep two cores busy.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 class OneBook(LoadScopeScheduling):

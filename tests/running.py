@@ -55,7 +55,7 @@ def fork_programs(monkeypatch) -> None:
     """Have the bare programs that a bench times fork their workers.
 
     Each worker that is spawned, as a reader sees it, imports torch anew, in 3 s: so it
-    is in test_bare, and in the bench of the rnn.
+    is in test_bare.
     """
     from cdopt_tutorial.bench import bare
 

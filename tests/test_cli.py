@@ -149,8 +149,7 @@ class TestBench:
         ],
     )
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path, monkeypatch):
-        if name != "rnn":  # whose program begins as a reader's does
-            fork_programs(monkeypatch)
+        fork_programs(monkeypatch)
         # Ray's own start takes long, and has its tests.
         monkeypatch.setattr("cdopt_tutorial.bench.engines.OnRay", TorchRPC)
         file = tmp_path / "bench.json"

@@ -522,6 +522,9 @@ def test_of_two_films_the_shorter_one_rests_and_begins_again(monkeypatch):
     colours = np.eye(3, dtype=np.uint8)[:, None, None]
     red, green, blue = colours.repeat(2, axis=1).repeat(6, axis=2)
     film = watch.side_by_side([red, green], [blue, red, green, blue, red])
+    floors = {each[-watch.FLOOR :].tobytes() for each in film}
+    assert floors == {b"\xff" * watch.FLOOR * (2 * 6 + watch.DIVIDER) * 3}
+    film = [each[: -watch.FLOOR] for each in film]
     left = [each[:, :6] for each in film]
     right = [each[:, -6:] for each in film]
     assert np.array_equal(left, [red, green, green, red, green])

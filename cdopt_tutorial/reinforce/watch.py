@@ -15,6 +15,7 @@ SEED = 0  # of the episode
 EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second
 PAUSE = 25  # pictures for which a film rests on its last one before it begins again
 DIVIDER = 4  # columns between two films, of a grey that is seen beside white and black
+FLOOR = 50  # white rows below the film, over which a browser lays its controls
 
 
 def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
@@ -45,10 +46,12 @@ def side_by_side(left: list[NDArray], right: list[NDArray]) -> list[NDArray]:
     """One film of two, as long as the longer one; the other begins again and again."""
     length = max(len(left), len(right))
     between = np.full((left[0].shape[0], DIVIDER, 3), 128, dtype=np.uint8)
-    return [
+    pictures = [
         np.concatenate([_picture(left, i), between, _picture(right, i)], axis=1)
         for i in range(length)
     ]
+    floor = np.full((FLOOR, *pictures[0].shape[1:]), 255, dtype=np.uint8)
+    return [np.concatenate([picture, floor]) for picture in pictures]
 
 
 def _picture(film: list[NDArray], time: int) -> NDArray:
