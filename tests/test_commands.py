@@ -16,7 +16,8 @@ import pytest
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import bench, build, common, execute
-from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines import WorkerError, on_actors
+from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
@@ -259,9 +260,11 @@ class TestConfig:
             assert config.device == "cuda:1"
 
     @pytest.mark.parametrize("command", RUNS)
-    def test_has_the_engine(self, command, asked):
+    def test_has_the_engine(self, command, asked, monkeypatch):
         assert asked(command).engine == TorchRPC()
         assert asked(command, "--engine", "ray").engine == OnRay()
+        monkeypatch.setattr(on_actors, "find_spec", lambda name: True)
+        assert asked(command, "--engine", "monarch").engine == OnMonarch()
         there = "--engine", "ray", "--address", "a:1"
         assert asked(command, *there).engine == OnRay(address="a:1")
 
