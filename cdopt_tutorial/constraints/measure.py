@@ -213,7 +213,7 @@ class Constraints:
         CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
-        terms += [gradients.call(ref, penalty) for ref in self._elsewhere.values()]
+        terms += [gradients.call(ref, _sent_penalty) for ref in self._elsewhere.values()]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()
@@ -285,6 +285,10 @@ class Constraints:
 def penalty(*models: Model) -> Tensor:
     """See :meth:`Constraints.penalty`; a loop makes :class:`Constraints` only once."""
     return Constraints(*models).penalty()
+
+
+def _sent_penalty(module: nn.Module) -> Tensor:
+    return penalty(module).cpu()  # as all that travels
 
 
 def feasibility(*models: Model) -> Feasibility:

@@ -34,6 +34,7 @@ class Job:
     num_envs: int = 1  #: environments of each observer
     cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
     rounds: int = 5  #: of an episode in every environment
+    device: str = "cpu"  #: of the policies
 
     @property
     def config(self) -> "_Config":
@@ -44,7 +45,8 @@ class Job:
             split = {"num_observers": 1, "num_envs": total}
         talk = "per-step" if self.name == ONE_PROCESS else self.name
         limit = total * self.rounds
-        return _Config(talk, max_episodes=limit, cost=self.cost_ms / 1000, **split)
+        split |= {"max_episodes": limit, "device": self.device}
+        return _Config(talk, cost=self.cost_ms / 1000, **split)
 
 
 @dataclass(frozen=True)
