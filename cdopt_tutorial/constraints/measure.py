@@ -213,7 +213,8 @@ class Constraints:
         CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
-        terms += [gradients.call(ref, _sent_penalty) for ref in self._elsewhere.values()]
+        elsewhere = self._elsewhere.values()
+        terms += [gradients.call(each, _sent_penalty) for each in elsewhere]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()

@@ -54,7 +54,8 @@ class HybridConfig(Settings):
     dtype: str = "float32"  #: "float32" or "float64"
     #: of the dense layers and the table, as
     #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the trainers share
-    #: out the GPUs of "cuda", and the table has the next one. What travels is on the CPU.
+    #: out the GPUs of "cuda", and the table has the next one. What travels is on the
+    #: CPU.
     device: str = "auto"
 
     def __post_init__(self):

@@ -250,9 +250,7 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
     return constrain(module, config) if part == config.constrained else module
 
 
-def build_own(
-    part: str, vocab_size: int, config: RNNConfig, worker: int
-) -> nn.Module:
+def build_own(part: str, vocab_size: int, config: RNNConfig, worker: int) -> nn.Module:
     """The same on the device of the worker that owns it, which calls this."""
     module = build(part, vocab_size, config)
     return module.to(device_for(config.device, worker))
