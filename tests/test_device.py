@@ -10,6 +10,7 @@ import torch
 from cdopt_tutorial import data, hybrid, reinforce, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
+from cdopt_tutorial.commands.bench import BENCHES
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines import Role, forking, launch, pack, process_group
 from cdopt_tutorial.engines.device import device_for, gpus_of, pick_device
@@ -122,6 +123,30 @@ def test_chapters_are_run_on_the_device_that_is_used(count, used, have, monkeypa
     assert told == [used]
     assert main(["execute", "--device", "cuda:2"]) == 2
     assert told == [used]
+
+
+COMMANDS = ["reinforce", "rnn", "hybrid", "shard", "execute", "build"]
+
+
+@pytest.mark.usefixtures("no_process_starts")
+@pytest.mark.parametrize("command", COMMANDS + [f"bench {name}" for name in BENCHES])
+def test_every_command_refuses_a_device_that_is_not_there(command, have, capsys):
+    have(1)
+    assert main([*command.split(), "--device", "cuda:1"]) == 2
+    line = "device is 'cuda:1', but the only GPU is cuda:0"
+    assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_every_bench_is_given_the_device(bench, have, monkeypatch):
+    have(1)
+    told = []
+    module = f"cdopt_tutorial.bench.{bench}"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.measure", lambda *args: told.append(args[2]) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["bench", bench, "--device", "auto"])
+    assert told == ["cuda"]
 
 
 class TestSharingOut:
