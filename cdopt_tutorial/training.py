@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
-from cdopt_tutorial.engines.device import pick_device
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -27,7 +26,6 @@ class Settings:
         check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
         check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
-        object.__setattr__(self, "device", pick_device(self.device))
 
     @property
     def torch_dtype(self) -> torch.dtype:

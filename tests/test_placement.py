@@ -16,6 +16,7 @@ from cdopt_tutorial.bench.constraints import VARIANTS, make_step
 from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.dissolving import eigenspace, flow, memory
 from cdopt_tutorial.engines import gradients, reference
+from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.hybrid.model import table_on_device
@@ -29,7 +30,8 @@ CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
 RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
 SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
-PICKING = "training", "reinforce.system", "sharding.model", "dissolving.memory"
+PICKING = "parameter_server.model", "hybrid.model", "reinforce.system"
+PICKING += "sharding.model", "dissolving.memory"
 HELD = {  # manifold, and where
     "free": {},
     "trainer": {"manifold": "stiefel"},
@@ -112,10 +114,12 @@ class TestParameterServer:
         loss, *_ = trainer.loss(tokens, tokens, trainer.model.start(4))
         assert where([loss]) == {"cpu"}
 
-    def test_a_checkpoint_goes_on_elsewhere(self, tmp_path):
+    def test_a_checkpoint_goes_on_elsewhere(self, tmp_path, monkeypatch):
         file = tmp_path / "checkpoint"
         config = rnn.RNNConfig(**RNN)
         rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
+        # Of a device that is not here.
+        monkeypatch.setattr(model, "pick_device", pick_device)
         found = rnn.checkpoint.load(file)
         assert found.config["device"] == "meta"
         kept = found.weights, found.optimizer, found.hidden
@@ -173,25 +177,31 @@ def test_an_agent_and_its_observer(conversation, monkeypatch):
 
 
 class TestShards:
+    @pytest.fixture(autouse=True)
+    def models(self, monkeypatch):
+        """The model of each step."""
+        seen, plain = [], sharding.system.Trainer.step
+
+        def step(self, *batch):
+            seen.append(self.model)
+            return plain(self, *batch)
+
+        monkeypatch.setattr(sharding.system.Trainer, "step", step)
+        return seen
+
     @pytest.mark.parametrize("manifold", ["none", "stiefel", "oblique"])
-    def test_a_training(self, manifold):
+    def test_a_training(self, manifold, models):
         config = sharding.ShardConfig(manifold=manifold, clip=1.0, **SHARD)
         result = sharding.run_locally(sharding.Job(config, CORPUS))
         assert len(result.losses) == 2
+        assert where(models[0].parameters()) == {"meta"}
         assert where(result.weights.values()) == {"cpu"}
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_a_run_of_the_study(self, kind, monkeypatch):
+    def test_a_run_of_the_study(self, kind, models, monkeypatch):
         small = replace(study.CONFIG, **SHARD)
         monkeypatch.setattr(study, "CONFIG", small)
         monkeypatch.setattr(study, "Job", lambda c: sharding.Job(c, CORPUS))
-        models, made = [], study.Trainer.step
-
-        def step(self, *batch):
-            models.append(self.model)
-            return made(self, *batch)
-
-        monkeypatch.setattr(study.Trainer, "step", step)
         study.train(kind, 1e-3, 1, 2, "meta")
         assert where(models[0].parameters()) == {"meta"}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
-from cdopt_tutorial.engines.device import device_for, device_of
+from cdopt_tutorial.engines.device import device_for, device_of, pick_device
 from cdopt_tutorial.training import Settings, check_begin
 
 SEMANTICS = ("exact", "original")
@@ -68,6 +68,7 @@ class HybridConfig(Settings):
             fits = fits and len(self.shares) == self.num_trainers
             number = f"each of {self.num_trainers} trainers, and all below 2**63"
             check(self, "shares", fits, f"one above 0 for {number}")
+        object.__setattr__(self, "device", pick_device(self.device))
         if self.constrained == "table":
             check(self, "manifold", self.manifold == "oblique", "oblique on the server")
             check(self, "by", self.by == "dissolve", "dissolve on the server")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.engines import gradients
-from cdopt_tutorial.engines.device import device_for, device_of
+from cdopt_tutorial.engines.device import device_for, device_of, pick_device
 from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.training import Settings
 
@@ -65,6 +65,7 @@ class RNNConfig(Settings):
 
     def __post_init__(self):
         super().__post_init__()
+        object.__setattr__(self, "device", pick_device(self.device))
         choices(self, cut=("logits", "loss"))
         at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
