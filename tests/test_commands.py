@@ -96,7 +96,7 @@ class TestFlags:
         (action,) = (each for each in parser_of("bench")._actions if each.choices)
         assert set(action.choices) == set(bench.BENCHES)
         for parser in action.choices.values():
-            assert flags(parser) == {"smoke": False, "json": None}
+            assert flags(parser) == {"smoke": False, "json": None, "device": "cpu"}
 
     @pytest.mark.parametrize("command", FLAGS)
     def test_are_explained(self, command, capsys):
@@ -255,7 +255,7 @@ class TestConfig:
     def test_has_the_device(self, asked, monkeypatch):
         monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        for command in ("reinforce", "hybrid"):
+        for command in RUNS:
             config = config_of(asked(command, "--device", "cuda:1"))
             assert config.device == "cuda:1"
 
