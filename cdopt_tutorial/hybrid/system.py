@@ -164,8 +164,7 @@ class Trainer:
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
             if self.penalty_factor:
-                penalty = self.constraints.penalty().to(loss)
-                loss = loss + self.penalty_factor * penalty
+                loss = loss + self.penalty_factor * self.constraints.penalty()
             gradients.backward(context, loss)
             self.update(context)
         return total.item()
