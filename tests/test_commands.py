@@ -59,8 +59,9 @@ FLAGS = {
     },
     "execute": {
         "force": False, "profile": "full", "parameter": [], "p": [],
-        "update-reference": False, "device": "cpu",
+        "update-reference": False, "device": "cpu", "json": None,
     },
+    "matrix": {"torch": [], "cdopt": [], "python": [], "json": None},
     "build": {"device": "cpu"},
     "bench": {},
 }  # fmt: skip

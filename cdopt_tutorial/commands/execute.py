@@ -4,7 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from cdopt_tutorial.commands.common import add_device, bad_input
+from cdopt_tutorial.commands.common import (
+    add_device,
+    add_json,
+    bad_input,
+    write_json,
+)
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project
 from cdopt_tutorial.publish.project import Project
@@ -29,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     update = "show the figures that moved, then write them to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
     add_device(parser)
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     done = execute.execute(
         values, project=book, device=args.device, force=args.force, parameters=values
     )
+    chapters = {str(book.relative(each.path)): _as_json(each) for each in done}
+    write_json(args.json, {"chapters": chapters})
     failed = _report(done, book)
     if args.values:
         print("figures were not compared: parameters were set")
@@ -56,6 +64,12 @@ def run(args: argparse.Namespace) -> int:
         print("\nnow in the reference, but for bounds, which are yours to change:")
         moved = _compare(done, book, was, args.profile)
     return failed or (DRIFTED if moved else 0)
+
+
+def _as_json(result: execute.Execution) -> dict:
+    """What became of a chapter: seconds, the error or None, figures by their names."""
+    found = {"seconds": result.seconds, "error": result.error}
+    return found | {"figures": dict(result.figures)}
 
 
 def _values(args: argparse.Namespace, book: Project, was: Reference) -> dict:
