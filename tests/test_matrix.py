@@ -161,6 +161,14 @@ class TestRun:
         expected = ["01_a failed: KeyError: 'x'", "a::t1 failed", "a::t2 failed"]
         assert tried["failures"] == expected
 
+    def test_names_what_the_chapters_could_not_begin_for(self, fake):
+        (fake / "chapters").unlink()
+        _, found = run(fake)
+        (tried,) = found["environments"]
+        assert (tried["chapters"], tried["tests"]) == ("", "")
+        (failure,) = tried["failures"]
+        assert failure.startswith("running the chapters failed: cp: ")
+
     def test_that_is_stopped_leaves_no_environment(self, fake, tmp_path):
         place = tmp_path / "temporary"
         place.mkdir()
@@ -206,7 +214,7 @@ class TestVersions:
         with pytest.raises(ValueError, match="but must be a version, such as"):
             matrix.combine(book, [], ["2.13.0", version], [])
 
-    @pytest.mark.parametrize("version", ["3.10.2", "2.7.18", ""])
+    @pytest.mark.parametrize("version", ["3.10.2", "2.7.18", "", "else"])
     def test_of_python_are_those_the_package_takes(self, book, fake, version):
         write_fake(fake, version)
         with pytest.raises(ValueError, match="must be a Python here, 3.11 or newer"):
