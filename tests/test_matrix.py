@@ -22,12 +22,12 @@ FAKE = """\
 echo "$PYTHONPATH$*" >> {folder}/calls
 for last; do :; done
 case "$*" in
+    *"torch cdopt numpy ray") echo "a warning"; cat {folder}/list ;;
     -c*) echo {version} ;;
     "-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     *"install"*torch==9.9*) echo some words; echo "no such torch"; exit 1 ;;
     *"install"*torch==3.3*) exec sleep 300 ;;
     *"install"*) cp "$7" {folder}/constraints ;;
-    *list*) cat {folder}/list ;;
     *execute*) cp {folder}/chapters "$last"; exit 3 ;;
     *pytest*) cp {folder}/tests "$last"; exit 1 ;;
 esac
@@ -63,8 +63,7 @@ def fake(tmp_path):
     folder = tmp_path / "fake"
     folder.mkdir()
     write_fake(folder, "3.12.4")
-    names = ("torch", "cdopt", "numpy", "ray", "other")
-    listed = [{"name": name, "version": f"{name}-1"} for name in names]
+    listed = {name: f"{name}-1" for name in ("torch", "cdopt", "numpy", "ray")}
     (folder / "list").write_text(json.dumps(listed))
     write_chapters(folder, chapter(near=8.0, same=7, speed=99.0))
     write_tests(folder, "", "", "<skipped/>")

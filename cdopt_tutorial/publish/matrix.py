@@ -31,6 +31,10 @@ _OF_TORCH = "filelock fsspec jinja2 networkx sympy typing_extensions".split()
 _BUILT = "_build .git .venv .*_cache .hypothesis __pycache__ *.egg-info".split()
 _VERSION = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.(post|dev)\d+)?(\+[\w.]+)?"
 _PYTHON = "import sys, ensurepip, venv; print('%d.%d.%d' % sys.version_info[:3])"
+_INSTALLED = (
+    "import json, sys; from importlib.metadata import version as v; "
+    "print(json.dumps({name: v(name) for name in sys.argv[1:]}))"
+)
 
 Found = dict[str, Any]
 
@@ -154,9 +158,8 @@ def _install(place: _Place, versions: Versions, found: Found) -> None:
     pip = [place.python, "-m", "pip", "--disable-pip-version-check"]
     asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
     place.call(*pip, "install", "-q", "-c", constraints, "-e", ".[ray,test]", *asked)
-    listed = json.loads(place.call(*pip, "-q", "list", "--format", "json"))
-    installed = {each["name"]: each["version"] for each in listed}
-    found |= {name: installed[name] for name in _SHOWN}
+    *_, last = place.call(place.python, "-c", _INSTALLED, *_SHOWN).splitlines()
+    found |= json.loads(last)
 
 
 def _run_chapters(place: _Place, versions: Versions, found: Found) -> None:
