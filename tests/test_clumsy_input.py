@@ -85,6 +85,8 @@ rnn --device cuda
     device is 'cuda', but the rnn is for the cpu only
 hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
+execute --cell-timeout 0
+    cell_timeout is 0, but must be at least 1
 matrix --torch 2.x
     torch is '2.x', but must be a version, such as 2.13.0
 matrix --cdopt newest

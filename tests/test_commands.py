@@ -60,6 +60,7 @@ FLAGS = {
     "execute": {
         "force": False, "profile": "full", "parameter": [], "p": [],
         "update-reference": False, "device": "cpu", "json": None,
+        "cell-timeout": 600,
     },
     "matrix": {"torch": [], "cdopt": [], "python": [], "json": None},
     "build": {"device": "cpu"},

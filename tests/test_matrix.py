@@ -113,7 +113,8 @@ class TestRun:
         asked, venv, install, _, execute, tests = calls(fake)
         assert re.fullmatch(rf"-m venv {scratch}/[^/]+/environment", venv)
         assert install.endswith(" -e .[ray,test] torch==2.0 cdopt==0.5")
-        assert " --profile smoke --json " in execute and " -k one_process " in tests
+        assert " --profile smoke --cell-timeout 3600 --json " in execute
+        assert " -k one_process " in tests
         assert asked.startswith("of this one: -c ")  # which must be there to be dropped
 
     def test_frees_what_torch_chooses_for_itself(self, fake):

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from cdopt_tutorial.checks import at_least
 from cdopt_tutorial.commands.common import (
     add_device,
     add_json,
@@ -12,6 +13,7 @@ from cdopt_tutorial.commands.common import (
 )
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project
+from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
@@ -33,6 +35,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("-p", "--parameter", dest="values", default=[], help=values, **pairs)
     update = "show the figures that moved, then write them to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
+    hung = "seconds after which a cell counts as hung (default: %(default)s)"
+    flag("--cell-timeout", metavar="N", type=int, default=CELL_TIMEOUT, help=hung)
     add_device(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -41,14 +45,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
     with bad_input():
+        at_least(args, 1, "cell_timeout")
         book = project.this_project()
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args, book, was)
         execute.open_cache(book, args.device)  # or minutes later there were no place
     done = execute.execute(
-        values, project=book, device=args.device, force=args.force, parameters=values
-    )
+        values, project=book, device=args.device, force=args.force,
+        parameters=values, cell_timeout=args.cell_timeout,
+    )  # fmt: skip
     chapters = {str(book.relative(each.path)): _as_json(each) for each in done}
     write_json(args.json, {"chapters": chapters})
     failed = _report(done, book)

@@ -24,6 +24,7 @@ from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.scratch import scratch
 
 PROFILE = "smoke"
+PATIENCE = 3600  # seconds for a cell, since so long a run has seldom a machine alone
 EQUALITY = "one_process"  # stands in the name of each test that compares with one
 _SHOWN = ("torch", "cdopt", "numpy", "ray")  # libraries whose versions the table has
 # Torch itself says which versions of these it works with.
@@ -165,8 +166,9 @@ def _install(place: _Place, versions: Versions, found: Found) -> None:
 def _run_chapters(place: _Place, versions: Versions, found: Found) -> None:
     """Run all chapters in the short profile; note failures, and figures that moved."""
     file = place.folder / "chapters.json"
-    command = ["-m", "cdopt_tutorial.cli", "execute", "--profile", PROFILE]
-    place.call(place.python, *command, "--json", file, file=file)
+    command: list = ["-m", "cdopt_tutorial.cli", "execute", "--profile", PROFILE]
+    command += ["--cell-timeout", PATIENCE, "--json", file]
+    place.call(place.python, *command, file=file)
     chapters = json.loads(file.read_text("utf-8"))["chapters"]
     reference = Reference(place.project)
     for path, chapter in chapters.items():
