@@ -14,6 +14,8 @@ from running import COMMAND, wait_for_end
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import matrix
+from cdopt_tutorial.publish.project import this_project
+from cdopt_tutorial.publish.reference import Reference
 
 # An interpreter that makes an environment of itself, and notes what it is asked for;
 # version 9.9 of torch does not install, and version 3.3 takes its time.
@@ -226,3 +228,29 @@ def test_each_system_has_an_equality_test(project):
     for name in [*systems, "sharded_training", "sharded_cdopt", "torchrun"]:
         text = (project.root / f"tests/test_{name}.py").read_text()
         assert re.search(rf"def test_\w*{matrix.EQUALITY}", text), name
+
+
+@pytest.fixture(scope="module")
+def tried():
+    """What the book shows."""
+    path = this_project().root / "book/versions.json"
+    if not path.exists():
+        pytest.skip("no run is kept: `cdopt-tutorial matrix --json book/versions.json`")
+    return json.loads(path.read_text())
+
+
+class TestBook:
+    """The file that the page is made from, and what it stands on."""
+
+    def test_has_the_pinned_torch_and_another(self, project, tried):
+        (pinned,) = matrix.combine(project, [], [], [])
+        torches = [x["torch"].partition("+")[0] for x in tried["environments"]]
+        assert pinned.torch in torches and len(set(torches)) >= 2
+        assert {x["cdopt"] for x in tried["environments"]} == {pinned.cdopt}
+
+    def test_has_only_figures_of_the_reference(self, project, tried):
+        known, reference = set(), Reference(project)
+        for each in project.chapters():
+            known |= reference.changes(each.stem, tried["profile"], {}).keys()
+        changes = [c for each in tried["environments"] for c in each["changes"]]
+        assert {change["figure"] for change in changes} <= known

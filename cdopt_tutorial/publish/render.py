@@ -89,10 +89,12 @@ def _config(project: Project, device: str) -> dict:
 
 
 def _versions(project: Project) -> str:
-    """Return the table of what `matrix` has written; nothing if it was never run."""
+    """Return the table of what `matrix` has written, or that there is nothing yet."""
     path = project.root / "book" / "versions.json"
+    if not path.exists():
+        return "No run is kept there yet."
     try:
-        return table(json.loads(path.read_text("utf-8"))) if path.exists() else ""
+        return table(json.loads(path.read_text("utf-8")))
     except (ValueError, TypeError, KeyError) as error:
         name = project.relative(path)
         raise RenderError(f"{name} can't be read: {error}") from error
