@@ -83,6 +83,15 @@ rnn --async --against-local
     asynchronous trainers have no equal in one process
 hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
+execute --cell-timeout 0
+    cell_timeout is 0, but must be at least 1
+matrix --torch 2.x
+    torch is '2.x', but must be a version, such as 2.13.0
+matrix --cdopt newest
+    cdopt is 'newest', but must be a version, such as 2.13.0
+matrix --python python0
+matrix --python /bin/true
+    python is '...', but must be a Python here, 3.11 or newer, with its module venv
 dance
     argument COMMAND: invalid choice: 'dance' (choose from ...) (see
     cdopt-tutorial --help)
@@ -90,6 +99,8 @@ reinforce --json /dev/full
 rnn --json /dev/full
 hybrid --json /dev/full
 bench launch --json /dev/full
+execute --json /dev/full
+matrix --json /dev/full
     can't write /dev/full: No space left on device
 rnn --json TMP
 rnn --checkpoint TMP

@@ -60,8 +60,10 @@ FLAGS = {
     },
     "execute": {
         "force": False, "profile": "full", "parameter": [], "p": [],
-        "update-reference": False, "device": "cpu",
+        "update-reference": False, "device": "cpu", "json": None,
+        "cell-timeout": 600,
     },
+    "matrix": {"torch": [], "cdopt": [], "python": [], "json": None},
     "build": {"device": "cpu"},
     "bench": {},
 }  # fmt: skip

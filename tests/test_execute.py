@@ -202,11 +202,9 @@ def test_old_outputs_are_no_figures(book):
     assert execute([path], project=book)[0].figures == {}
 
 
-def test_hung_cell_is_a_failure(book, monkeypatch):
-    monkeypatch.setattr("cdopt_tutorial.publish.execute.CELL_TIMEOUT", 1)
-    (done,) = execute(
-        [write_chapter(book, "import time; time.sleep(60)")], project=book
-    )
+def test_hung_cell_is_a_failure(book):
+    path = write_chapter(book, "import time; time.sleep(60)")
+    (done,) = execute([path], project=book, cell_timeout=1)
     assert "code cell 1 of 1" in done.error
     assert "A cell timed out while it was being executed, after 1 sec" in done.error
 

@@ -1,5 +1,6 @@
 """The pages: strict each time, nothing run, nothing done when nothing changed."""
 
+import json
 import re
 
 import pytest
@@ -93,19 +94,38 @@ def test_a_build_that_failed_is_not_up_to_date(book, builds):
     assert render(book) is True
 
 
-def test_a_page_quotes_figures_and_minutes(book):
+def test_a_page_quotes_figures_minutes_and_the_versions_that_were_tried(book):
     show = "from cdopt_tutorial import show\nshow.glue('01-x', 0.25)"
     write_chapter(book, show)
     (done,) = run(book)
     config = yaml.safe_load((book.root / "_config.yml").read_text())
     config["parse"] = {"myst_enable_extensions": ["substitution"]}
     (book.root / "_config.yml").write_text(yaml.safe_dump(config))
+    change = {"figure": "01-x", "was": "1", "now": "2", "allowed": "± 0", "holds": 0}
+    tried = {"torch": "2.99", "python": "3.99", "cdopt": "0.5", "chapters": "1 of 1"}
+    tried |= {"seconds": 90, "failures": ["KeyError: `x`"], "changes": [change]}
+    found = {"date": "2026-11-22", "profile": "smoke", "environments": [tried]}
+    found["machine"] = {"processor": "x86_64", "cores": 2}
+    (book.root / "book/versions.json").write_text(json.dumps(found))
     quote = "\nx is {{ figures['01-x'] }}, {{ minutes['01_a'] }} minutes\n"
+    quote += "\n{{ versions }}\n"
     with (book.root / "book/index.md").open("a") as file:
         file.write(quote)
     render(book)
     page = (book.html / "book/index.html").read_text()
     assert f"x is 0.25, {done.seconds / 60} minutes" in page
+    rows = [" ".join(re.sub("<.*?>", " ", r).split()) for r in page.split("</tr>")]
+    assert "3.99 2.99 0.5 – – 1 of 1 – 2" in rows
+    assert rows[-2] == "01-x 1 ± 0 2" and rows[-3].endswith("stored allowed torch 2.99")
+    assert "<strong>2</strong>" in page and ">KeyError:<" in page
+
+
+def test_versions_that_can_not_be_read_are_named(book):
+    run(book)
+    for text in ("{", "[]", "{}"):
+        (book.root / "book/versions.json").write_text(text)
+        with pytest.raises(RenderError, match="^book/versions.json can't be read: "):
+            render(book)
 
 
 def test_builder_that_ends_badly_is_a_failure(book, monkeypatch):

@@ -40,11 +40,28 @@ def is_file(project, name: str) -> bool:
 
 
 def test_it_installs_by_what_exists(project, jobs):
-    (setup,) = [step for step in steps(jobs) if "setup-python" in step.get("uses", "")]
+    (setup,) = python_steps(jobs["book"])
     for name in setup["with"]["cache-dependency-path"].split():
         assert is_file(project, name)
     pyproject = (project.root / "pyproject.toml").read_text("utf-8")
     assert f'requires-python = ">={setup["with"]["python-version"]}"' in pyproject
+
+
+def python_steps(job: dict) -> list[dict]:
+    return [step for step in job["steps"] if "setup-python" in step.get("uses", "")]
+
+
+def test_it_tries_newer_pythons_and_several_versions_of_torch(project, jobs):
+    (setup,) = python_steps(jobs["versions"])
+    assert setup["with"]["python-version"] == "${{ matrix.python }}"
+    assert jobs["versions"]["strategy"]["matrix"] == {"python": ["3.12", "3.13"]}
+    script = (project.root / ".ci" / "versions").read_text("utf-8")
+    asked = set(re.findall(r"--torch (\S+)", script))
+    pins = (project.root / "constraints.txt").read_text("utf-8")
+    pyproject = (project.root / "pyproject.toml").read_text("utf-8")
+    oldest = re.search(r'"torch>=(.+)"', pyproject)[1]
+    assert len(asked) == 3 and f"{oldest}.0" in asked
+    assert re.search(r"^torch==(.+)$", pins, re.MULTILINE)[1] in asked
 
 
 def test_actions_are_pinned_by_their_major_version(jobs):

@@ -107,6 +107,11 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--smoke` and `--json` of every command that trains or measures."""
     smoke = "a run of seconds, to see that it works"
     parser.add_argument("--smoke", action="store_true", help=smoke)
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`; that the file can be written is known before anything runs."""
     results = "write the results to this file"
     parser.add_argument("--json", type=writable, metavar="FILE", help=results)
 

@@ -5,9 +5,16 @@ import sys
 from pathlib import Path
 
 from cdopt_tutorial import data
-from cdopt_tutorial.commands.common import add_device, bad_input
+from cdopt_tutorial.checks import at_least
+from cdopt_tutorial.commands.common import (
+    add_device,
+    add_json,
+    bad_input,
+    write_json,
+)
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project
+from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
@@ -32,21 +39,28 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("-p", "--parameter", dest="values", default=[], help=values, **pairs)
     update = "show the figures that moved, then write them to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
+    hung = "seconds after which a cell counts as hung (default: %(default)s)"
+    flag("--cell-timeout", metavar="N", type=int, default=CELL_TIMEOUT, help=hung)
     add_device(parser)
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
     with bad_input():
+        at_least(args, 1, "cell_timeout")
         book = project.this_project()
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args, book, was)
         execute.open_cache(book, args.device)  # or minutes later there were no place
     done = execute.execute(
-        values, project=book, device=args.device, force=args.force, parameters=values
-    )
+        values, project=book, device=args.device, force=args.force,
+        parameters=values, cell_timeout=args.cell_timeout,
+    )  # fmt: skip
+    chapters = {str(book.relative(each.path)): _as_json(each) for each in done}
+    write_json(args.json, {"chapters": chapters})
     failed = _report(done, book)
     if args.values:
         print("figures were not compared: parameters were set")
@@ -61,6 +75,12 @@ def run(args: argparse.Namespace) -> int:
         print("\nnow in the reference, but for bounds, which are yours to change:")
         moved = _compare(done, book, was, args.profile)
     return failed or (DRIFTED if moved else 0)
+
+
+def _as_json(result: execute.Execution) -> dict:
+    """What became of a chapter: seconds, the error or None, figures by their names."""
+    found = {"seconds": result.seconds, "error": result.error}
+    return found | {"figures": dict(result.figures)}
 
 
 def _values(args: argparse.Namespace, book: Project, was: Reference) -> dict:

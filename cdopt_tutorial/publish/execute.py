@@ -165,6 +165,7 @@ def execute(
     device: str = "cpu",
     force: bool = False,
     parameters: Mapping[Path, Mapping[str, object]] | None = None,
+    cell_timeout: int = CELL_TIMEOUT,
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
@@ -180,13 +181,15 @@ def execute(
             seconds = result.record.data["execution_seconds"]
             done.append(Execution(path, result.nb, seconds, cached=True))
             continue
-        done.append(_run(path, chapter, project, device))
+        done.append(_run(path, chapter, project, device, cell_timeout))
         if done[-1].error is None:
             done[-1] = _keep(cache, done[-1], project)
     return done
 
 
-def _run(path: Path, notebook: NotebookNode, project: Project, device: str):
+def _run(
+    path: Path, notebook: NotebookNode, project: Project, device: str, cell_timeout: int
+) -> Execution:
     """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
     print(f"running {name} on {device}", flush=True)
@@ -194,7 +197,7 @@ def _run(path: Path, notebook: NotebookNode, project: Project, device: str):
     failed.unlink(missing_ok=True)
     progress, error, begin = _Progress(notebook), None, time.monotonic()
     try:
-        _run_cells(notebook, progress, device)
+        _run_cells(notebook, progress, device, cell_timeout)
     except (CellControlSignal, RuntimeError) as raised:
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
@@ -213,14 +216,16 @@ class _KernelManager(AsyncKernelManager):
         return KernelSpec(**get_kernel_dict())
 
 
-def _run_cells(notebook: NotebookNode, progress: "_Progress", device: str) -> None:
+def _run_cells(
+    notebook: NotebookNode, progress: "_Progress", device: str, cell_timeout: int
+) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
     with scratch() as folder:
         # Times would go into the cells' metadata, which the cache hashes.
         options = {"record_timing": False, "coalesce_streams": True}
         options["resources"] = {"metadata": {"path": folder}}
         hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}
-        client = NotebookClient(notebook, timeout=CELL_TIMEOUT, **options, **hooks)
+        client = NotebookClient(notebook, timeout=cell_timeout, **options, **hooks)
         connection = str(Path(folder, "kernel.json"))
         client.km = manager = _KernelManager(connection_file=connection)
         # A reader's own IPython configuration must not change a result.

@@ -6,11 +6,32 @@ It says what each was, by profile, and how far another machine or torch may move
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import tomlkit
 
 from cdopt_tutorial.publish.chapter import Figures
 from cdopt_tutorial.publish.project import PROFILES, Project
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure that is not the reference's; values are as a reader wants them."""
+
+    was: str | None  #: in the reference; None if it has none
+    now: str | None  #: in this run; None if it is claimed no more
+    allowed: str = ""  #: how far it may move; empty if there is no such rule
+    holds: bool = False  #: whether it moved no farther
+
+    def __str__(self) -> str:
+        if self.was is None:
+            return f"{self.now}, and the reference has none"
+        if self.now is None:
+            return f"was {self.was}, is claimed no more"
+        far = self.allowed
+        if far.startswith("at most"):
+            far = f"allowed: {far}"
+        return f"was {self.was}, is {self.now} ({far})"
 
 
 class Reference:
@@ -39,25 +60,35 @@ class Reference:
             raise ValueError(f"{chapter} has no profile {profile!r}")
         return self._table[chapter][profile].unwrap()
 
-    def drift(
+    def changes(
         self, chapter: str, profile: str, figures: Figures, *, complete: bool = True
-    ) -> dict[str, str]:
-        """Return what moved, and how, by name; what isn't complete may miss some."""
+    ) -> dict[str, Change]:
+        """Return what is not exactly the reference's, by name, but for speeds.
+
+        What isn't complete may miss some.
+        """
         rows = self._table.get(chapter, {}).get("figures", {})
-        moved = {}
+        found = {}
         for name, value in figures.items():
             row = rows.get(name, {})
             if profile not in row:
-                moved[name] = f"{_short(value)}, and the reference has none"
-            elif not _holds(row, row[profile], value):
-                far = f"± {row.get('within')}"
-                if "at_most" in row:
-                    far = f"allowed: at most {row['at_most']:g}"
-                moved[name] = f"was {_short(row[profile])}, is {_short(value)} ({far})"
+                found[name] = Change(None, _short(value))
+                continue
+            was, now = _short(row[profile]), _short(value)
+            holds = _holds(row, row[profile], value)
+            if not holds or (was != now and not row.get("machine")):
+                found[name] = Change(was, now, _allowed(row), holds)
         for name, row in rows.items():
             if complete and profile in row and name not in figures:
-                moved[name] = f"was {_short(row[profile])}, is claimed no more"
-        return moved
+                found[name] = Change(_short(row[profile]), None)
+        return found
+
+    def drift(
+        self, chapter: str, profile: str, figures: Figures, *, complete: bool = True
+    ) -> dict[str, str]:
+        """Return what moved farther than it may, and how, by name."""
+        found = self.changes(chapter, profile, figures, complete=complete)
+        return {name: str(each) for name, each in found.items() if not each.holds}
 
     def has_text(self, chapter: str, digest: str) -> bool:
         """Tell whether a chapter has learned from this text, if it does from any."""
@@ -124,6 +155,13 @@ def _holds(row: Mapping, was: float | str, value: float | str) -> bool:
     if isinstance(width, str):  # a share of what it was
         width = abs(was) * float(width.removesuffix("%")) / 100
     return abs(value - was) <= width < math.inf
+
+
+def _allowed(row: Mapping) -> str:
+    """How far a figure may move, in words."""
+    if "at_most" in row:
+        return f"at most {row['at_most']:g}"
+    return f"± {row.get('within')}"
 
 
 def _short(value: float | str) -> str:

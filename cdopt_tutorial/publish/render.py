@@ -1,5 +1,6 @@
 """Render the pages from the executed chapters, strictly, and run nothing."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from cdopt_tutorial.publish.execute import (
     fingerprint,
     open_cache,
 )
+from cdopt_tutorial.publish.matrix import table
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
 
@@ -80,10 +82,22 @@ def _config(project: Project, device: str) -> dict:
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     config["execute"] = {"execute_notebooks": "cache", "cache": str(cache.path)}
     config["execute"]["raise_on_error"] = True
-    quotes = {"figures": figures, "minutes": minutes}
+    quotes = {"figures": figures, "minutes": minutes, "versions": _versions(project)}
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     add_site(config, site)
     return config
+
+
+def _versions(project: Project) -> str:
+    """Return the table of what `matrix` has written, or that there is nothing yet."""
+    path = project.root / "book" / "versions.json"
+    if not path.exists():
+        return "No run is kept there yet."
+    try:
+        return table(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError, KeyError) as error:
+        name = project.relative(path)
+        raise RenderError(f"{name} can't be read: {error}") from error
 
 
 def _run_builder(project: Project, config: Path) -> None:
