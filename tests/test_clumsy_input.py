@@ -83,6 +83,8 @@ rnn --async --against-local
     asynchronous trainers have no equal in one process
 rnn --device cuda
     device is 'cuda', but the rnn is for the cpu only
+shard --interface eth0
+    interface is 'eth0', but only a run under torchrun can choose one
 hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
 dance

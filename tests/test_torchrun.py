@@ -1,6 +1,7 @@
 """The systems under torchrun, on hosts of their own: as in one process, or named."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
 
 from cdopt_tutorial import torchrun
+from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import others, store
@@ -101,12 +103,14 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
     keep = ("--checkpoint", str(kept), "--save-every", "20", "--max-steps", "300")
     exact = ("--against-local", "--json", str(file), "--corpus", "grammar")
     with hosts(1) as made:
-        run = made.torchrun([2], "rnn", *NARROW, *keep, *exact, max_restarts=2)
+        alone = ("--interface", "lo")  # by default it would be eth0
+        run = made.torchrun([2], "rnn", *NARROW, *keep, *exact, *alone, max_restarts=2)
         for _ in range(2):
             trainer, before = run.workers(1)[1], place(kept)
             # Had it begun again, it would first keep an earlier place.
             wait_until(lambda before=before: place(kept) != before)
             assert place(kept) > before
+            assert {place for (place, _) in listeners(trainer.pid)[0]} == {"127.0.0.1"}
             ranks = run.ranks(1)
             trainer.kill()
             wait_for_end(ranks)  # all of which begin again
@@ -121,9 +125,14 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
     assert found["valid_perplexity"] == pytest.approx(alone.perplexity, rel=1e-10)
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setenv(store.INTERFACE, "none0")
-    with pytest.raises(torchrun.Unfit, match="is 'none0', but must be one of .*lo"):
+def test_a_device_that_is_not_there_is_refused(monkeypatch, capsys):
+    refused = "interface is 'none0', but must be one of .*lo"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["reinforce", "--interface", "none0"]) == 2
+    assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
+    monkeypatch.setenv(store.INTERFACE, "none0")  # for a program of one's own
+    with pytest.raises(torchrun.Unfit, match=refused):
         store.interface()
 
 
