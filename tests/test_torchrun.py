@@ -14,7 +14,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import others, store
+from cdopt_tutorial.engines import WorkerError, others, store
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
@@ -22,18 +22,20 @@ from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 SMOKE = ("--smoke", "--against-local")
 ON_SERVER = ("--manifold", "stiefel", "--where", "server")
 NARROW = ("--embedding", "16", "--hidden", "16")
-#: Arguments, and how many workers each host has.
+#: Arguments, how many workers each host has, and how fast the last host's link is.
 RUNS = {
-    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2]),
-    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
-    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1]),
+    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2], None),
+    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1], None),
+    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1], "2mbit"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "workers"), RUNS.values(), ids=RUNS)
-def test_trains_as_one_process(arguments, workers, tmp_path):
+@pytest.mark.parametrize(("arguments", "workers", "rate"), RUNS.values(), ids=RUNS)
+def test_trains_as_one_process(arguments, workers, rate, tmp_path):
     file = tmp_path / "found.json"
     with hosts(len(workers)) as made:
+        if rate is not None:
+            made.slow(len(workers), rate)
         told = made.torchrun(workers, *arguments, "--json", str(file)).end()
     assert [code for code, _ in told] == [0] * len(workers), told
     assert json.loads(file.read_text())["max_parameter_difference"] <= 1e-10
@@ -92,6 +94,17 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     assert f"cdopt-tutorial: agent on host1 {silence}" in there
 
 
+def test_who_is_cut_off_names_who_is_elsewhere(monkeypatch):
+    monkeypatch.setattr(others, "open_store", lambda path: None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = others.Others(["agent", "observer0", "observer1"], None)
+    found._hosts = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
+    found._heard = dict.fromkeys(found._hosts, time.monotonic() - 2 * others.LOST)
+    with pytest.raises(WorkerError, match="^observer1 on host2 was not heard of"):
+        found.look()
+
+
 def place(kept):
     """How far a run has come that keeps its checkpoints there: pass and window."""
     found = checkpoint.load(kept) if kept.exists() else None
@@ -110,7 +123,7 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
             # Had it begun again, it would first keep an earlier place.
             wait_until(lambda before=before: place(kept) != before)
             assert place(kept) > before
-            assert {place for (place, _) in listeners(trainer.pid)[0]} == {"127.0.0.1"}
+            assert {on for on, _ in listeners(trainer.pid)[0]} == {"127.0.0.1"}
             ranks = run.ranks(1)
             trainer.kill()
             wait_for_end(ranks)  # all of which begin again

@@ -28,6 +28,7 @@ QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 PATIENCE = 60.0  # seconds for a worker to begin anew
+ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
 PAUSE = 0.2  # seconds between two looks whether it has
 DRIVER = "ray"  # the name of the process that starts and watches the actors
 

@@ -33,7 +33,11 @@ OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things ov
 def drive(plan: Plan) -> dict[str, Any]:
     """What the roles returned, by name; a WorkerError if one failed."""
     with _cluster(plan):
-        return _Actors(plan).run()
+        actors = _Actors(plan)
+        try:
+            return actors.run()
+        except WorkerError as error:
+            raise actors.with_host(error) from None
 
 
 @contextmanager
@@ -116,6 +120,14 @@ class _Actors:
         for name in 2 * list(self._actors):  # what was asked for, and the rest
             self._take(name)
         return done
+
+    def with_host(self, error: WorkerError) -> WorkerError:
+        """The same, which names the host as well, where there are several."""
+        actor = self._actors.get(error.worker)
+        if actor is None or not self._many_hosts or f"on {actor.host}" in error.reason:
+            return error
+        reason = f"{error.reason} (on {actor.host or 'a host that is not known'})"
+        return type(error)(error.worker, reason, error.details)
 
     def _await_start(self) -> None:
         limit = time.monotonic() + self._deadline

@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import network, network_store, pace, pack, process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
+from cdopt_tutorial.engines.on_ray import ALONE
 from cdopt_tutorial.engines.store import device_of
 
 
@@ -122,6 +124,7 @@ class RayWorker:
     def __init__(self, plan: WorkerPlan):
         self._name, self._told = plan.name, _Told()
         self._error: WorkerError | None = None
+        self._asked: float | None = None  # when the driver last asked
         try:
             self._join(plan)
         except Exception as error:  # told when it is asked: else Ray says that it died
@@ -130,7 +133,8 @@ class RayWorker:
     def _join(self, plan: WorkerPlan) -> None:
         settings = plan.settings
         process.enter(settings, self._told)
-        self._pace = Path(f"/proc/self/fd/{os.memfd_create('pace')}")
+        # Whoever looks into a host's /proc finds the worker by its memory's name.
+        self._pace = Path(f"/proc/self/fd/{os.memfd_create(plan.name)}")
         pace.begin(self._pace)
         # Where Ray itself listens: the loopback's, or that of the cluster's node.
         own = ray.util.get_node_ip_address()
@@ -181,7 +185,16 @@ class RayWorker:
 
         Its deadline is in seconds from now: clocks differ from host to host.
         """
+        if self._asked is None:
+            threading.Thread(target=self._end_alone, daemon=True).start()
+        self._asked = time.monotonic()
         found = pace.read_pace(self._pace)
         if found is not None:
             found = found._replace(until=found.until - time.monotonic())
         return self._told.take(), found
+
+    def _end_alone(self) -> None:
+        """End where the driver has gone silent: a cluster would keep us for minutes."""
+        while time.monotonic() < self._asked + ALONE:
+            time.sleep(1)
+        os._exit(1)
