@@ -47,6 +47,9 @@ ELSEWHERE = {
         "torchrun has started ... processes, but this run has ... workers, ...",
         "... on ... was not heard of for 15 s",
     ],
+    "tests/test_lost.py": [
+        "root and Debian's iproute2 are needed to make hosts",
+    ],
     "tests/test_ray.py": [
         "address is of a cluster of Ray, so it needs engine ray",
         "the engine ray needs Ray, which is not here: pip install ...",

@@ -6,6 +6,7 @@ Ray listens on many ports there, and nobody else can reach them.
 
 import os
 import pickle
+import re
 import secrets
 import socket
 import sys
@@ -124,9 +125,11 @@ class _Actors:
     def with_host(self, error: WorkerError) -> WorkerError:
         """The same, which names the host as well, where there are several."""
         actor = self._actors.get(error.worker)
-        if actor is None or not self._many_hosts or f"on {actor.host}" in error.reason:
+        if actor is None or not self._many_hosts or " on " in error.reason:
             return error
-        reason = f"{error.reason} (on {actor.host or 'a host that is not known'})"
+        # Before it has joined, Ray at least knows its address, or what it waits for.
+        known = actor.host or "".join(re.findall(r"^\s*ip: (\S+)", error.details, re.M))
+        reason = f"{error.reason} (on {known})" if known else error.reason
         return type(error)(error.worker, reason, error.details)
 
     def _await_start(self) -> None:
