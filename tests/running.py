@@ -6,29 +6,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
 
+from cdopt_tutorial.bench.hosts import still_running
+
 COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether it still runs: an orphan, once dead, is for the system to reap."""
-    with suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def wait_for_end(processes: list[psutil.Process], seconds: float = 10) -> None:
     """They must end within so many seconds."""
-    limit = time.monotonic() + seconds
-    while left := [process for process in processes if runs(process)]:
-        assert time.monotonic() < limit, left
-        time.sleep(0.1)
+    assert not (still := still_running(processes, seconds)), still
 
 
 def preload_little() -> None:

@@ -81,6 +81,8 @@ hybrid --semantics original --against-local
     semantics original has no equal in one process
 rnn --async --against-local
     asynchronous trainers have no equal in one process
+shard --interface eth0
+    interface is 'eth0', but only a run under torchrun can choose one
 hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
 execute --cell-timeout 0

@@ -26,7 +26,7 @@ from cdopt_tutorial.reinforce import ReinforceConfig
 
 TRAINING = {
     "seed": 1, "smoke": False, "json": None, "device": "cpu", "engine": "rpc",
-    "address": None,
+    "address": None, "interface": None,
 }  # fmt: skip
 # Of all commands, all flags and what holds without them: nothing here may change.
 FLAGS = {
@@ -220,7 +220,7 @@ class TestConfig:
         apart = {
             *("smoke", "json", "device", "world-size"),
             *("no-sync", "async", "corpus", "checkpoint", "resume", "against-local"),
-            *("engine", "address", "max-restarts"),
+            *("engine", "address", "interface", "max-restarts"),
         }
         assert seen == set(FLAGS[command]) - apart
 

@@ -50,6 +50,9 @@ ELSEWHERE = {
     "tests/test_monarch.py": [
         "the engine monarch needs Monarch, which is not here: pip install ...",
     ],
+    "tests/test_lost.py": [
+        "root and Debian's iproute2 are needed to make hosts",
+    ],
     "tests/test_ray.py": [
         "address is of a cluster of Ray, so it needs engine ray",
         "the engine ray needs Ray, which is not here: pip install ...",

@@ -16,23 +16,21 @@ from running import COMMAND, listeners, wait_for_end
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.bench.lost import without
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, Trace, WorkerError, on_actors, serve
+from cdopt_tutorial.engines.actor import ALONE
 from cdopt_tutorial.engines.on_ray import OnRay
-from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import (
     CONVERSATIONS,
-    Agent,
-    Observer,
     ReinforceConfig,
-    Score,
     run,
     run_locally,
 )
-from cdopt_tutorial.reinforce.steady import Anew, Lost
+from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.scratch import scratch
 from cdopt_tutorial.sharding import ShardConfig
 
@@ -70,24 +68,6 @@ def test_shards_have_the_parameters_of_one_process():
     assert result.max_parameter_difference(sharding.run_locally(job)) <= TOLERANCE
 
 
-def without(config, lost):
-    """Rewards in one process, of a training in which observer 1 is lost in rounds."""
-    agent, score = Agent(config), Score()
-    observers = [Observer(i, config) for i in range(config.num_observers)]
-    while len(score.rewards) < config.max_episodes:
-        batch = []
-        for number, observer in enumerate(observers):
-            if number == 1 and score.rounds + 1 in lost:
-                life = lost.index(score.rounds + 1) + 1
-                observers[1] = Observer(1, Anew(**vars(config), life=life))
-            else:
-                ends = observer.run_episode(LocalRef(agent))
-                batch.append(agent._episodes(number, *ends))
-        agent.finish_episode(batch)
-        score.add(batch)
-    return score.rewards
-
-
 def test_an_observer_that_dies_costs_its_round_and_is_replaced():
     config = ReinforceConfig(num_envs=4, max_episodes=100)
     told = []
@@ -97,7 +77,7 @@ def test_an_observer_that_dies_costs_its_round_and_is_replaced():
     training = run(config, OnRay(), attach=dies, on_report=on_report)
     lost = [record for record in told if isinstance(record, Lost)]
     assert lost == [Lost("observer1", number) for number in (3, 7, 8)]
-    assert training.score.rewards == without(config, [3, 7, 8])
+    assert training.score.rewards == without(config, tuple(lost))
     assert training.score.rewards != run_locally(config).score.rewards
 
 
@@ -178,10 +158,13 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
         running = begin(*endless)
         while "epoch" not in (line := running.stdout.readline()):
             assert line, running.wait()
+        there = [each for each in made.processes() if "RayWorker" in each.name()]
         made.cut(2)
         told, _ = running.communicate(timeout=PATIENCE)
         assert running.returncode == 1
         assert re.search("^cdopt-tutorial: .* on host2 was not heard of for 15 s", told)
+        wait_for_end(there, ALONE)
+        assert len(there) == 4  # also those behind the cut
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The systems under torchrun, on hosts of their own: as in one process, or named."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -10,9 +11,10 @@ from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
 
 from cdopt_tutorial import torchrun
+from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import others, store
+from cdopt_tutorial.engines import WorkerError, others, store
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
@@ -20,18 +22,20 @@ from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 SMOKE = ("--smoke", "--against-local")
 ON_SERVER = ("--manifold", "stiefel", "--where", "server")
 NARROW = ("--embedding", "16", "--hidden", "16")
-#: Arguments, and how many workers each host has.
+#: Arguments, how many workers each host has, and how fast the last host's link is.
 RUNS = {
-    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2]),
-    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
-    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1]),
+    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2], None),
+    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1], None),
+    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1], "2mbit"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "workers"), RUNS.values(), ids=RUNS)
-def test_trains_as_one_process(arguments, workers, tmp_path):
+@pytest.mark.parametrize(("arguments", "workers", "rate"), RUNS.values(), ids=RUNS)
+def test_trains_as_one_process(arguments, workers, rate, tmp_path):
     file = tmp_path / "found.json"
     with hosts(len(workers)) as made:
+        if rate is not None:
+            made.slow(len(workers), rate)
         told = made.torchrun(workers, *arguments, "--json", str(file)).end()
     assert [code for code, _ in told] == [0] * len(workers), told
     assert json.loads(file.read_text())["max_parameter_difference"] <= 1e-10
@@ -90,6 +94,17 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     assert f"cdopt-tutorial: agent on host1 {silence}" in there
 
 
+def test_who_is_cut_off_names_who_is_elsewhere(monkeypatch):
+    monkeypatch.setattr(others, "open_store", lambda path: None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = others.Others(["agent", "observer0", "observer1"], None)
+    found._hosts = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
+    found._heard = dict.fromkeys(found._hosts, time.monotonic() - 2 * others.LOST)
+    with pytest.raises(WorkerError, match="^observer1 on host2 was not heard of"):
+        found.look()
+
+
 def place(kept):
     """How far a run has come that keeps its checkpoints there: pass and window."""
     found = checkpoint.load(kept) if kept.exists() else None
@@ -101,12 +116,14 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
     keep = ("--checkpoint", str(kept), "--save-every", "20", "--max-steps", "300")
     exact = ("--against-local", "--json", str(file), "--corpus", "grammar")
     with hosts(1) as made:
-        run = made.torchrun([2], "rnn", *NARROW, *keep, *exact, max_restarts=2)
+        alone = ("--interface", "lo")  # by default it would be eth0
+        run = made.torchrun([2], "rnn", *NARROW, *keep, *exact, *alone, max_restarts=2)
         for _ in range(2):
             trainer, before = run.workers(1)[1], place(kept)
             # Had it begun again, it would first keep an earlier place.
             wait_until(lambda before=before: place(kept) != before)
             assert place(kept) > before
+            assert {on for on, _ in listeners(trainer.pid)[0]} == {"127.0.0.1"}
             ranks = run.ranks(1)
             trainer.kill()
             wait_for_end(ranks)  # all of which begin again
@@ -121,9 +138,14 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
     assert found["valid_perplexity"] == pytest.approx(alone.perplexity, rel=1e-10)
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setenv(store.INTERFACE, "none0")
-    with pytest.raises(torchrun.Unfit, match="is 'none0', but must be one of .*lo"):
+def test_a_device_that_is_not_there_is_refused(monkeypatch, capsys):
+    refused = "interface is 'none0', but must be one of .*lo"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["reinforce", "--interface", "none0"]) == 2
+    assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
+    monkeypatch.setenv(store.INTERFACE, "none0")  # for a program of one's own
+    with pytest.raises(torchrun.Unfit, match=refused):
         store.interface()
 
 

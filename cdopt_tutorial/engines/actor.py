@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import network_store, pace, pack, process
 from cdopt_tutorial.engines.errors import WorkerError
+
+ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
 
 
 class ActorNetwork(ABC):
@@ -118,6 +121,7 @@ class ActorWorker(ABC):
     def __init__(self, plan: WorkerPlan):
         self._name, self._told = plan.name, Told()
         self._error: WorkerError | None = None
+        self._asked: float | None = None  # when the driver last asked
         try:
             self._join(plan)
         except Exception as error:  # told when it is asked, or it would just be dead
@@ -130,7 +134,8 @@ class ActorWorker(ABC):
     def _join(self, plan: WorkerPlan) -> None:
         settings = plan.settings
         process.enter(settings, self._told)
-        self._pace = Path(f"/proc/self/fd/{os.memfd_create('pace')}")
+        # Whoever looks into a host's /proc finds the worker by its memory's name.
+        self._pace = Path(f"/proc/self/fd/{os.memfd_create(plan.name)}")
         pace.begin(self._pace)
         os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
         sys.stdout = process.Forwarded(self._told, "stdout")
@@ -178,7 +183,16 @@ class ActorWorker(ABC):
 
         Its deadline is in seconds from now: clocks differ from host to host.
         """
+        if self._asked is None:
+            threading.Thread(target=self._end_alone, daemon=True).start()
+        self._asked = time.monotonic()
         found = pace.read_pace(self._pace)
         if found is not None:
             found = found._replace(until=found.until - time.monotonic())
         return self._told.take(), found
+
+    def _end_alone(self) -> None:
+        """End where the driver has gone silent: a cluster would keep us for minutes."""
+        while time.monotonic() < self._asked + ALONE:
+            time.sleep(1)
+        os._exit(1)

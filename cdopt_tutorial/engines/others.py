@@ -48,7 +48,8 @@ class Others:
         self._thread = threading.Thread(target=self._talk, daemon=True)
 
     def __enter__(self) -> "Others":
-        self._tell(f"host/{self.own}", socket.gethostname())
+        self._hosts[self.own] = socket.gethostname()
+        self._tell(f"host/{self.own}", self._hosts[self.own])
         self._thread.start()
         return self
 
@@ -65,7 +66,10 @@ class Others:
         silence = {n: time.monotonic() - heard for n, heard in self._heard.items()}
         if max(silence.values()) > LOST:
             # Those of one host fall silent within a beat: the first of them is named.
-            name = next(n for n in self._names if silence[n] > LOST - 10 * BEAT)
+            silent = [n for n in self._names if silence[n] > LOST - 10 * BEAT]
+            # Who is cut off himself hears of nobody, not even of those beside him.
+            here = self._hosts.get(self.own)
+            name = next((n for n in silent if self._hosts.get(n) != here), silent[0])
             host = self._hosts.get(name, "its host")
             raise WorkerError(name, f"on {host} was not heard of for {LOST:g} s")
 

@@ -6,6 +6,7 @@ Ray listens on many ports there, and nobody else can reach them.
 
 import os
 import pickle
+import re
 import secrets
 import socket
 import sys
@@ -35,7 +36,11 @@ OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things ov
 def drive(plan: Plan) -> dict[str, Any]:
     """What the roles returned, by name; a WorkerError if one failed."""
     with _cluster(plan):
-        return _Actors(plan).run()
+        actors = _Actors(plan)
+        try:
+            return actors.run()
+        except WorkerError as error:
+            raise actors.with_host(error) from None
 
 
 @contextmanager
@@ -118,6 +123,16 @@ class _Actors:
         for name in 2 * list(self._actors):  # what was asked for, and the rest
             self._take(name)
         return done
+
+    def with_host(self, error: WorkerError) -> WorkerError:
+        """The same, which names the host as well, where there are several."""
+        actor = self._actors.get(error.worker)
+        if actor is None or not self._many_hosts or " on " in error.reason:
+            return error
+        # Before it has joined, Ray at least knows its address, or what it waits for.
+        known = actor.host or "".join(re.findall(r"^\s*ip: (\S+)", error.details, re.M))
+        reason = f"{error.reason} (on {known})" if known else error.reason
+        return type(error)(error.worker, reason, error.details)
 
     def _await_start(self) -> None:
         limit = time.monotonic() + self._deadline

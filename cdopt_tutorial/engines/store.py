@@ -47,17 +47,22 @@ def interface() -> str:
 
     Raises ``Unfit`` if there is no device of that name.
     """
-    devices = psutil.net_if_addrs()
     if named := os.environ.get(INTERFACE):
-        if named not in devices:
-            known = ", ".join(sorted(devices))
-            raise Unfit(f"{INTERFACE} is {named!r}, but must be one of {known}")
-        return named
+        return device(named)
     address = (os.environ["MASTER_ADDR"], 1)
     family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as end:
         end.connect(first)  # sends nothing, but chooses an address of this host
         return device_of(end.getsockname()[0])
+
+
+def device(name: str) -> str:
+    """The name of a device of this host; ``Unfit`` if there is none of that name."""
+    devices = psutil.net_if_addrs()
+    if name not in devices:
+        known = ", ".join(sorted(devices))
+        raise Unfit(f"interface is {name!r}, but must be one of {known}")
+    return name
 
 
 def device_of(address: str) -> str:

@@ -1,0 +1,151 @@
+"""A run on one host or two, of which a worker is killed or a host is cut off."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cdopt_tutorial.bench import hosts
+from cdopt_tutorial.bench.hosts import NET, RAY_PORT, Hosts, Runs
+
+Environment = dict[str, str] | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """An engine on some hosts, and how many workers are killed and hosts cut off."""
+
+    engine: str
+    hosts: int
+    kills: int
+    cuts: int = 0
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether Ray has been started on the hosts before."""
+        return self.engine == "ray" and self.hosts > 1
+
+    @property
+    def by_torchrun(self) -> bool:
+        """Whether torchrun starts the workers."""
+        return self.engine == "rpc" and self.hosts > 1
+
+
+@contextmanager
+def place(way: Way) -> Iterator[tuple[Hosts, Environment]]:
+    """Hosts for runs, and the environment that a run needs there."""
+    with Hosts(way.hosts) as made:
+        with made.cluster() if way.on_cluster else nullcontext() as environment:
+            yield made, environment
+
+
+def share(names: Sequence[str]) -> list[list[str]]:
+    """Which workers are on which of two hosts, under torchrun."""
+    half = len(names) - len(names) // 2
+    return [list(names[:half]), list(names[half:])]
+
+
+class Disturbed:
+    """A run under way, with all that is below it."""
+
+    def __init__(
+        self,
+        way: Way,
+        made: Hosts,
+        environment: Environment,
+        names: list[str],
+        arguments: list[str],
+    ):
+        self._way, self._made, self._names = way, made, names
+        self._before, self._seen = made.processes(), set[psutil.Process]()
+        if way.by_torchrun:
+            numbers = [len(each) for each in share(names)]
+            self._runs = made.torchrun(numbers, *arguments)
+        else:
+            there = ["--address", f"{NET}.1:{RAY_PORT}"] if way.on_cluster else []
+            command = [sys.executable, "-m", "cdopt_tutorial", *arguments, *there]
+            command += ["--engine", way.engine]
+            self._runs = Runs([made.start(1, *command, env=environment)])
+        self._agents = {psutil.Process(each.pid) for each in self._runs.agents}
+
+    def lose(self, kind: str, whom: str, moment: float) -> bool:
+        """After so many seconds, or once there is whom; False if it had ended by then.
+
+        To kill a worker, or to "cut" or "unplug" a host, such as "cut host2".
+        """
+        limit = time.monotonic() + moment
+        while self._runs.agents[0].poll() is None:
+            self._look()
+            last = self._names[-1]  # of the workers, on the last host
+            found = self._find(whom if kind == "kill" else last)
+            if found and time.monotonic() > limit:
+                if kind == "kill":
+                    found.kill()
+                else:
+                    how, host = whom.split(" host")
+                    getattr(self._made, how)(int(host))
+                return True
+            time.sleep(0.05)
+        return False
+
+    def wait(self, seconds: float, torchrun: bool) -> int:
+        """Wait so long until all has ended, torchrun too or not; how many have not."""
+        limit = time.monotonic() + seconds
+        while True:
+            self._look()
+            ours = self._seen - (set() if torchrun else self._agents)
+            left = hosts.still_running(ours, 0)
+            if not left or time.monotonic() > limit:
+                return len(left)
+            time.sleep(0.2)
+
+    def end(self) -> list[tuple[int, str]]:
+        """Each host's code and output; what still runs is killed."""
+        self._runs.kill()
+        for process in self._seen:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        told = [agent.communicate()[0] for agent in self._runs.agents]
+        return [(a.returncode, t) for a, t in zip(self._runs.agents, told, strict=True)]
+
+    def _look(self) -> None:
+        """Note what there is: of a cluster's own processes only our workers count."""
+        self._seen |= set(hosts.tree(self._runs.agents))
+        for process in self._made.processes() - self._before:
+            with suppress(psutil.NoSuchProcess):
+                if not self._way.on_cluster or "RayWorker" in process.name():
+                    self._seen.add(process)
+
+    def _find(self, worker: str) -> psutil.Process | None:
+        """The process of a worker, once there is one."""
+        with suppress(psutil.NoSuchProcess, IndexError):
+            if self._way.engine == "ray":
+                return next(filter(lambda p: _is_on_ray(p, worker), self._seen), None)
+            if not self._way.by_torchrun:
+                (agent,) = self._agents
+                return _grandchildren(agent)[self._names.index(worker)]
+            for host, names in enumerate(share(self._names), start=1):
+                if worker in names:
+                    rank = self._runs.ranks(host)[names.index(worker)]
+                    return _grandchildren(rank)[0]
+        return None
+
+
+def _grandchildren(process: psutil.Process) -> list[psutil.Process]:
+    """In the order of their start: the workers that a launcher's fork server has."""
+    return [each for child in process.children() for each in child.children()]
+
+
+def _is_on_ray(process: psutil.Process, worker: str) -> bool:
+    """Whether it is that worker, whose pace is kept in memory of its name."""
+    with suppress(OSError):
+        for each in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(each) == f"/memfd:{worker} (deleted)":
+                    return hosts.runs(process)
+    return False

@@ -1,0 +1,72 @@
+"""The bench that loses workers and hosts: what it does, and what it takes for wrong."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from cdopt_tutorial.bench import lost
+from cdopt_tutorial.bench.disturbed import Way
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
+
+TWO = lost.WAYS["torch RPC, two hosts"]
+REINFORCE, RNN, *_ = lost.SYSTEMS
+NAMED = "cdopt-tutorial: observer1 was killed by SIGKILL"
+CUT_OFF = "cdopt-tutorial: agent on host1 was not heard of for 15 s"
+
+
+def test_loses_50_workers_and_20_hosts_each_in_its_turn_over_a_whole_run():
+    planned = [
+        run for name, way in lost.WAYS.items() for run in lost._planned(name, way)
+    ]
+    kinds = Counter(run.kind for run in planned)
+    assert kinds == {"no loss": len(lost.WAYS), "kill": 50, "cut": 20}
+    killed = {(run.system, run.whom) for run in planned if run.kind == "kill"}
+    assert killed == {
+        (s, w) for s, names in lost.SYSTEMS.items() for w in names.split()
+    }
+    for name in lost.WAYS:
+        for kind in ("kill", "cut"):
+            found = [r.moment for r in planned if (r.way, r.kind) == (name, kind)]
+            even = [(number + 0.5) / len(found) for number in range(len(found))]
+            assert sorted(found) == even
+
+
+@pytest.mark.parametrize(
+    ("run", "way", "told", "is_right"),
+    [
+        (("kill", "observer1"), TWO, [f"{NAMED} (on host2)", NAMED], True),
+        (("kill", "observer1"), TWO, [NAMED, NAMED], False),  # on which host?
+        (("kill", "observer0"), TWO, [f"{NAMED} (on host2)", NAMED], False),
+        (("kill", "observer1"), Way("rpc", 1, 1), [NAMED], True),
+        (("kill", "observer1"), Way("ray", 1, 1), [NAMED], False),
+        (("cut", "cut host1"), TWO, ["", CUT_OFF], False),
+        (("cut", "unplug host1"), Way("ray", 2, 0, 1), [CUT_OFF], False),  # its own
+        (("cut", ""), Way("ray", 2, 0, 1), [CUT_OFF], False),  # nobody was cut off
+    ],
+)
+def test_who_is_lost_must_be_named_everywhere(run, way, told, is_right, tmp_path):
+    found = lost.Found("", REINFORCE, *run)
+    wrong = lost._wrong(found, way, tmp_path / "none", [(1, text) for text in told])
+    assert (wrong == "") == is_right
+
+
+@pytest.mark.parametrize(("gap", "is_right"), [(1e-11, True), (1e-9, False)])
+def test_a_result_must_be_that_of_one_process(gap, is_right, tmp_path):
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"max_parameter_difference": gap}))
+    wrong = lost._wrong(lost.Found("", RNN, "kill", "ps"), TWO, file, [(0, "")])
+    assert (wrong == "") == is_right
+
+
+def test_of_no_loss_the_rewards_are_those_of_one_process():
+    config = ReinforceConfig(num_envs=2, max_episodes=20)
+    assert lost.without(config, ()) == run_locally(config).score.rewards
+
+
+def test_without_root_it_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("os.geteuid", lambda: 1)
+    assert main(["bench", "lost"]) == 2
+    said = "cdopt-tutorial: root and Debian's iproute2 are needed to make hosts\n"
+    assert capsys.readouterr().err == said
