@@ -73,7 +73,7 @@ class Found:
     left: int = 0  #: processes
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Lose workers and hosts at moments swept over runs: 50 and 20, or 2 and 1."""
     found: list[Found] = []
     for name, way in (SMOKE if smoke else WAYS).items():
