@@ -35,6 +35,11 @@ def lose_observer(rounds):
     wrap(Observer.run_episode, run_episode)
 
 
+def stop():
+    """A role whose process stands still."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def lose_agent():
     """The agent dies when it first learns."""
     wrap(Agent.finish_episode, lambda *_: os.kill(os.getpid(), signal.SIGKILL))

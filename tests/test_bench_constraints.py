@@ -68,7 +68,7 @@ def test_costs_are_relative_to_the_plain_layer_of_each_width(monkeypatch):
     monkeypatch.setattr(bench, "_time", seconds)
     monkeypatch.setattr(bench, "VARIANTS", ("plain", "fused"))
     monkeypatch.setattr(
-        bench, "make_step", lambda name, d: d if name == "plain" else d * d
+        bench, "make_step", lambda name, d, _: d if name == "plain" else d * d
     )
     assert bench.step_costs([4, 10], turns=3, budget=0.5) == {
         "plain": [(4, 1), (10, 1)],

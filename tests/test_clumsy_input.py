@@ -81,8 +81,6 @@ hybrid --semantics original --against-local
     semantics original has no equal in one process
 rnn --async --against-local
     asynchronous trainers have no equal in one process
-rnn --device cuda
-    device is 'cuda', but the rnn is for the cpu only
 hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
 dance

@@ -16,7 +16,8 @@ import pytest
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import bench, build, common, execute
-from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines import WorkerError, on_actors
+from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
@@ -95,7 +96,7 @@ class TestFlags:
         (action,) = (each for each in parser_of("bench")._actions if each.choices)
         assert set(action.choices) == set(bench.BENCHES)
         for parser in action.choices.values():
-            assert flags(parser) == {"smoke": False, "json": None}
+            assert flags(parser) == {"smoke": False, "json": None, "device": "cpu"}
 
     @pytest.mark.parametrize("command", FLAGS)
     def test_are_explained(self, command, capsys):
@@ -254,14 +255,16 @@ class TestConfig:
     def test_has_the_device(self, asked, monkeypatch):
         monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        for command in ("reinforce", "hybrid"):
+        for command in RUNS:
             config = config_of(asked(command, "--device", "cuda:1"))
             assert config.device == "cuda:1"
 
     @pytest.mark.parametrize("command", RUNS)
-    def test_has_the_engine(self, command, asked):
+    def test_has_the_engine(self, command, asked, monkeypatch):
         assert asked(command).engine == TorchRPC()
         assert asked(command, "--engine", "ray").engine == OnRay()
+        monkeypatch.setattr(on_actors, "find_spec", lambda name: True)
+        assert asked(command, "--engine", "monarch").engine == OnMonarch()
         there = "--engine", "ray", "--address", "a:1"
         assert asked(command, *there).engine == OnRay(address="a:1")
 

@@ -1,17 +1,27 @@
 """Devices: what is asked for against what is there. No GPU is needed to see it."""
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from cdopt_tutorial import data, hybrid, reinforce, sharding
+from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import forking
-from cdopt_tutorial.engines.device import gpus_of, pick_device
+from cdopt_tutorial.commands.bench import BENCHES
+from cdopt_tutorial.dissolving import memory
+from cdopt_tutorial.engines import Role, forking, launch, pack, process_group
+from cdopt_tutorial.engines.device import device_for, gpus_of, pick_device
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.publish import execute
 from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.sharding import ShardConfig
+
+CONFIGS = HybridConfig, ReinforceConfig, RNNConfig, ShardConfig, memory.MemoryConfig
 
 
 @pytest.fixture
@@ -88,7 +98,7 @@ class TestPicking:
         allowed = "auto, cpu, cuda or cuda:N"
         assert str(caught.value) == f"device is {wish!r}, but must be {allowed}"
 
-    @pytest.mark.parametrize("config", [HybridConfig, ReinforceConfig])
+    @pytest.mark.parametrize("config", CONFIGS)
     def test_a_config_has_the_device_that_is_used(self, config, have):
         have(0)
         assert config(device="auto").device == "cpu"
@@ -113,6 +123,111 @@ def test_chapters_are_run_on_the_device_that_is_used(count, used, have, monkeypa
     assert told == [used]
     assert main(["execute", "--device", "cuda:2"]) == 2
     assert told == [used]
+
+
+COMMANDS = ["reinforce", "rnn", "hybrid", "shard", "execute", "build"]
+
+
+@pytest.mark.usefixtures("no_process_starts")
+@pytest.mark.parametrize("command", COMMANDS + [f"bench {name}" for name in BENCHES])
+def test_every_command_refuses_a_device_that_is_not_there(command, have, capsys):
+    have(1)
+    assert main([*command.split(), "--device", "cuda:1"]) == 2
+    line = "device is 'cuda:1', but the only GPU is cuda:0"
+    assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_every_bench_is_given_the_device(bench, have, monkeypatch):
+    have(1)
+    told = []
+    module = f"cdopt_tutorial.bench.{bench}"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.measure", lambda *args: told.append(args[2]) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["bench", bench, "--device", "auto"])
+    assert told == ["cuda"]
+
+
+class TestSharingOut:
+    @pytest.mark.parametrize(
+        ("count", "device", "of_workers"),
+        [
+            (0, "cpu", ["cpu", "cpu", "cpu"]),
+            (1, "cpu", ["cpu", "cpu", "cpu"]),
+            (1, "cuda", ["cuda:0", "cuda:0", "cuda:0"]),
+            (2, "cuda", ["cuda:0", "cuda:1", "cuda:0"]),
+            (4, "cuda", ["cuda:0", "cuda:1", "cuda:2"]),
+            (4, "cuda:1", ["cuda:1", "cuda:1", "cuda:1"]),
+        ],
+    )
+    def test_workers_take_the_gpus_in_turn(self, count, device, of_workers, have):
+        have(count)
+        assert [device_for(device, worker) for worker in range(3)] == of_workers
+        # As the members of a process group do.
+        group = [process_group.devices(i, 3, gpus_of(device)) for i in range(3)]
+        assert [each.device for each in group] == of_workers
+        own = count >= 3 and device == "cuda"
+        assert {each.backend for each in group} == {"nccl" if own else "gloo"}
+
+    @pytest.mark.parametrize("count", [0, 1, 2])
+    def test_a_group_is_joined_with_its_gpu_chosen(self, count, monkeypatch):
+        done = []
+        monkeypatch.setattr(torch.cuda, "set_device", done.append)
+        note = "torch.distributed.init_process_group"
+        monkeypatch.setattr(note, lambda backend, *_, **__: done.append(backend))
+        gpus = [f"cuda:{number}" for number in range(count)]
+        process_group.join(1, 2, gpus)
+        # Before it, since NCCL asks which is the current one.
+        assert done == [["gloo"], ["cuda:0", "gloo"], ["cuda:1", "nccl"]][count]
+
+
+class Started(Exception):
+    """Roles that a run would have started."""
+
+
+class NoWorkers(TorchRPC):
+    def launch(self, roles, **_):
+        pickle.dumps(pack.pack({name: (None, role) for name, role in roles.items()}))
+        raise Started(roles)
+
+
+CORPUS = data.Grammar().corpus(1_000, 700)
+ON_TWO = {
+    "reinforce": lambda engine: reinforce.run(ReinforceConfig(device="cuda"), engine),
+    "rnn": lambda engine: rnn.run(
+        rnn.Job(RNNConfig(device="cuda", manifold="stiefel"), CORPUS), engine
+    ),
+    "hybrid": lambda engine: hybrid.run(
+        hybrid.Job(HybridConfig(device="cuda", manifold="stiefel")), engine
+    ),
+    "shard": lambda engine: sharding.run(
+        sharding.Job(ShardConfig(device="cuda"), CORPUS), engine
+    ),
+}
+
+
+@pytest.mark.parametrize("system", ON_TWO)
+def test_who_starts_the_workers_uses_no_gpu(system, have, monkeypatch):
+    def use(*_):
+        raise AssertionError("used")
+
+    have(2)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", use)
+    with pytest.raises(Started):
+        ON_TWO[system](NoWorkers())
+    assert not torch.cuda.is_initialized()
+
+
+def asked() -> bool:
+    """Whether the process that this one comes from has asked for a GPU."""
+    return getattr(torch.cuda, "asked", False)
+
+
+def test_a_worker_does_not_come_from_who_asked_for_a_gpu(monkeypatch):
+    # What a process forks after it has asked can't use one.
+    monkeypatch.setattr(torch.cuda, "asked", True, raising=False)
+    assert asked() and launch({"worker": Role(asked)}) == {"worker": False}
 
 
 def test_the_fork_server_asks_for_no_gpu():

@@ -47,6 +47,9 @@ ELSEWHERE = {
         "torchrun has started ... processes, but this run has ... workers, ...",
         "... on ... was not heard of for 15 s",
     ],
+    "tests/test_monarch.py": [
+        "the engine monarch needs Monarch, which is not here: pip install ...",
+    ],
     "tests/test_ray.py": [
         "address is of a cluster of Ray, so it needs engine ray",
         "the engine ray needs Ray, which is not here: pip install ...",

@@ -17,7 +17,7 @@ from running import COMMAND, listeners, wait_for_end
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import Role, Trace, WorkerError, on_ray, serve
+from cdopt_tutorial.engines import Role, Trace, WorkerError, on_actors, serve
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -215,7 +215,7 @@ def test_restarts_need_a_checkpoint(capsys, no_process_starts):
 
 
 def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    monkeypatch.setattr(on_actors, "find_spec", lambda name: None)
     assert main(["rnn", "--engine", "ray"]) == 2
     told = (
         "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"

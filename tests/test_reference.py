@@ -7,7 +7,7 @@ import pytest
 from books import write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from cdopt_tutorial import cli, show
+from cdopt_tutorial import cli, data, show
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
 from cdopt_tutorial.publish.execute import find_result, open_cache
 from cdopt_tutorial.publish.project import Project
@@ -99,7 +99,7 @@ def test_profiles_have_values_of_their_own(book):
 def test_update_writes_what_moved_and_keeps_the_rest(book):
     figures = FIGURES | {"near": 12.3456789, "speed": 99.0, "new": 2}
     del figures["count"]
-    Reference(book).update("01_a", "full", figures)
+    Reference(book).update("01_a", "full", figures, "")
     assert moved(book, **figures) == []
     text = (book.root / "notebooks" / "reference.toml").read_text()
     near = "near = {within = 0.5, full = 12.3457, smoke = 8.0}"
@@ -112,7 +112,7 @@ def test_update_writes_what_moved_and_keeps_the_rest(book):
 
 
 def test_update_keeps_a_figure_that_another_profile_claims(book):
-    Reference(book).update("01_a", "full", {"count": 7})
+    Reference(book).update("01_a", "full", {"count": 7}, "")
     text = (book.root / "notebooks" / "reference.toml").read_text()
     assert moved(book, "smoke", near=8.0) == [] and "share" not in text
 
@@ -125,7 +125,7 @@ def test_nothing_is_near_to_infinity(book):
 
 def test_update_begins_a_table(book):
     (book.root / "notebooks" / "reference.toml").unlink()
-    Reference(book).update("01_a", "smoke", {"x": 1.0})
+    Reference(book).update("01_a", "smoke", {"x": 1.0}, "")
     assert moved(book, "smoke", x=1.0) == []
 
 
@@ -244,6 +244,30 @@ def test_figures_of_a_chapter_that_failed_are_compared(book, monkeypatch, capsys
     assert cli.main(["execute"]) == 1
     said = capsys.readouterr().err
     assert "near: was 10, is 90" in said and "AssertionError" in said
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_drift_by_another_text_is_told(same, book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    table = book.root / "notebooks" / "reference.toml"
+    digest = data.reference_digest()
+    text = f'[01_a]\ntext = "{digest if same else "of old"}"\n'
+    table.write_text(text + TABLE)
+    write(book, FIGURES | {"near": 90.0})
+    assert cli.main(["execute"]) == 3
+    assert ("its text is another Python's" in capsys.readouterr().err) != same
+    cli.main(["execute", "--update-reference"])
+    assert f'text = "{digest}"' in table.read_text()
+    capsys.readouterr()
+    assert cli.main(["execute"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_text_that_is_no_name_is_refused(book):
+    table = book.root / "notebooks" / "reference.toml"
+    table.write_text("[01_a]\ntext = 3\n" + TABLE)
+    with pytest.raises(ValueError, match="01_a: text is no name of one"):
+        Reference(book)
 
 
 def test_claimed_reads_what_show_glues(monkeypatch):

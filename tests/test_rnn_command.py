@@ -129,7 +129,7 @@ class TestBadInput:
             (["--save-every", "0"], "save_every is 0"),
             (["--seed", "-3"], "seed is -3"),
             (["--async", "--against-local"], "no equal in one process"),
-            (["--device", "abacus"], "device is 'abacus', but the rnn"),
+            (["--device", "abacus"], "device is 'abacus', but must be"),
             (["--device", "meta"], "device is 'meta', but"),
             (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
             (["--checkpoint", "/no/such/folder/file"], "can't write /no/such/folder"),

@@ -23,12 +23,12 @@ BASELINE = "eager"
 Step = Callable[[], None]
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time both ways in turns; in a smoke run, or without g++, nothing is fused."""
     fuses = not smoke and shutil.which("g++") is not None
     backend = "inductor" if fuses else "aot_eager"
     d, turns, budget = (SMOKE_WIDTH, 1, 1e-3) if smoke else (WIDTH, TURNS, BUDGET)
-    steps = make_steps(d, backend)
+    steps = make_steps(d, backend, device)
     timed = {
         f"{name}, d={d}": partial(_time, step, budget) for name, step in steps.items()
     }
@@ -36,12 +36,13 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     return compare(timed, range(1, turns + 1), progress, units, f"{BASELINE}, d={d}")
 
 
-def make_steps(d: int, backend: str) -> dict[str, Step]:
+def make_steps(d: int, backend: str, device: str = "cpu") -> dict[str, Step]:
     """A step of a layer d -> d/2 each way; the first compiled one compiles."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = constraints.dissolve(nn.Linear(d, d // 2), penalty_param=PENALTY_PARAM)
         x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
+    layer, x, target = layer.to(device), x.to(device), target.to(device)
     penalty = constraints.Constraints(layer).penalty
 
     def loss() -> Tensor:

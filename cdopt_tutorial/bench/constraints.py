@@ -35,10 +35,10 @@ Ratios = list[tuple[int, float]]  # with the width before
 Penalty = Callable[[], Tensor]
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants; "fused over" has the step of "fused" over others', by d/2."""
     widths, turns = (WIDTHS[:1], 1) if smoke else (WIDTHS, TURNS)
-    values = _step_times(widths, turns, BUDGET, progress)
+    values = _step_times(widths, turns, BUDGET, progress, device)
     measured = []
     for d, of in values.items():
         named = {f"{name}, d={d}": found for name, found in of.items()}
@@ -48,27 +48,33 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     return measured, {"fused over": fused_over, "values": values}
 
 
-def step_costs(widths: Sequence[int], turns: int, budget: float) -> dict[str, Ratios]:
+def step_costs(
+    widths: Sequence[int], turns: int, budget: float, device: str = "cpu"
+) -> dict[str, Ratios]:
     """Each variant's median step over the plain layer's, as (width d, ratio).
 
     A turn has a budget of seconds. A width not even and at least 2 is a ValueError.
     """
-    values = _step_times(widths, turns, budget, lambda line: None)
+    values = _step_times(widths, turns, budget, lambda line: None, device)
     return {name: _ratios(values, name, BASELINE) for name in VARIANTS}
 
 
 def _step_times(
-    widths: Sequence[int], turns: int, budget: float, progress: Progress
+    widths: Sequence[int],
+    turns: int,
+    budget: float,
+    progress: Progress,
+    device: str,
 ) -> dict[int, Values]:
     """Seconds of a step, by width: a median for each turn of each variant."""
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
     values = {}
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for d in widths:
-            steps = {name: make_step(name, d) for name in VARIANTS}
+            steps = {name: make_step(name, d, device) for name in VARIANTS}
             values[d] = interleave(
                 {name: partial(_time, step, budget) for name, step in steps.items()},
                 range(1, turns + 1),
@@ -91,10 +97,11 @@ def _ratios(values: dict[int, Values], name: str, other: str) -> Ratios:
     return ratios
 
 
-def make_step(variant: str, d: int) -> Step:
+def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     """One step of training; the target is random, for what it is takes no time."""
-    layer, penalty, optimizer = _layer(variant, d)
+    layer, penalty, optimizer = _layer(variant, d, device)
     x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
+    x, target = x.to(device), target.to(device)
     moves = optimizer(layer.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -108,21 +115,22 @@ def make_step(variant: str, d: int) -> Step:
     return step
 
 
-def _layer(variant: str, d: int) -> tuple[nn.Module, Penalty | None, type]:
+def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None, type]:
     """A variant's layer, its penalty if it has one, and its kind of optimizer."""
     if variant == "geoopt":
-        return _Transposed(d), None, geoopt.optim.RiemannianSGD
+        return _Transposed(d).to(device), None, geoopt.optim.RiemannianSGD
     if variant == "cdopt.nn":
         options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
-        layer = Linear_cdopt(d, d // 2, dtype=torch.float32, **options)
+        options |= {"dtype": torch.float32, "device": torch.device(device)}
+        layer = Linear_cdopt(d, d // 2, **options)
         return layer, partial(get_quad_penalty, layer), torch.optim.SGD
     layer = nn.Linear(d, d // 2)
     if variant == "fused":
-        layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM)
+        layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM).to(device)
         return layer, constraints.Constraints(layer).penalty, torch.optim.SGD
     if variant in EXACT:
         layer = parametrizations.orthogonal(layer, orthogonal_map=variant)
-    return layer, None, torch.optim.SGD
+    return layer.to(device), None, torch.optim.SGD
 
 
 class _Transposed(nn.Module):

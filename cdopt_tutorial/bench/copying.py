@@ -20,7 +20,7 @@ SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4}
 FIGURES = ("loss", "recall", "weight", "mapped", "seconds")  # of a run, in the JSON
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Train each model at each learning rate from each seed."""
     lrs, seeds = (LRS[:2], SEEDS[:1]) if smoke else (LRS, SEEDS)
     # Models take turns, so that a slow minute of the machine hits all.
@@ -29,6 +29,7 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     for name, config in CONFIGS.items():
         if smoke:
             config = replace(config, task=SMOKE_TASKS[name], **SMOKE)
+        config = replace(config, device=device)
 
         def tell(_: int, run: Run, name: str = name) -> None:
             job, found = run.job, f"loss {run.loss:.4f}, recall {run.recall:.3f}"

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from cdopt_tutorial import data, hybrid, reinforce
@@ -28,15 +29,15 @@ UNITS = {"start and end": "s", "call": "s", "rnn": "s/step", "hybrid": "images/s
 UNITS |= dict.fromkeys(EPISODES, "steps/s")
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Run every system on every engine, in turns; ValueError where Ray is missing."""
-    variants = {ONE_PROCESS: partial(_alone, smoke)}
+    variants = {ONE_PROCESS: partial(_alone, smoke, device)}
     for name, engine in (ENGINES | {"Ray": OnRay()}).items():
-        variants[name] = partial(_figures, engine, smoke)
+        variants[name] = partial(_figures, engine, smoke, device)
     return compare(variants, [1] if smoke else range(TURNS), progress, UNITS, BASELINE)
 
 
-def _figures(engine: Workers, smoke: bool, _: int) -> dict[str, float]:
+def _figures(engine: Workers, smoke: bool, device: str, _: int) -> dict[str, float]:
     begin, calls = time.perf_counter(), SMOKE_CALLS if smoke else CALLS
     roles = {"a": Role(null_call, (engine, "b", calls)), "b": Role(serve)}
     call, calling = engine.launch(roles)["a"]
@@ -44,27 +45,32 @@ def _figures(engine: Workers, smoke: bool, _: int) -> dict[str, float]:
     on = {"engine": engine}
     return found | _trainings(
         smoke,
+        device,
         partial(reinforce.run, **on),
         lambda job: rnn.run(job, **on)[0],
         partial(hybrid.run, **on),
     )
 
 
-def _alone(smoke: bool, _: int) -> dict[str, float]:
+def _alone(smoke: bool, device: str, _: int) -> dict[str, float]:
     local = reinforce.run_locally, rnn.run_locally, hybrid.run_locally
-    return _trainings(smoke, *local)
+    return _trainings(smoke, device, *local)
 
 
 def _trainings(
-    smoke: bool, run_agent: Callable, run_rnn: Callable, run_hybrid: Callable
+    smoke: bool,
+    device: str,
+    run_agent: Callable,
+    run_rnn: Callable,
+    run_hybrid: Callable,
 ) -> dict[str, float]:
     """The speed of each system, trained by these functions."""
     found = {}
     for name, config in _conversations(smoke).items():
-        score = run_agent(config).score
+        score = run_agent(replace(config, device=device)).score
         found[name] = score.env_steps / score.seconds
-    found["rnn"] = _step(run_rnn(_rnn_job(smoke)))
-    result = run_hybrid(_hybrid_job(smoke))
+    found["rnn"] = _step(run_rnn(_rnn_job(smoke, device)))
+    result = run_hybrid(_hybrid_job(smoke, device))
     return found | {"hybrid": result.as_json()["samples_per_second"]}
 
 
@@ -84,8 +90,10 @@ def _conversations(smoke: bool) -> dict[str, ReinforceConfig]:
     return {name: ReinforceConfig(name, max_episodes=n) for name, n in EPISODES.items()}
 
 
-def _rnn_job(smoke: bool) -> rnn.Job:
-    config = RNNConfig(max_steps=WARM_UP + 2 if smoke else STEPS, **SMALL)
+def _rnn_job(smoke: bool, device: str) -> rnn.Job:
+    config = RNNConfig(
+        max_steps=WARM_UP + 2 if smoke else STEPS, device=device, **SMALL
+    )
     tokens = [number // 10 if smoke else number for number in TOKENS]
     return rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))
 
@@ -94,6 +102,6 @@ def _step(history: rnn.History) -> float:
     return statistics.median(history.step_seconds[WARM_UP:])
 
 
-def _hybrid_job(smoke: bool) -> hybrid.Job:
+def _hybrid_job(smoke: bool, device: str) -> hybrid.Job:
     steps = WARM_UP if smoke else STEPS
-    return hybrid.Job(HybridConfig(manifold="stiefel", device="cpu", max_steps=steps))
+    return hybrid.Job(HybridConfig(manifold="stiefel", device=device, max_steps=steps))

@@ -14,12 +14,17 @@ SEEDS = (101, 102, 103)  # not those of the chapter, which reports other runs
 SMOKE_STEPS = 3
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Train each kind at each learning rate from each seed."""
     lrs, seeds = (LRS[:2], SEEDS[:1]) if smoke else (LRS, SEEDS)
     steps = SMOKE_STEPS if smoke else CONFIG.max_steps
     # Kinds take turns, so that a slow minute of the machine hits all.
-    jobs = [(kind, lr, seed, steps) for seed in seeds for lr in lrs for kind in KINDS]
+    jobs = [
+        (kind, lr, seed, steps, device)
+        for seed in seeds
+        for lr in lrs
+        for kind in KINDS
+    ]
 
     def tell(_: int, run: Run) -> None:
         found = f"perplexity {run.perplexity:.2f}, distance {run.distance:.2g}"

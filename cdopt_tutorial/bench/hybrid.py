@@ -25,11 +25,11 @@ UNITS |= dict.fromkeys(("bytes", "bytes by arithmetic"), "B/step")
 UNITS |= dict.fromkeys(PHASES, "s/step")
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants in turns; in a smoke run, one turn, with two trainers only."""
     timed = {
         name: partial(_local_figures if name == BASELINE else _figures, job)
-        for name, job in variants(smoke).items()
+        for name, job in variants(smoke, device).items()
     }
     steps = SMOKE_STEPS if smoke else STEPS
     config = HybridConfig(max_steps=steps)
@@ -39,10 +39,10 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     return against(measured, "exact, 2 trainers", "bare", {"step": "s"})
 
 
-def variants(smoke: bool = False) -> dict[str, Job]:
+def variants(smoke: bool = False, device: str = "cpu") -> dict[str, Job]:
     """What is timed, by name, with enough data for the steps to be of one pass."""
     steps = SMOKE_STEPS if smoke else STEPS
-    config = HybridConfig(max_steps=steps)
+    config = HybridConfig(max_steps=steps, device=device)
     data = digit_bags()
     again = torch.arange(steps * config.batch_size) % len(data.train)
     local = Job(config, replace(data, train=data.train.select(again)))

@@ -22,8 +22,11 @@ WAYS = {  # a function, and which of its calls in a parent counts
 }
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Time each way of starting four workers in five turns; or two workers, once."""
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
+    """Time each way of starting four workers in five turns; or two workers, once.
+
+    They compute nothing, on whatever device.
+    """
     num_workers, turns = (2, [1]) if smoke else (4, range(1, 6))
     variants = {}
     for name, (function, calls) in WAYS.items():

@@ -17,13 +17,14 @@ UNITS = {"environment steps": "1/s", "time to solve": "s"}
 UNITS |= {"calls": "1/step", "bytes": "B/step"}
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Train every conversation to the end, seed by seed; in a smoke run, not so far.
 
     The bare program ends earlier, by a running reward; it has no seed.
     """
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
-    each = {name: partial(figures, name, max_episodes=limit) for name in CONVERSATIONS}
+    options = {"max_episodes": limit, "device": device}
+    each = {name: partial(figures, name, **options) for name in CONVERSATIONS}
     goal = 1 if smoke else BARE_GOAL
     program = bare.program("bare_reinforce", f"GOAL = {goal}")
     each["bare"] = partial(bare_figures, program)
@@ -36,13 +37,15 @@ def bare_figures(program: str, _: int) -> dict[str, float]:
     return {"environment steps": (len(times) - 1) / (times[-1] - times[0])}
 
 
-def figures(conversation: str, seed: int, max_episodes: int) -> dict[str, float]:
+def figures(
+    conversation: str, seed: int, max_episodes: int, device: str = "cpu"
+) -> dict[str, float]:
     """What one run with two observers takes: by ``UNITS``, its episodes, if it solved.
 
     Calls and bytes are of a short run of its own, so that recording slows nothing.
     """
-    limits = {"num_observers": 2, "max_episodes": max_episodes}
-    config = ReinforceConfig(conversation, seed=seed, **limits)
+    options = {"num_observers": 2, "max_episodes": max_episodes, "device": device}
+    config = ReinforceConfig(conversation, seed=seed, **options)
     score = run(config, deadline=3600).score
     short = replace(config, max_episodes=min(max_episodes, TRACED_EPISODES))
     trace, wire = Trace(), Wire()

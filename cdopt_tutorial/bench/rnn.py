@@ -27,9 +27,11 @@ UNITS |= dict.fromkeys(("bytes", "bytes by arithmetic"), "B/step")
 UNITS |= dict.fromkeys(("forward", "backward", "optimizer"), "s/step")
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants in turns; in a smoke run, one turn of a small model."""
-    config = replace(CONFIG, embedding=32, hidden=32, max_steps=10) if smoke else CONFIG
+    config = replace(CONFIG, device=device)
+    if smoke:
+        config = replace(config, embedding=32, hidden=32, max_steps=10)
     vocab_size = SMOKE_VOCAB_SIZE if smoke else VOCAB_SIZE
     job = Job(config, random_corpus(vocab_size, config))
     logits = replace(job, config=replace(config, cut="logits"))

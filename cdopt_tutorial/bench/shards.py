@@ -33,8 +33,9 @@ from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench.constraints import EXACT, PENALTY_PARAM
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
 from cdopt_tutorial.constraints.surface import surface
-from cdopt_tutorial.engines import Role, launch, meeting, report
+from cdopt_tutorial.engines import Role, launch, process_group, report
 from cdopt_tutorial.engines.counted import Sent, peak_memory
+from cdopt_tutorial.engines.device import gpus_of, wait_for
 
 RANKS = 2
 DEADLINE = 3600.0  # seconds of the whole run
@@ -65,31 +66,36 @@ SIZES = (
 SMOKE_SIZES = (Size(96, 16, VARIANTS, 1),)
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants in turns; in a smoke run, one turn of small ones."""
-    values = measure_shards(SMOKE_SIZES if smoke else SIZES, progress)
+    values = measure_shards(SMOKE_SIZES if smoke else SIZES, progress, device)
     measured = []
     for n, of in values.items():
         named = {f"{name}, n={n}": found for name, found in of.items()}
         measured += rows(named, UNITS, f"{BASELINE}, n={n}")
-    more, found = compiled.measure(progress, smoke)
+    more, found = compiled.measure(progress, smoke, device)
     return measured + more, {"values": values, "compiled": found["values"]}
 
 
-def measure_shards(sizes: tuple[Size, ...], progress: Progress) -> dict[int, Values]:
+def measure_shards(
+    sizes: tuple[Size, ...], progress: Progress, device: str = "cpu"
+) -> dict[int, Values]:
     """Every value by n and variant; that of the slowest, or largest, rank."""
 
     def told(_: str, line: str) -> None:
         progress(line)
 
-    roles = {f"rank{rank}": Role(_measure_rank, (rank, sizes)) for rank in range(RANKS)}
+    roles = {
+        f"rank{rank}": Role(_measure_rank, (rank, sizes, device))
+        for rank in range(RANKS)
+    }
     found = launch(roles, deadline=DEADLINE, on_report=told)
     return found["rank0"]
 
 
-def _measure_rank(rank: int, sizes: tuple[Size, ...]) -> dict[int, Values]:
-    dist.init_process_group("gloo", meeting("ranks"), rank=rank, world_size=RANKS)
-    mesh, values = init_device_mesh("cpu", (RANKS,)), {}
+def _measure_rank(rank: int, sizes: tuple[Size, ...], device: str) -> dict[int, Values]:
+    chosen = process_group.join(rank, RANKS, gpus_of(device)).device
+    mesh, values = init_device_mesh(chosen.partition(":")[0], (RANKS,)), {}
     for size in sizes:
 
         def tell(line: str, n: int = size.n) -> None:
@@ -111,8 +117,9 @@ def make_step(name: str, n: int, p: int, mesh: DeviceMesh) -> tuple[Step, DTenso
     start = nn.init.orthogonal_(layer.weight).detach()
     if name in EXACT:
         parametrizations.orthogonal(layer, orthogonal_map=name)
-        (rule,) = layer.parametrizations.weight
+        (rule,) = layer.to(mesh.device_type).parametrizations.weight
         start = layer.parametrizations.weight.original.detach()
+    start, gradient = start.to(mesh.device_type), gradient.to(mesh.device_type)
     weight = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
     own, on = distribute_tensor(gradient, mesh, [Shard(0)]), surface("stiefel", start)
 
@@ -162,7 +169,8 @@ def _figures(name: str, step: Step, weight: DTensor, turn: int) -> dict[str, flo
         dist.barrier()
         began = time.perf_counter()
         step()
-        seconds.append(_largest(time.perf_counter() - began))
+        wait_for(weight.device)
+        seconds.append(_largest(time.perf_counter() - began, weight.device))
     return {"step": statistics.median(seconds)} | found
 
 
@@ -173,11 +181,11 @@ def _counts(step: Step, weight: DTensor) -> dict[str, float]:
         peak = peak_memory(step)
     found = {"bytes": sent.bytes, "collectives": sent.collectives, "peak": peak}
     found["shard and peak"] = peak + weight.to_local().nbytes
-    return {name: _largest(value) for name, value in found.items()}
+    return {name: _largest(value, weight.device) for name, value in found.items()}
 
 
-def _largest(value: float) -> float:
+def _largest(value: float, device: torch.device) -> float:
     """That of all ranks."""
-    of_all = torch.tensor(value, dtype=torch.float64)
+    of_all = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(of_all, dist.ReduceOp.MAX)
     return of_all.item()

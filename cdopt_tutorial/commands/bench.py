@@ -4,7 +4,12 @@ import argparse
 import importlib
 from functools import partial
 
-from cdopt_tutorial.commands.common import add_run_flags, write_json
+from cdopt_tutorial.commands.common import (
+    add_device,
+    add_run_flags,
+    bad_input,
+    write_json,
+)
 
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
@@ -26,15 +31,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     for name, what in BENCHES.items():
         bench = benches.add_parser(name, help=what)
         add_run_flags(bench)
+        add_device(bench)
         bench.set_defaults(run=run, bench=name)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
     from cdopt_tutorial.bench.rows import report, table
+    from cdopt_tutorial.engines.device import pick_device
 
+    with bad_input():
+        device = pick_device(args.device)
     bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
-    measured, more = bench.measure(partial(print, flush=True), args.smoke)
+    measured, more = bench.measure(partial(print, flush=True), args.smoke, device)
     write_json(args.json, report(measured, **more))
     print(table(measured))
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 
+from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
@@ -10,7 +11,8 @@ from cdopt_tutorial.engines.workers import Workers
 def add(parser: argparse.ArgumentParser) -> None:
     """Add `--engine` and `--address`."""
     engine = "what starts the workers, and carries their calls (default: rpc)"
-    parser.add_argument("--engine", choices=("rpc", "ray"), default="rpc", help=engine)
+    names = ("rpc", "ray", "monarch")
+    parser.add_argument("--engine", choices=names, default="rpc", help=engine)
     address = "of a cluster of Ray, host:port or auto; by default one is started"
     parser.add_argument("--address", help=address)
 
@@ -21,4 +23,4 @@ def chosen(args: argparse.Namespace) -> Workers:
         return OnRay(address=args.address)
     if args.address is not None:
         raise ValueError("address is of a cluster of Ray, so it needs engine ray")
-    return TorchRPC()
+    return OnMonarch() if args.engine == "monarch" else TorchRPC()

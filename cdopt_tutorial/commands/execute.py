@@ -4,12 +4,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from cdopt_tutorial import data
 from cdopt_tutorial.commands.common import add_device, bad_input
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
+OTHER_TEXT = (
+    "  its text is another Python's: what depends on it moves by that, not by torch"
+)
 DRIFTED = 3  # exit code of a run in which all went through, and a figure moved
 Executions = list[execute.Execution]
 
@@ -52,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     moved = _compare(done, book, was, args.profile)
     if moved and args.update_reference:
         for result in [result for result in done if result.error is None]:
-            was.update(result.path.stem, args.profile, result.figures)
+            figures, digest = result.figures, data.reference_digest()
+            was.update(result.path.stem, args.profile, figures, digest)
         print("\nnow in the reference, but for bounds, which are yours to change:")
         moved = _compare(done, book, was, args.profile)
     return failed or (DRIFTED if moved else 0)
@@ -97,6 +102,8 @@ def _compare(done: Executions, book: Project, was: Reference, profile: str) -> i
         drift = was.drift(name, profile, result.figures, complete=complete)
         if drift:
             print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
+            if not was.has_text(name, data.reference_digest()):
+                print(OTHER_TEXT, file=sys.stderr)
         for name, how in drift.items():
             print(f"  {name}: {how}", file=sys.stderr)
         moved += len(drift)

@@ -63,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
 def read_job(args: argparse.Namespace) -> Job:
     """The job that the flags describe; ValueError if it can't be done."""
     config = common.read_config(args, RNNConfig, SMOKE)
-    if args.device not in ("auto", "cpu"):
-        raise ValueError(f"device is {args.device!r}, but the rnn is for the cpu only")
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     again = args.checkpoint if torchrun.restarts() else None

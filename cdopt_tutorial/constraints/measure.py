@@ -213,7 +213,8 @@ class Constraints:
         CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
-        terms += [gradients.call(ref, penalty) for ref in self._elsewhere.values()]
+        elsewhere = self._elsewhere.values()
+        terms += [gradients.call(each, _sent_penalty) for each in elsewhere]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()
@@ -285,6 +286,10 @@ class Constraints:
 def penalty(*models: Model) -> Tensor:
     """See :meth:`Constraints.penalty`; a loop makes :class:`Constraints` only once."""
     return Constraints(*models).penalty()
+
+
+def _sent_penalty(module: nn.Module) -> Tensor:
+    return penalty(module).cpu()  # as all that travels
 
 
 def feasibility(*models: Model) -> Feasibility:

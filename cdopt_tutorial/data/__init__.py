@@ -13,6 +13,7 @@ from cdopt_tutorial.data.text import (
     Vocabulary,
     detokenize,
     load_corpus,
+    reference_digest,
 )
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "load_corpus",
     "ngram_perplexity",
     "perplexity",
+    "reference_digest",
     "unigram_perplexity",
 ]

@@ -1,6 +1,7 @@
 """Text as a model reads it: tokens, a vocabulary, a corpus, and a stream's windows."""
 
 import copy
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,11 @@ def reference_text() -> str:
             kept.setdefault(" ".join(paragraph.split()), paragraph.strip("\n"))
     kept.pop("", None)
     return "\n\n".join(kept.values()) + "\n"
+
+
+def reference_digest() -> str:
+    """A name for that text, by which another Python's is told from this one's."""
+    return hashlib.sha256(reference_text().encode()).hexdigest()[:16]
 
 
 def read_text(path: str | PathLike) -> str:

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations
 from cdopt_tutorial.checks import check
 from cdopt_tutorial.constraints import stiefel_constraint, stiefel_map
 from cdopt_tutorial.data.bags import load_digits
+from cdopt_tutorial.engines.device import wait_for
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,17 @@ class Problem:
         return (self.value(x).item() - self.minimum) / abs(self.minimum)
 
     def start(self, seed: int = 0) -> Tensor:
-        """A point (n, p) of the manifold, drawn uniformly."""
+        """A point (n, p) of the manifold, drawn uniformly; the same on any device."""
         generator = torch.Generator().manual_seed(seed)
         shape = len(self.matrix), self.p
-        return polar(torch.randn(shape, generator=generator, dtype=torch.float64))
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return polar(drawn).to(self.matrix.device)
 
 
-def digits_problem() -> Problem:
+def digits_problem(device: str = "cpu") -> Problem:
     """The principal subspace of the 64 pixels of the digits, of dimension 5."""
     images, _ = load_digits()
-    return Problem(images.T.cov())
+    return Problem(images.T.cov().to(device))
 
 
 def polar(x: Tensor) -> Tensor:
@@ -128,10 +130,12 @@ def _direct(make: Callable, problem: Problem, start: Tensor, _: float) -> Held:
 
 def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
     layer = nn.Linear(problem.p, len(start), bias=False)
-    layer.weight = nn.Parameter(start)
-    with torch.random.fork_rng():  # X is completed to a square matrix at random
+    layer.weight = nn.Parameter(start.cpu())
+    # X is completed to a square matrix at random.
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         parametrizations.orthogonal(layer, orthogonal_map=kind)
+    layer.to(start.device)
     return Held(layer.parameters(), lambda: layer.weight, problem.value)
 
 
@@ -175,6 +179,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
         if place > 0:
             began = time.perf_counter()
             step()
+            wait_for(problem.matrix.device)
             seconds.append(seconds[-1] + time.perf_counter() - began)
         x = held.x().detach()
         gap.append(problem.gap(polar(x)))

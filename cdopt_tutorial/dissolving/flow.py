@@ -31,10 +31,10 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
     """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T, with ``direction`` v, (hidden,).
 
     The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
-    too; s_0 is 0. ``inputs`` are (T, num_inputs), of the layer's dtype.
+    too; s_0 is 0. ``inputs`` are (T, num_inputs), of the layer's dtype and device.
     """
     is_lstm = isinstance(rnn, nn.LSTM)
-    zeros = torch.zeros(1 + is_lstm, 1, 1, rnn.hidden_size, dtype=direction.dtype)
+    zeros = direction.new_zeros(1 + is_lstm, 1, 1, rnn.hidden_size)
     states = [tuple(part.requires_grad_() for part in zeros.unbind())]
     with parametrize.cached():  # the weight is the same at every step
         for one in inputs:
@@ -49,7 +49,10 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
 
 
 def flows(
-    hidden: int = 128, steps: int = 50, seeds: Sequence[int] = (1, 2, 3)
+    hidden: int = 128,
+    steps: int = 50,
+    seeds: Sequence[int] = (1, 2, 3),
+    device: str = "cpu",
 ) -> dict[str, list[list[float]]]:
     """For each of ``LAYERS``, a list per seed of what :func:`gradient_norms` gives.
 
@@ -64,8 +67,9 @@ def flows(
         direction = torch.randn(hidden, generator=generator, dtype=torch.float64)
         direction = functional.normalize(direction, dim=0)
         for name, make in LAYERS.items():
-            rnn = start(make, hidden, seed)
-            found[name].append(gradient_norms(rnn, inputs, direction))
+            rnn = start(make, hidden, seed).to(device)
+            given = inputs.to(device), direction.to(device)
+            found[name].append(gradient_norms(rnn, *given))
     return found
 
 

@@ -16,6 +16,7 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import share
+from cdopt_tutorial.engines.device import pick_device
 
 BLANK = 0  # of the copying problem
 PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
@@ -212,11 +213,14 @@ class MemoryConfig:
     batch_size: int = 32  #: sequences of a step
     steps: int = 1_000  #: of the optimizer
     interval: int = 25  #: steps that are averaged to a point of the curves
+    #: of the models, as :func:`~cdopt_tutorial.engines.device.pick_device` takes it.
+    device: str = "cpu"
 
     def __post_init__(self):
         at_least(self, 1, "hidden", "batch_size", "steps", "interval")
         allowed = f"a multiple of interval, {self.interval}"
         check(self, "steps", self.steps % self.interval == 0, allowed)
+        object.__setattr__(self, "device", pick_device(self.device))
         _ = self.jobs  # which check themselves
 
     @property
@@ -280,10 +284,12 @@ def train(job: Job, config: MemoryConfig) -> Run:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed_of(0))
         model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
+    model.to(config.device)
     optimizer = torch.optim.RMSprop(model.parameters(), job.lr, alpha=0.9)
     batches, found = Generator().manual_seed(job.seed_of(1)), []
     for _ in range(config.steps):
-        inputs, targets = task.batch(config.batch_size, batches)
+        batch = task.batch(config.batch_size, batches)
+        inputs, targets = (each.to(config.device) for each in batch)
         optimizer.zero_grad()
         logits = model(inputs)
         loss = task.loss(logits, targets)

@@ -3,6 +3,7 @@
 import re
 
 import torch
+from torch import nn
 
 _NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 
@@ -29,6 +30,27 @@ def gpus_of(device: str) -> tuple[str, ...]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = tuple(f"cuda:{number}" for number in range(count))
     return here if device == "cuda" else tuple(gpu for gpu in here if gpu == device)
+
+
+def device_for(device: str, worker: int) -> str:
+    """The device of one of a system's workers, by its number; asked on that worker.
+
+    Workers share out the GPUs that a device stands for, one after the other. Where it
+    stands for none, as "cpu", it is itself.
+    """
+    gpus = gpus_of(device)
+    return gpus[worker % len(gpus)] if gpus else device
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's parameters are."""
+    return next(module.parameters()).device
+
+
+def wait_for(device: str | torch.device) -> None:
+    """Wait until a GPU has done all that it was given; to be timed, it must have."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _what_is_there() -> str:

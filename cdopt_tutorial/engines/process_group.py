@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from cdopt_tutorial.engines.process import meeting
@@ -36,6 +37,8 @@ def join(
     """Enter the default process group, until the process ends; once on each member."""
     # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
     chosen = devices(rank, world_size, gpus, who)
+    if chosen.device != "cpu":
+        torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
     dist.init_process_group(
         chosen.backend, meeting(who), rank=rank, world_size=world_size
     )

@@ -19,11 +19,13 @@ import ray
 from ray.exceptions import RayError
 
 from cdopt_tutorial.engines import network_store, process
+from cdopt_tutorial.engines.actor import WorkerPlan
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.on_ray import DRIVER, PATIENCE, Plan
+from cdopt_tutorial.engines.on_actors import Plan
+from cdopt_tutorial.engines.on_ray import PATIENCE, OnRay
 from cdopt_tutorial.engines.others import LOST
 from cdopt_tutorial.engines.pace import Pace, find_late
-from cdopt_tutorial.engines.ray_worker import RayWorker, WorkerPlan, named
+from cdopt_tutorial.engines.ray_worker import RayWorker, named
 
 TICK = 0.1  # seconds between two looks at the actors
 ANSWER = 5.0  # seconds for a cluster to answer at all
@@ -54,7 +56,7 @@ def _cluster(plan: Plan) -> Iterator[None]:
         ray.init(plan.address, configure_logging=False, **options)
     except (OSError, RuntimeError, RayError) as error:
         reason = f"can't join the cluster at {plan.address}"
-        raise WorkerError(DRIVER, reason, str(error)) from None
+        raise WorkerError(OnRay.name, reason, str(error)) from None
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
-from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.device import device_for, device_of, pick_device
 from cdopt_tutorial.training import Settings, check_begin
 
 SEMANTICS = ("exact", "original")
@@ -52,8 +52,10 @@ class HybridConfig(Settings):
     step_deadline: float = 30.0
     seed: int = 1  #: of the parameters' start and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of the dense layers, as :func:`~cdopt_tutorial.engines.device.pick_device` takes
-    #: it; the trainers share out the GPUs of "cuda". The table is on the CPU.
+    #: of the dense layers and the table, as
+    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the trainers share
+    #: out the GPUs of "cuda", and the table has the next one. What travels is on the
+    #: CPU.
     device: str = "auto"
 
     def __post_init__(self):
@@ -107,8 +109,17 @@ class Table(nn.EmbeddingBag):
         begin_at(self, "table", begin)
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        """The bags' vectors, (b, embedding)."""
-        return super().forward(tokens, offsets)
+        """The bags' vectors, (b, embedding), on the CPU as all that travels."""
+        device = device_of(self)
+        return super().forward(tokens.to(device), offsets.to(device)).cpu()
+
+
+def table_on_device(
+    num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
+) -> Table:
+    """The table on its owner's device, which is next to the trainers'; made there."""
+    device = device_for(config.device, config.num_trainers)
+    return Table(num_tokens, config, begin).to(device)
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:

@@ -17,9 +17,9 @@ def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
 
 
 def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
-    """The layer as one of its replicas; begins as the first trainer's."""
+    """The layer, which is there, as one of its replicas; begins as the first one."""
     ids = [torch.device(device)] if device != "cpu" else None
-    return DistributedDataParallel(layer.to(device), device_ids=ids)
+    return DistributedDataParallel(layer, device_ids=ids)
 
 
 def barrier() -> None:

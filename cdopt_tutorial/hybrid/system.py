@@ -22,7 +22,7 @@ from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.engines import Role, gradients, serve
-from cdopt_tutorial.engines.device import gpus_of
+from cdopt_tutorial.engines.device import device_for, gpus_of
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import make_optimizer, move
 from cdopt_tutorial.engines.reference import Reference, apply
@@ -34,11 +34,11 @@ from cdopt_tutorial.hybrid.history import History, Projected, Recorder, Result, 
 from cdopt_tutorial.hybrid.model import (
     HybridConfig,
     Job,
-    Table,
     begin_at,
     dense_layer,
     learnt,
     make,
+    table_on_device,
     weights_of,
 )
 
@@ -90,7 +90,8 @@ class OriginalStep:
 
 def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
     """Make the table on ``ps``, and what steps it."""
-    table = engine.remote(SERVER, Table, job.data.num_tokens, job.config, job.begin)
+    of = job.data.num_tokens, job.config, job.begin
+    table = engine.remote(SERVER, table_on_device, *of)
     kinds = {"exact": JointStep, "original": OriginalStep}
     kind = kinds[job.config.semantics]
     return table, engine.remote(SERVER, kind, table, job.config)
@@ -137,10 +138,10 @@ class Trainer:
     ):
         self.engine, self.task, self.config = engine, task, task.config
         self.table, self.table_step = table, table_step
-        self.dense = dense_layer(task.num_classes, task.config)
+        self.device = device_for(task.config.device, task.rank)
+        self.dense = dense_layer(task.num_classes, task.config).to(self.device)
         begin_at(self.dense, "dense", task.begin)
         self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
-        self.device = "cpu"  # what crosses the wire is on the CPU
         self.optimizer = make_optimizer(learnt(self.dense).values(), task.config)
         held = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if held is None else Constraints(held)
@@ -150,8 +151,7 @@ class Trainer:
         """Join the other trainers, then train with them; called by the master."""
         gpus = gpus_of(self.config.device)
         chosen = replicas.join(self.task.rank, self.config.num_trainers, gpus)
-        self.device = chosen.device
-        self.fc = replicas.replicate(self.dense, chosen.device)
+        self.fc = replicas.replicate(self.dense, self.device)
         differences = replicas.Differences(self.dense)
         return train(self, History(chosen.why), differences, replicas.barrier)
 
@@ -164,8 +164,7 @@ class Trainer:
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
             if self.penalty_factor:
-                penalty = self.constraints.penalty().to(loss)
-                loss = loss + self.penalty_factor * penalty
+                loss = loss + self.penalty_factor * self.constraints.penalty()
             gradients.backward(context, loss)
             self.update(context)
         return total.item()

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines.device import device_for, device_of, pick_device
 from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.training import Settings
 
@@ -57,9 +58,14 @@ class RNNConfig(Settings):
     save_every: int = 50
     seed: int = 1  #: of the parameters' start and the dropout
     dtype: str = "float32"  #: "float32" or "float64"
+    #: of all parts, as :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the
+    #: trainers share out the GPUs of "cuda", and the server has the next one. What
+    #: travels is on the CPU.
+    device: str = "cpu"
 
     def __post_init__(self):
         super().__post_init__()
+        object.__setattr__(self, "device", pick_device(self.device))
         choices(self, cut=("logits", "loss"))
         at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
@@ -96,8 +102,9 @@ class EmbeddingTable(nn.Module):
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (seq, batch, embedding) of tokens (seq, batch)."""
-        return self.drop(self.encoder(tokens))
+        """Vectors (seq, batch, embedding) of tokens (seq, batch), on the CPU."""
+        vectors = self.encoder(tokens.to(device_of(self)))
+        return self.drop(vectors.cpu())
 
 
 class Decoder(nn.Module):
@@ -117,17 +124,23 @@ class Decoder(nn.Module):
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
 
     def forward(self, output: Tensor) -> Tensor:
-        """Logits (seq, batch, vocab) of the LSTM's output (seq, batch, hidden)."""
+        """Logits (seq, batch, vocab) of an output (seq, batch, hidden), on the CPU."""
+        return self.scores(output).cpu()
+
+    def scores(self, output: Tensor) -> Tensor:
+        """The same logits, where the weights are."""
         weight, scale = self.decoder.weight, self.scale
         if self._shared:
             # Another trainer may step before this one's backward pass needs these.
             weight, scale = weight.clone(), scale * 1.0
-        return F.linear(scale * self.drop(output), weight, self.decoder.bias)
+        output = self.drop(output).to(device_of(self))
+        return F.linear(scale * output, weight, self.decoder.bias)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy in nats of an output and the next tokens."""
         with torch.set_grad_enabled(self.training):
-            return summed_loss(self(output), targets)
+            scores = self.scores(output)
+            return summed_loss(scores, targets.to(scores.device)).cpu()
 
 
 class LSTM(nn.LSTM):
@@ -139,9 +152,9 @@ class LSTM(nn.LSTM):
         super().__init__(*sizes, dropout=between)
 
     def weights(self) -> list[Tensor]:
-        """The weights that it computes with, as plain tensors; called on its owner."""
+        """The weights that it computes with, plain and on the CPU; on its owner."""
         # An nn.Parameter would be pickled as a copy, outside the graph.
-        return [w.view_as(w) for of_layer in self.all_weights for w in of_layer]
+        return [w.view_as(w).cpu() for of_layer in self.all_weights for w in of_layer]
 
 
 class PulledLSTM(LSTM):
@@ -154,7 +167,8 @@ class PulledLSTM(LSTM):
 
     def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """The same as the LSTM's."""
-        weights = gradients.call(self.rnn_rref, LSTM.weights)
+        pulled = gradients.call(self.rnn_rref, LSTM.weights)
+        weights = [weight.to(inputs.device) for weight in pulled]
         output, *last = torch.lstm(
             inputs, hidden, weights, True, self.num_layers, self.dropout,
             self.training, False, False,
@@ -171,11 +185,17 @@ class RNNModel(nn.Module):
     """The whole model as its trainer sees it: an LSTM here, the rest by reference."""
 
     def __init__(
-        self, embedding: Reference, decoder: Reference, rnn: LSTM, config: RNNConfig
+        self,
+        embedding: Reference,
+        decoder: Reference,
+        rnn: LSTM,
+        config: RNNConfig,
+        device: str = "cpu",
     ):
         super().__init__()
         self.embedding_rref, self.decoder_rref = embedding, decoder
         self.rnn, self.config = rnn, config
+        self.device = device  # on which the LSTM computes
 
     def start(self, batch: int) -> Hidden:
         """The hidden state before the first token: zeros."""
@@ -183,9 +203,11 @@ class RNNModel(nn.Module):
         return tuple(torch.zeros(shape, dtype=self.config.torch_dtype) for _ in "hc")
 
     def recur(self, tokens: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Output (seq, batch, hidden) of the LSTM for tokens (seq, batch)."""
+        """Output (seq, batch, hidden), on the CPU, of the LSTM for tokens."""
         vectors = gradients.call(self.embedding_rref, EmbeddingTable.forward, tokens)
-        return self.rnn(vectors, hidden)
+        hidden = tuple(state.to(self.device) for state in hidden)
+        output, hidden = self.rnn(vectors.to(self.device), hidden)
+        return output.cpu(), hidden
 
     def forward(self, tokens: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """Logits (seq, batch, vocab) for tokens (seq, batch), and the hidden state."""
@@ -227,6 +249,12 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
                 module = Decoder(vocab_size, config)
     module.to(config.torch_dtype)
     return constrain(module, config) if part == config.constrained else module
+
+
+def build_own(part: str, vocab_size: int, config: RNNConfig, worker: int) -> nn.Module:
+    """The same on the device of the worker that owns it, which calls this."""
+    module = build(part, vocab_size, config)
+    return module.to(device_for(config.device, worker))
 
 
 def num_parameters(vocab_size: int, config: RNNConfig) -> int:

@@ -20,6 +20,7 @@ from cdopt_tutorial.checks import workers
 from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, serve, trace
+from cdopt_tutorial.engines.device import device_for
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import (
@@ -43,8 +44,8 @@ from cdopt_tutorial.parameter_server.model import (
     PulledLSTM,
     RNNConfig,
     RNNModel,
-    build,
     build_all,
+    build_own,
     check_memory,
 )
 from cdopt_tutorial.training import check_begin
@@ -134,13 +135,14 @@ class Owner:
         torch.manual_seed(seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all parameters, by name."""
-        return {n: w.detach().clone() for n, w in self._parts.state_dict().items()}
+        """A copy of all parameters, by name, on the CPU."""
+        state = self._parts.state_dict().items()
+        return {name: weight.detach().cpu().clone() for name, weight in state}
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps, by the parameters' names."""
+        """What the optimizer keeps, by the parameters' names, on the CPU."""
         kept, names = self._optimizer.state_dict()["state"], self._names()
-        return {names[index]: state for index, state in kept.items()}
+        return {names[index]: on_cpu(state) for index, state in kept.items()}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
         """Take what there is, by name, for these parameters and their optimizer."""
@@ -154,17 +156,23 @@ class Owner:
         return [name for name, _ in self._parts.named_parameters()]
 
 
+def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, its tensors moved."""
+    return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
+
+
 def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners, the same for every trainer."""
-    config, vocab_size = job.config, len(job.corpus.vocabulary)
-    shared = PARTS if config.num_trainers > 1 else ("embedding", "decoder")
+    config, number = job.config, job.config.num_trainers
+    shared = PARTS if number > 1 else ("embedding", "decoder")
+    of = len(job.corpus.vocabulary), config
     parts = {
-        name: engine.remote(SERVER, build, name, vocab_size, config, name=name)
+        name: engine.remote(SERVER, build_own, name, *of, number, name=name)
         for name in shared
     }
     owners = [engine.remote(SERVER, Owner, parts, config, name="owner")]
-    if config.num_trainers == 1:
-        own = {"rnn": engine.reference(build("rnn", vocab_size, config))}
+    if number == 1:
+        own = {"rnn": engine.reference(build_own("rnn", *of, 0))}
         owners.append(engine.reference(Owner(own, config)))
         parts |= own
     return parts, owners
@@ -178,7 +186,8 @@ class Trainer:
         parts, self.owners = place(engine, job)
         rnn = parts["rnn"]
         rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, self.config)
-        self.model = RNNModel(parts["embedding"], parts["decoder"], rnn, self.config)
+        there, device = (parts["embedding"], parts["decoder"]), self.config.device
+        self.model = RNNModel(*there, rnn, self.config, device_for(device, rank))
         constrained = self.config.constrained is not None
         self.constraints = Constraints(*parts.values()) if constrained else None
         stream = Stream(job.corpus.train, self.config.seq_len, self.config.batch_size)
@@ -216,7 +225,7 @@ class Trainer:
         loss = total / (len(targets) * columns)
         # The penalty counts once for each step of the parameters.
         if self.constraints and (self.rank == 0 or not self.config.sync):
-            loss = loss + self.constraints.penalty()
+            loss = loss + self.constraints.penalty().to(loss)
         return loss, total.item() / targets.numel(), hidden
 
     def update(self, context: Context) -> int:
@@ -349,6 +358,7 @@ class Trainer:
         """Write a checkpoint, all trainers together; the first one writes."""
         if self.job.keep is None:
             return
+        hidden = tuple(state.cpu() for state in hidden)
         brought = self.barrier((hidden, self.history.losses))
         states, losses = zip(*brought, strict=True)
         if self.rank == 0:

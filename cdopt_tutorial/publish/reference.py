@@ -59,9 +59,15 @@ class Reference:
                 moved[name] = f"was {_short(row[profile])}, is claimed no more"
         return moved
 
-    def update(self, chapter: str, profile: str, figures: Figures) -> None:
-        """Write what a chapter claims now; tolerances and comments stay."""
+    def has_text(self, chapter: str, digest: str) -> bool:
+        """Tell whether a chapter has learned from this text, if it does from any."""
+        return self._table.get(chapter, {}).get("text", digest) == digest
+
+    def update(self, chapter: str, profile: str, figures: Figures, digest: str) -> None:
+        """Write what a chapter claims now, of which text; the rest stays."""
         part = self._table.setdefault(chapter, tomlkit.table())
+        if "text" in part:
+            part["text"] = digest
         rows = part.setdefault("figures", tomlkit.table())
         for name in self.drift(chapter, profile, figures):
             if name in figures:
@@ -78,8 +84,10 @@ class Reference:
 
 def _check_chapter(chapter: str, parts: object) -> None:
     """Raise ValueError unless a chapter's parts are tables, of figures in rows."""
-    inner = parts.values() if isinstance(parts, dict) else [parts]
-    if not all(isinstance(part, dict) for part in inner):
+    inner = dict(parts) if isinstance(parts, dict) else {"": parts}
+    if not isinstance(inner.pop("text", ""), str):
+        raise ValueError(f"{chapter}: text is no name of one")
+    if not all(isinstance(part, dict) for part in inner.values()):
         raise ValueError(f"{chapter}: tables are needed, `smoke` and `figures`")
     for name, row in parts.get("figures", {}).items():
         _check(f"{chapter}: {name}", row)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.attach import wrap
+from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -52,13 +53,15 @@ class _Config(ReinforceConfig):
     cost: float = 0.0
 
 
-def measure(jobs: Sequence[Job], *, repeats: int, polling: bool) -> Speeds:
+def measure(
+    jobs: Sequence[Job], *, repeats: int, polling: bool, device: str = "cpu"
+) -> Speeds:
     """Time jobs in one launch; called by chapter 1.
 
     They take turns, so that a slow second hits all alike. `polling` is that of
-    :func:`~cdopt_tutorial.engines.launch.launch`.
+    :func:`~cdopt_tutorial.engines.launch.launch`, `device` that of the policies.
     """
-    roles = {"agent": Role(_measure, (jobs, repeats))}
+    roles = {"agent": Role(_measure, (jobs, repeats, pick_device(device)))}
     roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}
     options = {"rpc_threads": 2, "polling": polling, "attach": _attach}
     return launch(roles, **options)["agent"]
@@ -77,13 +80,14 @@ def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curv
     }
 
 
-def _measure(jobs: Sequence[Job], repeats: int) -> Speeds:
+def _measure(jobs: Sequence[Job], repeats: int, device: str) -> Speeds:
     """The agent's role: all jobs, one after another, again and again."""
     speeds: Speeds = {job: [] for job in jobs}
     for _ in range(repeats):
         for job in jobs:
             engine = OneThread() if job.name == ONE_PROCESS else TorchRPC()
-            score = run_agent(engine, job.config).score
+            config = replace(job.config, device=device)
+            score = run_agent(engine, config).score
             speeds[job].append(score.env_steps / score.seconds)
     return speeds
 

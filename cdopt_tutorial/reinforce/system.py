@@ -16,7 +16,7 @@ from torch.futures import Future
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Role, serve
-from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.device import device_for, pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -58,8 +58,9 @@ class ReinforceConfig:
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
     #: rounds, of one episode in every environment, between two log lines.
     log_interval: int = 10
-    #: where the agent keeps its policy, as
-    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it and returns it.
+    #: of the agent's policy, and of the observers' with "local-policy", as
+    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it; they share out the
+    #: GPUs of "cuda". What travels, and all chance, is on the CPU.
     device: str = "cpu"
 
     def __post_init__(self):
@@ -89,7 +90,8 @@ class Agent:
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.policy = Policy(config.hidden).to(config.device)
+            policy = Policy(config.hidden)
+        self.policy = policy.to(device_for(config.device, 0))
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
         seeds = (config.seed_of(i, "actions") for i in range(config.num_observers))
         self._actors = [Actor(self.policy, seed) for seed in seeds]
@@ -254,7 +256,9 @@ class LocalPolicy(PerStep):
 
     def __init__(self, number: int, config: ReinforceConfig):
         super().__init__(number, config)
-        self._actor = Actor(Policy(config.hidden), config.seed_of(number, "actions"))
+        # The agent is worker 0.
+        policy = Policy(config.hidden).to(device_for(config.device, number + 1))
+        self._actor = Actor(policy, config.seed_of(number, "actions"))
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)

@@ -57,23 +57,28 @@ class Run:
         ]
 
 
-def config_of(kind: str, lr: float, seed: int, steps: int) -> ShardConfig:
+def config_of(
+    kind: str, lr: float, seed: int, steps: int, device: str = "cpu"
+) -> ShardConfig:
     """The settings of a run; a ValueError if a value is out of its range."""
     if kind not in KINDS:
         allowed = " or ".join(KINDS)
         raise ValueError(f"kind is {kind!r}, but must be {allowed}")
     held = "stiefel" if kind in HELD else "none"
-    return replace(CONFIG, lr=lr, seed=seed, max_steps=steps, manifold=held)
+    on = {"manifold": held, "device": device}
+    return replace(CONFIG, lr=lr, seed=seed, max_steps=steps, **on)
 
 
-def train(kind: str, lr: float, seed: int, steps: int = CONFIG.max_steps) -> Run:
+def train(
+    kind: str, lr: float, seed: int, steps: int = CONFIG.max_steps, device: str = "cpu"
+) -> Run:
     """Train one kind in this process, which is a worker's in a study."""
     begin = time.perf_counter()
-    config = config_of(kind, lr, seed, steps)
+    config = config_of(kind, lr, seed, steps, device)
     job, history = Job(config), History()
     with torch.random.fork_rng(devices=[]):  # torch's orthogonal draws what it adds
         torch.manual_seed(seed)
-        model = make(kind, config, len(job.corpus.vocabulary))
+        model = make(kind, config, len(job.corpus.vocabulary)).to(config.device)
     optimizer = MuonAndAdam(model, lr) if kind == "Muon" else None
     trainer = Trainer(job, model, model, optimizer=optimizer)
     for batch in history.watch(trainer.batches(), steps):
@@ -87,13 +92,16 @@ def study(
     rates: Mapping[str, float] = LEARNING_RATES,
     seeds: Sequence[int] = SEEDS,
     steps: int = CONFIG.max_steps,
+    device: str = "cpu",
     **options: Any,
 ) -> dict[str, list[Run]]:
     """Each kind's runs, in the order of the seeds, by two workers.
 
     The options are those of :func:`~cdopt_tutorial.engines.share.share`.
     """
-    jobs = [(kind, lr, seed, steps) for kind, lr in rates.items() for seed in seeds]
+    jobs = [
+        (kind, lr, seed, steps, device) for kind, lr in rates.items() for seed in seeds
+    ]
     for job in jobs:
         config_of(*job)
     runs = share(train, jobs, **options)

@@ -25,7 +25,7 @@ from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, process_group, report
-from cdopt_tutorial.engines.device import gpus_of
+from cdopt_tutorial.engines.device import device_for, device_of, gpus_of
 from cdopt_tutorial.engines.optimizer import make_optimizer
 from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -93,7 +93,7 @@ class Trainer:
         self.job, self.config = job, job.config
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
-        self.device = next(model.parameters()).device
+        self.device = device_of(model)
         self.constraints = Constraints(model) if has_held(job.config) else None
         # The config's, if none is given; of another, a step and zero_grad are asked.
         own = optimizer or make_optimizer(model.parameters(), job.config)
@@ -232,6 +232,7 @@ def run_locally(job: Job) -> Result:
     config = replace(job.config, strategy="ddp", num_ranks=1)
     job = replace(job, config=config)
     model = transformer(config, len(job.corpus.vocabulary))
+    model.to(device_for(config.device, 0))
     hold(model, config)
     return Result(config, [train(Trainer(job, model, model), History())])
 
@@ -250,8 +251,9 @@ def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
 @torch.no_grad()
 def held_out_loss(job: Job, model: nn.Module) -> float:
     """Mean of the held-out text's tokens, in nats; by a model of this process."""
-    total, count = 0.0, 0
+    total, count, device = 0.0, 0, device_of(model)
     for tokens, targets in Stream(job.corpus.valid, job.config.seq_len, 16).windows():
+        tokens, targets = tokens.to(device), targets.to(device)
         loss = next_word_loss(model(tokens.T), targets.T)
         total, count = total + loss.item() * targets.numel(), count + targets.numel()
     return total / count

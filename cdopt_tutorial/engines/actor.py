@@ -1,0 +1,184 @@
+"""What an actor does to be one of the workers, whoever starts it and carries calls."""
+
+import importlib
+import os
+import pickle
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from torch.futures import Future
+
+from cdopt_tutorial.engines import network_store, pace, pack, process
+from cdopt_tutorial.engines.errors import WorkerError
+
+
+class ActorNetwork(ABC):
+    """Calls between the actors of one run, whose contents travel as bytes."""
+
+    def __init__(self, name: str, timeout: float):
+        self._name, self._timeout = name, timeout
+
+    def own_name(self) -> str:
+        return self._name
+
+    def call(
+        self,
+        worker: str,
+        function: Callable,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Any:
+        timeout = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        asked = self._ask(worker, function, args, kwargs)
+        with self._named(worker):
+            return pickle.loads(self._wait(asked, timeout or None))
+
+    def call_async(
+        self,
+        worker: str,
+        function: Callable,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Future:
+        future: Future = Future()
+
+        def answer(result: Callable[[], bytes]) -> None:
+            try:
+                with self._named(worker):
+                    future.set_result(pickle.loads(result()))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._when_done(self._ask(worker, function, args, kwargs), answer)
+        return future
+
+    def _ask(self, worker: str, function, args, kwargs) -> Any:
+        content = pickle.dumps((self._name, function, args, kwargs or {}))
+        return self._send(worker, content)
+
+    @abstractmethod
+    def _send(self, worker: str, content: bytes) -> Any:
+        """Ask for a call; what the engine gives to wait for."""
+
+    @abstractmethod
+    def _wait(self, asked: Any, timeout: float | None) -> bytes:
+        """The answer, within so many seconds."""
+
+    @abstractmethod
+    def _when_done(
+        self, asked: Any, answer: Callable[[Callable[[], bytes]], None]
+    ) -> None:
+        """Have ``answer`` called when there is a result, with what returns it."""
+
+    @abstractmethod
+    def _named(self, worker: str) -> AbstractContextManager[None]:
+        """Turns the engine's errors of a call to a worker into the book's."""
+
+
+class Told:
+    """In place of the pipe to the parent: what is kept until the driver asks."""
+
+    def __init__(self):
+        self._messages: list[tuple] = []
+
+    def send(self, kind: str, *content: Any) -> None:
+        self._messages.append((kind, *content))
+
+    def take(self) -> list[tuple]:
+        taken = []
+        while self._messages:
+            taken.append(self._messages.pop(0))
+        return taken
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What an actor needs to become a worker, and to become it again."""
+
+    settings: process.Settings  #: of the run
+    name: str  #: its own
+    packed: bytes  #: its role
+    path: list[str]  #: where modules are looked for
+
+
+class ActorWorker(ABC):
+    """A worker in which a role is played, and others' calls are answered."""
+
+    def __init__(self, plan: WorkerPlan):
+        self._name, self._told = plan.name, Told()
+        self._error: WorkerError | None = None
+        try:
+            self._join(plan)
+        except Exception as error:  # told when it is asked, or it would just be dead
+            self._error = process.describe(plan.name, error)
+
+    @abstractmethod
+    def _enter(self, plan: WorkerPlan) -> str:
+        """Enter the engine's network; the device on which process groups listen."""
+
+    def _join(self, plan: WorkerPlan) -> None:
+        settings = plan.settings
+        process.enter(settings, self._told)
+        self._pace = Path(f"/proc/self/fd/{os.memfd_create('pace')}")
+        pace.begin(self._pace)
+        os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
+        sys.stdout = process.Forwarded(self._told, "stdout")
+        sys.stderr = process.Forwarded(self._told, "stderr")
+        sys.path[:] = plan.path
+        network_store.accept_meetings()
+        for module in settings.modules:
+            importlib.import_module(module)
+        attach, self._role = pack.unpack(plan.packed)
+        torch.set_num_threads(self._role.num_threads)
+        if attach is not None:
+            attach()
+
+    def host(self) -> str:
+        """Where it runs, once it does."""
+        if self._error is not None:
+            raise self._error
+        return socket.gethostname()
+
+    def play(self) -> bytes:
+        """Run the role; what it returned."""
+        role = self._role
+        try:
+            return pickle.dumps(role.function(*role.args, **role.kwargs))
+        except Exception as error:
+            raise process.describe(self._name, error) from None
+
+    def call(self, content: bytes) -> bytes:
+        """Run what another worker asks for."""
+        caller, function, args, kwargs = pickle.loads(content)
+        try:
+            result = function(*args, **kwargs)
+            if isinstance(result, Future):
+                result = result.wait()
+            return pickle.dumps(result)
+        except WorkerError:
+            raise
+        except Exception as error:
+            cause = process.describe(self._name, error)
+            reason = f"{cause.reason} in a call that {caller} made"
+            raise WorkerError(self._name, reason, cause.details) from None
+
+    def take(self) -> tuple[list[tuple], pace.Pace | None]:
+        """What the role told since the last time, and how far it has come.
+
+        Its deadline is in seconds from now: clocks differ from host to host.
+        """
+        found = pace.read_pace(self._pace)
+        if found is not None:
+            found = found._replace(until=found.until - time.monotonic())
+        return self._told.take(), found

@@ -1,0 +1,65 @@
+"""The systems on Monarch, where it is installed: as in one process, or named."""
+
+import psutil
+import pytest
+import ray_roles
+
+from cdopt_tutorial import data
+from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.engines import Role, WorkerError, on_actors, serve
+from cdopt_tutorial.engines.on_monarch import OnMonarch
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run, run_locally
+
+EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
+
+
+def test_where_monarch_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
+    monkeypatch.setattr(on_actors, "find_spec", lambda name: None)
+    assert main(["rnn", "--engine", "monarch"]) == 2
+    told = "the engine monarch needs Monarch, which is not here: pip install "
+    told += "'cdopt-tutorial[monarch]'"
+    assert capsys.readouterr().err == f"cdopt-tutorial: {told}\n"
+
+
+@pytest.fixture
+def installed():
+    pytest.importorskip("monarch", reason="Monarch is beta, and not installed here")
+
+
+@pytest.mark.usefixtures("installed")
+class TestSystems:
+    def test_every_conversation_has_the_rewards_of_one_process(self):
+        configs = [
+            ReinforceConfig(c, num_envs=2, max_episodes=8) for c in CONVERSATIONS
+        ]
+        roles = {"agent": Role(ray_roles.train_each, (OnMonarch(), configs))}
+        roles |= {f"observer{i}": Role(serve) for i in range(2)}
+        found = OnMonarch().launch(roles)["agent"]
+        assert found == [run_locally(config).score.rewards for config in configs]
+
+    def test_the_rnn_has_the_parameters_of_one_process(self):
+        corpus = data.Grammar(seed=1).corpus(20_000, 5_000)
+        held = {"manifold": "stiefel", "where": "server"}
+        job = rnn.Job(RNNConfig(num_trainers=2, max_steps=10, **held, **EXACT), corpus)
+        weights = rnn.run(job, OnMonarch())[0].weights
+        assert max_difference(weights, rnn.run_locally(job).weights) <= 1e-10
+
+    def test_a_worker_that_dies_is_named(self):
+        with pytest.raises(WorkerError, match="^agent died"):
+            run(ReinforceConfig(num_envs=2), OnMonarch(), attach=ray_roles.lose_agent)
+
+    def test_what_a_worker_raises_is_told(self):
+        with pytest.raises(WorkerError, match="^agent raised ZeroDivisionError"):
+            OnMonarch().launch({"agent": Role(divmod, (1, 0)), "other": Role(serve)})
+
+    def test_one_that_is_stopped_is_named_and_nothing_is_left(self):
+        own = psutil.Process()
+        before = own.children(recursive=True)
+        with pytest.raises(WorkerError, match="^other was not heard of for 15 s"):
+            OnMonarch().launch({"agent": Role(serve), "other": Role(ray_roles.stop)})
+        left = [each for each in own.children(recursive=True) if each not in before]
+        # The fork server and its tracker stay for the next run.
+        assert [e for e in left if "multiprocessing" not in " ".join(e.cmdline())] == []

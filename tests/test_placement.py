@@ -1,0 +1,253 @@
+"""Where each tensor is: every system's training, with "meta" in a GPU's place.
+
+CDOpt's own layer is left out: its constant is a frozen parameter that a GPU moves in
+place, and "meta" can't.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from elsewhere import Elsewhere, tensors_in, where
+
+from cdopt_tutorial import constraints, data, hybrid, reinforce, sharding
+from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.bench.constraints import VARIANTS, make_step
+from cdopt_tutorial.constraints import measure
+from cdopt_tutorial.dissolving import eigenspace, flow, memory
+from cdopt_tutorial.engines import gradients, reference
+from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.hybrid.model import table_on_device
+from cdopt_tutorial.parameter_server import model
+from cdopt_tutorial.parameter_server.system import Owner
+from cdopt_tutorial.reinforce.speed import OneThread
+from cdopt_tutorial.sharding import study
+from cdopt_tutorial.sharding.kinds import KINDS
+
+CORPUS = data.Grammar().corpus(300, 100)
+META = {"device": "meta", "batch_size": 4, "max_steps": 2}
+RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
+SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
+PICKING = "parameter_server.model", "hybrid.model", "reinforce.system"
+PICKING += "sharding.model", "dissolving.memory"
+HELD = {  # manifold, and where
+    "free": {},
+    "trainer": {"manifold": "stiefel"},
+    "decoder": {"manifold": "stiefel", "where": "server"},
+    "vectors": {"manifold": "oblique", "where": "server"},
+}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch):
+    """All operators, by a GPU's rules, and "meta" among the devices."""
+    for module in PICKING:
+        monkeypatch.setattr(f"cdopt_tutorial.{module}.pick_device", lambda wish: wish)
+    with Elsewhere():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def on_the_wire(monkeypatch):
+    """What calls by reference bring and answer; all of it must be on the CPU."""
+    seen = []
+
+    def call(value, method, /, *args, **kwargs):
+        result = plain(value, method, *args, **kwargs)
+        found = tensors_in((args, kwargs, result))
+        assert where(found) <= {"cpu"}, method
+        seen.extend(found)
+        return result
+
+    plain = reference.call_method
+    monkeypatch.setattr(reference, "call_method", call)
+    return seen
+
+
+@pytest.fixture
+def owners(monkeypatch):
+    """Every owner of parameters that is made."""
+    made, plain = [], Owner.__init__
+
+    def note(self, *args):
+        plain(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(Owner, "__init__", note)
+    return made
+
+
+class TestParameterServer:
+    @pytest.mark.parametrize("cut", ["loss", "logits"])
+    @pytest.mark.parametrize("held", HELD)
+    def test_a_training(self, cut, held, owners, on_the_wire):
+        config = rnn.RNNConfig(cut=cut, num_layers=2, **HELD[held], **RNN)
+        history = rnn.run_locally(rnn.Job(config, CORPUS))
+        assert len(history.losses) == 2 and on_the_wire
+        assert where(history.weights.values()) == {"cpu"}
+        for owner in owners:
+            assert where(owner._parts.parameters()) == {"meta"}
+            states = owner._optimizer.state.values()
+            moments = [each for s in states for each in tensors_in(s) if each.ndim]
+            assert len(states) and where(moments) == {"meta"}
+
+    @pytest.mark.parametrize("cut", ["loss", "logits"])
+    def test_a_trainer_that_pulls_the_lstm(self, cut, on_the_wire):
+        config = rnn.RNNConfig(cut=cut, num_trainers=2, **RNN)
+        parts = {name: model.build_own(name, 9, config, 2) for name in model.PARTS}
+        embedding, lstm, decoder = map(LocalRef, parts.values())
+        pulled = model.PulledLSTM(lstm, config)
+        whole = model.RNNModel(embedding, decoder, pulled, config, "meta")
+        tokens = torch.zeros(5, 2, dtype=torch.int64)
+        loss, hidden = whole.loss(tokens, tokens, whole.start(2))
+        loss.backward()
+        assert where([loss]) == {"cpu"} and where(hidden) == {"meta"}
+        for part in parts.values():
+            assert where(each.grad for each in part.parameters()) == {"meta"}
+
+    def test_what_is_minimised_is_on_the_cpu(self):
+        config = rnn.RNNConfig(manifold="stiefel", **RNN)
+        trainer = rnn.system.Trainer(OneProcess(), 0, rnn.Job(config, CORPUS))
+        tokens = torch.zeros(5, 4, dtype=torch.int64)
+        loss, *_ = trainer.loss(tokens, tokens, trainer.model.start(4))
+        assert where([loss]) == {"cpu"}
+
+    def test_a_checkpoint_goes_on_elsewhere(self, tmp_path, monkeypatch):
+        file = tmp_path / "checkpoint"
+        config = rnn.RNNConfig(**RNN)
+        rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
+        # Of a device that is not here.
+        monkeypatch.setattr(model, "pick_device", pick_device)
+        found = rnn.checkpoint.load(file)
+        assert found.config["device"] == "meta"
+        kept = found.weights, found.optimizer, found.hidden
+        assert where(tensors_in(kept)) == {"cpu"} and found.optimizer
+        here = rnn.RNNConfig(**RNN | {"max_steps": 3, "device": "cpu"})
+        again = rnn.run_locally(rnn.Job(here, CORPUS, resume=found))
+        assert len(again.losses) == 3
+
+
+@pytest.mark.parametrize("held", ["free", "trainer", "vectors"])
+@pytest.mark.parametrize("semantics", ["exact", "original"])
+def test_the_hybrid(held, semantics, on_the_wire):
+    bags = data.bags.digit_bags()
+    config = hybrid.HybridConfig(semantics=semantics, **META, **HELD[held])
+    result = hybrid.run_locally(hybrid.Job(config, bags))
+    assert len(result.losses) == 2 and on_the_wire
+    assert where(result.weights.values()) == {"cpu"}
+
+
+@pytest.mark.parametrize("way", ["one process", "cut"])
+def test_a_table_by_either_way_of_a_gradient(way, monkeypatch):
+    config = hybrid.HybridConfig(**META)
+    table = table_on_device(9, config, {})
+    context = None if way == "one process" else "trainer0/1"
+    monkeypatch.setattr(gradients._this_thread, "cut", context, raising=False)
+    call = LocalRef(table), "forward", torch.arange(4), torch.tensor([0, 2])
+    vectors = gradients.call(*call)
+    assert where([vectors]) == {"cpu"}
+    gradients.backward(context, vectors.sum())
+    found = gradients.gradients(context, table.parameters())
+    assert where(found) == where(found.values()) == {"meta"}
+    gradients.forget(context)
+
+
+def test_a_penalty_that_is_sent():
+    layer = constraints.dissolve(torch.nn.Linear(3, 2)).to("meta")
+    assert where([measure._sent_penalty(layer)]) == {"cpu"}
+    assert where([measure.penalty(layer)]) == {"meta"}
+
+
+@pytest.mark.parametrize("conversation", reinforce.CONVERSATIONS)
+def test_an_agent_and_its_observer(conversation, monkeypatch):
+    acting, plain = [], reinforce.Policy.scores
+
+    def note(self, states):
+        acting.append(self.affine1.weight)
+        return plain(self, states)
+
+    monkeypatch.setattr(reinforce.Policy, "scores", note)
+    limits = {"num_observers": 1, "num_envs": 2, "max_episodes": 2}
+    config = reinforce.ReinforceConfig(conversation, device="meta", **limits)
+    training = reinforce.run_agent(OneThread(), config)
+    assert where(training.weights.values()) == {"cpu"}
+    assert where(acting) == {"meta"}  # of the agent's policy, or the observer's
+
+
+class TestShards:
+    @pytest.fixture(autouse=True)
+    def models(self, monkeypatch):
+        """The model of each step."""
+        seen, plain = [], sharding.system.Trainer.step
+
+        def step(self, *batch):
+            seen.append(self.model)
+            return plain(self, *batch)
+
+        monkeypatch.setattr(sharding.system.Trainer, "step", step)
+        return seen
+
+    @pytest.mark.parametrize("manifold", ["none", "stiefel", "oblique"])
+    def test_a_training(self, manifold, models):
+        config = sharding.ShardConfig(manifold=manifold, clip=1.0, **SHARD)
+        result = sharding.run_locally(sharding.Job(config, CORPUS))
+        assert len(result.losses) == 2
+        assert where(models[0].parameters()) == {"meta"}
+        assert where(result.weights.values()) == {"cpu"}
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_run_of_the_study(self, kind, models, monkeypatch):
+        small = replace(study.CONFIG, **SHARD)
+        monkeypatch.setattr(study, "CONFIG", small)
+        monkeypatch.setattr(study, "Job", lambda c: sharding.Job(c, CORPUS))
+        study.train(kind, 1e-3, 1, 2, "meta")
+        assert where(models[0].parameters()) == {"meta"}
+
+
+class TestDissolving:
+    @pytest.mark.parametrize("name", memory.MODELS)
+    @pytest.mark.parametrize("task", [memory.CopyingMemory, memory.NextWord])
+    def test_a_model_that_remembers(self, name, task, monkeypatch):
+        seen, plain = [], memory.Model.forward
+
+        def forward(self, inputs):
+            seen.extend([inputs, *self.parameters()])
+            return plain(self, inputs)
+
+        monkeypatch.setattr(memory.Model, "forward", forward)
+        small = {"hidden": 4, "batch_size": 2, "steps": 2, "interval": 1}
+        small["device"] = "meta"
+        of = memory.NextWord(seq_len=5, text_len=50)
+        of = memory.CopyingMemory(2, 2, 2) if task is memory.CopyingMemory else of
+        memory.train(memory.Job(name, 1e-3, 1), memory.MemoryConfig(of, **small))
+        assert where(seen) == {"meta"}
+
+    @pytest.mark.parametrize("method", eigenspace.METHODS)
+    def test_a_problem_of_eigenvectors(self, method):
+        problem = eigenspace.digits_problem("meta")
+        solution = eigenspace.solve(method, problem, steps=1)
+        assert where([solution.x]) == {"meta"} and len(solution.gap) == 2
+
+    def test_how_a_gradient_fares(self, monkeypatch):
+        given, plain = [], flow.gradient_norms
+
+        def norms(rnn, *args):
+            given.extend([*args, *rnn.parameters()])
+            return plain(rnn, *args)
+
+        monkeypatch.setattr(flow, "gradient_norms", norms)
+        flow.flows(hidden=4, steps=2, seeds=(1,), device="meta")
+        assert where(given) == {"meta"}
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_a_step_that_is_timed(self, variant):
+        make_step(variant, 4, "meta")()
+
+
+def test_tensors_of_both_devices_do_not_mix():
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+    with pytest.raises(RuntimeError, match="on cpu and on meta"):
+        torch.nn.functional.embedding(here.long(), there[:, None])
+    assert where([here.sum() + there]) == {"meta"}  # scalars may
