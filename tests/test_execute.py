@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import nbformat
@@ -91,7 +91,8 @@ def test_digest_follows_names_device_and_python(book, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "library", ["torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn"]
+    "library",
+    ["torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn", "ray"],
 )
 def test_digest_follows_each_library(book, monkeypatch, library):
     before = digest(book, "cpu")
@@ -99,6 +100,17 @@ def test_digest_follows_each_library(book, monkeypatch, library):
         "cdopt_tutorial.publish.execute.version",
         lambda name: "9.9" if name == library else version(name),
     )
+    assert digest(book, "cpu") != before
+
+
+def test_digest_tells_whether_ray_is_installed(book, monkeypatch):
+    def without_ray(name):
+        if name == "ray":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    before = digest(book, "cpu")
+    monkeypatch.setattr("cdopt_tutorial.publish.execute.version", without_ray)
     assert digest(book, "cpu") != before
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import nbformat
@@ -40,6 +40,7 @@ CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # What decides a result besides a chapter: files of the package, and libraries.
 _KINDS = (".py", ".mplstyle", ".svg")
 _LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
+_OPTIONAL = "ray"  # chapter 7 is another one without it
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -69,8 +70,16 @@ def digest(project: Project, device: str) -> str:
     """Return the name of all that decides a result besides the chapter itself."""
     files = sorted(f for f in project.package.rglob("*") if f.suffix in _KINDS)
     files.append(project.root / "constraints.txt")
-    versions = [platform.python_version(), *map(version, _LIBRARIES)]
+    versions = [platform.python_version(), *map(version, _LIBRARIES), _optional()]
     return fingerprint(project.root, files, (versions, device))
+
+
+def _optional() -> str | None:
+    """The version of the library that may be missing."""
+    try:
+        return version(_OPTIONAL)
+    except PackageNotFoundError:
+        return None
 
 
 def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
