@@ -115,6 +115,7 @@ class WorkerPlan:
     name: str  #: its own
     packed: bytes  #: its role
     path: list[str]  #: where modules are looked for
+    join_deadline: float  #: seconds until the driver asks it for the first time
 
 
 @ray.remote
@@ -124,7 +125,8 @@ class RayWorker:
     def __init__(self, plan: WorkerPlan):
         self._name, self._told = plan.name, _Told()
         self._error: WorkerError | None = None
-        self._asked: float | None = None  # when the driver last asked
+        self._until = time.monotonic() + plan.join_deadline + ALONE
+        threading.Thread(target=self._end_alone, daemon=True).start()
         try:
             self._join(plan)
         except Exception as error:  # told when it is asked: else Ray says that it died
@@ -185,9 +187,7 @@ class RayWorker:
 
         Its deadline is in seconds from now: clocks differ from host to host.
         """
-        if self._asked is None:
-            threading.Thread(target=self._end_alone, daemon=True).start()
-        self._asked = time.monotonic()
+        self._until = time.monotonic() + ALONE
         found = pace.read_pace(self._pace)
         if found is not None:
             found = found._replace(until=found.until - time.monotonic())
@@ -195,6 +195,6 @@ class RayWorker:
 
     def _end_alone(self) -> None:
         """End where the driver has gone silent: a cluster would keep us for minutes."""
-        while time.monotonic() < self._asked + ALONE:
+        while time.monotonic() < self._until:
             time.sleep(1)
         os._exit(1)
