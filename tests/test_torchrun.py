@@ -25,8 +25,8 @@ NARROW = ("--embedding", "16", "--hidden", "16")
 #: Arguments, how many workers each host has, and how fast the last host's link is.
 RUNS = {
     "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2], None),
-    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1], None),
-    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1], "2mbit"),
+    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1], "2mbit"),
+    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1], None),
 }
 
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import psutil
 PORT, RAY_PORT = 29500, 6379
 PATIENCE = 120  # seconds for a run, on a machine that is busy
 NET = "10.213.0"  # of the bridge; nothing leads out of it
+
+_made = count()  # by this process: some may be there at the same time
 
 
 def check() -> None:
@@ -33,8 +36,9 @@ class Hosts:
     """As many hosts as are asked for, of which the first is torchrun's master."""
 
     def __init__(self, number: int):
-        self.names = [f"cdopt{os.getpid()}h{i}" for i in range(1, number + 1)]
-        self._bridge = f"cdopt{os.getpid()}br"
+        own = f"cdopt{os.getpid()}-{next(_made)}"
+        self.names = [f"{own}h{i}" for i in range(1, number + 1)]
+        self._bridge = f"{own}br"
         self._end = ExitStack()
 
     def __enter__(self) -> "Hosts":
@@ -212,7 +216,7 @@ def runs(process: psutil.Process) -> bool:
 def _sweep() -> None:
     """Remove the hosts of processes that have been killed."""
     for name in Path("/run/netns").glob("cdopt*"):
-        owner = re.match(r"cdopt(\d+)(h\d+|br)$", name.name)
+        owner = re.match(r"cdopt(\d+)-", name.name)
         if owner and not psutil.pid_exists(int(owner[1])):
             ip("netns", "del", name.name)
 

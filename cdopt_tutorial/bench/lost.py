@@ -19,6 +19,7 @@ from pathlib import Path
 from cdopt_tutorial.bench.disturbed import Disturbed, Environment, Way, place, share
 from cdopt_tutorial.bench.hosts import NET, Hosts, check
 from cdopt_tutorial.bench.rows import Measured, Progress, Row
+from cdopt_tutorial.engines.actor import ALONE
 from cdopt_tutorial.engines.others import LOST
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
@@ -39,7 +40,7 @@ SYSTEMS = {
 }  # fmt: skip
 #: Seconds within which all must have ended; a minute is what workers have to join, or,
 #: on Ray, to be replaced.
-LIMITS = {"no loss": 600.0, "kill": 60.0 + LOST, "cut": 60.0 + LOST}
+LIMITS = {"no loss": 600.0, "kill": 60.0 + LOST, "cut": 60.0 + ALONE + LOST}
 TOLERANCE = 1e-10  # of a result, against one process
 STRIDE = 5  # between two moments, so that they differ for each system and worker
 

@@ -113,6 +113,7 @@ class WorkerPlan:
     name: str  #: its own
     packed: bytes  #: its role
     path: list[str]  #: where modules are looked for
+    join_deadline: float  #: seconds until the driver asks it for the first time
 
 
 class ActorWorker(ABC):
@@ -121,7 +122,8 @@ class ActorWorker(ABC):
     def __init__(self, plan: WorkerPlan):
         self._name, self._told = plan.name, Told()
         self._error: WorkerError | None = None
-        self._asked: float | None = None  # when the driver last asked
+        self._until = time.monotonic() + plan.join_deadline + ALONE
+        threading.Thread(target=self._end_alone, daemon=True).start()
         try:
             self._join(plan)
         except Exception as error:  # told when it is asked, or it would just be dead
@@ -183,9 +185,7 @@ class ActorWorker(ABC):
 
         Its deadline is in seconds from now: clocks differ from host to host.
         """
-        if self._asked is None:
-            threading.Thread(target=self._end_alone, daemon=True).start()
-        self._asked = time.monotonic()
+        self._until = time.monotonic() + ALONE
         found = pace.read_pace(self._pace)
         if found is not None:
             found = found._replace(until=found.until - time.monotonic())
@@ -193,6 +193,6 @@ class ActorWorker(ABC):
 
     def _end_alone(self) -> None:
         """End where the driver has gone silent: a cluster would keep us for minutes."""
-        while time.monotonic() < self._asked + ALONE:
+        while time.monotonic() < self._until:
             time.sleep(1)
         os._exit(1)

@@ -34,7 +34,10 @@ class _Actors:
     def __init__(self, plan: Plan):
         meeting = f"{network_store.SCHEME}://{next(iter(plan.packed))}"
         settings = replace(plan.settings, meeting=meeting)
-        plans = [WorkerPlan(settings, *each, sys.path) for each in plan.packed.items()]
+        plans = [
+            WorkerPlan(settings, *each, sys.path, plan.join_deadline)
+            for each in plan.packed.items()
+        ]
         self._deadline = plan.join_deadline
         mesh = monarch.this_host().spawn_procs(per_host={"workers": len(plans)})
         actors = mesh.spawn("worker", MonarchWorker, plans)

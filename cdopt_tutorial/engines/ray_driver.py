@@ -105,7 +105,8 @@ class _Actors:
             make = RayWorker.options(
                 name=name, max_restarts=-1 if replaceable else 0, **options
             )
-            handle = make.remote(WorkerPlan(settings, name, packed, sys.path))
+            worker = settings, name, packed, sys.path, plan.join_deadline
+            handle = make.remote(WorkerPlan(*worker))
             self._actors[name] = _Actor(handle, replaceable)
 
     def run(self) -> dict[str, Any]:
