@@ -192,8 +192,8 @@ QUESTIONS = {
         ["pip install torch", "pip install -c constraints.txt"],
     ),
     "how to run chapter 5 on a GPU": (
-        "book/gpu.html#chapter-5",
-        ["cdopt-tutorial hybrid --device cuda"],
+        "book/gpu.html#run-a-command-or-a-chapter-on-one",
+        ["cdopt-tutorial hybrid --device cuda", "notebooks/05_ddp_rpc.ipynb"],
     ),
     "what is wrong in CDOpt's DDP and RPC": (
         "book/errata.html#ddp-combined-with-rpc-constrained",
