@@ -112,7 +112,7 @@ def test_the_penalty_reaches_the_server():
     config = replace(EXACT, where="server", clip=None)
     trace = Trace()
     (history,) = run(Job(config, CORPUS), trace=trace)
-    calls = [call for call in trace.calls if call.method == "penalty"]
+    calls = [call for call in trace.calls if call.method == "penalty_on_cpu"]
     back = [span for span in trace.spans if span.name == "penalty backward"]
     assert len(calls) == len(back) == len(history.losses)
     assert {span.worker for span in back} == {"ps"}

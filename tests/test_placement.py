@@ -156,7 +156,7 @@ def test_a_table_by_either_way_of_a_gradient(way, monkeypatch):
 
 def test_a_penalty_that_is_sent():
     layer = constraints.dissolve(torch.nn.Linear(3, 2)).to("meta")
-    assert where([measure._sent_penalty(layer)]) == {"cpu"}
+    assert where([measure.penalty_on_cpu(layer)]) == {"cpu"}
     assert where([measure.penalty(layer)]) == {"meta"}
 
 

@@ -8,6 +8,7 @@ import torch
 from cdopt.manifold_torch import sphere_torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.autograd.functional import hessian
 
 from cdopt_tutorial.dissolving import plane
 
@@ -228,6 +229,10 @@ def test_the_largest_stable_lr_of_others(seed):
     best = well_posed(f)[0]
     h = plane.dissolved(f, 5.0)
     bound = 2 / plane.curvatures(h, best)[1].item()
+    # In 100 steps it must get away along the steepest direction, from a part of its
+    # start that is too small for one problem in sixteen.
+    steepest = torch.linalg.eigh(hessian(h, best)).eigenvectors[:, -1]
+    assume(abs(steepest @ plane.on_circle(torch.tensor(1.0).double())) > 0.1)
     assert plane.largest_stable_lr(h, best) == pytest.approx(bound, rel=0.01)
 
 

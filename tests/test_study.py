@@ -209,15 +209,15 @@ def test_the_best_rate_is_that_of_the_lowest_mean_and_never_of_one_that_fails():
 def test_the_bench_compares_rates_with_the_best_on_seeds_of_its_own(smoke, monkeypatch):
     def made_up(_, jobs, **__):
         asked.extend(jobs)
-        return [a_run(kind, lr, lr + seed) for kind, lr, seed, _ in jobs]
+        return [a_run(kind, lr, lr + seed) for kind, lr, seed, *_ in jobs]
 
     asked, lines = [], []
     monkeypatch.setattr(holding, "share", made_up)
     rows, more = holding.measure(lines.append, smoke)
     lrs, seeds = (2, 1) if smoke else (len(holding.LRS), len(holding.SEEDS))
     assert len(asked) == len(set(asked)) == lrs * seeds * len(KINDS)
-    assert {steps for *_, steps in asked} == {3 if smoke else CONFIG.max_steps}
-    assert not {seed for _, _, seed, _ in asked} & set(study.SEEDS)
+    assert {steps for *_, steps, _ in asked} == {3 if smoke else CONFIG.max_steps}
+    assert not {seed for _, _, seed, *_ in asked} & set(study.SEEDS)
     assert set(more["chosen"].values()) == {holding.LRS[0]}
     assert len(rows) == (lrs + 1) * len(KINDS)
     for row in rows:

@@ -214,7 +214,7 @@ class Constraints:
         """
         terms = [_term(name, each) for name, each in self._here.items()]
         elsewhere = self._elsewhere.values()
-        terms += [gradients.call(each, _sent_penalty) for each in elsewhere]
+        terms += [gradients.call(each, penalty_on_cpu) for each in elsewhere]
         return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
 
     @torch.no_grad()
@@ -288,7 +288,7 @@ def penalty(*models: Model) -> Tensor:
     return Constraints(*models).penalty()
 
 
-def _sent_penalty(module: nn.Module) -> Tensor:
+def penalty_on_cpu(module: nn.Module) -> Tensor:
     return penalty(module).cpu()  # as all that travels
 
 
