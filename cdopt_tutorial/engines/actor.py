@@ -33,27 +33,12 @@ class ActorNetwork(ABC):
     def own_name(self) -> str:
         return self._name
 
-    def call(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Any:
-        timeout = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
-        asked = self._ask(worker, function, args, kwargs)
+    def call(self, worker: str, *call: Any) -> Any:
+        asked, timeout = self._ask(worker, *call)
         with self._named(worker):
             return pickle.loads(self._wait(asked, timeout or None))
 
-    def call_async(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Future:
+    def call_async(self, worker: str, *call: Any) -> Future:
         future: Future = Future()
 
         def answer(result: Callable[[], bytes]) -> None:
@@ -63,12 +48,21 @@ class ActorNetwork(ABC):
             except Exception as error:
                 future.set_exception(error)
 
-        self._when_done(self._ask(worker, function, args, kwargs), answer)
+        asked, _ = self._ask(worker, *call)
+        self._when_done(asked, answer)
         return future
 
-    def _ask(self, worker: str, function, args, kwargs) -> Any:
+    def _ask(
+        self,
+        worker: str,
+        function: Callable,
+        args: tuple = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> tuple[Any, float]:
         content = pickle.dumps((self._name, function, args, kwargs or {}))
-        return self._send(worker, content)
+        timeout = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        return self._send(worker, content), timeout
 
     @abstractmethod
     def _send(self, worker: str, content: bytes) -> Any:

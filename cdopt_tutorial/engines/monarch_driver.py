@@ -2,16 +2,13 @@
 
 import pickle
 import queue
-import sys
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import monarch.actor as monarch
 
-from cdopt_tutorial.engines import network_store, process
-from cdopt_tutorial.engines.actor import WorkerPlan
+from cdopt_tutorial.engines import process
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.monarch_worker import MonarchWorker, answer_of, named
 from cdopt_tutorial.engines.on_actors import Plan
@@ -32,17 +29,12 @@ class _Actors:
     """The actors of one run, each watched by two threads of this process."""
 
     def __init__(self, plan: Plan):
-        meeting = f"{network_store.SCHEME}://{next(iter(plan.packed))}"
-        settings = replace(plan.settings, meeting=meeting)
-        plans = [
-            WorkerPlan(settings, *each, sys.path, plan.join_deadline)
-            for each in plan.packed.items()
-        ]
+        plans = plan.workers()
         self._deadline = plan.join_deadline
         mesh = monarch.this_host().spawn_procs(per_host={"workers": len(plans)})
         actors = mesh.spawn("worker", MonarchWorker, plans)
         self._handles = {
-            name: actors.slice(workers=rank) for rank, name in enumerate(plan.packed)
+            each.name: actors.slice(workers=rank) for rank, each in enumerate(plans)
         }
         self._heard: queue.Queue = queue.Queue()  # of what the threads find
         self._paces: dict[str, Pace] = {}

@@ -1,5 +1,6 @@
 """What engines of actors have in common: a driver, which starts and watches them."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +9,8 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines import pack
+from cdopt_tutorial.engines import network_store, pack
+from cdopt_tutorial.engines.actor import WorkerPlan
 from cdopt_tutorial.engines.group import Group, show_line
 from cdopt_tutorial.engines.launch import Role, launch
 from cdopt_tutorial.engines.process import Settings
@@ -23,6 +25,16 @@ class Plan:
     packed: Mapping[str, bytes]  #: the workers' roles, by name
     address: str | None  #: of a cluster that is there; None starts one here
     join_deadline: float  #: seconds until all actors must have been made
+
+    def workers(self) -> list[WorkerPlan]:
+        """What each actor needs; they look for modules where the driver does."""
+        # Process groups meet at the first of them.
+        meeting = f"{network_store.SCHEME}://{next(iter(self.packed))}"
+        settings = replace(self.settings, meeting=meeting)
+        return [
+            WorkerPlan(settings, *each, sys.path, self.join_deadline)
+            for each in self.packed.items()
+        ]
 
 
 @dataclass(frozen=True)

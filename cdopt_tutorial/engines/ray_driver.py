@@ -9,18 +9,16 @@ import pickle
 import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from cdopt_tutorial.engines import network_store, process
-from cdopt_tutorial.engines.actor import WorkerPlan
+from cdopt_tutorial.engines import process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.on_actors import Plan
 from cdopt_tutorial.engines.on_ray import PATIENCE, OnRay
@@ -91,23 +89,18 @@ class _Actors:
     """The actors of one run."""
 
     def __init__(self, plan: Plan):
-        first = next(iter(plan.packed))
-        meeting = f"{network_store.SCHEME}://{first}"
-        settings = replace(plan.settings, meeting=meeting)
         self._deadline = plan.join_deadline
         self._many_hosts = plan.address is not None
         # Whoever is called may call the caller: each needs a thread for each other.
         threads = 2 * len(plan.packed) + 4
         options = {"num_cpus": 1, "max_concurrency": threads}
         self._actors = {}
-        for name, packed in plan.packed.items():
-            replaceable = name in plan.settings.replaceable
+        for worker in plan.workers():
+            replaceable = worker.name in plan.settings.replaceable
             make = RayWorker.options(
-                name=name, max_restarts=-1 if replaceable else 0, **options
+                name=worker.name, max_restarts=-1 if replaceable else 0, **options
             )
-            worker = settings, name, packed, sys.path, plan.join_deadline
-            handle = make.remote(WorkerPlan(*worker))
-            self._actors[name] = _Actor(handle, replaceable)
+            self._actors[worker.name] = _Actor(make.remote(worker), replaceable)
 
     def run(self) -> dict[str, Any]:
         """What the roles returned, by name; a WorkerError if one failed."""
