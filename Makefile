@@ -9,16 +9,19 @@ LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint(
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
-.PHONY: help book test lint serve clean
+.PHONY: help book test engines lint serve clean
 
 help: ## show this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
 
 book: $(STAMP) ## run the chapters and render the book into _build/html
 	@$(BIN)/python -m cdopt_tutorial.cli build
 
 test: lint ## lint, unit tests, chapters, strict build, pages in a browser
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 -m "not engines"
+
+engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers; hosts need root
+	@$(BIN)/python -m pytest -n 2 -m engines
 
 lint: $(STAMP) ## check style, formatting and who imports whom
 	@$(BIN)/python -m ruff check

@@ -1,8 +1,10 @@
 """Imported by the fork server alone, and first: what it does before all else.
 
 It moves, and so the workers that it starts, into a network of their own while it has
-no threads yet. And it goes with its parent at once: a worker that is stopped ends only
-with the server, which Python would take seconds to end.
+no threads yet. It lets them compute with one thread unless a role asks for more, since
+``torch.set_num_threads`` tells only the thread that calls it, and each call of another
+worker is answered in a thread of its own. And it goes with its parent at once: a worker
+that is stopped ends only with the server, which Python would take seconds to end.
 """
 
 import atexit
@@ -13,6 +15,7 @@ from cdopt_tutorial import own_network
 
 if os.environ.get(own_network.VARIABLE) != "host" and own_network.is_allowed():
     own_network.enter()
+os.environ["OMP_NUM_THREADS"] = "1"
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # noqa: E402 (has threads)
 
 _prctl_pr_set_pdeathsig(signal.SIGCONT)  # or a stopped server would stay

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,7 +18,7 @@ from cdopt_tutorial.bench.hosts import still_running
 COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
 
 
-def wait_for_end(processes: list[psutil.Process], seconds: float = 10) -> None:
+def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> None:
     """They must end within so many seconds."""
     assert not (still := still_running(processes, seconds)), still
 
@@ -126,9 +127,9 @@ class Running:
         while sign not in (line := self.process.stdout.readline()):
             assert line, self.process.communicate()[1]
         self.below = psutil.Process(self.process.pid).children(recursive=True)
-        # The fork server's children, in the order of their ranks.
+        # The fork server's children; their ids tell no rank, since they wrap around.
         workers = [c for c in self.below if c.ppid() != self.process.pid]
-        self.workers = sorted(workers, key=lambda c: c.pid)
+        self.workers = {worker.name(): worker for worker in workers}
 
     def _start(self):
         return subprocess.Popen(
@@ -138,15 +139,15 @@ class Running:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
-    def kill_worker(self, rank: int) -> str:
+    def kill_worker(self, name: str) -> str:
         """What the command says to it; it must fail within 10 s, and all workers go."""
-        self.workers[rank].kill()
+        self.workers[name].kill()
         limit = threading.Timer(10, self.process.kill)
         limit.start()
         told = [_until_end(pipe) for pipe in (self.process.stdout, self.process.stderr)]
         limit.cancel()
         assert [code for _, code in told] == [1, 1]
-        wait_for_end(self.workers)
+        wait_for_end(self.workers.values())
         return told[1][0]
 
     def send_signal(self, number: signal.Signals, code: int) -> str:

@@ -20,6 +20,7 @@ ELSEWHERE = {
         "... GB of disk are free here: ... GB are needed",
     ],
     "tests/test_launch.py": [
+        "... was killed as it started",
         "... was killed by ...",
         "... exited with code ... before it finished",
         "... raised ... in a call that ... made",
@@ -54,9 +55,12 @@ ELSEWHERE = {
         "root and Debian's iproute2 are needed to make hosts",
     ],
     "tests/test_ray.py": [
+        "... can't be reached",
+        "ray could not be started on this host",
         "address is of a cluster of Ray, so it needs engine ray",
         "the engine ray needs Ray, which is not here: pip install ...",
-        "the engine ray starts its workers itself, not torchrun",
+        "the engine ... starts its workers itself, not torchrun",
+        "trace is for torch RPC, and not for the engine ...",
         "max-restarts is ..., which needs a checkpoint",
         "... died",
         "... was not heard of for ... s",

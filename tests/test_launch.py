@@ -16,7 +16,7 @@ import roles
 import torch
 from running import listeners, wait_for_end
 
-from cdopt_tutorial.engines import Role, WorkerError, launch, pack, serve
+from cdopt_tutorial.engines import Role, WorkerError, forking, launch, pack, serve
 from cdopt_tutorial.engines.errors import origin
 from cdopt_tutorial.engines.process import LOOPBACK
 
@@ -167,6 +167,14 @@ class TestFailure:
         assert error.headline == "observer0 raised ArithmeticError"
         assert "in raise_error" in error.details
         assert "seven times six" in str(error)
+
+    def test_one_that_is_killed_as_it_starts_is_named(self, monkeypatch):
+        def start(process):  # as multiprocessing's, where the worker is gone at once
+            raise EOFError
+
+        monkeypatch.setattr(forking.CONTEXT.Process, "start", start)
+        error = failure({"agent": Role(serve), "observer0": Role(serve)})
+        assert error.headline == "agent was killed as it started"
 
     def test_an_exception_that_does_not_pickle(self):
         error = failure({"worker": Role(roles.raise_odd_error)})

@@ -1,11 +1,15 @@
-"""The bench that loses workers and hosts: what it does, and what it takes for wrong."""
+"""The benches that disturb runs: what they do, and what they take for wrong."""
 
 import json
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from hosts import need_hosts
+from running import COMMAND
 
-from cdopt_tutorial.bench import lost
+from cdopt_tutorial.bench import lost, soak
 from cdopt_tutorial.bench.disturbed import Way
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
@@ -21,7 +25,8 @@ def test_loses_50_workers_and_20_hosts_each_in_its_turn_over_a_whole_run():
         run for name, way in lost.WAYS.items() for run in lost._planned(name, way)
     ]
     kinds = Counter(run.kind for run in planned)
-    assert kinds == {"no loss": len(lost.WAYS), "kill": 50, "cut": 20}
+    whole = len(lost.WAYS) * len(lost.SYSTEMS)
+    assert kinds == {"no loss": whole, "kill": 50, "cut": 20}
     killed = {(run.system, run.whom) for run in planned if run.kind == "kill"}
     assert killed == {
         (s, w) for s, names in lost.SYSTEMS.items() for w in names.split()
@@ -63,6 +68,45 @@ def test_a_result_must_be_that_of_one_process(gap, is_right, tmp_path):
 def test_of_no_loss_the_rewards_are_those_of_one_process():
     config = ReinforceConfig(num_envs=2, max_episodes=20)
     assert lost.without(config, ()) == run_locally(config).score.rewards
+
+
+def test_a_run_in_which_nobody_can_be_lost_is_tried_only_so_often(monkeypatch):
+    def end_at_once(run, *_):
+        run.whom = ""
+        moments.append(run.moment)
+
+    moments: list[float] = []
+    monkeypatch.setattr(lost, "_run", end_at_once)
+    planned = lost.Found("", RNN, "kill", "ps", moment=1.0)
+    found = lost._until_lost(planned, Way("rpc", 1, 1), (None, None))
+    assert (found.whom, moments) == ("", [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32])
+
+
+@pytest.mark.engines
+def test_a_smoke_run_finds_all_as_promised(tmp_path):
+    need_hosts()
+    rows = smoke_run("lost", tmp_path)
+    kinds = {name.rpartition(":")[0] for name in rows}
+    assert len(kinds) == 2 * len(lost.SMOKE) + 1  # no loss, a kill, and one cut
+    for kind in kinds:
+        assert rows[f"{kind}: as promised"] == rows[f"{kind}: runs"] > 0
+        assert rows[f"{kind}: processes left"] == 0
+
+
+@pytest.mark.engines  # since it takes as long
+def test_a_smoke_run_that_stops_launches_commands_and_kernels_leaves_nothing(tmp_path):
+    rows = smoke_run("soak", tmp_path)
+    for way in soak.WAYS:
+        assert rows[f"{way}: not as promised"] == 0
+        assert 50 < rows[f"{way}: memory in MB"] < 5000
+        assert rows[f"{way}: processes below"] == 2  # fork server, resource tracker
+
+
+def smoke_run(bench: str, folder: Path) -> dict[str, float]:
+    """The values of its rows, from a process of its own."""
+    file = folder / "bench.json"
+    subprocess.run([*COMMAND, "bench", bench, "--smoke", "--json", file], check=True)
+    return {row["name"]: row["value"] for row in json.loads(file.read_text())["rows"]}
 
 
 def test_without_root_it_is_refused(monkeypatch, capsys):

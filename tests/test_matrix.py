@@ -21,7 +21,7 @@ from cdopt_tutorial.publish.reference import Reference
 # version 9.9 of torch does not install, and version 3.3 takes its time.
 FAKE = """\
 #!/bin/sh
-echo "$PYTHONPATH$*" >> {folder}/calls
+echo "$CI$PYTHONPATH$*" >> {folder}/calls
 for last; do :; done
 case "$*" in
     *"torch cdopt numpy ray") echo "a warning"; cat {folder}/list ;;
@@ -56,6 +56,7 @@ def book(tmp_path, monkeypatch):
     (book.build / "html").mkdir(parents=True)
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
     monkeypatch.setenv("PYTHONPATH", "of this one: ")
+    monkeypatch.setenv("CI", "in CI, ")
     return book
 
 
@@ -117,7 +118,8 @@ class TestRun:
         assert install.endswith(" -e .[ray,test] torch==2.0 cdopt==0.5")
         assert " --profile smoke --cell-timeout 3600 --json " in execute
         assert " -k one_process " in tests
-        assert asked.startswith("of this one: -c ")  # which must be there to be dropped
+        # Which must be there to be dropped.
+        assert asked.startswith("in CI, of this one: -c ")
 
     def test_frees_what_torch_chooses_for_itself(self, fake):
         run(fake)

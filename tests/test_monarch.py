@@ -3,15 +3,20 @@
 import psutil
 import pytest
 import ray_roles
+import roles
 
-from cdopt_tutorial import data
+from cdopt_tutorial import data, hybrid, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, WorkerError, on_actors, serve
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run, run_locally
+from cdopt_tutorial.sharding import ShardConfig
+
+pytestmark = pytest.mark.engines
 
 EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
 
@@ -40,12 +45,36 @@ class TestSystems:
         found = OnMonarch().launch(roles)["agent"]
         assert found == [run_locally(config).score.rewards for config in configs]
 
-    def test_the_rnn_has_the_parameters_of_one_process(self):
+    @pytest.mark.parametrize("manifold", ["none", "stiefel"])
+    def test_the_rnn_has_the_parameters_of_one_process(self, manifold):
         corpus = data.Grammar(seed=1).corpus(20_000, 5_000)
-        held = {"manifold": "stiefel", "where": "server"}
+        held = {"manifold": manifold, "where": "server"}
         job = rnn.Job(RNNConfig(num_trainers=2, max_steps=10, **held, **EXACT), corpus)
         weights = rnn.run(job, OnMonarch())[0].weights
         assert max_difference(weights, rnn.run_locally(job).weights) <= 1e-10
+
+    @pytest.mark.parametrize("manifold", ["none", "stiefel"])
+    def test_the_hybrid_has_the_parameters_of_one_process(self, manifold):
+        config = HybridConfig(manifold=manifold, max_steps=5, dtype="float64")
+        result = hybrid.run(hybrid.Job(config), OnMonarch())
+        local = hybrid.run_locally(hybrid.Job(config))
+        assert result.max_parameter_difference(local) <= 1e-10
+
+    def test_shards_have_the_parameters_of_one_process(self):
+        config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")
+        job = sharding.Job(config)
+        result = sharding.run(job, OnMonarch())
+        assert result.max_parameter_difference(sharding.run_locally(job)) <= 1e-10
+
+    def test_what_workers_print_and_report_comes_to_the_caller(self, capsys):
+        told = []
+        speakers = {
+            "agent": Role(roles.speak),
+            "other": Role(roles.report_all, (list(range(50)),)),
+        }
+        OnMonarch().launch(speakers, on_report=lambda *record: told.append(record))
+        assert "[agent] to be heard\n" in capsys.readouterr().out
+        assert told == [("other", number) for number in range(50)]
 
     def test_a_worker_that_dies_is_named(self):
         with pytest.raises(WorkerError, match="^agent died"):

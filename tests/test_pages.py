@@ -16,6 +16,16 @@ LOOK = """async (theme) => {
         await new Promise(requestAnimationFrame);
     if (window.MathJax?.startup) await MathJax.startup.promise;
     const all = (kind) => [...document.querySelectorAll(`article :is(${kind})`)];
+    // The sign behind a formula, if it stands on the next line.
+    const behind = document.createRange();
+    const astray = (e) => {
+        const next = e.nextSibling;
+        if (next?.nodeType !== 3 || !/^[.,;:?!)]/.test(next.data)) return false;
+        behind.setStart(next, 0);
+        behind.setEnd(next, 1);
+        const sign = behind.getBoundingClientRect();
+        return sign.height && sign.top >= [...e.getClientRects()].at(-1).bottom - 2;
+    };
     const named = (e) => (e.alt ?? e.getAttribute('aria-label') ?? '').trim();
     return {
         follows: follows(),
@@ -23,6 +33,8 @@ LOOK = """async (theme) => {
         unnamed: all('img, svg[role=img]:not([aria-hidden]), video')
             .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 200)),
         broken: all('img').filter((e) => !e.naturalWidth).map((e) => e.src),
+        astray: all('mjx-container').filter(astray)
+            .map((e) => e.textContent + e.nextSibling.data.slice(0, 9)),
         maths: all('.math').length,
         rendered: all('.math mjx-container svg').length,
     };
@@ -139,7 +151,7 @@ def test_every_page_is_offline_quiet_and_fits(visits):
         assert seen["follows"], at
         assert not seen["faults"], (at, seen["faults"])
         assert seen["wide"] <= 0, at
-        assert seen["unnamed"] == seen["broken"] == [], at
+        assert seen["unnamed"] == seen["broken"] == seen["astray"] == [], at
         assert seen["maths"] <= seen["rendered"], at
 
 

@@ -495,9 +495,16 @@ def test_ticks_are_the_few_x_that_were_measured():
     figure = plots.learning_curves(few, xlabel="epoch", ylabel="loss", log_x=True)
     labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     assert labels == ["1", "2", "4", "8"]
-    many = {"a": [(range(1, 50), [1.0] * 49)]}
-    figure = plots.learning_curves(many, xlabel="step", ylabel="loss")
-    assert len(figure.axes[0].get_xticks()) < 20
+
+
+@pytest.mark.parametrize(("number", "are_few"), [(8, True), (9, False), (49, False)])
+def test_ticks_are_on_round_numbers_where_more_than_eight_x_were(number, are_few):
+    x = [1.3 * place for place in range(1, number + 1)]
+    curves = {"a": [(x, [1.0] * number)]}
+    figure = plots.learning_curves(curves, xlabel="step", ylabel="loss")
+    ticks = figure.axes[0].get_xticks()
+    assert (list(ticks) == x) == are_few
+    assert len(ticks) < 20
 
 
 def test_pictures_are_on_one_scale_with_the_page_in_its_middle():

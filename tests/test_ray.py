@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import socket
 import tempfile
 from functools import partial
 from ipaddress import ip_address
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from cdopt_tutorial.bench.lost import without
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, Trace, WorkerError, on_actors, serve
 from cdopt_tutorial.engines.actor import ALONE
+from cdopt_tutorial.engines.errors import WorkerLost
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
@@ -33,6 +36,8 @@ from cdopt_tutorial.reinforce import (
 from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.scratch import scratch
 from cdopt_tutorial.sharding import ShardConfig
+
+pytestmark = pytest.mark.engines
 
 TOLERANCE = 1e-10
 LOOPBACK = "127.0.0.1", "::ffff:127.0.0.1"
@@ -52,9 +57,10 @@ def test_every_conversation_has_the_rewards_of_one_process():
     assert found == [run_locally(config).score.rewards for config in configs]
 
 
-def test_the_rnn_has_the_parameters_of_one_process(corpus):
+@pytest.mark.parametrize("manifold", ["none", "stiefel"])
+def test_the_rnn_has_the_parameters_of_one_process(corpus, manifold):
     # That of chapter 5 is tested on two hosts, below.
-    held = {"manifold": "stiefel", "where": "server"}
+    held = {"manifold": manifold, "where": "server"}
     config = RNNConfig(num_trainers=2, max_steps=10, **held, **EXACT)
     job = rnn.Job(config, corpus)
     weights = rnn.run(job, OnRay())[0].weights
@@ -167,6 +173,16 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
         assert len(there) == 4  # also those behind the cut
 
 
+def test_who_is_cut_off_before_it_has_joined_is_not_called_dead():
+    from ray.exceptions import ActorUnavailableError
+
+    from cdopt_tutorial.engines.ray_worker import named
+
+    with pytest.raises(WorkerLost, match="^observer1 can't be reached\n"):
+        with named("observer1"):
+            raise ActorUnavailableError("Network is unreachable", bytes(16))
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -191,6 +207,29 @@ def test_a_cluster_that_is_not_there_is_named():
         run(ReinforceConfig(), OnRay(address=there))
 
 
+def test_a_cluster_that_does_not_answer_is_named():
+    # As one with TLS does to who has none.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = f"127.0.0.1:{silent.getsockname()[1]}"
+        told = f"^ray can't join the cluster at {there} in 20 s$"
+        with pytest.raises(WorkerError, match=told):
+            run(ReinforceConfig(), OnRay(address=there), join_deadline=20)
+
+
+def test_a_ray_that_does_not_start_here_is_told(tmp_path, monkeypatch):
+    from cdopt_tutorial.engines import ray_driver
+
+    def init(*_, **__):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(ray_driver.ray, "init", init)
+    folder = SimpleNamespace(folder=tmp_path)
+    plan = SimpleNamespace(address=None, packed={}, settings=folder, join_deadline=60)
+    told = "^ray could not be started on this host\n\nno room$"
+    with pytest.raises(WorkerError, match=told), ray_driver._cluster(plan):
+        pass
+
+
 def test_restarts_need_a_checkpoint(capsys, no_process_starts):
     assert main(["rnn", "--max-restarts", "1"]) == 2
     told = "cdopt-tutorial: max-restarts is 1, which needs a checkpoint\n"
@@ -207,7 +246,8 @@ def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts)
 
 
 def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
-    with pytest.raises(ValueError, match="trace is for torch RPC, and not for"):
+    told = "trace is for torch RPC, and not for the engine ray"
+    with pytest.raises(ValueError, match=told):
         OnRay().launch({"a": Role(serve)}, trace=Trace())
     with pytest.raises(ValueError, match="way is 'distributed', but must be cut"):
         OnRay("distributed")

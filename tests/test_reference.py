@@ -84,6 +84,16 @@ def test_new_and_lost_figures_are_told(book):
     assert moved(book, complete=False, near=10.0) == []
 
 
+def test_what_is_measured_with_a_module_may_be_missing_without_it(book):
+    path = book.root / "notebooks" / "reference.toml"
+    for module, told in ("json", ["x: was 1, is claimed no more"]), ("no_such", []):
+        path.write_text(
+            f'[01_a.figures]\nx = {{needs = "{module}", at_most = 1, full = 1}}'
+        )
+        assert moved(book) == told
+        assert moved(book, x=2) == ["x: was 1, is 2 (allowed: at most 1)"]
+
+
 def test_profiles_have_values_of_their_own(book):
     assert moved(book, "smoke", near=8.1) == []
     assert moved(book, "smoke", near=10.0) == ["near: was 8, is 10 (± 0.5)"]
@@ -134,7 +144,8 @@ def test_update_begins_a_table(book):
     ["{full = 1}", "{within = 1, machine = true, full = 1}", "3", "[1]"]
     + ["{within = 1, whole = 1}", '{within = "much", full = 1}', "{within"]
     + ['{within = "0.5", full = 1}', "{machine = false, full = 1}", "1\nx = 2"]
-    + ['{at_most = "1e-10", full = 0.0}', "{within = true, full = 1}"],
+    + ['{at_most = "1e-10", full = 0.0}', "{within = true, full = 1}"]
+    + ["{needs = 1, within = 1, full = 1}", '{needs = "ray", full = 1}'],
 )
 def test_a_table_that_says_nothing_clear_is_refused(book, row):
     path = book.root / "notebooks" / "reference.toml"

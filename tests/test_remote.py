@@ -5,9 +5,10 @@ import threading
 
 import pytest
 import roles
+import torch.distributed.rpc as rpc
 from locks import Second
 
-from cdopt_tutorial.engines import Role, launch, reference, serve
+from cdopt_tutorial.engines import Role, forking, launch, reference, serve
 from cdopt_tutorial.engines.reference import LocalRef, Ref
 
 
@@ -32,6 +33,14 @@ class TestLocalRef:
         future = LocalRef(roles.Counter()).rpc_async().fail("KeyError")
         with pytest.raises(Exception, match="no such thing"):
             future.wait()
+
+
+def test_calls_are_answered_with_one_thread_each(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")  # that of the tests
+    forking.end_server()  # the next one begins without it
+    asking = rpc.rpc_sync, ("server", roles.threads_of_a_product)
+    results = launch({"asking": Role(*asking), "server": Role(serve)})
+    assert results["asking"] == 0
 
 
 class TestRef:

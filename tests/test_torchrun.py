@@ -19,6 +19,8 @@ from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 
+pytestmark = pytest.mark.engines
+
 SMOKE = ("--smoke", "--against-local")
 ON_SERVER = ("--manifold", "stiefel", "--where", "server")
 NARROW = ("--embedding", "16", "--hidden", "16")
@@ -50,7 +52,7 @@ def test_has_the_rewards_of_one_process_and_listens_on_one_device_only(tmp_path)
         limit = ("--max-episodes", str(episodes), "--num-observers", "2")
         run = made.torchrun([2, 1], "reinforce", *limit, "--json", str(file))
         for host in (1, 2):
-            for worker in run.workers(host):
+            for worker in run.workers(host).values():
                 places, names = listeners(worker.pid)
                 assert {address for address, _ in places} <= {f"{NET}.{host}"}
                 assert names == []
@@ -68,12 +70,11 @@ def under_way():
         run = made.torchrun([2, 1], "reinforce", *endless)
         run.wait_for("Episode")  # before it, they may not have joined
         yield made, run, run.workers(2)
-        run.kill()
 
 
 def test_a_killed_worker_is_named_with_its_host(under_way):
-    _, run, (observer,) = under_way
-    observer.kill()
+    _, run, there = under_way
+    there["observer1"].kill()
     (code, here), (other, there) = run.end(60)
     assert code == other == 1
     assert "cdopt-tutorial: observer1 was killed by SIGKILL\n" in there
@@ -82,7 +83,7 @@ def test_a_killed_worker_is_named_with_its_host(under_way):
 
 def test_a_host_that_is_cut_off_is_named(under_way):
     made, run, there = under_way
-    below = run.workers(1) + there
+    below = [*run.workers(1).values(), *there.values()]
     made.cut(2)
     wait_for_end(below, others.LOST + 15)
     # Torchrun itself waits for the other hosts for minutes.
@@ -94,15 +95,40 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     assert f"cdopt-tutorial: agent on host1 {silence}" in there
 
 
-def test_who_is_cut_off_names_who_is_elsewhere(monkeypatch):
+def test_whatever_ends_a_test_ends_what_it_started_on_hosts():
+    with pytest.raises(KeyError), hosts(1) as made:
+        process = made.start(1, "sleep", "600")
+        raise KeyError
+    assert process.wait(10) != 0
+
+
+@pytest.fixture
+def first_of_three(monkeypatch):
+    """What the agent's process knows of others that have been silent for long."""
     monkeypatch.setattr(others, "open_store", lambda path: None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    found = others.Others(["agent", "observer0", "observer1"], None)
+    found = others.Others(["agent", "observer0", "observer1"], None, join_deadline=60)
     found._hosts = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
     found._heard = dict.fromkeys(found._hosts, time.monotonic() - 2 * others.LOST)
-    with pytest.raises(WorkerError, match="^observer1 on host2 was not heard of"):
-        found.look()
+    return found
+
+
+def test_who_is_cut_off_names_who_is_elsewhere(first_of_three):
+    first_of_three._beats = dict.fromkeys(first_of_three._hosts, b"7")
+    with pytest.raises(
+        WorkerError, match="^observer1 on host2 was not heard of for 15"
+    ):
+        first_of_three.look()
+
+
+def test_who_has_not_begun_yet_has_the_time_to_join(first_of_three):
+    first_of_three.look()
+    first_of_three._heard["observer1"] -= 60
+    with pytest.raises(
+        WorkerError, match="^observer1 on host2 was not heard of for 60"
+    ):
+        first_of_three.look()
 
 
 def place(kept):
@@ -119,7 +145,7 @@ def test_a_run_that_is_killed_twice_goes_on_where_it_was(tmp_path):
         alone = ("--interface", "lo")  # by default it would be eth0
         run = made.torchrun([2], "rnn", *NARROW, *keep, *exact, *alone, max_restarts=2)
         for _ in range(2):
-            trainer, before = run.workers(1)[1], place(kept)
+            trainer, before = run.workers(1)["trainer0"], place(kept)
             # Had it begun again, it would first keep an earlier place.
             wait_until(lambda before=before: place(kept) != before)
             assert place(kept) > before

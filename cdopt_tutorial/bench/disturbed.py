@@ -14,6 +14,7 @@ from cdopt_tutorial.bench import hosts
 from cdopt_tutorial.bench.hosts import NET, RAY_PORT, Hosts, Runs
 
 Environment = dict[str, str] | None
+GLANCE = 0.05  # seconds between two looks whom there is to lose
 
 
 @dataclass(frozen=True)
@@ -74,23 +75,25 @@ class Disturbed:
         self._agents = {psutil.Process(each.pid) for each in self._runs.agents}
 
     def lose(self, kind: str, whom: str, moment: float) -> bool:
-        """After so many seconds, or once there is whom; False if it had ended by then.
+        """So many seconds after there is whom; False if the run had ended by then.
 
-        To kill a worker, or to "cut" or "unplug" a host, such as "cut host2".
+        To "kill" a worker, or for a "cut", to do that or "unplug" to a host, such as
+        "cut host2", after there is the last worker. For "no loss" nothing is done.
         """
-        limit = time.monotonic() + moment
+        limit = None
         while self._runs.agents[0].poll() is None:
             self._look()
-            last = self._names[-1]  # of the workers, on the last host
-            found = self._find(whom if kind == "kill" else last)
-            if found and time.monotonic() > limit:
+            found = self._find(whom if kind == "kill" else self._names[-1])
+            if found and limit is None:
+                limit = time.monotonic() + moment
+            if found and time.monotonic() >= limit:
                 if kind == "kill":
                     found.kill()
-                else:
+                elif kind == "cut":
                     how, host = whom.split(" host")
                     getattr(self._made, how)(int(host))
                 return True
-            time.sleep(0.05)
+            time.sleep(GLANCE)
         return False
 
     def wait(self, seconds: float, torchrun: bool) -> int:
@@ -123,22 +126,15 @@ class Disturbed:
 
     def _find(self, worker: str) -> psutil.Process | None:
         """The process of a worker, once there is one."""
-        with suppress(psutil.NoSuchProcess, IndexError):
-            if self._way.engine == "ray":
-                return next(filter(lambda p: _is_on_ray(p, worker), self._seen), None)
-            if not self._way.by_torchrun:
-                (agent,) = self._agents
-                return _grandchildren(agent)[self._names.index(worker)]
-            for host, names in enumerate(share(self._names), start=1):
-                if worker in names:
-                    rank = self._runs.ranks(host)[names.index(worker)]
-                    return _grandchildren(rank)[0]
-        return None
+        is_it = _is_on_ray if self._way.engine == "ray" else _is_launched
+        return next((p for p in self._seen if is_it(p, worker)), None)
 
 
-def _grandchildren(process: psutil.Process) -> list[psutil.Process]:
-    """In the order of their start: the workers that a launcher's fork server has."""
-    return [each for child in process.children() for each in child.children()]
+def _is_launched(process: psutil.Process, worker: str) -> bool:
+    """Whether it is that worker, by whose name its process goes."""
+    with suppress(psutil.NoSuchProcess):
+        return hosts.runs(process) and process.name() == worker
+    return False
 
 
 def _is_on_ray(process: psutil.Process, worker: str) -> bool:

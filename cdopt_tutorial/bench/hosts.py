@@ -39,7 +39,7 @@ class Hosts:
         own = f"cdopt{os.getpid()}-{next(_made)}"
         self.names = [f"{own}h{i}" for i in range(1, number + 1)]
         self._bridge = f"{own}br"
-        self._end = ExitStack()
+        self._end, self._started = ExitStack(), list[subprocess.Popen[str]]()
 
     def __enter__(self) -> "Hosts":
         _sweep()
@@ -55,6 +55,7 @@ class Hosts:
             ip("-n", self._bridge, "link", "set", port, "master", "br0", "up")
             ip("-n", name, "address", "add", f"{NET}.{number}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
+        self._end.callback(kill, self._started)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +92,9 @@ class Hosts:
         inside = ["ip", "netns", "exec", self.names[number - 1], "unshare", "--uts"]
         inside += ["sh", "-c", f'hostname host{number} && exec "$@"', "sh"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
-        return subprocess.Popen([*inside, *command], text=True, **options)
+        process = subprocess.Popen([*inside, *command], text=True, **options)
+        self._started.append(process)
+        return process
 
     def torchrun(
         self, workers: list[int], *arguments: str, max_restarts: int = 0
@@ -143,16 +146,17 @@ class Runs:
         """The processes that torchrun has started on a host."""
         return psutil.Process(self.agents[host - 1].pid).children()
 
-    def workers(self, host: int) -> list[psutil.Process]:
-        """Those that run roles there, in the order of the ranks, once they do."""
+    def workers(self, host: int) -> dict[str, psutil.Process]:
+        """Those that run roles there, by their names, once they do."""
         begun = time.monotonic()
         while time.monotonic() < begun + PATIENCE:
             with suppress(psutil.NoSuchProcess):  # torchrun is starting others
                 ranks = self.ranks(host)
                 servers = [each for rank in ranks for each in rank.children()]
                 found = [each for server in servers for each in server.children()]
-                if ranks and len(found) == len(ranks):
-                    return found
+                named = {each.name(): each for each in found}
+                if ranks and len(named) == len(ranks):
+                    return named
             time.sleep(0.1)
         raise AssertionError(f"no workers on host {host}: {self.end(1)}")
 
@@ -184,6 +188,8 @@ class Runs:
 def tree(processes: list[subprocess.Popen]) -> Iterator[psutil.Process]:
     """Those that still run, and all below them."""
     for process in processes:
+        if process.poll() is not None:
+            continue  # its id may be another's by now
         with suppress(psutil.NoSuchProcess):
             found = psutil.Process(process.pid)
             yield from (found, *found.children(recursive=True))

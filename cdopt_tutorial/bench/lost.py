@@ -11,12 +11,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import cycle
 from pathlib import Path
 
-from cdopt_tutorial.bench.disturbed import Disturbed, Environment, Way, place, share
+from cdopt_tutorial.bench.disturbed import (
+    GLANCE,
+    Disturbed,
+    Environment,
+    Way,
+    place,
+    share,
+)
 from cdopt_tutorial.bench.hosts import NET, Hosts, check
 from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines.actor import ALONE
@@ -67,8 +74,8 @@ class Found:
     way: str
     system: str
     kind: str  #: of the loss, a key of ``LIMITS``
-    whom: str = ""  #: the worker, or how which host was cut off; if that came about
-    moment: float = 0.0  #: when, in seconds after the run's begin
+    whom: str = ""  #: the worker, or how which host was cut off
+    moment: float = 0.0  #: when, in seconds since there was whom it is about
     seconds: float = 0.0  #: from then until all had ended
     wrong: str = ""  #: what is not as promised
     left: int = 0  #: processes
@@ -78,22 +85,22 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     """Lose workers and hosts at moments swept over runs: 50 and 20, or 2 and 1."""
     found: list[Found] = []
     for name, way in (SMOKE if smoke else WAYS).items():
-        length = 0.0
+        lengths: dict[str, float] = {}  # of undisturbed runs, by what is trained
         with place(way) as whole:
-            for run in _planned(name, way):
-                run.moment *= length
-                # One that is cut off is of no use to the next.
-                with place(way) if run.kind == "cut" else nullcontext(whole) as here:
-                    _run(run, way, *here)
-                length = length or run.seconds  # of the first, which loses nobody
+            for planned in _planned(name, way):
+                planned.moment *= lengths.get(planned.system, 0.0)
+                run = _until_lost(planned, way, whole)
+                lengths.setdefault(run.system, run.seconds)
                 found.append(run)
                 progress(json.dumps(asdict(run)))  # so that nothing is lost on the way
     return _rows(found), {"runs": [asdict(each) for each in found]}
 
 
 def _planned(name: str, way: Way) -> Iterator[Found]:
-    """First one without a loss; the others' moments are shares of its length."""
-    yield Found(name, next(iter(SYSTEMS)), "no loss")
+    """First those without a loss; the others' moments are shares of their lengths."""
+    losses = way.kills + way.cuts
+    for system in list(SYSTEMS)[:losses]:
+        yield Found(name, system, "no loss")
     systems = cycle(SYSTEMS)
     for kind, times in ("kill", way.kills), ("cut", way.cuts):
         for number in range(times):
@@ -122,6 +129,19 @@ def _rows(found: Sequence[Found]) -> list[Row]:
     return rows
 
 
+def _until_lost(planned: Found, way: Way, whole: tuple[Hosts, Environment]) -> Found:
+    """What becomes of it; again, at half the moment, where it ends before the loss."""
+    while True:
+        run = replace(planned)
+        # A host that is cut off is of no use to the next run.
+        with place(way) if run.kind == "cut" else nullcontext(whole) as here:
+            _run(run, way, *here)
+        too_short = planned.moment < GLANCE  # to lose anybody in it
+        if run.whom == planned.whom or run.wrong or too_short:
+            return run
+        planned.moment /= 2
+
+
 def _run(run: Found, way: Way, made: Hosts, environment: Environment) -> None:
     """Start it, lose whom it is to lose, wait for its end; note what came of it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -129,12 +149,9 @@ def _run(run: Found, way: Way, made: Hosts, environment: Environment) -> None:
         arguments = [*run.system.split(), "--json", str(file)]
         disturbed = Disturbed(way, made, environment, names, arguments)
         try:
-            begun = lost = time.monotonic()
-            if run.kind != "no loss":
-                if not disturbed.lose(run.kind, run.whom, run.moment):
-                    run.whom = ""
-                lost = time.monotonic()
-                run.moment = lost - begun
+            if not disturbed.lose(run.kind, run.whom, run.moment):
+                run.whom = ""
+            lost = time.monotonic()
             # Torchrun itself waits for hosts that it has lost, and for minutes.
             run.left = disturbed.wait(LIMITS[run.kind], torchrun="host" not in run.whom)
             run.seconds = time.monotonic() - lost
@@ -161,10 +178,11 @@ def _wrong(run: Found, way: Way, file: Path, told: list[tuple[int, str]]) -> str
 def _expected(run: Found, way: Way, outputs: int) -> list[str]:
     """What each output must say of whom was lost."""
     if run.kind == "cut":
-        silent = r"on host{} was not heard of for 15 s"
+        silent = r"on host{h} was not heard of for 15 s"
         if way.engine == "ray":  # whose workers have no host before they have joined
-            silent = rf"({silent}|missed the deadline of 60 s to join)"
-        return [rf"^cdopt-tutorial: \w+ {silent.format(h)}" for h in (2, 1)[:outputs]]
+            gone = rf"can't be reached \(on (host{{h}}|{NET}.{{h}})\)"
+            silent = rf"({silent}|missed the deadline of 60 s to join|{gone})"
+        return [rf"^cdopt-tutorial: \w+ {silent.format(h=h)}" for h in (2, 1)[:outputs]]
     reason = "died" if way.engine == "ray" else "was killed (by SIGKILL|as it started)"
     line = f"^cdopt-tutorial: {run.whom} {reason}"
     if way.hosts == 1:

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     options = {"max_restarts": args.max_restarts, "on_restart": _tell}
     options |= {"deadline": math.inf, "on_report": _log}
     histories = rnn.restart.run_again(job, chosen, **options)
-    # The sockets of Ray carry much besides.
-    wire = math.nan if args.engine == "ray" else rnn.traffic.measured_bytes(job)
+    # The bytes are torch RPC's: the sockets of other engines carry much besides.
+    wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
     common.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
     if args.against_local:

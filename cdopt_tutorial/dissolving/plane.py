@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian, vmap
+from torch.func import grad, vmap
 
 Function = Callable[[Tensor], Tensor]
 
@@ -104,17 +104,32 @@ def circle_stationary_points(f: Function) -> Tensor:
 
 def stationary_points(function: Function) -> Tensor:
     """Isolated stationary points (k, 2) near 0, by Newton's method from a grid."""
-    slope, bend = vmap(grad(function)), vmap(hessian(function))
     axis = torch.linspace(-_EXTENT, _EXTENT, _STARTS, dtype=torch.float64)
     points = torch.cartesian_prod(axis, axis)
     for _ in range(40):
-        step = torch.linalg.solve_ex(bend(points), slope(points)[..., None]).result
+        slope, bend = _derivatives(function, points)
+        step = torch.linalg.solve_ex(bend, slope[..., None]).result
         length = step.norm(dim=1, keepdim=True).clamp(min=_STRIDE)
         points = points - _STRIDE * (step / length)[..., 0]
     inside = points.abs().amax(1) <= _EXTENT
-    points = points[inside & (slope(points).norm(dim=1) < 1e-9)]
+    slope, _ = _derivatives(function, points)
+    points = points[inside & (slope.norm(dim=1) < 1e-9)]
     near = torch.cdist(points, points) < 1e-5  # so near they are one
     return points[near.long().argmax(1) == torch.arange(len(points))]
+
+
+def _derivatives(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients (k, 2) and Hessians (k, 2, 2), in a fifth of the time of ``hessian``.
+
+    No value depends on another point, so a sum of all has the gradients of each.
+    """
+    points = points.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(function(points).sum(), points, create_graph=True)
+    rows = [
+        torch.autograd.grad(part.sum(), points, retain_graph=True)[0]
+        for part in slope.unbind(-1)
+    ]
+    return slope.detach(), torch.stack(rows, dim=-2)
 
 
 def curvatures(function: Function, points: Tensor) -> Tensor:
@@ -124,7 +139,8 @@ def curvatures(function: Function, points: Tensor) -> Tensor:
     along the radius, with λ = xᵀ∇f(x), and tᵀ∇²f t - λ along the tangent t.
     """
     flat = points.reshape(-1, 2)
-    return torch.linalg.eigvalsh(vmap(hessian(function))(flat)).reshape(points.shape)
+    _, bend = _derivatives(function, flat)
+    return torch.linalg.eigvalsh(bend).reshape(points.shape)
 
 
 def spurious_minima(f: Function, beta: float) -> Tensor:

@@ -27,7 +27,7 @@ CHUNK = 2**20  # bytes to read at once
 TICK = 0.2  # seconds between two looks at the deadlines
 STOPPED = 1.5  # seconds that a worker may be stopped before it counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
-GRACE_LOST_PEER = 3.0  # the same, where a failure only says that a peer has gone
+GRACE_LOST_PEER = 3.0  # the same, where it only says that a peer has gone
 EXIT = 5.0  # seconds that a finished worker may take to leave
 
 Report = Callable[[str, Any], None] | None
@@ -91,7 +91,8 @@ class Group:
     """The workers of one run, which leaves no process behind.
 
     Of a run on several hosts, those of this one: others have no role here, and
-    ``look_elsewhere`` raises a WorkerError if one of them failed.
+    ``look_elsewhere`` raises a WorkerError if one of them failed, in at most
+    ``explains_in`` seconds.
     """
 
     def __init__(
@@ -100,9 +101,10 @@ class Group:
         packed: Mapping[str, bytes | None],
         on_report: Report,
         look_elsewhere: Callable[[], None] = lambda: None,
+        explains_in: float = GRACE_LOST_PEER,
     ):
         self._settings, self._packed, self._on_report = settings, packed, on_report
-        self._look_elsewhere = look_elsewhere
+        self._look_elsewhere, self._explains_in = look_elsewhere, explains_in
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
 
@@ -255,7 +257,7 @@ class Group:
         begin = time.monotonic()
         while True:
             rank, cause = min(self._failures, key=lambda failure: failure[0])
-            grace = GRACE_LOST_PEER if rank == _LOST_PEER else GRACE
+            grace = self._explains_in if rank == _LOST_PEER else GRACE
             if rank == _DIED or time.monotonic() - begin > grace:
                 return cause
             self._take_messages(TICK)

@@ -10,7 +10,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import edited, pack
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.group import Group
-from cdopt_tutorial.engines.others import Others
+from cdopt_tutorial.engines.others import LOST, Others
 from cdopt_tutorial.engines.process import LOOPBACK, Settings
 from cdopt_tutorial.engines.store import SCHEME, interface
 from cdopt_tutorial.engines.trace import Trace
@@ -122,11 +122,11 @@ def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadli
 def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
     """The same under torchrun, where each of its processes has one of the workers."""
     os.environ[VARIABLE] = "host"  # the others must reach it
-    with Others(list(packed), on_report) as others:
+    with Others(list(packed), on_report, deadlines[1]) as others:
         meeting = f"{SCHEME}://{others.path}"
         settings = replace(settings, meeting=meeting, interface=interface())
         here = dict.fromkeys(packed) | {others.own: packed[others.own]}
-        group = Group(settings, here, others.report, others.look)
+        group = Group(settings, here, others.report, others.look, 2 * LOST)
         try:
             return others.exchange(group.run(*deadlines))
         except WorkerError as error:

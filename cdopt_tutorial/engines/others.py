@@ -29,10 +29,13 @@ class Others:
     """What this process and the others tell each other of their workers."""
 
     def __init__(
-        self, names: Sequence[str], on_report: Callable[[str, Any], None] | None
+        self,
+        names: Sequence[str],
+        on_report: Callable[[str, Any], None] | None,
+        join_deadline: float,
     ):
         self.own, self._names = torchrun.own_worker(names), list(names)
-        self._on_report = on_report
+        self._on_report, self._join_deadline = on_report, join_deadline
         self.path = f"run{next(_runs)}"
         self._store = open_store(self.path)
         self._told: Counter[str] = Counter()  # how many of each kind, by this process
@@ -63,15 +66,22 @@ class Others:
             self.report(*self._reports.get())
         if self._failures:
             raise self._failures[0]
-        silence = {n: time.monotonic() - heard for n, heard in self._heard.items()}
-        if max(silence.values()) > LOST:
+        over = {n: self._silence(n) - self._patience(n) for n in self._names}
+        if max(over.values()) > 0:
             # Those of one host fall silent within a beat: the first of them is named.
-            silent = [n for n in self._names if silence[n] > LOST - 10 * BEAT]
+            silent = [n for n in self._names if over[n] > -10 * BEAT]
             # Who is cut off himself hears of nobody, not even of those beside him.
             here = self._hosts.get(self.own)
             name = next((n for n in silent if self._hosts.get(n) != here), silent[0])
-            host = self._hosts.get(name, "its host")
-            raise WorkerError(name, f"on {host} was not heard of for {LOST:g} s")
+            host, patience = self._hosts.get(name, "its host"), self._patience(name)
+            raise WorkerError(name, f"on {host} was not heard of for {patience:g} s")
+
+    def _silence(self, name: str) -> float:
+        return time.monotonic() - self._heard[name]
+
+    def _patience(self, name: str) -> float:
+        """Seconds of silence that are borne: one host may be slow to begin."""
+        return LOST if name in self._beats else max(LOST, self._join_deadline)
 
     def fail(self, error: WorkerError) -> None:
         """Tell the others of a failure that this process was the first to see."""

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.distributed.rpc as rpc
-from torch.multiprocessing import _prctl_pr_set_pdeathsig
+from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
 
 from cdopt_tutorial.engines import pace, pack, trace, wire
 from cdopt_tutorial.engines.errors import WorkerError, origin
@@ -107,6 +108,12 @@ def report(record: Any) -> None:
         _channel.send("report", record)
 
 
+def fail(error: WorkerError) -> None:
+    """Fail the run for an error that this worker can't raise, since it waits."""
+    if _channel is not None:
+        _channel.send("failed", error, False)
+
+
 def meeting(name: str) -> str:
     """A process group's ``init_method``, by a name that all in it give, and no others.
 
@@ -123,6 +130,7 @@ def enter(settings: Settings, channel: Teller) -> None:
 
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
+    _set_thread_name(name)  # by which `top` and `ps` tell who is who
     _leave_with_parent(settings.folder)
     channel = Channel(connection)
     enter(settings, channel)
@@ -230,6 +238,8 @@ def describe(name: str, error: BaseException) -> WorkerError:
 
 def _has_lost_peer(error: BaseException) -> bool:
     """Whether it only says that another worker has gone."""
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
+        return True  # nor does the store answer, through which they meet
     if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
         return False
     message = str(error)

@@ -9,6 +9,7 @@ import pickle
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,14 +53,22 @@ def _cluster(plan: Plan) -> Iterator[None]:
         folder = os.open(plan.settings.folder, os.O_RDONLY | os.O_DIRECTORY)
         short = f"/proc/{os.getpid()}/fd/{folder}"
         options |= {"include_dashboard": False, "_temp_dir": short}
+    reason = "could not be started on this host"
+    if plan.address is not None:
+        reason = f"can't join the cluster at {plan.address}"
+    # Ray itself tries for many minutes, such as where the cluster has TLS and we not.
+    late = WorkerError(OnRay.name, f"{reason} in {plan.join_deadline:g} s")
+    limit = threading.Timer(plan.join_deadline, process.fail, [late])
+    limit.start()
     try:
-        if plan.address not in (None, "auto"):  # Ray itself would try for minutes
+        if plan.address not in (None, "auto"):
             host, _, port = plan.address.rpartition(":")
             socket.create_connection((host, int(port)), ANSWER).close()
         ray.init(plan.address, configure_logging=False, **options)
     except (OSError, RuntimeError, RayError) as error:
-        reason = f"can't join the cluster at {plan.address}"
         raise WorkerError(OnRay.name, reason, str(error)) from None
+    finally:
+        limit.cancel()
     try:
         yield
     finally:
@@ -124,7 +133,8 @@ class _Actors:
         if actor is None or not self._many_hosts or " on " in error.reason:
             return error
         # Before it has joined, Ray at least knows its address, or what it waits for.
-        known = actor.host or "".join(re.findall(r"^\s*ip: (\S+)", error.details, re.M))
+        told = re.search(r"^\s*ip: (\S+)|ipv4:([\d.]+):", error.details, re.M)
+        known = actor.host or (told and (told[1] or told[2]))
         reason = f"{error.reason} (on {known})" if known else error.reason
         return type(error)(error.worker, reason, error.details)
 

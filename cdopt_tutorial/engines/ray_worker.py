@@ -5,7 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 
 from cdopt_tutorial.engines import network
 from cdopt_tutorial.engines.actor import ActorNetwork, ActorWorker, WorkerPlan
@@ -45,6 +50,8 @@ def named(worker: str) -> Iterator[None]:
         yield
     except RayTaskError as error:
         raise error.cause from None
+    except ActorUnavailableError as error:  # its process may still be there
+        raise WorkerLost(worker, "can't be reached", str(error)) from None
     except RayActorError as error:
         raise WorkerLost(worker, "died", str(error)) from None
     except GetTimeoutError:

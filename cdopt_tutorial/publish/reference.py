@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import tomlkit
 
@@ -79,7 +80,8 @@ class Reference:
             if not holds or (was != now and not row.get("machine")):
                 found[name] = Change(was, now, _allowed(row), holds)
         for name, row in rows.items():
-            if complete and profile in row and name not in figures:
+            due = complete and profile in row and _is_here(row.get("needs"))
+            if due and name not in figures:
                 found[name] = Change(_short(row[profile]), None)
         return found
 
@@ -131,7 +133,9 @@ def _check(place: str, row: object) -> None:
         value = given.get(profile, 0)
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"{place}: {profile} is {value!r}: no number, and no text")
-    match [each for each in given.items() if each[0] not in PROFILES]:
+    if not isinstance(given.get("needs", ""), str):
+        raise ValueError(f"{place}: needs is {given['needs']!r}, but must be a module")
+    match [each for each in given.items() if each[0] not in (*PROFILES, "needs")]:
         case [("within" | "at_most", bool())]:
             pass
         case [("machine", True)] | [("within" | "at_most", int() | float())]:
@@ -141,6 +145,11 @@ def _check(place: str, row: object) -> None:
     rules = 'a number or a share like "5 %", `at_most`, a number, and `machine`, true'
     values = f"and values for {' and '.join(PROFILES)}"
     raise ValueError(f"{place}: is {row!r}: give one of `within`, {rules}; {values}")
+
+
+def _is_here(module: str | None) -> bool:
+    """Tell whether what a figure is measured with is installed."""
+    return module is None or find_spec(module) is not None
 
 
 def _holds(row: Mapping, was: float | str, value: float | str) -> bool:
