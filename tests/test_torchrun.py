@@ -114,11 +114,22 @@ def first_of_three(monkeypatch):
     return found
 
 
-def test_who_is_cut_off_names_who_is_elsewhere(first_of_three):
+@pytest.mark.parametrize("later", [0.0, 5.0], ids=["at once", "last of it"])
+def test_who_is_cut_off_names_who_is_elsewhere(later, first_of_three):
     first_of_three._beats = dict.fromkeys(first_of_three._hosts, b"7")
-    with pytest.raises(
-        WorkerError, match="^observer1 on host2 was not heard of for 15"
-    ):
+    first_of_three._heard["observer1"] += others.LOST + later
+    first_of_three._heard["agent"] += others.LOST - 1
+    told = "^observer1 on host2 was not heard of for 15 s$"
+    with pytest.raises(WorkerError, match=told):
+        first_of_three.look()
+
+
+def test_who_has_stopped_is_named_also_beside_who_asks(first_of_three):
+    first_of_three._beats = dict.fromkeys(first_of_three._hosts, b"7")
+    for other in ("agent", "observer1"):
+        first_of_three._heard[other] = time.monotonic()
+    told = "^observer0 on host1 was not heard of for 15 s$"
+    with pytest.raises(WorkerError, match=told):
         first_of_three.look()
 
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -67,13 +67,10 @@ class Others:
         if self._failures:
             raise self._failures[0]
         over = {n: self._silence(n) - self._patience(n) for n in self._names}
-        if max(over.values()) > 0:
-            # Those of one host fall silent within a beat: the first of them is named.
-            silent = [n for n in self._names if over[n] > -10 * BEAT]
-            # Who is cut off himself hears of nobody, not even of those beside him.
-            here = self._hosts.get(self.own)
-            name = next((n for n in silent if self._hosts.get(n) != here), silent[0])
-            host, patience = self._hosts.get(name, "its host"), self._patience(name)
+        longest = max(over, key=over.__getitem__)
+        if over[longest] > 0:
+            name = find_lost(over, self._hosts, self.own)
+            host, patience = self._hosts.get(name, "its host"), self._patience(longest)
             raise WorkerError(name, f"on {host} was not heard of for {patience:g} s")
 
     def _silence(self, name: str) -> float:
@@ -156,3 +153,17 @@ class Others:
 
     def _get(self, key: str) -> Any:
         return pickle.loads(self._store.get(key))
+
+
+def find_lost(over: Mapping[str, float], hosts: Mapping[str, str], own: str) -> str:
+    """Who is lost, once somebody's silence is longer than is borne.
+
+    ``over`` is by how many seconds, below 0 while it is borne; ``hosts`` are those that
+    are known. Those of one host fall silent within a beat: the first of them is named.
+    Who is cut off himself hears of nobody, not even of himself; the last that he heard
+    may well have been of others. So he names nobody on his own host.
+    """
+    silent = [name for name in over if over[name] > -10 * BEAT]
+    suspects = over if own in silent else silent
+    here = hosts.get(own)
+    return next((n for n in suspects if hosts.get(n) != here), silent[0])

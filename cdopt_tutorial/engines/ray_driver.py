@@ -130,7 +130,7 @@ class _Actors:
     def with_host(self, error: WorkerError) -> WorkerError:
         """The same, which names the host as well, where there are several."""
         actor = self._actors.get(error.worker)
-        if actor is None or not self._many_hosts or " on " in error.reason:
+        if actor is None or not self._many_hosts or error.reason.startswith("on "):
             return error
         # Before it has joined, Ray at least knows its address, or what it waits for.
         told = re.search(r"^\s*ip: (\S+)|ipv4:([\d.]+):", error.details, re.M)
