@@ -142,6 +142,13 @@ def test_who_has_not_begun_yet_has_the_time_to_join(first_of_three):
         first_of_three.look()
 
 
+def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(first_of_three):
+    first_of_three._beats = {"agent": b"7", "observer0": b"7"}
+    assert first_of_three.explains_in() == 60 + others.LOST
+    first_of_three._beats["observer1"] = b"1"
+    assert first_of_three.explains_in() == 2 * others.LOST
+
+
 def place(kept):
     """How far a run has come that keeps its checkpoints there: pass and window."""
     found = checkpoint.load(kept) if kept.exists() else None

@@ -92,7 +92,7 @@ class Group:
 
     Of a run on several hosts, those of this one: others have no role here, and
     ``look_elsewhere`` raises a WorkerError if one of them failed, in at most
-    ``explains_in`` seconds.
+    ``explains_in()`` seconds.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Group:
         packed: Mapping[str, bytes | None],
         on_report: Report,
         look_elsewhere: Callable[[], None] = lambda: None,
-        explains_in: float = GRACE_LOST_PEER,
+        explains_in: Callable[[], float] = lambda: GRACE_LOST_PEER,
     ):
         self._settings, self._packed, self._on_report = settings, packed, on_report
         self._look_elsewhere, self._explains_in = look_elsewhere, explains_in
@@ -257,7 +257,7 @@ class Group:
         begin = time.monotonic()
         while True:
             rank, cause = min(self._failures, key=lambda failure: failure[0])
-            grace = self._explains_in if rank == _LOST_PEER else GRACE
+            grace = self._explains_in() if rank == _LOST_PEER else GRACE
             if rank == _DIED or time.monotonic() - begin > grace:
                 return cause
             self._take_messages(TICK)

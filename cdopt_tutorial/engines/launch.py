@@ -10,7 +10,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import edited, pack
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.group import Group
-from cdopt_tutorial.engines.others import LOST, Others
+from cdopt_tutorial.engines.others import Others
 from cdopt_tutorial.engines.process import LOOPBACK, Settings
 from cdopt_tutorial.engines.store import SCHEME, interface
 from cdopt_tutorial.engines.trace import Trace
@@ -126,7 +126,8 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
         meeting = f"{SCHEME}://{others.path}"
         settings = replace(settings, meeting=meeting, interface=interface())
         here = dict.fromkeys(packed) | {others.own: packed[others.own]}
-        group = Group(settings, here, others.report, others.look, 2 * LOST)
+        elsewhere = others.report, others.look, others.explains_in
+        group = Group(settings, here, *elsewhere)
         try:
             return others.exchange(group.run(*deadlines))
         except WorkerError as error:

@@ -80,6 +80,10 @@ class Others:
         """Seconds of silence that are borne: one host may be slow to begin."""
         return LOST if name in self._beats else max(LOST, self._join_deadline)
 
+    def explains_in(self) -> float:
+        """Seconds within which it shows here who is lost, so that peers miss him."""
+        return LOST + max(map(self._patience, self._names))
+
     def fail(self, error: WorkerError) -> None:
         """Tell the others of a failure that this process was the first to see."""
         if error not in self._failures:
