@@ -4,6 +4,7 @@ import pickle
 import queue
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import monarch.actor as monarch
@@ -22,37 +23,37 @@ def drive(plan: Plan) -> dict[str, Any]:
     """What the roles returned, by name; a WorkerError if one failed."""
     # By default Monarch ends this process when one dies, without saying which.
     monarch.unhandled_fault_hook = lambda failure: None
-    return _Actors(plan).run()
+    plans = plan.workers()
+    mesh = monarch.this_host().spawn_procs(per_host={"workers": len(plans)})
+    actors = mesh.spawn("worker", MonarchWorker, plans)
+    handles = {each.name: actors.slice(workers=rank) for rank, each in enumerate(plans)}
+    return Watch(handles, plan.join_deadline).run()
 
 
-class _Actors:
-    """The actors of one run, each watched by two threads of this process."""
+class Watch:
+    """Over the actors of one run, by two threads of this process for each."""
 
-    def __init__(self, plan: Plan):
-        plans = plan.workers()
-        self._deadline = plan.join_deadline
-        mesh = monarch.this_host().spawn_procs(per_host={"workers": len(plans)})
-        actors = mesh.spawn("worker", MonarchWorker, plans)
-        self._handles = {
-            each.name: actors.slice(workers=rank) for rank, each in enumerate(plans)
-        }
+    def __init__(self, handles: Mapping[str, Any], deadline: float):
+        self._handles, self._deadline = handles, deadline
         self._heard: queue.Queue = queue.Queue()  # of what the threads find
+        self._all_done = threading.Event()
         self._paces: dict[str, Pace] = {}
 
     def run(self) -> dict[str, Any]:
         """What the roles returned, by name; a WorkerError if one failed."""
         self._await_start()
         for name in self._handles:
-            for watch in (self._play, self._listen):
-                threading.Thread(target=watch, args=(name,), daemon=True).start()
+            _start(self._play, name)
+        listeners = [_start(self._listen, name) for name in self._handles]
         done: dict[str, Any] = {}
         while len(done) < len(self._handles):
             self._hear(done)
             late = {n: pace for n, pace in self._paces.items() if n not in done}
             if found := find_late(late):
                 raise WorkerError(found[0], f"missed {found[1]}")
-        for name in self._handles:  # the last that they have told
-            self._take(name)
+        self._all_done.set()
+        for listener in listeners:
+            listener.join()
         while not self._heard.empty():
             self._hear(done)
         return done
@@ -92,10 +93,12 @@ class _Actors:
             self._heard.put((name, "failed", error))
 
     def _listen(self, name: str) -> None:
+        # Nobody else may ask: an answer that is still on its way would be lost.
+        done = False
         try:
-            while True:
-                self._take(name)
-                time.sleep(TICK)
+            while not done:
+                done = self._all_done.wait(TICK)
+                self._take(name)  # for the last time once all are done
         except Exception as error:
             self._heard.put((name, "failed", error))
 
@@ -112,3 +115,9 @@ class _Actors:
         if pace is not None:
             pace = pace._replace(until=time.monotonic() + pace.until)
             self._heard.put((name, "pace", pace))
+
+
+def _start(watch: Callable[[str], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=watch, args=(name,), daemon=True)
+    thread.start()
+    return thread
