@@ -254,15 +254,7 @@ def play_training(rank: int) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in (
-            precision,
-            pipeline,
-            after_evaluation,
-            copies,
-            compiled,
-            embedding,
-            orders,
-        ):
+        for play in OF_TWO:
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found
