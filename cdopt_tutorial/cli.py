@@ -20,7 +20,7 @@ COMMANDS = {
     "bench": "measure speed, all variants in one run",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
-    "matrix": "run chapters and equality tests under other versions, in environments",
+    "matrix": "run chapters and tests under other versions, and as on other machines",
 }
 
 

@@ -8,7 +8,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from cdopt_tutorial.publish.project import Project
 
-KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+KERNEL = {
+    "kernelspec": {"name": "python3", "display_name": "Python 3"},
+    "language_info": {"name": "python"},
+}
 
 
 def write_chapter(
@@ -30,11 +33,11 @@ def write_chapter(
     return path
 
 
-def write_contents(project: Project, config: dict) -> None:
-    """Write the configuration, and a table of contents of one chapter."""
+def write_contents(project: Project, config: dict, *others: str) -> None:
+    """Write the configuration, and a table of contents of one chapter, and others."""
     (project.root / "_config.yml").write_text(yaml.safe_dump(config))
     toc = {"format": "jb-book", "root": "book/index"}
-    toc["chapters"] = [{"file": "notebooks/01_a"}]
+    toc["chapters"] = [{"file": file} for file in ("notebooks/01_a", *others)]
     (project.root / "_toc.yml").write_text(yaml.safe_dump(toc))
 
 

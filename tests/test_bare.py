@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import bare_roles
@@ -15,6 +16,7 @@ import torch
 from running import wait_for_end
 from torch.futures import Future
 from torch.nn import functional as F
+from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial import parameter_server as rnn
@@ -128,6 +130,7 @@ class TestByItself:
             tokens = load(name).read_tokens()
             shares = tokens.bincount() / len(tokens)
             unigram = torch.special.entr(shares).sum().exp()
+            assert round(unigram.item()) == 111  # as chapter 2 says
             # It starts at random, and the first steps bring it half way at the least.
             assert numbers[-1] < numbers[0] / 2 and numbers[-1] < unigram / 1.5
         elif name == "bare_shards":
@@ -291,6 +294,26 @@ class TestHybrid:
         held = bags.select(torch.arange(8))
         data = BagSplit(bags, held, held, num_tokens=module.TOKENS, num_classes=8)
         return hybrid.run(hybrid.Job(config, data, begin)).weights
+
+
+class TestHosts:
+    def test_threads_of_the_caller_do_not_matter(self, importable, monkeypatch):
+        # Threads cut the sum over a round of more than 32,768 steps.
+        module = importable("bare_hosts", "EPISODES, ROUNDS = 900, 1")
+        monkeypatch.chdir(Path(module.__file__).parent)
+        steps, found = [], []
+
+        def ask(policy, seeds):
+            parts = [module.play(policy, seed) for seed in seeds]
+            steps.append(sum(len(actions) for _, actions, _ in parts))
+            return parts
+
+        for threads in (1, 2):
+            with set_torch_threads(threads):
+                module.train(2, ask, f"{threads}.pt")
+            found.append(torch.load(f"{threads}.pt")[1])
+        assert min(steps) > 32_768
+        assert max_difference(*found) == 0
 
 
 class TestShards:

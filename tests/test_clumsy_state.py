@@ -17,7 +17,7 @@ from cdopt_tutorial.publish import execute as module
 from cdopt_tutorial.publish import render
 from cdopt_tutorial.publish.project import Project
 
-TABLE = "[01_a.figures]\nx = {within = 1, full = 1.0}\n"
+TABLE = "[01_a.figures]\nx = {full = 1.0}\n"
 
 # What becomes of a cache, and what is said while it is made anew.
 INDEX, RESULT = (
@@ -51,11 +51,11 @@ TABLES = {
     "x = 1": f"{BAD}x: tables are needed, `smoke` and `figures`",
     "[[01_a]]": f"{BAD}01_a: tables are needed, `smoke` and `figures`",
     "[01_a]\nfigures = 3": f"{BAD}01_a: tables are needed, `smoke` and `figures`",
-    "[01_a.figures]\nx = {within = 1, full = [1]}":
-        f"{BAD}01_a: x: full is [1]: no number, and no text",
-    "[01_a.figures]\nx = {within = 1, full = true}":
-        f"{BAD}01_a: x: full is True: no number, and no text",
-    "[01_a.figures]\nx = {full = 1}": f"{BAD}01_a: x: is ...: give one of `within`...",
+    "[01_a.figures]\nx = {full = [1]}":
+        f"{BAD}01_a: x: full is [1]: a number, two, or a text is needed",
+    "[01_a.figures]\nx = {full = true}":
+        f"{BAD}01_a: x: full is True: a number, two, or a text is needed",
+    "[01_a.figures]\nx = {within = 1}": f"{BAD}01_a: x: is ...: its rule must be ...",
     "[01_a": f"{BAD}...",
     "[a]\n[a]": f"{BAD}...",
     "\xff": f"{BAD}...",

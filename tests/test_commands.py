@@ -60,10 +60,13 @@ FLAGS = {
     },
     "execute": {
         "force": False, "profile": "full", "parameter": [], "p": [],
-        "update-reference": False, "device": "cpu", "json": None,
+        "update-reference": False, "anew": False, "device": "cpu", "json": None,
         "cell-timeout": 600,
     },
-    "matrix": {"torch": [], "cdopt": [], "python": [], "json": None},
+    "matrix": {
+        "torch": [], "cdopt": [], "python": [], "cpu": [], "threads": [], "cores": [],
+        "profile": "smoke", "update-reference": False, "json": None, "after": [],
+    },
     "build": {"device": "cpu"},
     "bench": {},
 }  # fmt: skip
@@ -508,8 +511,8 @@ class TestExitCode:
     def test_of_a_build(self, ran, rendered, code, monkeypatch, capsys):
         calls = []
 
-        def render(_, device):
-            calls.append(device)
+        def render(_, device, partial):
+            calls.append((device, partial))
             if not rendered:
                 raise build.render.RenderError("a bad page")
             return True
@@ -517,7 +520,7 @@ class TestExitCode:
         monkeypatch.setattr(execute, "run", lambda args: ran)
         monkeypatch.setattr(build.render, "render", render)
         assert cli.main(["build"]) == code
-        assert calls == ([] if ran == 1 else ["cpu"])
+        assert calls == [("cpu", ran == 1)]
         said = capsys.readouterr()
         assert ("a bad page" in said.err) != rendered
-        assert ("the book: _build/html/index.html" in said.out) == (code == 0)
+        assert ("the book: _build/html/index.html" in said.out) == rendered

@@ -1,16 +1,20 @@
 """Texts, streams, the grammar of known entropy, and the baselines."""
 
 import dataclasses
+import inspect
 import itertools
 import math
 import pickle
 from collections import defaultdict
+from types import SimpleNamespace
 
+import IPython
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from IPython.core.magics import OSMagics
 from torch import Tensor, nn
 
 from cdopt_tutorial.data import (
@@ -26,32 +30,40 @@ from cdopt_tutorial.data import (
     unigram_perplexity,
 )
 from cdopt_tutorial.data.baselines import KneserNey, _discounts, unigram
-from cdopt_tutorial.data.text import read_text, reference_text, tokenize
+from cdopt_tutorial.data.text import documentation, read_text, tokenize
 
 
 @pytest.fixture(scope="module")
 def reference() -> Corpus:
-    """The Python reference, as it is by default."""
+    """The text that chapters learn from, as it is by default."""
     return load_corpus()
 
 
 # Text
 
 
-def test_the_reference_says_all_that_the_topics_say_and_each_paragraph_once():
-    told = [" ".join(p.split()) for p in reference_text().split("\n\n")]
-    everything = "\n".join(text.topics.values())
-    assert set(tokenize(reference_text())) == set(tokenize(everything))
+def test_the_documentation_says_what_docstrings_say_and_each_paragraph_once():
+    told = documentation().strip().split("\n\n")
     assert len(told) == len(set(told)) > 1_000
+    for documented in (IPython, OSMagics, OSMagics.pushd):
+        for paragraph in inspect.getdoc(documented).split("\n\n"):
+            assert " ".join(paragraph.split()) in told
 
 
-def test_topics_are_joined_without_repetitions_and_ruled_lines(monkeypatch):
-    topics = {
-        "b": "Two\n***\n\nSame  here.\n",
-        "a": "   One\n+---+\n\nSame\nhere.\n\n====",
-    }
-    monkeypatch.setattr(text, "topics", topics)
-    assert reference_text() == "   One\n\nSame\nhere.\n\nTwo\n"
+def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "b.py").write_text(
+        'class B:\n    """Two\n    ***\n\n    Same  here."""'
+    )
+    (tmp_path / "a.py").write_text(
+        '"""One\n+---+\n\nSame\nhere.\n\n===="""\nx = """none"""\n'
+        'async def f():\n    "Three."\n    "Four, which is none"\n'
+    )
+    spec = SimpleNamespace(origin=tmp_path / "a.py")
+    monkeypatch.setattr(text, "find_spec", lambda _: spec)
+    assert documentation.__wrapped__() == "One\n\nSame here.\n\nThree.\n\nTwo\n"
 
 
 def test_a_file_is_read_with_or_without_a_byte_order_mark(tmp_path):
@@ -198,7 +210,7 @@ def test_a_corpus_without_repetition_is_refused(tmp_path):
 
 def test_of_ten_blocks_of_the_reference_the_fifth_is_held_out(monkeypatch):
     blocks = [f"block{i:03} " * text.BLOCK_TOKENS for i in range(100)]
-    monkeypatch.setattr(text, "reference_text", lambda: "\n\n".join(blocks))
+    monkeypatch.setattr(text, "documentation", lambda: "\n\n".join(blocks))
     corpus = load_corpus()
     learned = {int(word[5:]) for word in corpus.vocabulary.words[1:]}
     assert set(range(100)) - learned == set(range(4, 100, 10))

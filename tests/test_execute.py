@@ -23,6 +23,7 @@ from cdopt_tutorial.publish.execute import (
     execute,
     find_result,
     open_cache,
+    read_failed,
 )
 from cdopt_tutorial.publish.project import Project, this_project
 
@@ -92,7 +93,16 @@ def test_digest_follows_names_device_and_python(book, monkeypatch):
 
 @pytest.mark.parametrize(
     "library",
-    ["torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn", "ray"],
+    [
+        "torch",
+        "cdopt",
+        "geoopt",
+        "gymnasium",
+        "ipython",
+        "numpy",
+        "scikit-learn",
+        "ray",
+    ],
 )
 def test_digest_follows_each_library(book, monkeypatch, library):
     before = digest(book, "cpu")
@@ -182,11 +192,19 @@ def test_failing_chapter_fails_each_time_and_says_where(book, capsys):
         assert "\x1b" not in failed.error
         assert passed.error is None
     kept = nbformat.read(book.build / "failed" / "01_bad.ipynb", as_version=4)
+    assert kept == read_failed(book, bad)
     assert kept.cells[1].outputs[0].text == "so far\n"
+    assert kept.metadata["failed"].splitlines() == [
+        "notebooks/01_bad.ipynb failed in code cell 2 of 3, which begins",
+        "    y = 0",
+        "ZeroDivisionError: division by zero",
+        "kept as far as it ran: _build/failed/01_bad.ipynb",
+    ]
     assert "[2/3] y = 0" in capsys.readouterr().out
     write_chapter(book, "y = 1", name="01_bad")
     execute([bad], project=book)
     assert not (book.build / "failed" / "01_bad.ipynb").exists()
+    assert "failed" not in read_failed(book, bad).metadata
 
 
 def test_dead_kernel_is_a_failure(book):
@@ -218,7 +236,9 @@ def test_hung_cell_is_a_failure(book):
     path = write_chapter(book, "import time; time.sleep(60)")
     (done,) = execute([path], project=book, cell_timeout=1)
     assert "code cell 1 of 1" in done.error
-    assert "A cell timed out while it was being executed, after 1 sec" in done.error
+    timed_out = "A cell timed out while it was being executed, after 1 seconds."
+    assert timed_out in done.error
+    assert read_failed(book, path).metadata["failed"].splitlines()[2] == timed_out
 
 
 def test_command_exits_1_on_failure_and_2_on_bad_input(book, monkeypatch, capfd):

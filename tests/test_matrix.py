@@ -4,12 +4,18 @@ import json
 import os
 import re
 import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
 from platform import python_version
 from subprocess import PIPE, Popen
 
 import psutil
 import pytest
+import tomlkit
+import torch
 from books import smallest_book
+from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 from running import COMMAND, wait_for_end
 
 from cdopt_tutorial import cli
@@ -18,10 +24,14 @@ from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.publish.reference import Reference
 
 # An interpreter that makes an environment of itself, and notes what it is asked for;
-# version 9.9 of torch does not install, and version 3.3 takes its time.
+# version 9.9 of torch does not install, and version 3.3 takes its time. With seven
+# threads no chapter can begin.
 FAKE = """\
 #!/bin/sh
 echo "$CI$PYTHONPATH$*" >> {folder}/calls
+env="$ATEN_CPU_CAPABILITY,$MKL_CBWR,$ONEDNN_MAX_CPU_ISA,$NPY_DISABLE_CPU_FEATURES"
+env="$env,$OMP_NUM_THREADS,$MKL_NUM_THREADS,$MKL_DYNAMIC"
+env="$env,$(grep Cpus_allowed_list /proc/self/status)"
 for last; do :; done
 case "$*" in
     *"torch cdopt numpy ray") echo "a warning"; cat {folder}/list ;;
@@ -30,15 +40,24 @@ case "$*" in
     *"install"*torch==9.9*) echo some words; echo "no such torch"; exit 1 ;;
     *"install"*torch==3.3*) exec sleep 300 ;;
     *"install"*) cp "$7" {folder}/constraints ;;
-    *execute*) cp {folder}/chapters "$last"; exit 3 ;;
-    *pytest*) cp {folder}/tests "$last"; exit 1 ;;
+    *execute*) echo "$env" >> {folder}/seen
+        [ "$OMP_NUM_THREADS" = 7 ] || cp {folder}/chapters "$last"; exit 3 ;;
+    *pytest*) echo "$env" >> {folder}/seen; cp {folder}/tests "$last"; exit 1 ;;
 esac
+"""
+# What libraries take: their code path, threads, cores, and groups of instructions.
+ASK = """
+import os, numpy, torch
+print(torch.backends.cpu.get_cpu_capability())
+print(torch.get_num_threads())
+print(len(os.sched_getaffinity(0)))
+print(sorted(numpy.show_config("dicts")["SIMD Extensions"].get("found", [])))
 """
 TABLE = """\
 [01_a.smoke]
 [01_a.figures]
-near = {within = 0.5, smoke = 8.0}
-same = {within = 0, smoke = 7}
+near = {at_most = 9, smoke = 8.0}
+same = {at_most = 7, smoke = 7}
 speed = {machine = true, smoke = 3.0}
 """
 PINS = "cdopt==0.5\nJinja2==3.1\nnumpy==2.4\nnumpy-extra==1\ntorch==2.0\nsympy==1.1\n"
@@ -92,13 +111,13 @@ def write_tests(folder, *inner):
     (folder / "tests").write_text(f"<testsuites>{text}</testsuites>")
 
 
-def run(fake, *versions):
-    """The exit code, and what was written."""
-    file, args = fake / "out.json", ["--python", str(fake / "python")]
-    for version in versions:
-        args += ["--torch", version]
+def run(fake, *versions, flags=""):
+    """The exit code, and what was written of the run."""
+    file, args = fake / "out.json", ["--python", str(fake / "python"), *flags.split()]
+    for each in versions:
+        args += ["--torch", each]
     code = cli.main(["matrix", *args, "--json", str(file)])
-    return code, json.loads(file.read_text())
+    return code, json.loads(file.read_text())["runs"][-1]
 
 
 @pytest.mark.usefixtures("book")
@@ -110,13 +129,15 @@ class TestRun:
         assert tried.pop("seconds") >= 0
         assert tried == {
             "python": "3.12.4", "torch": "torch-1", "cdopt": "cdopt-1",
-            "numpy": "numpy-1", "ray": "ray-1", "chapters": "1 of 1",
-            "tests": "2 of 2", "changes": [], "failures": [],
+            "numpy": "numpy-1", "ray": "ray-1", "cpu": own_path(), "threads": 0,
+            "cores": len(os.sched_getaffinity(0)), "profile": "smoke",
+            "chapters": "1 of 1", "tests": "2 of 2", "changes": [], "failures": [],
+            "figures": {"01_a": {"near": 8.0, "same": 7, "speed": 99.0}},
         }  # fmt: skip
         asked, venv, install, _, execute, tests = calls(fake)
-        assert re.fullmatch(rf"-m venv {scratch}/[^/]+/environment", venv)
+        assert re.fullmatch(rf"-m venv {scratch}/[^/]+/env", venv)
         assert install.endswith(" -e .[ray,test] torch==2.0 cdopt==0.5")
-        assert " --profile smoke --cell-timeout 3600 --json " in execute
+        assert " --force --profile smoke --cell-timeout 3600 --json " in execute
         assert " -k one_process " in tests
         # Which must be there to be dropped.
         assert asked.startswith("in CI, of this one: -c ")
@@ -131,13 +152,13 @@ class TestRun:
         assert code == 3
         near, same = found["environments"][0]["changes"]
         assert near == {
-            "figure": "near", "was": "8", "now": "8.25", "allowed": "± 0.5",
+            "figure": "near", "was": "8", "now": "8.25", "allowed": "at most 9",
             "holds": True,
         }  # fmt: skip
         assert (same["figure"], same["holds"]) == ("same", False)
         said = capsys.readouterr().out.splitlines()
-        assert "| near | 8 | ± 0.5 | 8.25 |" in said
-        assert "| same | 7 | ± 0 | **8** |" in said
+        assert "| near | 8 | at most 9 | 8.25 |" in said
+        assert "| same | 7 | at most 7 | **8** |" in said
 
     def test_goes_on_after_a_version_that_does_not_install(self, fake, capsys, scratch):
         code, found = run(fake, "9.9", "2.11.0")
@@ -149,7 +170,7 @@ class TestRun:
         said = capsys.readouterr()
         assert said.err == "cdopt-tutorial: 1 of 2 environments failed\n"
         steps = [x for x in said.out.splitlines() if x.startswith("Python 3.12.4")]
-        assert [step.partition("cdopt 0.5: ")[2] for step in steps] == [
+        assert [step.split(": ", 1)[1] for step in steps] == [
             "installing", "installing failed: no such torch",
             "installing", "running the chapters", "running the equality tests",
         ]  # fmt: skip
@@ -184,7 +205,7 @@ class TestRun:
             while len(calls(fake)) < 3:
                 assert process.poll() is None
             below = psutil.Process(process.pid).children(recursive=True)
-            assert below and (*place.glob("*/environment"),)
+            assert below and (*place.glob("*/env"),)
             process.send_signal(signal.SIGTERM)
             assert process.communicate(timeout=30)[1] == "cdopt-tutorial: terminated\n"
         assert process.returncode == 128 + signal.SIGTERM
@@ -197,6 +218,140 @@ def calls(fake):
     return (fake / "calls").read_text().splitlines()
 
 
+def own_path():
+    """The code path of this CPU."""
+    return torch.backends.cpu.get_cpu_capability().lower()
+
+
+def allowed(cores=None):
+    """How the system writes on which cores a process runs: this one, or the first."""
+    if cores == 1:
+        return f"Cpus_allowed_list:\t{min(os.sched_getaffinity(0))}"
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(each for each in status if each.startswith("Cpus_allowed_list"))
+
+
+@pytest.fixture
+def capable(monkeypatch):
+    """Gives the CPU the code path avx512, or whichever."""
+
+    def set_path(name="AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: name)
+
+    set_path()
+    return set_path
+
+
+@pytest.mark.usefixtures("book")
+class TestMachines:
+    def seen(self, fake):
+        """What each run of the chapters found, and each of the tests."""
+        lines = (fake / "seen").read_text().splitlines()
+        return lines[::2], lines[1::2]
+
+    @pytest.mark.usefixtures("capable")
+    def test_are_what_chapters_and_tests_see(self, fake):
+        flags = "--cpu default --cpu avx2 --cpu avx512 --threads 3 --cores 1"
+        run(fake, flags=flags)
+        here = [name for name in __cpu_dispatch__ if __cpu_features__[name]]
+        newer = [name for name in here if name != "X86_V3"]
+        chapters, tests = self.seen(fake)
+        assert tests == chapters == [
+            f"default,COMPATIBLE,SSE41,{' '.join(here)},3,3,FALSE,{allowed(1)}",
+            f"avx2,AVX2,AVX2,{' '.join(newer)},3,3,FALSE,{allowed(1)}",
+            f",,,,3,3,FALSE,{allowed(1)}",
+        ]  # fmt: skip
+
+    def test_are_by_default_this_one(self, fake, monkeypatch):
+        monkeypatch.delenv("OMP_NUM_THREADS")  # that of the tests
+        run(fake)
+        assert self.seen(fake) == ([f",,,,,,,{allowed()}"],) * 2
+
+    def test_share_an_environment_and_no_result(self, fake):
+        code, found = run(fake, flags="--threads 1 --threads 7 --threads 2")
+        asked = calls(fake)
+        assert sum("-m venv" in x for x in asked) == 1
+        assert sum("--force" in x for x in asked if "execute" in x) == 3
+        one, none, two = found["environments"]
+        assert (one["chapters"], none["chapters"], two["chapters"]) == (
+            "1 of 1", "", "1 of 1",
+        )  # fmt: skip
+        assert code == 1 and "running the chapters failed" in none["failures"][0]
+        assert [x["numpy"] for x in found["environments"]] == ["numpy-1"] * 3
+
+    @pytest.mark.usefixtures("capable")
+    def test_are_named_where_their_figures_are_kept(self, book, fake):
+        write_chapters(fake, chapter(near=8.5, new=1.0), chapter("02_b failed", x=1))
+        run(fake, flags="--cpu default --cpu avx2 --cores 1 --update-reference")
+        table = tomlkit.parse((book.root / "notebooks/reference.toml").read_text())
+        assert list(table) == ["01_a"]
+        assert table["01_a"]["figures"] == {
+            "near": {"at_most": 9, "smoke": [8.0, 8.5]},
+            "new": {"smoke": 1.0},
+        }
+        seen = table["01_a"]["seen"]["smoke"]
+        for each, path in zip(seen, ("default", "avx2"), strict=True):
+            assert f", {path}, 1 cores; Python 3.12.4, torch torch-1" in each
+
+    def test_run_in_a_copy_by_this_python_if_no_version_is_named(
+        self, book, fake, monkeypatch, scratch
+    ):
+        monkeypatch.setattr(sys, "executable", str(fake / "python"))
+        file = fake / "out.json"
+        assert cli.main(["matrix", "--cores", "1", "--json", str(file)]) == 0
+        steps = r"-c .*", r"-m cdopt_tutorial.cli execute .*", r"-m pytest .*"
+        for step, asked in zip(steps, calls(fake), strict=True):
+            assert re.fullmatch(rf"{scratch}/[^/]+/project{step}", asked)
+        assert not book.results.exists()
+        (tried,) = json.loads(file.read_text())["runs"][0]["environments"]
+        assert (tried["python"], tried["torch"]) == (python_version(), "torch-1")
+
+    @pytest.mark.parametrize(
+        ("flags", "line"),
+        [
+            (
+                "--cpu avx512",
+                "cpu is 'avx512', but must be default or avx2 on this CPU",
+            ),
+            ("--cpu sse", "cpu is 'sse', but must be default or avx2 on this CPU"),
+            ("--threads -1", "threads is -1, but must be at least 0"),
+            ("--cores 0", "cores is 0, but must be from 1 to {} here"),
+            ("--cores 1 --cores 9999", "cores is 9999, but must be from 1 to {} here"),
+        ],
+    )
+    def test_have_no_more_than_this_one(self, capable, capsys, fake, flags, line):
+        capable("AVX2")
+        assert cli.main(["matrix", f"--python={fake}/python", *flags.split()]) == 2
+        line = line.format(len(os.sched_getaffinity(0)))
+        assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
+        assert not (fake / "seen").exists()
+
+    def test_are_combined_each_once(self, capable):
+        found = matrix.simulate(["default", "avx2", "default"], [1, 4], [1])
+        assert [str(each) for each in found] == [
+            f"cpu {cpu}, threads {threads}, cores 1"
+            for cpu in ("default", "avx2") for threads in (1, 4)
+        ]  # fmt: skip
+        capable("SVE256")
+        (own,) = matrix.simulate([], [], [1])
+        assert str(own) == "cpu sve256, threads –, cores 1" and own.variables() == {}
+
+    @pytest.mark.parametrize("path", ["default", "avx2", "avx512"])
+    def test_are_obeyed_without_a_warning(self, project, tmp_path, path):
+        """By torch and numpy themselves, in a process of this very Python."""
+        if path not in matrix._paths():
+            pytest.skip(f"this CPU has no {path}")
+        place = matrix.Place(tmp_path, project, *matrix.combine(project, [], [], []))
+        place.copy.mkdir()
+        (place.machine,) = matrix.simulate([path], [3], [1])
+        said = place.call(sys.executable, "-W", "error", "-c", ASK).splitlines()
+        found = {"default": set(), "avx2": {"X86_V3"}}
+        here = {name for name in __cpu_dispatch__ if __cpu_features__[name]}
+        assert said == [
+            path.upper(), "3", "1", f"{sorted(found.get(path, here) & here)}",
+        ]  # fmt: skip
+
+
 class TestVersions:
     def test_are_combined_each_once(self, book, fake):
         python = str(fake / "python")
@@ -206,8 +361,16 @@ class TestVersions:
         ]
 
     def test_are_by_default_this_python_and_what_is_pinned(self, book):
+        (found,) = matrix.combine(book, [], [], ["0.5.4"])
+        assert str(found) == f"Python {python_version()}, torch 2.0, cdopt 0.5.4"
+        assert matrix.combine(book, [], ["2.1"], [])[0].cdopt == "0.5"
+        assert found.interpreter == os.path.abspath(sys.executable)
+
+    def test_are_those_that_run_if_none_is_named(self, book):
         (found,) = matrix.combine(book, [], [], [])
-        assert str(found) == f"Python {python_version()}, torch 2.0, cdopt 0.5"
+        installed = f"torch {version('torch')}, cdopt {version('cdopt')}"
+        assert str(found) == f"Python {python_version()}, {installed}"
+        assert found.interpreter is None
 
     @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.16.0rc1", "0.5.5.post1"])
     def test_may_have_all_parts(self, book, version):
@@ -232,27 +395,117 @@ def test_each_system_has_an_equality_test(project):
         assert re.search(rf"def test_\w*{matrix.EQUALITY}", text), name
 
 
+def environment(**facts):
+    """One that was tried, and in which nothing failed or moved but for these."""
+    found = {"python": "3.11.7", "torch": "2.13.0", "cdopt": "0.5.5", "cpu": "avx2"}
+    found |= {"threads": 1, "cores": 2, "chapters": "7 of 7", "tests": "9 of 9"}
+    return found | {"seconds": 90, "failures": [], "changes": []} | facts
+
+
+class TestFile:
+    """What is written, and the table of it."""
+
+    @pytest.mark.usefixtures("book")
+    def test_tells_how_it_came_about(self, fake):
+        flags = "--cpu default --threads 2 --cores 1 --profile full"
+        write_chapters(fake, chapter(near=8.25), chapter(own=1, other="x"))
+        _, found = run(fake, "2.15.0", flags=flags)
+        assert found["command"] == (
+            "cdopt-tutorial matrix --torch 2.15.0 --python python --cpu default "
+            "--threads 2 --cores 1 --profile full"
+        )
+        assert found["profile"] == "full"
+        assert (
+            f": {found['machine']['processor']}\n" in Path("/proc/cpuinfo").read_text()
+        )
+        assert " --profile full " in next(x for x in calls(fake) if "execute" in x)
+        figures = {"01_a": {"near": 8.25}, "02_b": {"own": 1, "other": "x"}}
+        assert found["environments"][0]["figures"] == figures
+        assert str(fake) not in (fake / "out.json").read_text()
+
+    @pytest.mark.usefixtures("book")
+    def test_may_begin_with_earlier_runs(self, fake):
+        file = fake / "out.json"
+        run(fake)
+        file.write_text(json.dumps(json.loads(file.read_text())["runs"][0]))  # older
+        for count in (2, 3):
+            run(fake, flags=f"--after {file} --cores 1")
+            cores = [x["environments"][0]["cores"] for x in read_runs(file)]
+            assert cores == [len(os.sched_getaffinity(0)), *[1] * (count - 1)]
+
+    @pytest.mark.parametrize("text", ["", "{", "3"])
+    def test_of_earlier_runs_is_one(self, fake, capsys, text):
+        (fake / "earlier").write_text(text)
+        assert cli.main(["matrix", f"--after={fake}/earlier"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "argument --after: invalid earlier value: " in line
+        assert cli.main(["matrix", f"--after={fake}/none"]) == 2
+        assert "No such file" in capsys.readouterr().err
+
+    def test_shows_machines_beside_versions(self):
+        change = {
+            "figure": "04-x",
+            "was": "1",
+            "now": "2",
+            "allowed": "± 0",
+            "holds": 0,
+        }
+        tried = environment(), environment(cpu="default", threads=0, changes=[change])
+        where = {"processor": "A CPU", "cores": 2}
+        run = {"date": "d", "profile": "full", "machine": where, "environments": tried}
+        head, _, _, _, one, other, *_, names, _, moved = matrix.table(run).splitlines()
+        assert head == "Run on d, on A CPU with 2 cores, in the profile full:"
+        assert one.endswith("| – | – | avx2 | 1 | 2 | 7 of 7 | 9 of 9 | 2 |")
+        assert other.endswith("| – | – | default | – | 2 | 7 of 7 | 9 of 9 | 2 |")
+        assert names == (
+            "| figure | stored | allowed | cpu avx2, threads 1 "
+            "| cpu default, threads – |"
+        )
+        assert moved == "| 04-x | 1 | ± 0 | same | **2** |"
+
+    def test_shows_each_run(self):
+        where = {"processor": "A CPU", "cores": 2}
+        runs = [
+            {"date": day, "profile": "full", "machine": where, "environments": tried}
+            for day, tried in (
+                ("1", [environment()]),
+                ("2", [environment(cpu="avx512")]),
+            )
+        ]
+        both = matrix.table({"runs": runs})
+        assert both == "\n".join(map(matrix.table, runs))
+        assert "| avx2 |" in both and "| avx512 |" in both
+
+
+def read_runs(file):
+    """The runs that a file has."""
+    return matrix.runs(json.loads(file.read_text()))
+
+
 @pytest.fixture(scope="module")
-def tried():
+def runs():
     """What the book shows."""
     path = this_project().root / "book/versions.json"
     if not path.exists():
         pytest.skip("no run is kept: `cdopt-tutorial matrix --json book/versions.json`")
-    return json.loads(path.read_text())
+    return read_runs(path)
 
 
 class TestBook:
     """The file that the page is made from, and what it stands on."""
 
-    def test_has_the_pinned_torch_and_another(self, project, tried):
-        (pinned,) = matrix.combine(project, [], [], [])
-        torches = [x["torch"].partition("+")[0] for x in tried["environments"]]
+    def test_has_the_pinned_torch_and_another(self, project, runs):
+        (pinned,) = matrix.combine(project, [sys.executable], [], [])
+        tried = [each for run in runs for each in run["environments"]]
+        torches = [each["torch"].partition("+")[0] for each in tried]
         assert pinned.torch in torches and len(set(torches)) >= 2
-        assert {x["cdopt"] for x in tried["environments"]} == {pinned.cdopt}
+        assert {each["cdopt"] for each in tried} == {pinned.cdopt}
 
-    def test_has_only_figures_of_the_reference(self, project, tried):
-        known, reference = set(), Reference(project)
-        for each in project.chapters():
-            known |= reference.changes(each.stem, tried["profile"], {}).keys()
-        changes = [c for each in tried["environments"] for c in each["changes"]]
-        assert {change["figure"] for change in changes} <= known
+    def test_has_only_figures_of_the_reference(self, project, runs):
+        reference = Reference(project)
+        for run in runs:
+            known = set()
+            for each in project.chapters():
+                known |= reference.changes(each.stem, run["profile"], {}).keys()
+            changes = [c for each in run["environments"] for c in each["changes"]]
+            assert {change["figure"] for change in changes} <= known

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Trace
@@ -420,6 +421,17 @@ class TestConversations:
         assert remote.rounds == local.rounds
         assert told == reports == [("agent", record) for record in local.rounds]
         assert [record.number for record in local.rounds] == [1, 2, 3, 4]
+
+    def test_threads_of_the_caller_do_not_matter(self):
+        # Threads cut the sum over a round of more than 32,768 steps.
+        config = ReinforceConfig(num_observers=1, num_envs=3_000, max_episodes=6_000)
+        found = [run(config)]
+        for threads in (1, 2, 3):
+            with set_torch_threads(threads):
+                found.append(run_locally(config))
+        assert found[0].rounds[0].env_steps > 32_768
+        one, *others = [each.weights.values() for each in found]
+        assert all(all(map(torch.equal, one, other)) for other in others)
 
     def test_an_observer_does_what_it_would_do_among_more(self):
         two = one_round(ReinforceConfig("per-step", num_observers=2, **self.FEW))[1]

@@ -1,12 +1,16 @@
-"""The pages: strict each time, nothing run, nothing done when nothing changed."""
+"""The pages: strict each time, nothing run, nothing done when nothing changed.
+
+A chapter that fails takes no other page with it.
+"""
 
 import json
 import re
 
 import pytest
 import yaml
-from books import smallest_book, write_chapter
+from books import smallest_book, write_chapter, write_contents
 
+from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish import render as module
 from cdopt_tutorial.publish.chapter import read_chapter
 from cdopt_tutorial.publish.execute import execute, find_result, open_cache
@@ -165,3 +169,107 @@ def test_builder_that_runs_a_chapter_itself_is_a_failure(book, monkeypatch):
     write_chapter(book, "print(43)")
     with pytest.raises(RenderError, match="Executing notebook"):
         render(book)
+
+
+GLUE = "from cdopt_tutorial import show\nshow.glue({!r}, {!r})"
+QUOTE = "Here x is {glue:text}`01-x:.2f`, written ``{glue:text}`01-x:.2f` ``."
+
+
+@pytest.fixture
+def larger(book, monkeypatch) -> Project:
+    """A book of two chapters, whose front page quotes both, and one that does not."""
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    config = yaml.safe_load((book.root / "_config.yml").read_text())
+    config["parse"] = {"myst_enable_extensions": ["substitution"]}
+    write_contents(book, config, "notebooks/02_b", "book/errors", "book/moves")
+    write_chapter(book, "print(6 * 7)", GLUE.format("02-y", 7), name="02_b")
+    write_chapter(book, GLUE.format("01-x", 0.25), prose=f"# A chapter\n\n{QUOTE}")
+    for name, title in {"errors": "Errors", "moves": "Moves"}.items():
+        (book.root / f"book/{name}.md").write_text(f"# {title}\n\n`01-x`, `02-y`\n")
+    quote = """\nx is {{ "%.1f" % figures["01-x"] }} in {{ minutes['01_a'] }} minutes,
+    y is {{ "%.0f" % figures["02-y"] }}.\n"""
+    with (book.root / "book/index.md").open("a") as file:
+        file.write(quote)
+    return book
+
+
+def words(book: Project, page: str) -> str:
+    """What the article of a page reads, in one line."""
+    text = (book.html / page).read_text()
+    article = re.search("<article.*</article>", text, re.DOTALL)[0]
+    return " ".join(re.sub("<.*?>", "", article, flags=re.DOTALL).split())
+
+
+def test_a_chapter_that_fails_takes_no_page_with_it(larger, capfd):
+    broken = "y = 0\n1 / y", GLUE.format("01-x", 0.25), "print('never', 'reached')"
+    write_chapter(larger, "print('so' + ' far')", *broken, prose=f"# Broken\n\n{QUOTE}")
+    for ran in (["01_a", "02_b"], ["01_a"]):  # again, only what has no result is run
+        assert main(["build"]) == 1
+        said = capfd.readouterr()
+        assert re.findall("running notebooks/(.*).ipynb", said.out) == ran
+        assert "\nrendering the pages\n" in said.out
+        assert "ZeroDivisionError: division by zero" in said.err
+        assert said.err.endswith("\na chapter failed: its page says what to do\n")
+        assert said.out.endswith("\nthe book: _build/html/index.html\n")
+        page = words(larger, "notebooks/01_a.html")
+        note, _, below = page.partition("Here x is ")
+        assert note.startswith("Broken# This chapter did not run through ")
+        assert "notebooks/01_a.ipynb failed in code cell 2 of 4, which begins" in note
+        assert "y = 0 ZeroDivisionError: division by zero" in note
+        assert "cdopt-tutorial execute notebooks/01_a.ipynb" in note
+        assert "kept as far as it ran: _build/failed/01_a.ipynb" in note
+        assert "“Errors” says what the error means" in note
+        assert below.startswith("(not measured), written {glue:text}`01-x:.2f` .")
+        assert "so far" in below and "Traceback" in below
+        assert "never reached" not in below
+        assert "42" in words(larger, "notebooks/02_b.html")
+        assert "did not run" not in words(larger, "notebooks/02_b.html")
+        front = words(larger, "book/index.html")
+        assert "x is (not measured) in (not measured) minutes, y is 7." in front
+    write_chapter(larger, "print('mended')", *broken[1:], prose=f"# Mended\n\n{QUOTE}")
+    assert main(["build"]) == 0
+    assert re.findall("running .*/(.*).ipynb", capfd.readouterr().out) == ["01_a"]
+    page = words(larger, "notebooks/01_a.html")
+    assert page.startswith("Mended# Here x is 0.25, written {glue:text}`01-x:.2f` .")
+    assert "x is 0.2 in 0." in words(larger, "book/index.html")
+    assert main(["build"]) == 0
+    assert "nothing changed: no page was rendered" in capfd.readouterr().out
+
+
+def test_beside_a_chapter_that_failed_all_else_is_strict(larger, capfd):
+    write_chapter(larger, "1 / 0")
+    with (larger.root / "book/index.md").open("a") as file:
+        file.write("""\n{{ figures["02-none"] }}, {{ figures["01-x"] }}\n""")
+    assert main(["build"]) == 1
+    said = capfd.readouterr()
+    (line,) = [line for line in said.err.splitlines() if "WARNING" in line]
+    assert "02-none" in line
+    assert "the book:" not in said.out
+
+
+def test_a_chapter_of_which_nothing_is_kept_has_a_page(larger):
+    write_chapter(larger, "!echo {6 * 7}")  # Python's lexer would warn of it
+    assert render(larger, partial=True) is True
+    page = words(larger, "notebooks/01_a.html")
+    assert "There is no result." in page and "!echo {6 * 7}" in page
+
+
+def test_a_figure_that_moved_is_shown_where_it_is_quoted(larger, capfd):
+    table = larger.root / "notebooks/reference.toml"
+    rows = """[01_a.figures]\n"01-x" = {full = 0.2, at_most = 0.2}\n
+    [02_b.figures]\n"02-y" = {full = 6, at_most = 8}\n"""
+    table.write_text(rows)
+    assert main(["build"]) == 0
+    note = "Figures that moved They moved farther than they may, so a sentence that "
+    note += "quotes them may not hold. “Moves” says what to do. "
+    note += "01-x: was 0.2, is 0.25 (allowed: at most 0.2) "
+    front = words(larger, "book/index.html")
+    assert front.startswith(f"Front# {note}") and "02-y" not in front
+    page = words(larger, "notebooks/01_a.html")
+    assert page.startswith(f"A chapter# {note}Here x is 0.25")
+    for other in ("notebooks/02_b", "book/errors"):
+        assert "moved" not in words(larger, f"{other}.html")
+    table.write_text(rows.replace("0.2", "0.25"))
+    assert main(["build"]) == 0
+    for name in ("book/index", "notebooks/01_a"):
+        assert "moved" not in words(larger, f"{name}.html")

@@ -399,7 +399,7 @@ def shapes():
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (5, 2)])
 def test_ranks_share_the_cores(monkeypatch, cores, threads):
     asked = {}
-    monkeypatch.setattr(system.psutil, "cpu_count", lambda: cores)
+    monkeypatch.setattr(system, "cpu_count", lambda: cores)
     monkeypatch.setattr(system, "check", lambda _: None)
     launch = lambda engine, roles, **_: asked.update(roles) or {}  # noqa: E731
     monkeypatch.setattr(system.TorchRPC, "launch", launch)

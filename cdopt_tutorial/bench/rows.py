@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
 import torch
+from joblib import cpu_count
 
 from cdopt_tutorial.engines import Trace
 
@@ -91,7 +91,7 @@ def rows(values: Values, units: Units, baseline: str) -> list[Row]:
 
 def report(measured: list[Row], **more: Any) -> dict[str, Any]:
     """What a bench writes as JSON: the rows, where they come from, and more."""
-    machine = {"cores": psutil.cpu_count(), "python": platform.python_version()}
+    machine = {"cores": cpu_count(), "python": platform.python_version()}
     machine |= {"torch": torch.__version__, "system": platform.system()}
     return {"rows": [asdict(row) for row in measured], "machine": machine, **more}
 

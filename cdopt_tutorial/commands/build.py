@@ -17,20 +17,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chapters and render the pages, whatever figure moved; 1 if one failed."""
+    """Run the chapters and render the pages, whatever moved or failed; 1 if one did."""
     with bad_input():
         book = project.this_project()
         site.read_site()
         site.edition(book.root)
-    failed = execute.run(args)
-    if failed not in (0, execute.DRIFTED):
-        return failed
+    failed = execute.run(args) not in (0, execute.DRIFTED)
     try:
-        built = render.render(book, device=args.device)
+        built = render.render(book, device=args.device, partial=failed)
     except render.RenderError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     if not built:
         print("nothing changed: no page was rendered")
+    if failed:
+        print("a chapter failed: its page says what to do", file=sys.stderr)
     print(f"the book: {book.relative(book.html / 'index.html')}")
-    return 0
+    return int(failed)

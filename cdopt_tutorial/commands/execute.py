@@ -13,13 +13,13 @@ from cdopt_tutorial.commands.common import (
     write_json,
 )
 from cdopt_tutorial.engines.device import pick_device
-from cdopt_tutorial.publish import chapter, execute, project
+from cdopt_tutorial.publish import chapter, execute, project, reference
 from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
 OTHER_TEXT = (
-    "  its text is another Python's: what depends on it moves by that, not by torch"
+    "  its text is another IPython's: what depends on it moves by that, not by torch"
 )
 DRIFTED = 3  # exit code of a run in which all went through, and a figure moved
 Executions = list[execute.Execution]
@@ -37,8 +37,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
     flag("-p", "--parameter", dest="values", default=[], help=values, **pairs)
-    update = "show the figures that moved, then write them to notebooks/reference.toml"
+    update = "add what this machine gave to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
+    anew = "with --update-reference: forget what other runs gave before"
+    flag("--anew", action="store_true", help=anew)
     hung = "seconds after which a cell counts as hung (default: %(default)s)"
     flag("--cell-timeout", metavar="N", type=int, default=CELL_TIMEOUT, help=hung)
     add_device(parser)
@@ -68,13 +70,20 @@ def run(args: argparse.Namespace) -> int:
     # A reader's own notebook has no reference.
     done = [result for result in done if result.path.resolve() in book.chapters()]
     moved = _compare(done, book, was, args.profile)
-    if moved and args.update_reference:
-        for result in [result for result in done if result.error is None]:
-            figures, digest = result.figures, data.reference_digest()
-            was.update(result.path.stem, args.profile, figures, digest)
+    if args.update_reference:
+        _update(done, was, args)
         print("\nnow in the reference, but for bounds, which are yours to change:")
         moved = _compare(done, book, was, args.profile)
     return failed or (DRIFTED if moved else 0)
+
+
+def _update(done: Executions, was: Reference, args: argparse.Namespace) -> None:
+    """Add to the reference what chapters gave that ran through."""
+    digest, origin = data.documentation_digest(), reference.origin()
+    for name, result in {r.path.stem: r for r in done if r.error is None}.items():
+        if args.anew:
+            was.forget(name, args.profile)
+        was.update(name, args.profile, result.figures, origin, digest)
 
 
 def _as_json(result: execute.Execution) -> dict:
@@ -122,7 +131,7 @@ def _compare(done: Executions, book: Project, was: Reference, profile: str) -> i
         drift = was.drift(name, profile, result.figures, complete=complete)
         if drift:
             print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
-            if not was.has_text(name, data.reference_digest()):
+            if not was.has_text(name, data.documentation_digest()):
                 print(OTHER_TEXT, file=sys.stderr)
         for name, how in drift.items():
             print(f"  {name}: {how}", file=sys.stderr)

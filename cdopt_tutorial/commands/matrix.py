@@ -1,49 +1,99 @@
-"""`cdopt-tutorial matrix`: run chapters and tests under other versions."""
+"""`cdopt-tutorial matrix`: run chapters and tests under other versions and machines."""
 
 import argparse
+import json
 import os
-import platform
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
+from cdopt_tutorial import data
 from cdopt_tutorial.commands.common import Failed, add_json, bad_input, write_json
 from cdopt_tutorial.commands.execute import DRIFTED
 from cdopt_tutorial.publish import matrix, project
-from cdopt_tutorial.publish.reference import Reference
+from cdopt_tutorial.publish.reference import Reference, origin, processor
+from cdopt_tutorial.scratch import scratch
+
+# Each may be given as often as one likes, and all combinations are tried.
+CHOICES = {
+    "torch": ("VERSION", str, "a version of torch (default: the pinned)"),
+    "cdopt": ("VERSION", str, "a version of cdopt (default: the pinned)"),
+    "python": ("NAME", str, "a Python such as python3.12 (default: this one)"),
+    "cpu": ("PATH", str, "default, avx2 or avx512, a code path (default: the CPU's)"),
+    "threads": ("N", int, "threads of the operators (default: as they choose)"),
+    "cores": ("N", int, "so many cores for all processes (default: all)"),
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each version that can be chosen, and that of the results."""
-    parser.epilog = "exit code 1: an environment failed; 3: all ran, but a figure moved"
-    for name in ("torch", "cdopt"):
-        what = f"a version of {name} to try, as often as you like (default: the pinned)"
-        parser.add_argument(
-            f"--{name}", metavar="VERSION", action="append", default=[], help=what
-        )
-    what = "a Python to make environments with, such as python3.12 (default: this one)"
-    parser.add_argument(
-        "--python", metavar="NAME", action="append", default=[], help=what
+    """Add a flag for each choice, and those of what is run and where it is kept."""
+    parser.epilog = (
+        "Each choice may be given several times, and all combinations are tried; where "
+        "no version is chosen, in the environment that is there. "
+        "exit code 1: an environment failed; 3: all ran, but a figure moved"
     )
+    for name, (metavar, kind, what) in CHOICES.items():
+        options = {"action": "append", "default": [], "help": what}
+        parser.add_argument(f"--{name}", metavar=metavar, type=kind, **options)
+    profiles = "full: as the book shows them; smoke: short runs (default: smoke)"
+    options = {"choices": project.PROFILES, "default": "smoke", "help": profiles}
+    parser.add_argument("--profile", **options)
+    update = "add what these machines gave to notebooks/reference.toml"
+    parser.add_argument("--update-reference", action="store_true", help=update)
     add_json(parser)
+    before = "put the runs that this file has before this one, such as the same file's"
+    options = {"type": earlier, "default": [], "metavar": "FILE", "help": before}
+    parser.add_argument("--after", **options)
     parser.set_defaults(run=run)
+
+
+def earlier(name: str) -> list[matrix.Found]:
+    """The runs in a file that this command wrote."""
+    with bad_input():
+        text = Path(name).read_bytes()
+    return matrix.runs(json.loads(text))
 
 
 def run(args: argparse.Namespace) -> int:
     """Try all combinations, one after another; what is done is written at once."""
     with bad_input():
         book = project.this_project()
-        Reference(book)
+        was = Reference(book)
         wanted = matrix.combine(book, args.python, args.torch, args.cdopt)
-    machine = {"processor": platform.machine(), "cores": os.cpu_count()}
+        machines = matrix.simulate(args.cpu, args.threads, args.cores)
     tried: list[matrix.Found] = []
-    found = {"date": datetime.now(UTC).date().isoformat(), "machine": machine}
-    found |= {"profile": matrix.PROFILE, "environments": tried}
+    found = {"date": datetime.now(UTC).date().isoformat(), "command": _command(args)}
+    found["machine"] = {"processor": processor(), "cores": os.cpu_count()}
+    found |= {"profile": args.profile, "environments": tried}
+    progress = partial(print, flush=True)
     for versions in wanted:
-        tried.append(matrix.try_out(book, versions, partial(print, flush=True)))
-        write_json(args.json, found)
+        with scratch() as folder:
+            place = matrix.Place(folder, book, versions)
+            for machine in machines:
+                tried.append(matrix.try_out(place, machine, args.profile, progress))
+                write_json(args.json, {"runs": [*args.after, found]})
+                if args.update_reference:
+                    _update(was, tried[-1])
     print("\n" + matrix.table(found))
     failed = [each for each in tried if each["failures"]]
     if failed:
         raise Failed(f"{len(failed)} of {len(tried)} environments failed")
     moved = [c for each in tried for c in each["changes"] if not c["holds"]]
     return DRIFTED if moved else 0
+
+
+def _update(was: Reference, found: matrix.Found) -> None:
+    """Add to the reference what chapters gave that ran through on a machine."""
+    facts = {
+        name: found[name] for name in ("cpu", "threads", "cores", "python", "torch")
+    }
+    digest = data.documentation_digest()
+    for chapter, figures in found["figures"].items():
+        if not any(each.startswith(f"{chapter} failed") for each in found["failures"]):
+            was.update(chapter, found["profile"], figures, origin(**facts), digest)
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command line, without where things are."""
+    given = [f"--{n} {Path(str(v)).name}" for n in CHOICES for v in getattr(args, n)]
+    return " ".join(["cdopt-tutorial matrix", *given, f"--profile {args.profile}"])

@@ -12,8 +12,8 @@ from cdopt_tutorial.data.text import (
     Stream,
     Vocabulary,
     detokenize,
+    documentation_digest,
     load_corpus,
-    reference_digest,
 )
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
     "Vocabulary",
     "bigram_perplexity",
     "detokenize",
+    "documentation_digest",
     "load_corpus",
     "ngram_perplexity",
     "perplexity",
-    "reference_digest",
     "unigram_perplexity",
 ]

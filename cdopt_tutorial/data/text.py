@@ -1,15 +1,16 @@
 """Text as a model reads it: tokens, a vocabulary, a corpus, and a stream's windows."""
 
+import ast
 import copy
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from cdopt_tutorial.checks import at_least
 UNKNOWN = "<unk>"  # no text has such a token: `tokenize` would cut it in three
 MIN_COUNT = 2  # of a word that is known
 MIN_TOKENS = 1_000  # of a corpus; in fewer there is nothing to learn or to measure
-BLOCK_TOKENS = 1_000  # of a held-out block of the reference: about one section
+BLOCK_TOKENS = 1_000  # of a held-out block of the documentation
 
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _RULED_LINE = re.compile(r"^[ \t]*[-=+*~|#^]{3,}[ \t]*(?:\n|\Z)", re.MULTILINE)
@@ -38,23 +40,27 @@ _SPACING = [
 ]
 
 
-def reference_text() -> str:
-    """The Python language reference, as every CPython carries it.
+@cache  # to read all sources takes a second
+def documentation() -> str:
+    """The documentation of IPython, under the BSD License: its sources' docstrings.
 
-    The topics of ``pydoc_data.topics``, without ruled lines and repeated paragraphs,
-    which would make a model look better than it is.
+    Without ruled lines and repeated paragraphs, which would make a model look better
+    than it is. The text depends on the version of IPython, and on nothing else.
     """
-    kept: dict[str, str] = {}
-    for topic in sorted(topics):
-        for paragraph in _PARAGRAPH.split(_RULED_LINE.sub("", topics[topic])):
-            kept.setdefault(" ".join(paragraph.split()), paragraph.strip("\n"))
+    folder = Path(find_spec("IPython").origin).parent
+    kept: dict[str, None] = {}
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, _DOCUMENTED) and (said := ast.get_docstring(node)):
+                paragraphs = _PARAGRAPH.split(_RULED_LINE.sub("", said))
+                kept |= dict.fromkeys(" ".join(each.split()) for each in paragraphs)
     kept.pop("", None)
-    return "\n\n".join(kept.values()) + "\n"
+    return "\n\n".join(kept) + "\n"
 
 
-def reference_digest() -> str:
-    """A name for that text, by which another Python's is told from this one's."""
-    return hashlib.sha256(reference_text().encode()).hexdigest()[:16]
+def documentation_digest() -> str:
+    """A name for that text, by which another IPython's is told from the book's."""
+    return hashlib.sha256(documentation().encode()).hexdigest()[:16]
 
 
 def read_text(path: str | PathLike) -> str:
@@ -153,13 +159,14 @@ def load_corpus(
 ) -> Corpus:
     """Read a text in UTF-8, hold a tenth of it out, and number its words.
 
-    Of a file, the end is held out. Without a path the text is the Python reference,
-    whose topics are alphabetical: it is cut, between paragraphs, into blocks of about
-    1,000 tokens, and of every ten the fifth is held out. Raises ValueError, one line,
-    if the file is no text or too short, or ``max_vocab`` is below 2.
+    Of a file, the end is held out. Without a path the text is :func:`documentation`,
+    whose end is about other things than its beginning: it is cut, between paragraphs,
+    into blocks of about 1,000 tokens, and of every ten the fifth is held out. Raises
+    ValueError, one line, if the file is no text or too short, or ``max_vocab`` is
+    below 2.
     """
     if path is None:
-        train, valid = _hold_out_blocks(reference_text())
+        train, valid = _hold_out_blocks(documentation())
     else:
         tokens = tokenize(read_text(path))
         if len(tokens) < MIN_TOKENS:
@@ -233,7 +240,7 @@ class Stream:
 
 def _unfit(path: str | PathLike | None, why: str) -> ValueError:
     """The error of a corpus that cannot be used: one line."""
-    name = "the Python reference" if path is None else repr(str(path))
+    name = "IPython's documentation" if path is None else repr(str(path))
     return ValueError(f"corpus {name}: {why}")
 
 

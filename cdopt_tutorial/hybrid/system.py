@@ -12,9 +12,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
+from joblib import cpu_count
 from torch import Tensor, nn
 from torch.futures import Future
 
@@ -283,7 +283,7 @@ def on_workers(
 ) -> dict[str, Any]:
     """Launch a master, and who it needs; ranks as in the original."""
     number = job.config.num_trainers
-    threads = max(1, psutil.cpu_count() // (number + 1))  # one for the server
+    threads = max(1, cpu_count() // (number + 1))  # one for the server
     trainer = Role(serve, num_threads=threads)
     roles = {f"trainer{rank}": trainer for rank in range(number)}
     roles |= {MASTER: master, SERVER: Role(serve)}

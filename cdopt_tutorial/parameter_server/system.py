@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+from joblib import cpu_count
 from torch import Tensor, nn
 from torch.futures import Future
 
@@ -399,10 +399,10 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History
     where :func:`check` refuses the job, a WorkerError if a worker failed.
     """
     check(job)
-    cores, num_trainers = psutil.cpu_count(), job.config.num_trainers
-    threads = max(1, cores // num_trainers)
+    num_trainers = job.config.num_trainers
+    threads = max(1, cpu_count() // num_trainers)
     engine = engine or TorchRPC()
-    roles = {SERVER: Role(serve, num_threads=cores)}
+    roles = {SERVER: Role(serve, num_threads=cpu_count())}
     for rank in range(num_trainers):
         role = Role(train, (engine, rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role

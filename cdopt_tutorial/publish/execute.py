@@ -28,7 +28,7 @@ from jupyter_cache.cache.db import OrmBase
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellControlSignal
+from nbclient.exceptions import CellControlSignal, CellExecutionError
 from nbformat import NotebookNode
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
@@ -39,7 +39,7 @@ from cdopt_tutorial.scratch import scratch
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # What decides a result besides a chapter: files of the package, and libraries.
 _KINDS = (".py", ".mplstyle", ".svg")
-_LIBRARIES = ("torch", "cdopt", "geoopt", "gymnasium", "numpy", "scikit-learn")
+_LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn".split()
 _OPTIONAL = "ray"  # chapter 7 is another one without it
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -208,13 +208,30 @@ def _run(
     try:
         _run_cells(notebook, progress, device, cell_timeout)
     except (CellControlSignal, RuntimeError) as raised:
+        what, why = f"{name} failed in {progress.where}", _plain(raised)
+        kept = f"kept as far as it ran: {project.relative(failed)}"
+        error = f"{what}\n{why}\n{kept}"
+        if isinstance(raised, CellExecutionError):  # whose text begins with the cell
+            why = _plain(f"{raised.ename}: {raised.evalue}")
+        notebook.metadata["failed"] = "\n".join([what, *why.splitlines()[:1], kept])
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
-        reason = re.sub(r"\x1b\[[0-9;]*m", "", str(raised)).strip()
-        kept = f"kept as far as it ran: {project.relative(failed)}"
-        error = f"{name} failed in {progress.where}\n{reason}\n{kept}"
     seconds = time.monotonic() - begin
     return Execution(path, notebook, seconds, cached=False, error=error)
+
+
+def _plain(said: object) -> str:
+    """Return what is said without a terminal's colours, and without space around it."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(said)).strip()
+
+
+def read_failed(project: Project, path: Path) -> NotebookNode:
+    """Return a chapter as far as it ran; its metadata say in `failed` why no farther.
+
+    If nothing is kept it has no outputs, and nothing is said.
+    """
+    kept = project.build / "failed" / path.name
+    return nbformat.read(kept, 4) if kept.exists() else read_chapter(path)
 
 
 class _KernelManager(AsyncKernelManager):

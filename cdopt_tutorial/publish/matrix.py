@@ -1,11 +1,13 @@
-"""Run the chapters and the equality tests under other versions, and make the table.
+"""Run chapters and equality tests under other versions, and as on other machines.
 
 For each choice of versions a copy of the project is installed into an environment of
-its own, which is removed as soon as both have run there.
+its own; where none is asked for, the copy runs in this one. There both run once on each
+machine: what its processes are told of the CPU's code path, of threads and of cores.
 """
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,28 +15,35 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+from torch.backends import cpu
+
+from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.publish.execute import end_with_parent
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
-from cdopt_tutorial.scratch import scratch
 
-PROFILE = "smoke"
 PATIENCE = 3600  # seconds for a cell, since so long a run has seldom a machine alone
 EQUALITY = "one_process"  # stands in the name of each test that compares with one
 _SHOWN = ("torch", "cdopt", "numpy", "ray")  # libraries whose versions the table has
+_MACHINE = ("cpu", "threads", "cores")  # what it has of a machine
+_NAMED = ("torch", "python", "cdopt", *_MACHINE)  # what an environment is known by
+# By code paths, the oldest first: what MKL and oneDNN call them.
+_PATHS = {"default": ("COMPATIBLE", "SSE41"), "avx2": ("AVX2", "AVX2"), "avx512": ()}
 # Torch itself says which versions of these it works with.
 _OF_TORCH = "filelock fsspec jinja2 networkx sympy typing_extensions".split()
 _BUILT = "_build .git .venv .*_cache .hypothesis __pycache__ *.egg-info".split()
 _VERSION = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.(post|dev)\d+)?(\+[\w.]+)?"
 _PYTHON = "import sys, ensurepip, venv; print('%d.%d.%d' % sys.version_info[:3])"
 _INSTALLED = (
-    "import json, sys; from importlib.metadata import version as v; "
-    "print(json.dumps({name: v(name) for name in sys.argv[1:]}))"
+    "import json, sys; from importlib.metadata import distributions as all; "
+    "print(json.dumps({d.name: d.version for d in all() if d.name in sys.argv[1:]}))"
 )
 
 Found = dict[str, Any]
@@ -48,7 +57,7 @@ class _StepFailed(Exception):
 class Versions:
     """What one environment is to be made of."""
 
-    interpreter: str  #: path of the Python that makes it
+    interpreter: str | None  #: path of the Python that makes it; None: it is this one
     python: str  #: its version
     torch: str
     cdopt: str
@@ -57,24 +66,80 @@ class Versions:
         return f"Python {self.python}, torch {self.torch}, cdopt {self.cdopt}"
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What processes see of this machine."""
+
+    cpu: str  #: the code path that they take, a name of `_PATHS`
+    threads: int  #: that share an operator's work; 0: as many as each library takes
+    cores: int  #: on which they run
+
+    def __str__(self) -> str:
+        return f"cpu {self.cpu}, threads {self.threads or '–'}, cores {self.cores}"
+
+    def variables(self) -> dict[str, str]:
+        """Return what they find in their environment."""
+        found = {}
+        if self.threads:
+            # MKL would allow torch no more of them than this machine has cores.
+            found = {"OMP_NUM_THREADS": f"{self.threads}", "MKL_DYNAMIC": "FALSE"}
+            found["MKL_NUM_THREADS"] = f"{self.threads}"
+        if self.cpu != _paths()[-1]:
+            mkl, onednn = _PATHS[self.cpu]
+            found |= {"MKL_CBWR": mkl, "ONEDNN_MAX_CPU_ISA": onednn}
+            # Numpy warns of groups that it was not built with, or this CPU has not.
+            groups = np.show_config("dicts")["SIMD Extensions"].get("found", [])
+            newer = ("AVX512", "X86_V4") if self.cpu == "avx2" else ""
+            off = " ".join(name for name in groups if name.startswith(newer))
+            found |= {"ATEN_CPU_CAPABILITY": self.cpu, "NPY_DISABLE_CPU_FEATURES": off}
+        return found
+
+    def enter(self) -> None:
+        """In a process that was just forked: it stays on these cores, as all below."""
+        end_with_parent()
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.cores])
+
+
+def simulate(cpus: list[str], threads: list[int], cores: list[int]) -> list[Machine]:
+    """Return every combination; a ValueError names what this machine has not.
+
+    Where none is named, it is as it is.
+    """
+    paths, most = _paths(), len(os.sched_getaffinity(0))
+    choices = product(cpus or paths[-1:], threads or [0], cores or [most])
+    found = list(dict.fromkeys(Machine(*each) for each in choices))
+    for each in found:
+        check(each, "cpu", each.cpu in paths, f"{' or '.join(paths)} on this CPU")
+        at_least(each, 0, "threads")
+        check(each, "cores", 1 <= each.cores <= most, f"from 1 to {most} here")
+    return found
+
+
+def _paths() -> list[str]:
+    """The code paths that this CPU has; the last one is its own."""
+    own, known = cpu.get_cpu_capability().lower(), list(_PATHS)
+    return known[: known.index(own) + 1] if own in known else [own]
+
+
 def combine(
-    project: Project,
-    pythons: Iterable[str],
-    torches: Iterable[str],
-    cdopts: Iterable[str],
+    project: Project, pythons: list[str], torches: list[str], cdopts: list[str]
 ) -> list[Versions]:
     """Return every combination; where none is named, this Python or what is pinned.
 
-    A ValueError names a Python that is not here, or what is no version.
+    If nothing is named, that is the environment that runs, as it is. A ValueError names
+    a Python that is not here, or what is no version.
     """
+    if not (pythons or torches or cdopts):
+        own = (version(name) for name in ("torch", "cdopt"))
+        return [Versions(None, platform.python_version(), *own)]
     pins = (project.root / "constraints.txt").read_text("utf-8")
     given = {"torch": torches, "cdopt": cdopts}
     for name, versions in given.items():
         given[name] = versions or re.findall(rf"^{name}==(.+)$", pins, re.M)
-        for version in given[name]:
-            if not re.fullmatch(_VERSION, version):
+        for each in given[name]:
+            if not re.fullmatch(_VERSION, each):
                 needed = "must be a version, such as 2.13.0"
-                raise ValueError(f"{name} is {version!r}, but {needed}")
+                raise ValueError(f"{name} is {each!r}, but {needed}")
     found = [_find_python(name) for name in pythons or [sys.executable]]
     choices = product(found, given["torch"], given["cdopt"])
     return list(dict.fromkeys(Versions(*python, *rest) for python, *rest in choices))
@@ -94,41 +159,17 @@ def _find_python(name: str) -> tuple[str, str]:
     return os.path.abspath(path), version
 
 
-def try_out(project: Project, versions: Versions, progress: Callable) -> Found:
-    """Install these versions, run the chapters and the tests; return what came out.
+class Place:
+    """A folder with a copy of the project, and an environment of these versions."""
 
-    It calls `progress` with a line before each step. A step that fails is named under
-    "failures", and the steps after it are left out.
-    """
-    found: Found = {"python": versions.python, "torch": versions.torch}
-    found |= {"cdopt": versions.cdopt, "chapters": "", "tests": "", "changes": []}
-    found["failures"], begin = [], time.monotonic()
-    steps = {
-        "installing": _install,
-        "running the chapters": _run_chapters,
-        "running the equality tests": _run_tests,
-    }
-    with scratch() as folder:
-        place = _Place(Path(folder), project)
-        try:
-            for name, step in steps.items():
-                progress(f"{versions}: {name}")
-                step(place, versions, found)
-        except _StepFailed as error:
-            found["failures"].append(f"{name} failed: {error}")
-    found["seconds"] = round(time.monotonic() - begin)
-    for failure in found["failures"]:
-        progress(f"{versions}: {failure}")
-    return found
+    machine: Machine  #: what processes see of this one, at the time
 
-
-class _Place:
-    """A folder with a copy of the project, and its environment."""
-
-    def __init__(self, folder: Path, project: Project) -> None:
-        self.folder, self.project = folder, project
-        self.copy, self.environment = folder / "project", folder / "environment"
-        self.python = self.environment / "bin" / "python"
+    def __init__(self, folder: str, project: Project, versions: Versions) -> None:
+        self.folder, self.project, self.versions = Path(folder), project, versions
+        self.copy, self.environment = self.folder / "project", self.folder / "env"
+        made = self.environment / "bin" / "python"
+        self.python = made if versions.interpreter else sys.executable
+        self.installed: dict[str, str] = {}  #: libraries and their versions
 
     def call(self, *command: object, file: Path | None = None) -> str:
         """Run a command in the copy, with nothing of this Python's own settings.
@@ -137,9 +178,14 @@ class _Place:
         """
         env = {n: v for n, v in os.environ.items() if not n.startswith("PYTHON")}
         env.pop("CI", None)  # where there is no root, tests on hosts may be skipped
+        env |= self.machine.variables() | {"TMPDIR": str(self.folder)}
+        if not self.versions.interpreter:
+            env["PYTHONPATH"] = str(self.copy)  # goes before what is installed
+        if file:
+            file.unlink(missing_ok=True)  # that of the machine before
         done = subprocess.run(
-            list(map(str, command)), cwd=self.copy, env=env | {"TMPDIR": self.folder},
-            preexec_fn=end_with_parent, stdout=subprocess.PIPE,
+            list(map(str, command)), cwd=self.copy, env=env,
+            preexec_fn=self.machine.enter, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
         )  # fmt: skip
         if done.returncode if file is None else not file.exists():
@@ -148,33 +194,65 @@ class _Place:
         return done.stdout
 
 
-def _install(place: _Place, versions: Versions, found: Found) -> None:
-    """Make the environment, and install the copy as constraints.txt has the rest."""
-    ignore = shutil.ignore_patterns(*_BUILT)
+def try_out(place: Place, machine: Machine, profile: str, progress: Callable) -> Found:
+    """Run the chapters and the tests as on this machine; return what came out.
+
+    The versions are installed before, unless they are. It calls `progress` with a line
+    before each step. A step that fails is named under "failures", and the steps after
+    it are left out.
+    """
+    found: Found = asdict(place.versions) | place.installed | asdict(machine)
+    found |= {"chapters": "", "tests": "", "figures": {}, "changes": [], "failures": []}
+    del found["interpreter"]
+    found["profile"] = profile
+    steps = {} if place.installed else {"installing": _install}
+    steps |= {"running the chapters": _run_chapters}
+    steps |= {"running the equality tests": _run_tests}
+    place.machine, begin = machine, time.monotonic()
+    try:
+        for name, step in steps.items():
+            progress(f"{place.versions}, {machine}: {name}")
+            step(place, found)
+    except _StepFailed as error:
+        found["failures"].append(f"{name} failed: {error}")
+    found["seconds"] = round(time.monotonic() - begin)
+    for failure in found["failures"]:
+        progress(f"{place.versions}, {machine}: {failure}")
+    return found
+
+
+def _install(place: Place, found: Found) -> None:
+    """Copy the project; install it as constraints.txt has what was not asked for."""
+    versions, ignore = place.versions, shutil.ignore_patterns(*_BUILT)
+    shutil.rmtree(place.copy, ignore_errors=True)  # of a machine that came no farther
     shutil.copytree(place.project.root, place.copy, symlinks=True, ignore=ignore)
-    pins = (place.copy / "constraints.txt").read_text("utf-8")
-    free = "|".join(["torch", "cdopt", *_OF_TORCH])
-    constraints = place.folder / "constraints.txt"
-    constraints.write_text(re.sub(rf"^({free})==.*\n", "", pins, flags=re.M | re.I))
-    place.call(versions.interpreter, "-m", "venv", place.environment)
-    pip = [place.python, "-m", "pip", "--disable-pip-version-check"]
-    asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
-    place.call(*pip, "install", "-q", "-c", constraints, "-e", ".[ray,test]", *asked)
+    if versions.interpreter:
+        pins = (place.copy / "constraints.txt").read_text("utf-8")
+        free = "|".join(["torch", "cdopt", *_OF_TORCH])
+        constraints = place.folder / "constraints.txt"
+        constraints.write_text(re.sub(rf"^({free})==.*\n", "", pins, flags=re.M | re.I))
+        place.call(versions.interpreter, "-m", "venv", place.environment)
+        pip = [place.python, "-m", "pip", "--disable-pip-version-check", "install"]
+        asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
+        place.call(*pip, "-q", "-c", constraints, "-e", ".[ray,test]", *asked)
     *_, last = place.call(place.python, "-c", _INSTALLED, *_SHOWN).splitlines()
-    found |= json.loads(last)
+    place.installed = json.loads(last)
+    found |= place.installed
 
 
-def _run_chapters(place: _Place, versions: Versions, found: Found) -> None:
-    """Run all chapters in the short profile; note failures, and figures that moved."""
-    file = place.folder / "chapters.json"
-    command: list = ["-m", "cdopt_tutorial.cli", "execute", "--profile", PROFILE]
-    command += ["--cell-timeout", PATIENCE, "--json", file]
+def _run_chapters(place: Place, found: Found) -> None:
+    """Run all chapters; note failures, figures, and those that moved."""
+    file, profile = place.folder / "chapters.json", found["profile"]
+    # By force, or a result of the machine before would be reused.
+    command: list = ["-m", "cdopt_tutorial.cli", "execute", "--force"]
+    command += ["--profile", profile, "--cell-timeout", PATIENCE, "--json", file]
     place.call(place.python, *command, file=file)
     chapters = json.loads(file.read_text("utf-8"))["chapters"]
     reference = Reference(place.project)
     for path, chapter in chapters.items():
         name, error, figures = Path(path).stem, chapter["error"], chapter["figures"]
-        moved = reference.changes(name, PROFILE, figures, complete=error is None)
+        found["figures"][name] = figures
+        moved = reference.changes(name, profile, figures, complete=error is None)
         found["changes"] += [{"figure": n} | asdict(c) for n, c in moved.items()]
         if error is not None:
             *_, last = (x for x in error.splitlines() if not x.startswith("kept "))
@@ -183,7 +261,7 @@ def _run_chapters(place: _Place, versions: Versions, found: Found) -> None:
     found["chapters"] = f"{passed} of {len(chapters)}"
 
 
-def _run_tests(place: _Place, versions: Versions, found: Found) -> None:
+def _run_tests(place: Place, found: Found) -> None:
     """Run the tests that hold each system against one process; note those that fail."""
     file = place.folder / "tests.xml"
     command = ["-m", "pytest", "-q", "-n", "2", "-k", EQUALITY, "--junitxml", file]
@@ -197,13 +275,23 @@ def _run_tests(place: _Place, versions: Versions, found: Found) -> None:
         found["failures"].append(f"{name} failed")
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Return what environments were tried, and each figure that moved, as Markdown."""
-    tried, machine = found["environments"], found["machine"]
+def runs(kept: Mapping[str, Any]) -> list[Found]:
+    """Return the runs in a file of the command; an older one is a single run."""
+    return kept["runs"] if "runs" in kept else [kept]
+
+
+def table(kept: Mapping[str, Any]) -> str:
+    """Return what environments each run tried, and what moved there, as Markdown."""
+    return "\n".join(map(_table, runs(kept)))
+
+
+def _table(run: Found) -> str:
+    tried, machine = run["environments"], run["machine"]
     where = f"{machine['processor']} with {machine['cores']} cores"
-    text = f"Run on {found['date']}, on {where}, in the profile {found['profile']}:\n\n"
-    columns = ["python", *_SHOWN, "chapters", "tests"]
-    rows = [[each.get(c) or "–" for c in columns] for each in tried]
+    text = f"Run on {run['date']}, on {where}, in the profile {run['profile']}:\n\n"
+    simulated = [name for name in _MACHINE if any(name in each for each in tried)]
+    columns = ["python", *_SHOWN, *simulated, "chapters", "tests"]
+    rows = [[str(each.get(c) or "–") for c in columns] for each in tried]
     for row, each in zip(rows, tried, strict=True):
         row.append(f"{each['seconds'] / 60:.0f}")
     text += _markdown([*columns, "minutes"], rows) + "\n"
@@ -228,9 +316,10 @@ def _moved(tried: list[Found]) -> str:
 
 
 def _names(tried: list[Found]) -> list[str]:
-    """What tells each environment from the others, and torch in any case."""
-    differ = [k for k in ("python", "cdopt") if len({each[k] for each in tried}) > 1]
-    return [" ".join(f"{k} {each[k]}" for k in ["torch", *differ]) for each in tried]
+    """What tells each environment from the others; torch, if there is no other."""
+    rows = [{k: each.get(k) or "–" for k in _NAMED} for each in tried]
+    differ = [k for k in _NAMED if len({row[k] for row in rows}) > 1] or ["torch"]
+    return [", ".join(f"{k} {row[k]}" for k in differ) for row in rows]
 
 
 def _markdown(head: list[str], rows: Iterable[list[str]]) -> str:

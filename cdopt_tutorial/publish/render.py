@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import yaml
+from jupyter_cache import get_cache
+from jupyter_cache.base import CacheBundleIn
 
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
 from cdopt_tutorial.publish.execute import (
@@ -15,9 +17,11 @@ from cdopt_tutorial.publish.execute import (
     find_result,
     fingerprint,
     open_cache,
+    read_failed,
 )
 from cdopt_tutorial.publish.matrix import table
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
 
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
@@ -28,14 +32,15 @@ class RenderError(Exception):
     """The pages could not be built cleanly; the message says what is wrong."""
 
 
-def render(project: Project, *, device: str = "cpu") -> bool:
+def render(project: Project, *, device: str = "cpu", partial: bool = False) -> bool:
     """Build `_build/html` from the sources and the cached results.
 
     A build is a full one, or a second try would pass: a page that is not read again
     does not repeat its warnings. Returns False if the pages were up to date. Raises
     RenderError if a chapter has no valid result, or at a warning; see also `read_site`.
+    With `partial` such a chapter is shown as far as it ran, and is never up to date.
     """
-    config = _config(project, device)
+    config = _config(project, device, partial)
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, _sources(project.root), (config, VERSION))
     stamp = project.build / "render.stamp"
@@ -50,7 +55,8 @@ def render(project: Project, *, device: str = "cpu") -> bool:
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
-    stamp.write_bytes(_stamp(name, project.html))
+    if not config["sphinx"]["config"]["page_notes"]["failed"]:
+        stamp.write_bytes(_stamp(name, project.html))
     return True
 
 
@@ -67,25 +73,61 @@ def _sources(root: Path) -> list[Path]:
     return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 
 
-def _config(project: Project, device: str) -> dict:
-    """Return the book's configuration, with the figures and minutes pages may quote."""
-    site, figures, minutes = read_site(), {}, {}
-    cache = open_cache(project, device)
-    for chapter in project.chapters():
-        result = find_result(cache, read_chapter(chapter))
-        if result is None:
-            name = project.relative(chapter)
-            how = f"run `cdopt-tutorial execute {name}`"
-            raise RenderError(f"{name} has no valid result: {how}")
-        figures |= claimed(result.nb)
-        minutes[chapter.stem] = result.record.data["execution_seconds"] / 60
+def _config(project: Project, device: str, partial: bool) -> dict:
+    """Return the book's configuration, with what pages may quote, and must note."""
+    site = read_site()
+    cache, quotes, notes = _results(project, device, partial)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    config["execute"] = {"execute_notebooks": "cache", "cache": str(cache.path)}
+    config["execute"] = {"execute_notebooks": "cache", "cache": str(cache)}
     config["execute"]["raise_on_error"] = True
-    quotes = {"figures": figures, "minutes": minutes, "versions": _versions(project)}
+    quotes["versions"] = _versions(project)
     config.setdefault("parse", {})["myst_substitutions"] = quotes
+    sphinx = config["sphinx"]["config"]
+    sphinx["extensions"].append("cdopt_tutorial.publish.notes")
+    sphinx["page_notes"] = notes
     add_site(config, site)
     return config
+
+
+def _results(project: Project, device: str, partial: bool) -> tuple[Path, dict, dict]:
+    """Return a folder of all chapters' results, the quotes from them, and the notes."""
+    cache, reference, failed = open_cache(project, device), Reference(project), {}
+    quotes, notes = {"figures": {}, "minutes": {}}, {"failed": {}, "moved": {}}
+    for chapter in project.chapters():
+        notebook, name = read_chapter(chapter), project.relative(chapter)
+        if result := find_result(cache, notebook):
+            notebook = result.nb
+            minutes = result.record.data["execution_seconds"] / 60
+            quotes["minutes"][chapter.stem] = minutes
+        elif partial:
+            notebook = failed[chapter] = read_failed(project, chapter)
+            why = notebook.metadata.get("failed", "There is no result.")
+            notes["failed"][str(name.with_suffix(""))] = why
+        else:
+            how = f"run `cdopt-tutorial execute {name}`"
+            raise RenderError(f"{name} has no valid result: {how}")
+        figures = claimed(notebook)
+        quotes["figures"] |= figures
+        for figure, change in reference.changes(chapter.stem, "full", figures).items():
+            if change.was and change.now and not change.holds:
+                notes["moved"][figure] = str(change)
+    folder = _also(failed, cache.path, project) if failed else cache.path
+    return folder, quotes, notes
+
+
+def _also(failed: dict, results: Path, project: Project) -> Path:
+    """Return a copy of results, for these pages only, with chapters that failed."""
+    folder = project.build / "partial"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(results, folder)
+    for chapter, notebook in failed.items():
+        # As a kernel says when it starts, which may be what failed; else `!ls` is none.
+        language = notebook.metadata.setdefault("language_info", {"name": "python"})
+        language.setdefault("pygments_lexer", "ipython3")
+        bundle = CacheBundleIn(notebook, str(chapter))
+        put = get_cache(folder).cache_notebook_bundle
+        put(bundle, check_validity=False, overwrite=True)
+    return folder
 
 
 def _versions(project: Project) -> str:
@@ -103,8 +145,9 @@ def _versions(project: Project) -> str:
 def _run_builder(project: Project, config: Path) -> None:
     """Run jupyter-book in its own process; print its steps, log all that it says."""
     root, log, lines = project.root, project.build / "render.log", []
-    command = [sys.executable, "-c", _BUILDER, "build", root, "--path-output", root]
-    command += ["--config", config, "--toc", root / "_toc.yml"]
+    # -P: the package, and no folder of its name in the book, has the notes.
+    command = [sys.executable, "-P", "-c", _BUILDER, "build", root]
+    command += ["--path-output", root, "--config", config, "--toc", root / "_toc.yml"]
     command += ["-W", "-n", "--keep-going"]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}

@@ -8,11 +8,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
+from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Role, serve
@@ -384,9 +384,9 @@ def run(
     where :func:`check` refuses the config, a WorkerError if a worker failed.
     """
     check(config)
-    # The agent learns while the observers wait, so the cores are its own.
-    engine, threads = engine or TorchRPC(), psutil.cpu_count()
-    roles = {"agent": Role(run_agent, (engine, config), num_threads=threads)}
+    engine = engine or TorchRPC()
+    # One thread each: on a policy so small two would only wait for each other.
+    roles = {"agent": Role(run_agent, (engine, config))}
     observer = Role(serve, replaceable=True)
     roles |= {f"observer{i}": observer for i in range(config.num_observers)}
     # An observer needs one for its episode, one to be answered; more slow small calls.
@@ -402,5 +402,9 @@ def run(
 def run_locally(
     config: ReinforceConfig, on_report: Callable[[str, Round], None] | None = None
 ) -> Training:
-    """The same agent and observers in this process, without RPC."""
-    return run_agent(OneProcess(on_report), config)
+    """The same agent and observers in this process, without RPC.
+
+    It computes with one thread, as each worker does, or the bits would be others.
+    """
+    with set_torch_threads(1):
+        return run_agent(OneProcess(on_report), config)

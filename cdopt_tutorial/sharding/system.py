@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
+from joblib import cpu_count
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -216,7 +216,7 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """
     check(job)
     number = job.config.num_ranks
-    threads = max(1, psutil.cpu_count() // number)
+    threads = max(1, cpu_count() // number)
     roles = {
         f"rank{rank}": Role(run_rank, (job, rank), num_threads=threads)
         for rank in range(number)

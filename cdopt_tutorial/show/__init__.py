@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import io
-import os
 import platform
 import re
 import tempfile
@@ -19,6 +18,7 @@ import imageio_ffmpeg
 import numpy as np
 import torch
 from IPython.display import HTML, display
+from joblib import cpu_count
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -41,7 +41,7 @@ def environment(device: str = "cpu") -> HTML:
     """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
     facts = {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts = {"Python": platform.python_version(), **facts, "device": _device(device)}
-    facts |= {"cores": str(len(os.sched_getaffinity(0))), "date": f"{date.today()}"}
+    facts |= {"cores": str(cpu_count()), "date": f"{date.today()}"}
     cells = "".join(
         '<div style="margin-right:1.6em">'
         f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
