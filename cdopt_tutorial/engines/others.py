@@ -52,7 +52,9 @@ class Others:
 
     def __enter__(self) -> "Others":
         self._hosts[self.own] = socket.gethostname()
-        self._tell(f"host/{self.own}", self._hosts[self.own])
+        # Before anything is begun: who is cut off at once is named by his host as well.
+        with suppress(RuntimeError):  # the first process has gone; silence will tell
+            self._store.set(f"host/{self.own}", pickle.dumps(self._hosts[self.own]))
         self._thread.start()
         return self
 
