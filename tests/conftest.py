@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 from cdopt_tutorial.engines import group
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project, this_project
+from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.publish.render import render
 from cdopt_tutorial.scratch import of_process
 
@@ -110,16 +111,26 @@ def runs() -> Running:
 
 @pytest.fixture(scope="session")
 def project() -> Project:
-    """This book."""
-    return this_project()
+    """This book; what tests build of it lies beside what `make book` has built."""
+    root = this_project().root
+    return Project(root, root / "_build" / "tests")
 
 
 @pytest.fixture(scope="session")
-def site(project) -> Path:
-    """The folder of the pages, rendered strictly from chapters that ran."""
-    errors = [done.error for done in execute(project.chapters(), project=project)]
-    assert not any(errors), "\n".join(filter(None, errors))
-    render(project)
+def short(project) -> dict[Path, dict]:
+    """What the short profile sets in each chapter."""
+    chapters, profile = project.chapters(), Reference(project)
+    return {path: profile.parameters(path.stem, "smoke") for path in chapters}
+
+
+@pytest.fixture(scope="session")
+def site(project, short) -> Path:
+    """The folder of the pages, rendered strictly from short runs of the chapters."""
+    chapters = project.chapters()
+    done = execute(chapters, project=project, parameters=short)
+    errors = [each.error for each in done if each.error]
+    assert not errors, "\n".join(errors)
+    render(project, profile="smoke")
     return project.html
 
 

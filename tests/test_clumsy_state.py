@@ -76,6 +76,7 @@ COMMANDS = {
     "execute -p y 1": "notebooks/01_a.ipynb: no parameter 'y'; there are: x",
     "execute -p x 1 --update-reference":
         "--update-reference is for runs on the cpu with no -p",
+    "execute --anew": "--anew is for --update-reference",
 }  # fmt: skip
 SITE = {
     "CDOPT_TUTORIAL_URL": "CDOPT_TUTORIAL_URL is 'ftp:/': an address like "

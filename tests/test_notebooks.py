@@ -39,9 +39,9 @@ def test_there_are_chapters():
 
 
 @pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
-def done(request, project):
-    """What became of a chapter; the run is made once, if there is no result yet."""
-    return execute([request.param], project=project)[0]
+def done(request, project, short):
+    """What became of a short run; it is made once, if there is no result yet."""
+    return execute([request.param], project=project, parameters=short)[0]
 
 
 def test_runs_through(done):
@@ -51,7 +51,7 @@ def test_runs_through(done):
 def test_claims_the_figures_of_the_reference(done, project):
     # Also of a chapter that failed: what moved says why.
     drift = Reference(project).drift(
-        done.path.stem, "full", done.figures, complete=done.error is None
+        done.path.stem, "smoke", done.figures, complete=done.error is None
     )
     assert not drift, drift
 

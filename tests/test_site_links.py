@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from browsing import is_ours, pages
 
-from cdopt_tutorial.publish.chapter import read_chapter
+from cdopt_tutorial.publish.chapter import inject, read_chapter
 from cdopt_tutorial.publish.execute import find_result, open_cache
 from cdopt_tutorial.publish.project import this_project
 
@@ -122,13 +122,14 @@ def test_links_out_are_well_formed_and_encrypted(read):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_download_is_the_chapter_as_it_was_executed(site, project, read, path):
+def test_download_is_the_chapter_as_it_was_executed(site, project, short, read, path):
     """In an empty folder, by `execute`: so the notebook needs no file beside it."""
     page = f"notebooks/{path.stem}.html"
     (link,) = [link for link in read[page].links if link.endswith(".ipynb")]
     download = site / target(page, link)[0]
     offered = read_chapter(download)
     assert offered.cells == read_chapter(path).cells
+    inject(offered, short[path])
     result = find_result(open_cache(project, "cpu"), offered)
     executed = [cell for cell in result.nb.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in executed)

@@ -95,6 +95,8 @@ def _as_json(result: execute.Execution) -> dict:
 def _values(args: argparse.Namespace, book: Project, was: Reference) -> dict:
     """What is set from outside in each notebook that is to run, once it is checked."""
     own = {name: chapter.read_value(text) for name, text in args.values}
+    if args.anew and not args.update_reference:
+        raise ValueError("--anew is for --update-reference")
     if args.update_reference and (own or args.device != "cpu"):
         raise ValueError("--update-reference is for runs on the cpu with no -p")
     values = {}

@@ -47,8 +47,8 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     Python, or lacks a name, a ValueError says so.
     """
     # What was set from outside before is overruled, as papermill does it.
-    others = [c for c in notebook.cells if not _tagged(c, "injected-parameters")]
-    given = [cell for cell in others if _tagged(cell, "parameters")]
+    withdraw(notebook)
+    given = [cell for cell in notebook.cells if _tagged(cell, "parameters")]
     if len(given) != 1:
         raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
     try:
@@ -63,8 +63,13 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
     cell = new_code_cell(f"# Set from outside:{lines}")
     cell.metadata["tags"] = ["injected-parameters"]
-    others.insert(others.index(given[0]) + 1, cell)
-    notebook.cells = others
+    notebook.cells.insert(notebook.cells.index(given[0]) + 1, cell)
+
+
+def withdraw(notebook: NotebookNode) -> None:
+    """Take out, in place, what `inject` has put in; all else stays, outputs as well."""
+    cells = notebook.cells
+    notebook.cells = [c for c in cells if not _tagged(c, "injected-parameters")]
 
 
 def _tagged(cell: NotebookNode, tag: str) -> bool:

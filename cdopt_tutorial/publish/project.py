@@ -8,10 +8,11 @@ PROFILES = ("full", "smoke")  # as the book shows chapters, or as short as check
 class Project:
     """The folder of one book: its sources and everything built from them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, output: Path | None = None) -> None:
         self.root = root  #: absolute path of the folder that holds `_config.yml`
         self.package = root / "cdopt_tutorial"  #: what the chapters import
-        self.build = root / "_build"  #: holds all that is built
+        #: holds all that is built: in the root, or in a folder that is named
+        self.build = (output or root) / "_build"
         self.results = self.build / ".jupyter_cache"  #: a cache of runs per digest
         self.html = self.build / "html"  #: the rendered site
 

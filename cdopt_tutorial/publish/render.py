@@ -11,7 +11,7 @@ import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 
-from cdopt_tutorial.publish.chapter import claimed, read_chapter
+from cdopt_tutorial.publish.chapter import claimed, read_chapter, withdraw
 from cdopt_tutorial.publish.execute import (
     end_with_parent,
     find_result,
@@ -32,15 +32,22 @@ class RenderError(Exception):
     """The pages could not be built cleanly; the message says what is wrong."""
 
 
-def render(project: Project, *, device: str = "cpu", partial: bool = False) -> bool:
+def render(
+    project: Project,
+    *,
+    device: str = "cpu",
+    partial: bool = False,
+    profile: str = "full",
+) -> bool:
     """Build `_build/html` from the sources and the cached results.
 
     A build is a full one, or a second try would pass: a page that is not read again
     does not repeat its warnings. Returns False if the pages were up to date. Raises
     RenderError if a chapter has no valid result, or at a warning; see also `read_site`.
     With `partial` such a chapter is shown as far as it ran, and is never up to date.
+    The results are those of a profile.
     """
-    config = _config(project, device, partial)
+    config = _config(project, device, partial, profile)
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, _sources(project.root), (config, VERSION))
     stamp = project.build / "render.stamp"
@@ -73,10 +80,10 @@ def _sources(root: Path) -> list[Path]:
     return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 
 
-def _config(project: Project, device: str, partial: bool) -> dict:
+def _config(project: Project, device: str, partial: bool, profile: str) -> dict:
     """Return the book's configuration, with what pages may quote, and must note."""
     site = read_site()
-    cache, quotes, notes = _results(project, device, partial)
+    cache, quotes, notes = _results(project, device, partial, profile)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     config["execute"] = {"execute_notebooks": "cache", "cache": str(cache)}
     config["execute"]["raise_on_error"] = True
@@ -89,18 +96,24 @@ def _config(project: Project, device: str, partial: bool) -> dict:
     return config
 
 
-def _results(project: Project, device: str, partial: bool) -> tuple[Path, dict, dict]:
+def _results(
+    project: Project, device: str, partial: bool, profile: str
+) -> tuple[Path, dict, dict]:
     """Return a folder of all chapters' results, the quotes from them, and the notes."""
-    cache, reference, failed = open_cache(project, device), Reference(project), {}
+    cache, reference, others = open_cache(project, device), Reference(project), {}
     quotes, notes = {"figures": {}, "minutes": {}}, {"failed": {}, "moved": {}}
     for chapter in project.chapters():
-        notebook, name = read_chapter(chapter), project.relative(chapter)
+        values = reference.parameters(chapter.stem, profile)
+        notebook, name = read_chapter(chapter, values), project.relative(chapter)
         if result := find_result(cache, notebook):
             notebook = result.nb
             minutes = result.record.data["execution_seconds"] / 60
             quotes["minutes"][chapter.stem] = minutes
+            if values:
+                withdraw(notebook)  # its page is that of the chapter as it stands
+                others[chapter] = notebook
         elif partial:
-            notebook = failed[chapter] = read_failed(project, chapter)
+            notebook = others[chapter] = read_failed(project, chapter)
             why = notebook.metadata.get("failed", "There is no result.")
             notes["failed"][str(name.with_suffix(""))] = why
         else:
@@ -108,19 +121,19 @@ def _results(project: Project, device: str, partial: bool) -> tuple[Path, dict, 
             raise RenderError(f"{name} has no valid result: {how}")
         figures = claimed(notebook)
         quotes["figures"] |= figures
-        for figure, change in reference.changes(chapter.stem, "full", figures).items():
+        for figure, change in reference.changes(chapter.stem, profile, figures).items():
             if change.was and change.now and not change.holds:
                 notes["moved"][figure] = str(change)
-    folder = _also(failed, cache.path, project) if failed else cache.path
+    folder = _also(others, cache.path, project) if others else cache.path
     return folder, quotes, notes
 
 
-def _also(failed: dict, results: Path, project: Project) -> Path:
-    """Return a copy of results, for these pages only, with chapters that failed."""
+def _also(others: dict, results: Path, project: Project) -> Path:
+    """Return a copy of results, for these pages only, with what is no result."""
     folder = project.build / "partial"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(results, folder)
-    for chapter, notebook in failed.items():
+    for chapter, notebook in others.items():
         # As a kernel says when it starts, which may be what failed; else `!ls` is none.
         language = notebook.metadata.setdefault("language_info", {"name": "python"})
         language.setdefault("pygments_lexer", "ipython3")
@@ -145,9 +158,10 @@ def _versions(project: Project) -> str:
 def _run_builder(project: Project, config: Path) -> None:
     """Run jupyter-book in its own process; print its steps, log all that it says."""
     root, log, lines = project.root, project.build / "render.log", []
+    output = project.build.parent  # to which jupyter-book adds `_build`
     # -P: the package, and no folder of its name in the book, has the notes.
     command = [sys.executable, "-P", "-c", _BUILDER, "build", root]
-    command += ["--path-output", root, "--config", config, "--toc", root / "_toc.yml"]
+    command += ["--path-output", output, "--config", config, "--toc", root / "_toc.yml"]
     command += ["-W", "-n", "--keep-going"]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}
