@@ -50,18 +50,24 @@ def _stop(number: int, _: object) -> None:
     All processes below end with this one, and files are written as a whole or not.
     """
     os.write(2, f"cdopt-tutorial: {STOPS[number]}\n".encode())
-    _kill_children()  # who would complain of what is removed
+    _kill_below()  # who would complain of what is removed
     scratch.remove_all()
     os._exit(128 + number)
 
 
-def _kill_children() -> None:
-    """Kill those that this process has started, and with them all below."""
+def _kill_below() -> None:
+    """Kill those that this process has started, and those that they have."""
+    started: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended by now
             _, parent, *_ = file.read_text().rpartition(")")[2].split()
-            if int(parent) == os.getpid():
-                os.kill(int(file.parent.name), signal.SIGKILL)
+            started.setdefault(int(parent), []).append(int(file.parent.name))
+    below = started.get(os.getpid(), [])
+    for pid in below:  # which grows meanwhile
+        below += started.get(pid, [])
+    for pid in below:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def main(argv: list[str] | None = None) -> int:

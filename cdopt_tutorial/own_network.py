@@ -18,30 +18,37 @@ from pathlib import Path
 
 VARIABLE = "CDOPT_TUTORIAL_NETWORK"  # "host": workers stay in the machine's network
 
-# Of <sched.h>, <linux/prctl.h>, <linux/sockios.h> and <linux/if.h>.
+# Of <sched.h>, <linux/prctl.h>, <linux/capability.h>, <linux/sockios.h>, <linux/if.h>.
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-PR_SET_DUMPABLE, SIOCSIFFLAGS, IFF_UP = 4, 0x8914, 1
+PR_SET_DUMPABLE, CAPABILITIES_3, SIOCSIFFLAGS, IFF_UP = 4, 0x20080522, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter() -> None:
     """Move this process into a network of its own; OSError where that is refused."""
-    user, group = os.getuid(), os.getgid()
+    user, group, own = os.getuid(), os.getgid(), 0
     try:
         _unshare(CLONE_NEWNET)
     except PermissionError:  # who is not root is allowed it as root of a namespace
-        _unshare(CLONE_NEWUSER | CLONE_NEWNET)
+        own = CLONE_NEWUSER
+        _unshare(own | CLONE_NEWNET)
         # Changed rights hide a process from its own user's, who pass memory around.
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         _keep_names(user, group)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
         up = struct.pack("16sh22x", b"lo", IFF_UP)
         fcntl.ioctl(device, SIOCSIFFLAGS, up)
+    if own:
+        _drop_rights()
 
 
 def _unshare(flags: int) -> None:
-    if _libc.unshare(flags):
+    _check(_libc.unshare(flags))
+
+
+def _check(failed: int) -> None:
+    if failed:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
@@ -54,6 +61,11 @@ def _keep_names(user: int, group: int) -> None:
         ("gid_map", f"{group} {group} 1"),
     ):
         Path("/proc/self", file).write_text(text)
+
+
+def _drop_rights() -> None:
+    """Be no more than one was outside: what it starts may not look at who can more."""
+    _check(_libc.capset(struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)))
 
 
 def is_allowed() -> bool:

@@ -70,6 +70,9 @@ class OnActors(Workers, ABC):
         """In what the driver is started: a run has a network of its own."""
         return nullcontext()
 
+    def _end(self, folder: str) -> None:
+        """End what a driver may have left that was ended itself; its run's folder."""
+
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
         """What each role returned, by name; as :func:`.launch`, with its options.
 
@@ -102,6 +105,9 @@ class OnActors(Workers, ABC):
         content, modules = pack.pack({self.name: (None, Role(drive, (plan,)))})
         alone = replace(settings, world_size=1, modules=modules)
         with self._outside():
-            done = Group(alone, content, hand_on).run(*deadlines)
+            try:
+                done = Group(alone, content, hand_on).run(*deadlines)
+            finally:
+                self._end(settings.folder)
         results, _, _ = done[self.name]
         return {name: (result, None, None) for name, result in results.items()}

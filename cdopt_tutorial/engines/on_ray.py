@@ -6,9 +6,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import psutil
 
 from cdopt_tutorial.engines import forking
 from cdopt_tutorial.engines.errors import WorkerLost
@@ -22,6 +24,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+RUN = "CDOPT_TUTORIAL_RUN"  # all that a driver starts finds its run's folder there
 PATIENCE = 60.0  # seconds for a worker to begin anew
 PAUSE = 0.2  # seconds between two looks whether it has
 
@@ -57,6 +60,15 @@ class OnRay(OnActors):
     def _driver(self) -> tuple[Callable[[Plan], dict[str, Any]], str | None]:
         return _drive, self.address
 
+    def _end(self, folder: str) -> None:
+        # Ray's agents wait a minute for a server that has gone, to tell it of that.
+        mine = lambda each: (each.info["environ"] or {}).get(RUN) == folder  # noqa: E731
+        while found := list(filter(mine, psutil.process_iter(["environ"]))):
+            for each in found:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(found, PAUSE)
+
     def _outside(self) -> AbstractContextManager[None]:
         return nullcontext() if self.address is None else _in_host_network()
 
@@ -65,6 +77,7 @@ def _drive(plan: Plan) -> dict[str, Any]:
     """The driver's role: what the roles returned, by name."""
     if plan.address is None:
         os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ[RUN] = plan.settings.folder
     # What Ray says is for who looks into a failure, and in the log.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     # Not before: Ray reads the environment as it is imported.

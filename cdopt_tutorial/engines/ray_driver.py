@@ -49,8 +49,11 @@ def _cluster(plan: Plan) -> Iterator[None]:
     options = {"namespace": secrets.token_hex(8), "log_to_driver": False}
     if plan.address is None:
         options |= {"num_cpus": len(plan.packed), "object_store_memory": OBJECTS}
+        # Ray lets everybody write in its folder, so it lies in one that nobody enters.
+        inner = os.path.join(plan.settings.folder, "ray")
+        os.mkdir(inner)
         # Of a socket's path the system allows 107 characters, and Ray adds 62.
-        folder = os.open(plan.settings.folder, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
         short = f"/proc/{os.getpid()}/fd/{folder}"
         options |= {"include_dashboard": False, "_temp_dir": short}
     reason = "could not be started on this host"

@@ -124,7 +124,9 @@ class Trainer:
         while True:
             for tokens, targets in stream.windows():
                 if len(tokens) == self.config.seq_len:
-                    yield tokens.T.to(self.device), targets.T.to(self.device)
+                    # Stacked, since torch 2.11's stages refuse what is a mere view.
+                    tokens, targets = torch.stack((tokens.T, targets.T))
+                    yield tokens.to(self.device), targets.to(self.device)
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters, whole, on the CPU, by name; every rank must ask for them."""

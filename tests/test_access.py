@@ -1,0 +1,66 @@
+"""What a run makes while it is under way is closed to all other users."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import psutil
+import pytest
+from running import COMMAND, wait_for_end
+
+TESTS = Path(__file__).parent
+SHARED = "/dev/shm", "/tmp/ray"
+INTRUDER = 65533
+NOT_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
+]
+
+
+def within_reach(*folders: str | Path) -> set[str]:
+    """What an intruder can read, write or enter below them."""
+    command = [sys.executable, "-I", TESTS / "reach.py", str(INTRUDER), *folders]
+    done = subprocess.run(command, stdout=PIPE, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A temporary folder as /tmp is: everybody may make his own files there."""
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o755)
+    made = tmp_path / "tmp"
+    made.mkdir()
+    made.chmod(0o1777)
+    return made
+
+
+def test_another_user_finds_what_is_open(folder):
+    (folder / "closed").mkdir(0o700)
+    (folder / "closed" / "open").touch(0o666)
+    (folder / "open").touch(0o644)
+    assert within_reach(folder) == {f"r {folder}/open"}
+
+
+@pytest.mark.parametrize("how", [[], NOT_ROOT], ids=["root", "not root"])
+@pytest.mark.parametrize("engine", ["rpc", "ray", "monarch"])
+def test_nothing_of_a_run_is_within_reach(engine, how, folder):
+    if engine == "monarch":
+        pytest.importorskip("monarch")
+    before = within_reach(*SHARED)
+    endless = ["reinforce", "--lr", "1e-9", "--max-episodes", "10000000"]
+    command = [*how, *COMMAND, *endless, "--engine", engine]
+    env = os.environ | {"TMPDIR": str(folder)}
+    with Popen(command, env=env, stdout=PIPE, text=True) as running:
+        while "Episode" not in running.stdout.readline():
+            assert running.poll() is None
+        below = psutil.Process(running.pid).children(recursive=True)
+        found = within_reach(folder, *SHARED) - before
+        running.terminate()
+        wait_for_end(below)
+    # Torch's own cache, which is empty.
+    assert [each for each in found if "/torchinductor_" not in each] == []
