@@ -61,6 +61,6 @@ def test_nothing_of_a_run_is_within_reach(engine, how, folder):
         below = psutil.Process(running.pid).children(recursive=True)
         found = within_reach(folder, *SHARED) - before
         running.terminate()
-        wait_for_end(below)
+        wait_for_end(below, 60)
     # Torch's own cache, which is empty.
     assert [each for each in found if "/torchinductor_" not in each] == []

@@ -141,7 +141,7 @@ def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path, monkeypatch):
         places = {place for each in below for place, _ in listeners(each.pid)[0]}
         assert places <= {str(ip_address(each)) for each in LOOPBACK}
         running.kill()
-        wait_for_end(below)
+        wait_for_end(below, 30)  # by itself, where a minute was Ray's own
     # The next run sweeps.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch() as folder:

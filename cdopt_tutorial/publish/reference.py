@@ -5,6 +5,7 @@ which machines these were; a figure may lie a little outside of that.
 """
 
 import math
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -153,7 +154,8 @@ def origin(**simulated: object) -> str:
 
     `cpu` (the code path), `threads`, `cores`, `python` and `torch` may be others.
     """
-    facts = {"cpu": cpu.get_cpu_capability().lower(), "threads": 0}
+    facts = {"cpu": cpu.get_cpu_capability().lower()}
+    facts["threads"] = int(os.environ.get("OMP_NUM_THREADS", 0))
     facts |= {"cores": cpu_count(), "python": platform.python_version()}
     facts |= {"torch": version("torch")} | simulated
     threads = f"{facts['threads']} threads, " if facts["threads"] else ""
