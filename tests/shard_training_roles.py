@@ -73,7 +73,7 @@ def begin(manifold: str) -> Block:
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
     x, y = shard_roles.drawn((BATCH, 2 * WIDTH + 1), step).split((WIDTH, WIDTH + 1), 1)
-    return x, y
+    return x.contiguous(), y.contiguous()  # older stages refuse a view
 
 
 @dataclass
@@ -217,6 +217,15 @@ def compared(model: nn.Module, expected: Block, manifold: str) -> dict[str, floa
 
 
 def cases() -> Iterator[Case]:
+    """All that this torch can do."""
+    # A penalty leaves a gradient; to one cut by columns older FSDP adds what is whole.
+    columns = (
+        () if torch.__version__ >= (2, 13) else ("fsdp by columns", "fsdp and tensor")
+    )
+    return (case for case in all_cases() if case.way not in columns)
+
+
+def all_cases() -> Iterator[Case]:
     """Each way with each manifold and either optimizer; the rest where it matters."""
     held = (
         ("stiefel", "SGD"),

@@ -19,6 +19,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def played(folder):
     """What 4 ranks found."""
+    if torch.__version__ < (2, 13):
+        pytest.skip("FSDP adds wrongly to a penalty's gradient that is cut by columns")
     ranks = {f"rank{i}": Role(roles.play_states, (i, folder)) for i in range(4)}
     return launch(ranks, deadline=120)
 
