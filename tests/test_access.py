@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE, Popen
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -29,14 +31,11 @@ def within_reach(*folders: str | Path) -> set[str]:
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    """A temporary folder as /tmp is: everybody may make his own files there."""
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o755)
-    made = tmp_path / "tmp"
-    made.mkdir()
-    made.chmod(0o1777)
-    return made
+def folder() -> Iterator[Path]:
+    """A folder as /tmp is: everybody may enter it, and make his own files there."""
+    with TemporaryDirectory() as made:  # not in that of pytest, which is closed
+        os.chmod(made, 0o1777)
+        yield Path(made)
 
 
 def test_another_user_finds_what_is_open(folder):

@@ -28,6 +28,8 @@ class OnMonarch(OnActors):
 def _drive(plan: Plan) -> dict[str, Any]:
     """The driver's role: what the roles returned, by name."""
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
+    # Its sockets lie in folders that others may enter; nobody else enters this one.
+    os.environ["TMPDIR"] = plan.settings.folder
     # Not before: it is an extra, and starts threads as it is imported.
     from cdopt_tutorial.engines.monarch_driver import drive
 
