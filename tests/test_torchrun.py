@@ -9,6 +9,7 @@ import time
 import pytest
 from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
+from torch.distributed import HashStore, PrefixStore
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.cli import main
@@ -105,7 +106,8 @@ def test_whatever_ends_a_test_ends_what_it_started_on_hosts():
 @pytest.fixture
 def first_of_three(monkeypatch):
     """What the agent's process knows of others that have been silent for long."""
-    monkeypatch.setattr(others, "open_store", lambda path: None)
+    kept = HashStore()
+    monkeypatch.setattr(others, "open_store", lambda path: PrefixStore(path, kept))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     found = others.Others(["agent", "observer0", "observer1"], None, join_deadline=60)
@@ -147,6 +149,23 @@ def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(first_of_thr
     assert first_of_three.explains_in() == 60 + others.LOST
     first_of_three._beats["observer1"] = b"1"
     assert first_of_three.explains_in() == 2 * others.LOST
+
+
+def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(
+    first_of_three, monkeypatch
+):
+    def have_run(rank, names):
+        monkeypatch.setenv("RANK", str(rank))
+        run = others.Others(names, None, join_deadline=60)
+        with run:
+            wait_until(lambda: run._beats)
+        return run
+
+    monkeypatch.setattr("socket.gethostname", lambda: "host2")
+    have_run(2, ["agent", "observer0", "observer1"])
+    monkeypatch.setattr("socket.gethostname", lambda: "host1")
+    later = have_run(0, ["ps", "trainer0", "trainer1"])
+    assert later._hosts == {"ps": "host1", "trainer1": "host2"}
 
 
 def place(kept):

@@ -78,17 +78,17 @@ class Disturbed:
         """So many seconds after there is whom; False if the run had ended by then.
 
         To "kill" a worker, or for a "cut", to do that or "unplug" to a host, such as
-        "cut host2", after there is the last worker. For "no loss" nothing is done.
+        "cut host2", after all workers are there. For "no loss" nothing is done.
         """
         limit = None
         while self._runs.agents[0].poll() is None:
             self._look()
-            found = self._find(whom if kind == "kill" else self._names[-1])
-            if found and limit is None:
+            found = list(map(self._find, [whom] if kind == "kill" else self._names))
+            if all(found) and limit is None:
                 limit = time.monotonic() + moment
-            if found and time.monotonic() >= limit:
+            if all(found) and time.monotonic() >= limit:
                 if kind == "kill":
-                    found.kill()
+                    found[0].kill()
                 elif kind == "cut":
                     how, host = whom.split(" host")
                     getattr(self._made, how)(int(host))

@@ -15,6 +15,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from torch.distributed import PrefixStore
+
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.store import open_store
@@ -37,7 +39,8 @@ class Others:
         self.own, self._names = torchrun.own_worker(names), list(names)
         self._on_report, self._join_deadline = on_report, join_deadline
         self.path = f"run{next(_runs)}"
-        self._store = open_store(self.path)
+        self._all_runs = open_store("runs")
+        self._store = PrefixStore(self.path, self._all_runs)
         self._told: Counter[str] = Counter()  # how many of each kind, by this process
         self._seen: Counter[tuple[str, str]] = Counter()  # of each kind and worker
         self._failures: list[WorkerError] = []
@@ -52,9 +55,10 @@ class Others:
 
     def __enter__(self) -> "Others":
         self._hosts[self.own] = socket.gethostname()
-        # Before anything is begun: who is cut off at once is named by his host as well.
+        # Before anything is begun, and for later runs as well: who is cut off before he
+        # has come to one is named by his host, too.
         with suppress(RuntimeError):  # the first process has gone; silence will tell
-            self._store.set(f"host/{self.own}", pickle.dumps(self._hosts[self.own]))
+            self._all_runs.set(self._host_key(self.own), self._hosts[self.own])
         self._thread.start()
         return self
 
@@ -137,14 +141,18 @@ class Others:
             self._listen_to(name)
 
     def _listen_to(self, name: str) -> None:
-        if name not in self._hosts and self._has(f"host/{name}"):
-            self._hosts[name] = self._get(f"host/{name}")
+        if name not in self._hosts and self._all_runs.check([self._host_key(name)]):
+            self._hosts[name] = self._all_runs.get(self._host_key(name)).decode()
         if name not in self._done and self._has(f"done/{name}"):
             self._done[name] = self._get(f"done/{name}")
         if self._has(f"beat/{name}"):
             beat = self._store.get(f"beat/{name}")
             if beat != self._beats.get(name) or name in self._done:
                 self._beats[name], self._heard[name] = beat, time.monotonic()
+
+    def _host_key(self, name: str) -> str:
+        """Of the process, whose worker may have another name in another run."""
+        return f"host/{self._names.index(name)}"
 
     def _new(self, kind: str) -> Iterator[Any]:
         """What was added since the last time."""
