@@ -274,6 +274,44 @@ def speak():
     warnings.warn("to be heeded", stacklevel=1)
 
 
+def speak_half():
+    """Print a line that does not end, and fail."""
+    print("half", "a", end=" ", flush=True)
+    print("line", end="")
+    raise_error()
+
+
+def print_at(other, text):
+    """Have another worker print what does not end its line."""
+    rpc.rpc_sync(other, print, args=(text,), kwargs={"end": ""})
+
+
+class Unreadable:
+    """What can be sent, but not received."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def give_unreadable():
+    return Unreadable()
+
+
+def report_unreadable():
+    report(Unreadable())
+
+
+class Silent(Exception):
+    """It can't even say what it is."""
+
+    def __str__(self):
+        raise ArithmeticError
+
+
+def raise_silent():
+    raise Silent
+
+
 class SlowToArrive:
     """Takes its time in the worker, before the worker can join."""
 

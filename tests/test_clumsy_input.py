@@ -79,7 +79,7 @@ hybrid --penalty inf
     penalty_param is inf, but must be above 0 and finite
 hybrid --semantics original --against-local
     semantics original has no equal in one process
-rnn --async --against-local
+rnn --no-sync --against-local
     asynchronous trainers have no equal in one process
 shard --interface eth0
     interface is 'eth0', but only a run under torchrun can choose one
@@ -116,6 +116,13 @@ rnn --checkpoint /dev/null
     can't write /dev/null: it is not a regular file
 rnn --corpus TMP
     corpus '...': it is a directory, but must be a text file
+rnn --checkpoint TMP/both --json TMP/../empty/both
+    --checkpoint and --json are both '...'
+rnn --checkpoint TEXT
+    checkpoint '...': it is damaged or truncated, or no checkpoint at all; to keep
+    another there, remove it
+rnn --corpus grammar --seq-len 1000000000000
+    seq_len is 1000000000000, but must be at most 4999, a column's tokens in this text
 rnn --resume TMP/none
     checkpoint '...': there is no such file
 rnn --resume TMP

@@ -280,7 +280,7 @@ class TestConfig:
         assert options["max_restarts"] == 2
 
     def test_async_is_no_sync(self, asked):
-        assert changed(config_of(asked("rnn", "--async"))) == {"sync": False}
+        assert changed(config_of(asked("rnn", "--no-sync"))) == {"sync": False}
 
     def test_of_the_world_size_has_an_observer_less(self, asked):
         for args in (["--world-size", "4"], ["--world-size=4", "--num-observers=3"]):

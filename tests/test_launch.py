@@ -1,5 +1,6 @@
 """The launcher: what comes back, what is refused, and what a failure looks like."""
 
+import math
 import os
 import signal
 import subprocess
@@ -103,6 +104,18 @@ class TestResults:
         assert "[worker]" in captured.err
         assert "to be heeded" in captured.err
 
+    def test_the_last_line_is_printed_even_if_it_does_not_end(self, capsys):
+        with pytest.raises(WorkerError, match="^agent raised ArithmeticError"):
+            launch({"agent": Role(roles.speak_half)})
+        assert capsys.readouterr().out == "[agent] half a line\n"
+        launch({"agent": Role(print, ("half",), {"end": ""})})
+        assert capsys.readouterr().out == "[agent] half\n"
+
+    def test_so_is_that_of_a_call(self, capsys):
+        call = Role(roles.print_at, ("other", "half"))
+        launch({"agent": call, "other": Role(serve)})
+        assert capsys.readouterr().out == "[other] half\n"
+
     def test_nothing_is_said_that_a_role_did_not_say(self, capfd):
         launch({"agent": Role(roles.converse, ("other", 2)), "other": Role(serve)})
         assert capfd.readouterr() == ("", "")
@@ -129,14 +142,24 @@ class TestRefusal:
         with pytest.raises(ValueError, match="at least one"):
             launch({})
 
-    @pytest.mark.parametrize("option", ["deadline", "join_deadline", "rpc_threads"])
+    @pytest.mark.parametrize("option", ["deadline", "join_deadline"])
     def test_a_number_out_of_range(self, option):
         with pytest.raises(ValueError, match=f"{option} is 0, but must be above 0"):
             launch({"worker": Role(serve)}, **{option: 0})
         with pytest.raises(ValueError, match="num_threads is 0"):
             launch({"worker": Role(serve, num_threads=0)})
-        with pytest.raises(ValueError, match="rpc_timeout is -1"):
-            launch({"worker": Role(serve)}, rpc_timeout=-1)
+
+    @pytest.mark.parametrize("seconds", [-1, math.nan, math.inf])
+    def test_no_time_that_torch_could_wait(self, seconds):
+        told = f"rpc_timeout is {seconds}, but must be at least 0 and finite"
+        with pytest.raises(ValueError, match=told):
+            launch({"worker": Role(serve)}, rpc_timeout=seconds)
+
+    @pytest.mark.parametrize("number", [0, 0.5, 10**6])
+    def test_no_number_of_threads_that_a_worker_could_have(self, number):
+        told = f"rpc_threads is {number}, but must be a whole number from 1 to 256"
+        with pytest.raises(ValueError, match=told):
+            launch({"worker": Role(serve)}, rpc_threads=number)
 
     @pytest.mark.parametrize(
         "value", [open(os.devnull), threading.Lock(), (n for n in "ab")]
@@ -275,6 +298,19 @@ class TestFailure:
     def test_a_result_that_does_not_pickle(self):
         error = failure({"worker": Role(roles.give_unpicklable)})
         assert error.worker == "worker"
+
+    @pytest.mark.parametrize(
+        ("role", "told"),
+        [
+            (roles.give_unreadable, "returned what can't be unpickled"),
+            (roles.report_unreadable, "reported what can't be unpickled"),
+            (roles.raise_silent, "raised Silent"),
+        ],
+    )
+    def test_what_a_worker_sends_and_nobody_can_read(self, role, told):
+        error = failure({"idle": Role(serve), "worker": Role(role)})
+        assert error.headline == f"worker {told}"
+        assert told.startswith("raised") or "no number" in error.details
 
     def test_an_error_in_the_parents_own_callback_ends_the_run(self):
         def on_report(*_):

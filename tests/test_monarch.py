@@ -108,10 +108,13 @@ class TestSystems:
         told = []
         speakers = {
             "agent": Role(roles.speak),
+            "half": Role(print, ("a line",), {"end": ""}),
             "other": Role(roles.report_all, (list(range(50)),)),
         }
         OnMonarch().launch(speakers, on_report=lambda *record: told.append(record))
-        assert "[agent] to be heard\n" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "[agent] to be heard\n" in printed
+        assert "[half] a line\n" in printed
         assert told == [("other", number) for number in range(50)]
 
     def test_what_is_on_its_way_when_all_are_done_comes_to_the_caller(
@@ -123,7 +126,7 @@ class TestSystems:
         monkeypatch.setattr(monarch_driver.process, "report", told.append)
         actor = SlowActor([("report", 1), ("report", 2)])
         done = monarch_driver.Watch({"agent": actor}, 1.0).run()
-        assert done == {"agent": "its result"}
+        assert pickle.loads(done["agent"]) == "its result"
         assert told == [("agent", "report", 1), ("agent", "report", 2)]
 
     def test_a_worker_that_dies_is_named(self):
@@ -133,6 +136,10 @@ class TestSystems:
     def test_what_a_worker_raises_is_told(self):
         with pytest.raises(WorkerError, match="^agent raised ZeroDivisionError"):
             OnMonarch().launch({"agent": Role(divmod, (1, 0)), "other": Role(serve)})
+
+    def test_what_can_not_be_read_here_names_who_sent_it(self):
+        with pytest.raises(WorkerError, match="^agent returned what can't be unpickl"):
+            OnMonarch().launch({"agent": Role(roles.give_unreadable)})
 
     def test_one_that_is_stopped_is_named_and_nothing_is_left(self):
         own = psutil.Process()

@@ -1,9 +1,13 @@
 """The command `cdopt-tutorial rnn`: good runs, bad input, and workers that die."""
 
 import json
+import resource
 import signal
+import subprocess
+from functools import partial
 
 import pytest
+from running import COMMAND
 
 from cdopt_tutorial.cli import main
 
@@ -128,7 +132,7 @@ class TestBadInput:
             (["--max-steps", "0"], "max_steps is 0"),
             (["--save-every", "0"], "save_every is 0"),
             (["--seed", "-3"], "seed is -3"),
-            (["--async", "--against-local"], "no equal in one process"),
+            (["--no-sync", "--against-local"], "no equal in one process"),
             (["--device", "abacus"], "device is 'abacus', but must be"),
             (["--device", "meta"], "device is 'meta', but"),
             (["--json", "/no/such/folder/out.json"], "can't write /no/such/folder"),
@@ -146,6 +150,19 @@ class TestBadInput:
     def test_more_columns_than_text(self, text, capsys):
         args = ["--corpus", text, "--batch-size", "5000"]
         self.refused(args, "5000 columns need", capsys)
+
+
+def test_a_checkpoint_that_finds_no_room_is_told_in_one_line(text, tmp_path):
+    kept = tmp_path / "checkpoint"
+    wide = ["--embedding", "512", "--hidden", "512", "--max-steps", "1"]
+    arguments = ["rnn", "--corpus", text, *SMALL, *wide, "--checkpoint", kept]
+    most = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**22, 2**22))
+    command = [*COMMAND, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=most)
+    assert done.returncode == 1
+    told = f"cdopt-tutorial: trainer0 can't write {kept}: File too large\n"
+    assert done.stderr == told
+    assert list(tmp_path.iterdir()) == [text]  # not half of one
 
 
 def test_a_checkpoint_of_another_text_is_refused(rnn, text, tmp_path, capsys):

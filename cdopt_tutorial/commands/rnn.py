@@ -23,7 +23,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     common.add_training_flags(parser, RNNConfig, run, without="momentum")
     engine.add(parser)
     flag = parser.add_argument
-    flag("--async", dest="sync", action="store_false", help="the same as --no-sync")
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
     keep = "keep checkpoints here"
     flag("--checkpoint", type=common.replaceable, metavar="FILE", help=keep)
@@ -65,6 +64,7 @@ def read_job(args: argparse.Namespace) -> Job:
     config = common.read_config(args, RNNConfig, SMOKE)
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
+    _check_checkpoint(args.checkpoint, args.json)
     again = args.checkpoint if torchrun.restarts() else None
     begin = again if again and again.exists() else args.resume
     resume = begin and rnn.checkpoint.load(begin)
@@ -73,6 +73,19 @@ def read_job(args: argparse.Namespace) -> Job:
     else:
         corpus = data.load_corpus(args.corpus)
     return Job(config, corpus, resume, args.checkpoint and args.checkpoint.absolute())
+
+
+def _check_checkpoint(file: Path | None, results: Path | None) -> None:
+    """A ValueError rather than lose what is in a file of another kind."""
+    if file is None or not torchrun.is_first():
+        return
+    if results is not None and file.resolve() == results.resolve():
+        raise ValueError(f"--checkpoint and --json are both {str(file)!r}")
+    if file.exists() and file.stat().st_size:
+        try:
+            rnn.checkpoint.load(file)
+        except ValueError as error:
+            raise ValueError(f"{error}; to keep another there, remove it") from error
 
 
 def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any]:

@@ -153,9 +153,8 @@ class ActorWorker(ABC):
 
     def play(self) -> bytes:
         """Run the role; what it returned."""
-        role = self._role
         try:
-            return pickle.dumps(role.function(*role.args, **role.kwargs))
+            return process.play(self._role)
         except Exception as error:
             raise process.describe(self._name, error) from None
 

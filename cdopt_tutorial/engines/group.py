@@ -178,12 +178,14 @@ class Group:
             case "phase", (phase,):
                 worker.phase = phase
             case "report", (record,):
+                record = process.unpickled(worker.name, "reported", record)
                 if self._on_report is not None:
                     self._on_report(worker.name, record)
             case "output", (stream, line):
                 show_line(worker.name, stream, line)
             case "result", (result, calls, received):
-                worker.done = pickle.loads(result), calls, received
+                result = process.unpickled(worker.name, "returned", result)
+                worker.done = result, calls, received
                 worker.phase = "done"
             case "failed", (error, lost_peer):
                 worker.phase = "failed"

@@ -1,5 +1,6 @@
 """Start a system of named roles, each in a fresh process, and return their results."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.scratch import scratch
+
+MOST_THREADS = 256  # with which a worker answers calls
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,12 @@ def launch(
     """
     _check_roles(roles)
     _check_positive(deadline=deadline, join_deadline=join_deadline)
-    _check_positive(rpc_threads=rpc_threads)
-    if rpc_timeout < 0:
-        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be at least 0")
+    if not (isinstance(rpc_threads, int) and 1 <= rpc_threads <= MOST_THREADS):
+        allowed = f"a whole number from 1 to {MOST_THREADS}"
+        raise ValueError(f"rpc_threads is {rpc_threads}, but must be {allowed}")
+    if not 0 <= rpc_timeout < math.inf:
+        allowed = "at least 0 and finite: 0 means never"
+        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be {allowed}")
     if polling and wire is not None:
         raise ValueError("polling is True, but must be False where bytes are counted")
     edited.refuse()

@@ -1,6 +1,5 @@
 """The driver of a run on Monarch: it starts the actors, and watches over them."""
 
-import pickle
 import queue
 import threading
 import time
@@ -19,8 +18,8 @@ from cdopt_tutorial.engines.pace import Pace, find_late
 TICK = 0.1  # seconds between two looks at the actors
 
 
-def drive(plan: Plan) -> dict[str, Any]:
-    """What the roles returned, by name; a WorkerError if one failed."""
+def drive(plan: Plan) -> dict[str, bytes]:
+    """What the roles returned, by name, pickled; a WorkerError if one failed."""
     # By default Monarch ends this process when one dies, without saying which.
     monarch.unhandled_fault_hook = lambda failure: None
     plans = plan.workers()
@@ -39,13 +38,13 @@ class Watch:
         self._all_done = threading.Event()
         self._paces: dict[str, Pace] = {}
 
-    def run(self) -> dict[str, Any]:
-        """What the roles returned, by name; a WorkerError if one failed."""
+    def run(self) -> dict[str, bytes]:
+        """What the roles returned, by name, pickled; a WorkerError if one failed."""
         self._await_start()
         for name in self._handles:
             _start(self._play, name)
         listeners = [_start(self._listen, name) for name in self._handles]
-        done: dict[str, Any] = {}
+        done: dict[str, bytes] = {}
         while len(done) < len(self._handles):
             self._hear(done)
             late = {n: pace for n, pace in self._paces.items() if n not in done}
@@ -69,7 +68,7 @@ class Watch:
                 reason = f"missed the deadline of {self._deadline:g} s to join"
                 raise WorkerError(name, reason) from None
 
-    def _hear(self, done: dict[str, Any]) -> None:
+    def _hear(self, done: dict[str, bytes]) -> None:
         """One thing that a thread has found, if there is any; raised if an error."""
         try:
             name, kind, *content = self._heard.get(timeout=TICK)
@@ -78,7 +77,7 @@ class Watch:
         if kind == "failed":
             raise content[0]
         if kind == "done":
-            done[name] = pickle.loads(content[0])
+            (done[name],) = content
         elif kind == "pace":
             (self._paces[name],) = content
         else:

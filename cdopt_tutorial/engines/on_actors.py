@@ -13,7 +13,7 @@ from cdopt_tutorial.engines import network_store, pack
 from cdopt_tutorial.engines.actor import WorkerPlan
 from cdopt_tutorial.engines.group import Group, show_line
 from cdopt_tutorial.engines.launch import Role, launch
-from cdopt_tutorial.engines.process import Settings
+from cdopt_tutorial.engines.process import Settings, unpickled
 from cdopt_tutorial.engines.workers import Workers
 
 
@@ -63,7 +63,7 @@ class OnActors(Workers, ABC):
             )
 
     @abstractmethod
-    def _driver(self) -> tuple[Callable[[Plan], dict[str, Any]], str | None]:
+    def _driver(self) -> tuple[Callable[[Plan], dict[str, bytes]], str | None]:
         """The driver's role, and the address of a cluster that it is to use."""
 
     def _outside(self) -> AbstractContextManager[None]:
@@ -98,7 +98,7 @@ class OnActors(Workers, ABC):
             if kind == "output":
                 show_line(worker, *content)
             elif on_report is not None:
-                on_report(worker, *content)
+                on_report(worker, unpickled(worker, "reported", *content))
 
         drive, address = self._driver()
         plan = Plan(settings, packed, address, deadlines[1])
@@ -110,4 +110,7 @@ class OnActors(Workers, ABC):
             finally:
                 self._end(settings.folder)
         results, _, _ = done[self.name]
-        return {name: (result, None, None) for name, result in results.items()}
+        return {
+            name: (unpickled(name, "returned", result), None, None)
+            for name, result in results.items()
+        }

@@ -93,6 +93,11 @@ class Forwarded(io.TextIOBase):
             self._channel.send("output", self._stream, line)
         return len(text)
 
+    def finish(self) -> None:
+        """End a line that is not ended, so that it is printed as well."""
+        if self._line:
+            self.write("\n")
+
 
 _channel: Teller | None = None
 _settings: Settings | None = None
@@ -105,7 +110,31 @@ def serve() -> None:
 def report(record: Any) -> None:
     """Send a record, which must pickle, to ``on_report``; nothing if not launched."""
     if _channel is not None:
-        _channel.send("report", record)
+        _channel.send("report", pickle.dumps(record))
+
+
+def play(role: Any) -> bytes:
+    """Run a role in its worker; what it returned, which must pickle."""
+    try:
+        return pickle.dumps(role.function(*role.args, **role.kwargs))
+    finally:
+        finish_output()
+
+
+def finish_output() -> None:
+    """Print what was printed without the end of its line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Forwarded):
+            stream.finish()
+
+
+def unpickled(worker: str, what: str, content: bytes) -> Any:
+    """What a worker sent; a WorkerError that names it if that can't be read here."""
+    try:
+        return pickle.loads(content)
+    except Exception as error:
+        details = "".join(traceback.format_exception(error))
+        raise WorkerError(worker, f"{what} what can't be unpickled", details) from None
 
 
 def fail(error: WorkerError) -> None:
@@ -162,10 +191,11 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
         attach()
     _join(settings, name, rank)
     channel.send("phase", "running")
-    result = pickle.dumps(role.function(*role.args, **role.kwargs))
+    result = play(role)
     channel.send("phase", "serving")
     received = wire.count() if settings.counted else None
     rpc.shutdown()
+    finish_output()  # of calls that were answered meanwhile
     channel.send("result", result, trace.collect(), received)
 
 
@@ -224,7 +254,7 @@ def describe(name: str, error: BaseException) -> WorkerError:
     if isinstance(error, WorkerError):
         return error
     details = "".join(traceback.format_exception(error))
-    found = origin(str(error))
+    found = origin(_text(error))
     if found is not None and found[0] != name:
         worker, kind, remote = found
         stack = "".join(traceback.format_tb(error.__traceback__))
@@ -242,5 +272,13 @@ def _has_lost_peer(error: BaseException) -> bool:
         return True  # nor does the store answer, through which they meet
     if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
         return False
-    message = str(error)
+    message = _text(error)
     return origin(message) is None and any(text in message for text in _LOST_PEER)
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says; nothing if it fails at that, too."""
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -5,7 +5,6 @@ Ray listens on many ports there, and nobody else can reach them.
 """
 
 import os
-import pickle
 import re
 import secrets
 import socket
@@ -32,8 +31,8 @@ ANSWER = 5.0  # seconds for a cluster to answer at all
 OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
 
-def drive(plan: Plan) -> dict[str, Any]:
-    """What the roles returned, by name; a WorkerError if one failed."""
+def drive(plan: Plan) -> dict[str, bytes]:
+    """What the roles returned, by name, pickled; a WorkerError if one failed."""
     with _cluster(plan):
         actors = _Actors(plan)
         try:
@@ -114,16 +113,16 @@ class _Actors:
             )
             self._actors[worker.name] = _Actor(make.remote(worker), replaceable)
 
-    def run(self) -> dict[str, Any]:
-        """What the roles returned, by name; a WorkerError if one failed."""
+    def run(self) -> dict[str, bytes]:
+        """What the roles returned, by name, pickled; a WorkerError if one failed."""
         self._await_start()
-        done: dict[str, Any] = {}
+        done: dict[str, bytes] = {}
         while len(done) < len(self._actors):
             playing = {a.playing: n for n, a in self._actors.items() if n not in done}
             ready, _ = ray.wait(list(playing), timeout=TICK)
             for answer in ready:
                 with named(playing[answer]):
-                    done[playing[answer]] = pickle.loads(ray.get(answer))
+                    done[playing[answer]] = ray.get(answer)
             self._listen()
             self._look_at_pace(done)
         for name in 2 * list(self._actors):  # what was asked for, and the rest

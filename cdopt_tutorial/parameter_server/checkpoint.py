@@ -1,5 +1,6 @@
 """Save a training and go on with it, on any number of workers or none."""
 
+import io
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,11 +73,16 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in one step: whoever reads finds the last one or this one."""
+    """Write a checkpoint in one step: whoever reads finds the last one or this one.
+
+    OSError if it can't be written.
+    """
+    content = io.BytesIO()  # torch itself says of a full disk only that it is at fault
+    torch.save({"format": FORMAT, **vars(checkpoint)}, content)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
-            torch.save({"format": FORMAT, **vars(checkpoint)}, file)
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -16,11 +16,12 @@ from joblib import cpu_count
 from torch import Tensor, nn
 from torch.futures import Future
 
-from cdopt_tutorial.checks import workers
+from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, gradients, serve, trace
 from cdopt_tutorial.engines.device import device_for
+from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.gradients import Context
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import (
@@ -367,7 +368,11 @@ class Trainer:
             run = asdict(self.config), list(self.job.corpus.vocabulary.words)
             model = self.gather("weights"), self.gather("optimizer_state")
             state = Checkpoint(*run, *model, epoch, window, hidden, list(losses))
-            checkpoint.save(self.job.keep, state)
+            try:
+                checkpoint.save(self.job.keep, state)
+            except OSError as error:
+                reason = f"can't write {self.job.keep}: {error.strerror}"
+                raise WorkerError(f"trainer{self.rank}", reason) from error
         self.barrier()
 
     def report(self, epoch: int, valid_loss: float | None) -> None:
@@ -425,10 +430,13 @@ def check(job: Job) -> None:
     Likewise if this machine has no memory for the workers, or the model.
     """
     config, words = job.config, job.corpus.vocabulary.words
-    workers(config, "num_trainers", others=1)
+    checks.workers(config, "num_trainers", others=1)
     check_memory(len(words), config)
     size = config.seq_len, config.batch_size
     train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)
+    rows = train.num_tokens // config.batch_size
+    what = f"at most {rows}, a column's tokens in this text"
+    checks.check(config, "seq_len", config.seq_len <= rows, what)
     if job.resume is not None:
         job.resume.fits(config, words, len(train))
     if job.begin:
