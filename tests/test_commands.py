@@ -468,7 +468,7 @@ class TestHybrid:
         assert hybrid(notes=[bad]) == (1, None)
         said = capsys.readouterr()
         assert said.out == ""
-        assert said.err == "cdopt-tutorial: the training diverged; lower --lr\n"
+        assert said.err == "cdopt-tutorial: the training diverged; lower --lr, or --penalty if it is above 1\n"
 
 
 class TestExitCode:

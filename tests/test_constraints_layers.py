@@ -252,3 +252,24 @@ class TestRecurrent:
             rnn(torch.randn(4, 3, 5, **F64))
             assert len(calls) == 2
             rnn.eval()
+
+
+def test_a_weight_that_layers_share_is_dissolved_in_each():
+    model = nn.Sequential(nn.Embedding(7, 3, **F64), nn.Linear(3, 7, **F64))
+    model[1].weight = model[0].weight
+    for layer in model:
+        constraints.dissolve(layer, penalty_param=0.3)
+    free = model[0].parametrizations.weight.original
+    with torch.no_grad():
+        free.mul_(1.1)
+    assert torch.equal(model[0].weight, model[1].weight)
+    alone = 0.3 * (free.T @ free - torch.eye(3, **F64)).square().sum()
+    torch.testing.assert_close(constraints.penalty(model), alone)
+
+
+def test_who_traces_a_dissolved_layer_is_told_what_can():
+    with pytest.raises(ValueError, match="torch.export does$"):
+        torch.jit.trace(dissolved(), torch.ones(2, 8, **F64))
+    exported = torch.export.export(layer := dissolved(), (torch.ones(2, 8, **F64),))
+    found = exported.module()(torch.ones(2, 8, **F64))
+    torch.testing.assert_close(found, layer(torch.ones(2, 8, **F64)))

@@ -71,7 +71,7 @@ class TestRun:
     def test_that_diverges_is_a_failure_in_one_line(self, shard, args, capsys):
         assert not shard("--smoke", *args, code=1)
         error = capsys.readouterr().err
-        assert error == "cdopt-tutorial: the training diverged; lower --lr\n"
+        assert error == "cdopt-tutorial: the training diverged; lower --lr, or --penalty if it is above 1\n"
 
 
 @pytest.mark.usefixtures("no_process_starts")

@@ -77,7 +77,7 @@ def test_tensor_parallel_comes_first(played, style, kind):
     order = "parallelize_module first, dissolve after it"
     for found in of_two(played, "orders"):
         expected = f"'weight' of {kind} is dissolved already: {order}"
-        assert found[f"{style} {kind}"] == expected
+        assert found[f"{style} {kind}"].startswith(expected)
 
 
 def test_fully_shard_comes_last(played):

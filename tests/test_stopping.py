@@ -186,6 +186,16 @@ class TestStoppedForkServer:
         assert not runs(server)
         assert launch({"a": Role(serve)}) == {"a": None}
 
+    def test_that_is_killed_is_told(self, server):
+        def on_report(*_):
+            server.kill()
+
+        with pytest.raises(WorkerError) as caught:
+            launch({"a": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
+        why = "was ended, since the process that starts workers was killed"
+        assert caught.value.headline == f"a {why}"
+        assert launch({"a": Role(serve)}) == {"a": None}
+
     def test_goes_with_its_parent(self, place):
         code = LAUNCH + f"launch(both); print('go'); time.sleep({LONG})"
         with python(code, place) as process:

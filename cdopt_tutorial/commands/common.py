@@ -44,7 +44,7 @@ def bad_input() -> Iterator[None]:
 def check_finite(loss: float) -> None:
     """End a training that diverged."""
     if not math.isfinite(loss):
-        raise Failed("the training diverged; lower --lr")
+        raise Failed("the training diverged; lower --lr, or --penalty if it is above 1")
 
 
 def add_training_flags(

@@ -32,6 +32,9 @@ def dissolve(
     :func:`~cdopt_tutorial.constraints.measure.penalty`; the papers' β is twice that.
     RNNs keep their fast path. Source: Xiao, Liu and Toh (2023).
 
+    A weight that layers share has to be dissolved in each of them. They go on sharing
+    W, whose penalty counts once; a layer that was left out would compute with W itself.
+
     A weight may be in shards: ``parallelize_module`` comes before, DDP, ``fully_shard``
     and ``torch.compile`` after it; :mod:`~cdopt_tutorial.constraints.sharded` says what
     that costs. A model that is pipelined has each stage add its own penalty.
@@ -194,7 +197,8 @@ class _Portable:
         """What tensor parallel asks before it begins, which would shard A(W)."""
         (name, *_), kind = self.parametrizations, self._kind.__name__
         order = "parallelize_module first, dissolve after it"
-        raise ValueError(f"{name!r} of {kind} is dissolved already: {order}")
+        other = "torch.jit does not know such layers, torch.export does"
+        raise ValueError(f"{name!r} of {kind} is dissolved already: {order}; {other}")
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         names = tuple(getattr(self, "parametrizations", ()))

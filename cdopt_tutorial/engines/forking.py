@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, spawn
 from typing import Any
 
+import psutil
+
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.scratch import of_process
 
@@ -86,6 +88,14 @@ def end_server() -> None:
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
+
+
+def server_runs() -> bool:
+    """Whether there is a fork server, and nobody has ended it."""
+    with suppress(psutil.Error, TypeError):  # its id is None before the first start
+        server = psutil.Process(forkserver._forkserver._forkserver_pid)
+        return server.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def check_network(pid: int) -> None:

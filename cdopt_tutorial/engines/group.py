@@ -198,6 +198,8 @@ class Group:
         reason = f"exited with code {code} before it finished"
         if code is not None and code < 0:
             reason = f"was killed by {signal.Signals(-code).name}"
+        elif not forking.server_runs():  # which takes its workers with it
+            reason = "was ended, since the process that starts workers was killed"
         self._fail(_DIED, worker.name, reason, self._log(worker))
 
     def _look_for_stopped(self) -> None:
