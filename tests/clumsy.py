@@ -11,6 +11,8 @@ import pytest
 
 from cdopt_tutorial import cli
 
+DIVERGED = "the training diverged; lower --lr, or --penalty if it is above 1"
+
 
 def pattern(line: str) -> re.Pattern:
     """What matches a line with ``...`` in it."""

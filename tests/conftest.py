@@ -5,6 +5,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from http.server import ThreadingHTTPServer
@@ -14,12 +15,12 @@ import hypothesis
 import pytest
 import torch
 from browsing import Quiet
+from filelock import FileLock
 from playwright.sync_api import sync_playwright
 from running import Running
-from xdist.scheduler import LoadScopeScheduling
 
 from cdopt_tutorial.engines import group
-from cdopt_tutorial.publish.execute import execute
+from cdopt_tutorial.publish.execute import Execution, execute
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.publish.render import render
@@ -49,27 +50,6 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
 # started: two processes of tests keep two cores busy.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
-
-
-class OneBook(LoadScopeScheduling):
-    """Deals the tests one by one, but those of the book to one process, and first.
-
-    A chapter wants all cores, so no two may run at a time; the largest scope begins.
-    A class of tests of a system's end shares a process, and so does what bare programs
-    have done.
-    """
-
-    def _split_scope(self, nodeid):
-        of_book = ("tests/test_notebooks.py", "tests/test_pages.py", "tests/test_site_")
-        if nodeid.startswith(of_book):
-            return "book"
-        shared = ("::TestDeath::", "::TestByItself::")
-        return next((nodeid.partition(s)[0] + s for s in shared if s in nodeid), nodeid)
-
-
-def pytest_xdist_make_scheduler(config, log):
-    """With ``-n`` only, as in the Makefile."""
-    return OneBook(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -117,18 +97,23 @@ def project() -> Project:
 
 
 @pytest.fixture(scope="session")
-def short(project) -> dict[Path, dict]:
-    """What the short profile sets in each chapter."""
-    chapters, profile = project.chapters(), Reference(project)
-    return {path: profile.parameters(path.stem, "smoke") for path in chapters}
+def run_short(project) -> Callable[[Path], Execution]:
+    """What became of a short run of a chapter; made once, by whichever process."""
+    profile, folder = Reference(project), project.output / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(path: Path) -> Execution:
+        parameters = {path: profile.parameters(path.stem, "smoke")}
+        with FileLock(folder / path.stem):
+            return execute([path], project=project, parameters=parameters)[0]
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def site(project, short) -> Path:
+def site(project, run_short) -> Path:
     """The folder of the pages, rendered strictly from short runs of the chapters."""
-    chapters = project.chapters()
-    done = execute(chapters, project=project, parameters=short)
-    errors = [each.error for each in done if each.error]
+    errors = [each.error for each in map(run_short, project.chapters()) if each.error]
     assert not errors, "\n".join(errors)
     render(project, profile="smoke")
     return project.html

@@ -116,6 +116,7 @@ def done(request, tmp_path_factory):
     return request.param, Run(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.xdist_group("bare")
 class TestByItself:
     def test_ends_without_a_word_of_complaint(self, done):
         _, run = done

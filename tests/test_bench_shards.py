@@ -12,6 +12,8 @@ from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench import shards as bench
 from cdopt_tutorial.engines import Role, counted, launch, meeting
 
+pytestmark = pytest.mark.xdist_group("bench_shards")
+
 N, P = bench.SMOKE_SIZES[0].n, bench.SMOKE_SIZES[0].p
 
 

@@ -20,6 +20,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from cdopt_tutorial.engines import Role, edited, group, launch, serve, share, wire
 
+pytestmark = pytest.mark.xdist_group("by_value")
+
 
 class ThisPython(AsyncKernelManager):
     """Starts a kernel of this interpreter, whatever kernels are installed."""

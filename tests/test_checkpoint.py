@@ -147,6 +147,7 @@ class TestAnyNumberOfWorkers:
         assert three.losses_of(1, 3) == three.losses[1]
 
 
+@pytest.mark.xdist_group("checkpoint")
 class TestDeath:
     @pytest.mark.parametrize("victim", ["ps", "trainer0"])
     def test_of_a_worker_leaves_a_checkpoint_to_go_on_from(self, victim, tmp_path):

@@ -114,6 +114,7 @@ class TestBadInput:
         assert file.read_text() == "earlier"
 
 
+@pytest.mark.xdist_group("cli")
 class TestDeath:
     @pytest.fixture
     def running(self, runs):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from clumsy import DIVERGED
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import bench, build, common, execute
@@ -468,7 +469,7 @@ class TestHybrid:
         assert hybrid(notes=[bad]) == (1, None)
         said = capsys.readouterr()
         assert said.out == ""
-        assert said.err == "cdopt-tutorial: the training diverged; lower --lr, or --penalty if it is above 1\n"
+        assert said.err == f"cdopt-tutorial: {DIVERGED}\n"
 
 
 class TestExitCode:

@@ -15,6 +15,8 @@ from torch.distributed.tensor.parallel import (
 from cdopt_tutorial import constraints
 from cdopt_tutorial.engines import Role, launch, meeting
 
+pytestmark = pytest.mark.xdist_group("constraints_compiled_shards")
+
 STYLES = {"columns": (ColwiseParallel, 24), "rows": (RowwiseParallel, 4)}
 
 

@@ -127,6 +127,7 @@ class TestBadInput:
         assert message in printed.err
 
 
+@pytest.mark.xdist_group("hybrid_command")
 class TestDeath:
     @pytest.fixture
     def running(self, runs):

@@ -15,9 +15,10 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from notebook_errors import unannounced
 from notebook_types import complaints
 
-from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.publish.reference import Reference
+
+pytestmark = pytest.mark.xdist_group("chapters")
 
 # Without the cell that all begin with, and without the exercises and what follows.
 CELLS = range(20, 43)
@@ -38,10 +39,11 @@ def test_there_are_chapters():
     assert CHAPTERS
 
 
-@pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
-def done(request, project, short):
-    """What became of a short run; it is made once, if there is no result yet."""
-    return execute([request.param], project=project, parameters=short)[0]
+# The last first: another process runs them for the pages, in the order of the book.
+@pytest.fixture(scope="module", params=CHAPTERS[::-1], ids=lambda path: path.stem)
+def done(request, run_short):
+    """What became of a short run."""
+    return run_short(request.param)
 
 
 def test_runs_through(done):

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import pytest
 from browsing import FRONT, SIZES, THEMES, barriers, is_ours, pages, unlike
 
+pytestmark = pytest.mark.xdist_group("book")
+
 SOURCES = "_modules/cdopt_tutorial/"
 
 # What a page tells of itself, once it has settled and taken the theme that was wished

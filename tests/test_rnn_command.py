@@ -173,6 +173,7 @@ def test_a_checkpoint_of_another_text_is_refused(rnn, text, tmp_path, capsys):
     assert "the checkpoint is of another text" in capsys.readouterr().err
 
 
+@pytest.mark.xdist_group("rnn_command")
 class TestDeath:
     @pytest.fixture
     def running(self, runs, text, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from clumsy import DIVERGED
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands import shard as command
@@ -71,7 +72,7 @@ class TestRun:
     def test_that_diverges_is_a_failure_in_one_line(self, shard, args, capsys):
         assert not shard("--smoke", *args, code=1)
         error = capsys.readouterr().err
-        assert error == "cdopt-tutorial: the training diverged; lower --lr, or --penalty if it is above 1\n"
+        assert error == f"cdopt-tutorial: {DIVERGED}\n"
 
 
 @pytest.mark.usefixtures("no_process_starts")

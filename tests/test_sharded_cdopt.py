@@ -5,6 +5,8 @@ import shard_cdopt_roles as roles
 
 from cdopt_tutorial.engines import Role, launch
 
+pytestmark = pytest.mark.xdist_group("sharded_cdopt")
+
 each_case = pytest.mark.parametrize(("kind", "manifold"), list(roles.cases()))
 
 

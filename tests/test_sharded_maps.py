@@ -5,6 +5,8 @@ import shard_roles
 
 from cdopt_tutorial.engines import Role, launch
 
+pytestmark = pytest.mark.xdist_group("sharded_maps")
+
 NUMBER = 8  # bytes of a float64
 P_BY_P = ("allreduce", 4 * 4 * NUMBER)
 SCALAR = ("allreduce", NUMBER)

@@ -9,6 +9,8 @@ from torch import nn
 from cdopt_tutorial import constraints
 from cdopt_tutorial.engines import Role, launch
 
+pytestmark = pytest.mark.xdist_group("sharded_states")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -6,6 +6,8 @@ import torch
 
 from cdopt_tutorial.engines import Role, launch
 
+pytestmark = pytest.mark.xdist_group("sharded_training")
+
 EXACT = {"SGD": 1e-12, "momentum": 1e-12, "Adam": 1e-10, "AdamW": 1e-10}
 
 

@@ -18,6 +18,8 @@ from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import render
 from cdopt_tutorial.publish.site import VERSION, Site, edition, read_site
 
+pytestmark = pytest.mark.xdist_group("site")
+
 URL = "https://books.example/some/book/"
 PUBLISHED = {
     "CDOPT_TUTORIAL_URL": URL,

@@ -8,6 +8,8 @@ from colours import contrast
 
 from cdopt_tutorial.plots.style import SERIES
 
+pytestmark = pytest.mark.xdist_group("book")
+
 FIRST = "notebooks/01_reinforce.html"
 
 

@@ -13,6 +13,8 @@ from cdopt_tutorial.publish.chapter import inject, read_chapter
 from cdopt_tutorial.publish.execute import find_result, open_cache
 from cdopt_tutorial.publish.project import this_project
 
+pytestmark = pytest.mark.xdist_group("book")
+
 FRONT = "book/index.html"
 CHAPTERS = this_project().chapters()
 LABELS = {"for", "aria-labelledby", "aria-describedby", "aria-controls"}

@@ -16,6 +16,8 @@ from cdopt_tutorial.sharding.kinds import HELD, KINDS, MuonAndAdam, distance, ma
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
 from cdopt_tutorial.sharding.study import CONFIG, Run, config_of, train
 
+pytestmark = pytest.mark.xdist_group("study")
+
 ALIKE = ("orthogonal start", "Stiefel", "torch's orthogonal")
 VOCAB = 50
 STEPS = 12
