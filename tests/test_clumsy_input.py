@@ -12,7 +12,7 @@ import torch
 from clumsy import ends, pattern, read_cases
 
 from cdopt_tutorial.checks import LARGEST_LR
-from cdopt_tutorial.engines import Role, edited, launch
+from cdopt_tutorial.engines import Role, edited, launch, serve
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig, build_all
 from cdopt_tutorial.parameter_server.model import num_parameters
@@ -155,9 +155,10 @@ EDITED = (
     "my_role was edited since it was imported, so workers would run another text: "
     "restart the kernel (or importlib.reload it)"
 )
+FILES = "... workers need ... open files each, but ... are allowed here: ulimit -n ..."
 LOCKED = "can't write ...: Permission denied"
 LINES = [
-    *CASES.values(), *DEVICES.values(), NEED_A_FILE, NO_ROLE, UNGUARDED, EDITED, LOCKED,
+    *CASES.values(), *DEVICES.values(), NEED_A_FILE, NO_ROLE, UNGUARDED, EDITED, FILES, LOCKED,
 ]  # fmt: skip
 
 
@@ -236,6 +237,21 @@ class TestLaunch:
     def test_that_holds_a_lock(self):
         lock = threading.Lock()
         self.refused(lambda: lock, NO_ROLE)
+
+    @pytest.mark.parametrize(("polling", "fits"), [(False, 48), (True, 224)])
+    def test_that_may_not_open_what_two_need(self, polling, fits, monkeypatch):
+        def limit(most):
+            monkeypatch.setattr("resource.getrlimit", lambda _: (most, most))
+
+        limit(fits - 1)
+        told = f"2 workers need {fits} open files each, but {fits - 1} are allowed here"
+        with pytest.raises(OSError) as caught:
+            launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
+        assert pattern(FILES).fullmatch(str(caught.value))
+        assert str(caught.value) == f"{told}: ulimit -n {fits}"
+        limit(fits)
+        with pytest.raises(AssertionError, match="a process was about to start"):
+            launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
 
     def test_edited(self, monkeypatch, tmp_path):
         monkeypatch.syspath_prepend(tmp_path)

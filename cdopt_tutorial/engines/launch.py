@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,7 +82,8 @@ def launch(
         play: of an engine that starts the workers by other means.
 
     ValueError, before any process starts: a role can't be sent, an argument is out of
-    range, a module was edited since its import. WorkerError, when all have been ended:
+    range, a module was edited since its import; OSError if this process may not open
+    as many files as the workers need. WorkerError, when all have been ended:
     one raised, died, exited early, was stopped, did not join, or got no further.
     """
     _check_roles(roles)
@@ -122,6 +124,7 @@ def launch(
 
 def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
     """What all workers returned, by name; each a process of this host."""
+    _check_open_files(len(packed), settings.polling)
     return Group(settings, packed, on_report).run(*deadlines)
 
 
@@ -139,6 +142,15 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
         except WorkerError as error:
             others.fail(error)
             raise
+
+
+def _check_open_files(workers: int, polling: bool) -> None:
+    """An OSError where torch's C++ would end the process, and say little of it."""
+    needed = 96 + 64 * workers if polling else 32 + 8 * workers
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < needed:
+        told = f"{workers} workers need {needed} open files each, but {most} are allowed"
+        raise OSError(f"{told} here: ulimit -n {needed}")
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:
