@@ -20,6 +20,7 @@ ELSEWHERE = {
         "... GB of disk are free here: ... GB are needed",
     ],
     "tests/test_launch.py": [
+        "... returned what can't be unpickled",
         "... was killed as it started",
         "... was killed by ...",
         "... exited with code ... before it finished",
@@ -31,15 +32,15 @@ ELSEWHERE = {
         "... was stopped (SIGSTOP) and did not go on",
         "... missed its deadline of ... s for its part of a step",
     ],
-    "tests/test_commands.py": [
-        DIVERGED,
-        "... raised ...",
-    ],
+    "tests/clumsy.py": [DIVERGED],
+    "tests/test_commands.py": ["... raised ..."],
+    "tests/test_rnn_command.py": ["... can't write ...: ..."],
     "tests/test_stopping.py": [
         "interrupted",
         "terminated",
         "the terminal was closed",
         "... missed the deadline of ... s to start",
+        "... was ended, since the process that starts workers was killed",
     ],
     "tests/test_network.py": [
         "workers share this machine's network: see the page 'Who can reach a run'",
