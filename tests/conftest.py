@@ -99,7 +99,7 @@ def project() -> Project:
 @pytest.fixture(scope="session")
 def run_short(project) -> Callable[[Path], Execution]:
     """What became of a short run of a chapter; made once, by whichever process."""
-    profile, folder = Reference(project), project.output / "locks"
+    profile, folder = Reference(project), project.build / "locks"
     folder.mkdir(parents=True, exist_ok=True)
 
     def run(path: Path) -> Execution:

@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,9 @@ PRELOAD = (
     "cloudpickle",
     "cdopt_tutorial.engines.process",
 )
+
+UNKNOWN = 255  # the exit code of who was forked, where the server can't tell it
+MOMENT = 1.0  # seconds in which a server that was killed has ended
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -90,12 +94,16 @@ def end_server() -> None:
         server._stop()
 
 
-def server_runs() -> bool:
-    """Whether there is a fork server, and nobody has ended it."""
-    with suppress(psutil.Error, TypeError):  # its id is None before the first start
+def server_ends() -> bool:
+    """Whether the fork server has ended, or does so within a moment."""
+    limit = time.monotonic() + MOMENT
+    with suppress(psutil.Error):  # it has ended, and is reaped
         server = psutil.Process(forkserver._forkserver._forkserver_pid)
-        return server.status() != psutil.STATUS_ZOMBIE
-    return False
+        while server.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.02)
+    return True
 
 
 def check_network(pid: int) -> None:

@@ -198,7 +198,7 @@ class Group:
         reason = f"exited with code {code} before it finished"
         if code is not None and code < 0:
             reason = f"was killed by {signal.Signals(-code).name}"
-        elif not forking.server_runs():  # which takes its workers with it
+        elif code == forking.UNKNOWN and forking.server_ends():
             reason = "was ended, since the process that starts workers was killed"
         self._fail(_DIED, worker.name, reason, self._log(worker))
 
