@@ -158,7 +158,8 @@ EDITED = (
 FILES = "... workers need ... open files each, but ... are allowed here: ulimit -n ..."
 LOCKED = "can't write ...: Permission denied"
 LINES = [
-    *CASES.values(), *DEVICES.values(), NEED_A_FILE, NO_ROLE, UNGUARDED, EDITED, FILES, LOCKED,
+    *CASES.values(), *DEVICES.values(), NEED_A_FILE, NO_ROLE, UNGUARDED, EDITED, FILES,
+    LOCKED,
 ]  # fmt: skip
 
 

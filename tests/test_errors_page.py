@@ -50,6 +50,7 @@ ELSEWHERE = {
         "... on ... was not heard of for 15 s",
     ],
     "tests/test_monarch.py": [
+        "monarch would keep its log in ..., which is not this user's folder",
         "the engine monarch needs Monarch, which is not here: pip install ...",
     ],
     "tests/test_lost.py": [

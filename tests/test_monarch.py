@@ -13,7 +13,7 @@ from cdopt_tutorial import data, hybrid, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, WorkerError, on_actors, serve
-from cdopt_tutorial.engines.on_monarch import OnMonarch
+from cdopt_tutorial.engines.on_monarch import OnMonarch, claim
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
@@ -31,6 +31,20 @@ def test_where_monarch_is_missing_it_is_said(monkeypatch, capsys, no_process_sta
     told = "the engine monarch needs Monarch, which is not here: pip install "
     told += "'cdopt-tutorial[monarch]'"
     assert capsys.readouterr().err == f"cdopt-tutorial: {told}\n"
+
+
+def test_its_log_is_where_nobody_else_writes(tmp_path):
+    folder = tmp_path / "user"
+    for _ in range(2):
+        claim(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o777)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    told = "^monarch would keep its log in .*/link, which is not this user's folder$"
+    with pytest.raises(WorkerError, match=told):
+        claim(link)
+    assert folder.stat().st_mode & 0o777 == 0o777
 
 
 class SlowActor:

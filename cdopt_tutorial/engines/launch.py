@@ -149,8 +149,8 @@ def _check_open_files(workers: int, polling: bool) -> None:
     needed = 96 + 64 * workers if polling else 32 + 8 * workers
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < needed:
-        told = f"{workers} workers need {needed} open files each, but {most} are allowed"
-        raise OSError(f"{told} here: ulimit -n {needed}")
+        told = f"{workers} workers need {needed} open files each"
+        raise OSError(f"{told}, but {most} are allowed here: ulimit -n {needed}")
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:

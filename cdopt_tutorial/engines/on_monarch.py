@@ -1,12 +1,19 @@
 """The engine of Monarch, PyTorch's own actors, which is beta: on this host only."""
 
 import os
+import pwd
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.on_actors import OnActors, Plan
+
+LOGS = Path("/tmp")  # Monarch can't be told another place
 
 
 @dataclass(frozen=True)
@@ -14,7 +21,8 @@ class OnMonarch(OnActors):
     """Runs a system on actors of Monarch; a ValueError if it is not installed.
 
     A worker that dies ends the run, which names it within half a minute. Monarch keeps
-    a log of its own in /tmp, in a folder with the user's name, which stays there.
+    a log of its own in /tmp, in a folder with the user's name, which stays there; where
+    another user may write in that folder, there is no run.
     """
 
     title: ClassVar[str] = "Monarch"
@@ -30,7 +38,23 @@ def _drive(plan: Plan) -> dict[str, Any]:
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     # Its sockets lie in folders that others may enter; nobody else enters this one.
     os.environ["TMPDIR"] = plan.settings.folder
+    with suppress(KeyError):  # of a user without a name
+        claim(LOGS / pwd.getpwuid(os.getuid()).pw_name)
     # Not before: it is an extra, and starts threads as it is imported.
     from cdopt_tutorial.engines.monarch_driver import drive
 
     return drive(plan)
+
+
+def claim(folder: Path) -> None:
+    """Make a folder in which nobody else reads or writes, or see that it is one.
+
+    A WorkerError if it is another user's, who could have us write where he likes.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        reason = f"would keep its log in {folder}, which is not this user's folder"
+        raise WorkerError(OnMonarch.name, reason)
+    folder.chmod(0o700)
