@@ -97,15 +97,21 @@ def project() -> Project:
 
 
 @pytest.fixture(scope="session")
-def run_short(project) -> Callable[[Path], Execution]:
+def short(project) -> dict[Path, dict]:
+    """What the short profile sets in each chapter."""
+    chapters, profile = project.chapters(), Reference(project)
+    return {path: profile.parameters(path.stem, "smoke") for path in chapters}
+
+
+@pytest.fixture(scope="session")
+def run_short(project, short) -> Callable[[Path], Execution]:
     """What became of a short run of a chapter; made once, by whichever process."""
-    profile, folder = Reference(project), project.build / "locks"
+    folder = project.build / "locks"
     folder.mkdir(parents=True, exist_ok=True)
 
     def run(path: Path) -> Execution:
-        parameters = {path: profile.parameters(path.stem, "smoke")}
         with FileLock(folder / path.stem):
-            return execute([path], project=project, parameters=parameters)[0]
+            return execute([path], project=project, parameters=short)[0]
 
     return run
 

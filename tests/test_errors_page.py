@@ -58,6 +58,7 @@ ELSEWHERE = {
     ],
     "tests/test_ray.py": [
         "... can't be reached",
+        "ray has lost its ...",
         "ray could not be started on this host",
         "address is of a cluster of Ray, so it needs engine ray",
         "the engine ray needs Ray, which is not here: pip install ...",

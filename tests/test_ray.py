@@ -3,9 +3,11 @@
 import json
 import os
 import re
-import socket
 import tempfile
+import threading
+import time
 from functools import partial
+from http.server import ThreadingHTTPServer
 from ipaddress import ip_address
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray_roles
+from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from running import COMMAND, listeners, wait_for_end
 
@@ -208,13 +211,42 @@ def test_a_cluster_that_is_not_there_is_named():
         run(ReinforceConfig(), OnRay(address=there))
 
 
-def test_a_cluster_that_does_not_answer_is_named():
-    # As one with TLS does to who has none.
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        there = f"127.0.0.1:{silent.getsockname()[1]}"
-        told = f"^ray can't join the cluster at {there} in 20 s$"
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "http"])
+def test_what_does_not_answer_as_a_cluster_is_named(answers):
+    # A cluster with TLS is silent to who has none.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
+        there = f"127.0.0.1:{other.server_port}"
+        if answers:
+            threading.Thread(target=other.serve_forever, daemon=True).start()
+        told = f"^ray can't join the cluster at {there} in 10 s$"
         with pytest.raises(WorkerError, match=told):
-            run(ReinforceConfig(), OnRay(address=there), join_deadline=20)
+            run(ReinforceConfig(), OnRay(address=there), join_deadline=10)
+        if answers:
+            other.shutdown()
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("late", [False, True], ids=["at the start", "in the middle"])
+def test_a_daemon_that_is_killed_is_named(name, late):
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    rounds = threading.Event()
+
+    def kill():
+        while True:
+            for each in psutil.Process().children(recursive=True):
+                if each.pid not in before and each.name() == name:
+                    rounds.wait(60 if late else 0)
+                    each.kill()
+                    return
+            time.sleep(0.02)
+
+    threading.Thread(target=kill, daemon=True).start()
+    endless = ReinforceConfig(lr=1e-9, max_episodes=10**7)
+    told = f"^ray has lost its {name}$"
+    if not late:  # it may be gone before it is seen
+        told += "|^ray could not be started on this host"
+    with pytest.raises(WorkerError, match=told):
+        run(endless, OnRay(), on_report=lambda *_: rounds.set())
 
 
 def test_a_ray_that_does_not_start_here_is_told(tmp_path, monkeypatch):

@@ -11,10 +11,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
 
@@ -27,7 +28,9 @@ from cdopt_tutorial.engines.pace import Pace, find_late
 from cdopt_tutorial.engines.ray_worker import RayWorker, named
 
 TICK = 0.1  # seconds between two looks at the actors
+WATCH = 0.5  # and at Ray's own processes
 ANSWER = 5.0  # seconds for a cluster to answer at all
+DAEMONS = "gcs_server", "raylet"  # of a cluster of this host, which the driver starts
 OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
 
@@ -62,6 +65,9 @@ def _cluster(plan: Plan) -> Iterator[None]:
     late = WorkerError(OnRay.name, f"{reason} in {plan.join_deadline:g} s")
     limit = threading.Timer(plan.join_deadline, process.fail, [late])
     limit.start()
+    over = threading.Event()
+    if plan.address is None:
+        threading.Thread(target=_watch_daemons, args=[over], daemon=True).start()
     try:
         if plan.address not in (None, "auto"):
             host, _, port = plan.address.rpartition(":")
@@ -74,7 +80,22 @@ def _cluster(plan: Plan) -> Iterator[None]:
     try:
         yield
     finally:
+        over.set()
         ray.shutdown()
+
+
+def _watch_daemons(over: threading.Event) -> None:
+    """Fail the run if a daemon ends: Ray would take a minute, and not say which."""
+    here, seen = psutil.Process(), dict[str, psutil.Process]()
+    while not over.wait(WATCH):
+        if len(seen) < len(DAEMONS):
+            with suppress(psutil.Error):  # one ends as we look
+                seen |= {each.name(): each for each in here.children()}
+                seen = {name: seen[name] for name in DAEMONS if name in seen}
+        for name, each in seen.items():
+            if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE:
+                process.fail(WorkerError(OnRay.name, f"has lost its {name}"))
+                return
 
 
 @dataclass(eq=False)
