@@ -18,7 +18,7 @@ book: $(STAMP) ## run the chapters and render the book into _build/html
 	@$(BIN)/python -m cdopt_tutorial.cli build
 
 test: lint ## lint, unit tests, short chapters, strict build, pages in a browser
-	@$(BIN)/python -m pytest -n 2 -m "not engines"
+	@$(BIN)/python -m pytest -n 3 -m "not engines"
 
 engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers; hosts need root
 	@$(BIN)/python -m pytest -n 2 -m engines
