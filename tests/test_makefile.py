@@ -105,7 +105,7 @@ def test_make_j_takes_one_target_after_another(clone):
         "-m ruff format --check",
         "-c from importlinter.cli import lint_imports_command as lint; lint() "
         "--no-logo --no-cache",
-        "-m pytest -n 2 -m not engines",
+        "-m pytest -n 3 -m not engines",
     ]
 
 
