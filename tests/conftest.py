@@ -121,7 +121,8 @@ def site(project, run_short) -> Path:
     """The folder of the pages, rendered strictly from short runs of the chapters."""
     errors = [each.error for each in map(run_short, project.chapters()) if each.error]
     assert not errors, "\n".join(errors)
-    render(project, profile="smoke")
+    with FileLock(project.build / "locks" / "pages"):
+        render(project, profile="smoke")
     return project.html
 
 
