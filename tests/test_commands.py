@@ -37,7 +37,7 @@ FLAGS = {
         "max-episodes": 10_000,
     },
     "rnn": TRAINING | {
-        "cut": "loss", "num-trainers": 1, "sync": True, "no-sync": True, "async": True,
+        "cut": "loss", "num-trainers": 1, "sync": True, "no-sync": True,
         "corpus": None, "embedding": 128, "hidden": 128, "num-layers": 1,
         "dropout": 0.4, "seq-len": 35, "batch-size": 20, "optimizer": "adam",
         "lr": 0.004, "lr-decay": 0.9, "clip": 1.0, "manifold": "none",
@@ -223,7 +223,7 @@ class TestConfig:
         seen = {name.removesuffix("_param").replace("_", "-") for name in seen}
         apart = {
             *("smoke", "json", "device", "world-size"),
-            *("no-sync", "async", "corpus", "checkpoint", "resume", "against-local"),
+            *("no-sync", "corpus", "checkpoint", "resume", "against-local"),
             *("engine", "address", "interface", "max-restarts"),
         }
         assert seen == set(FLAGS[command]) - apart
@@ -280,7 +280,7 @@ class TestConfig:
         options = asked("rnn", "--max-restarts", "2", *kept).options
         assert options["max_restarts"] == 2
 
-    def test_async_is_no_sync(self, asked):
+    def test_sync_can_be_left_out(self, asked):
         assert changed(config_of(asked("rnn", "--no-sync"))) == {"sync": False}
 
     def test_of_the_world_size_has_an_observer_less(self, asked):
