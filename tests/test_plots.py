@@ -505,18 +505,3 @@ def test_ticks_are_on_round_numbers_where_more_than_eight_x_were(number, are_few
     ticks = figure.axes[0].get_xticks()
     assert (list(ticks) == x) == are_few
     assert len(ticks) < 20
-
-
-def test_pictures_are_on_one_scale_with_the_page_in_its_middle():
-    images = {name: [[0.0, 1.0]] for name in "abcdef"} | {"g": [[-4.0, 1.0]]}
-    fig = plots.pictures(images, label="score")
-    *panels, bar = fig.axes
-    assert [ax.get_title() for ax in panels if ax.get_visible()] == [*"abcdefg"]
-    assert bar.get_ylabel() == "score"
-    drawn = [ax.images[0] for ax in panels if ax.images]
-    assert {image.get_clim() for image in drawn} == {(-4.0, 4.0)}
-    nothing, little, much = drawn[0].cmap(drawn[0].norm([0.0, 1.0, 4.0]))
-    assert nothing[3] < 0.01 < little[3] < much[3] == 1.0
-    below, above = drawn[0].cmap(drawn[0].norm([-4.0, 4.0]))
-    assert to_rgb(below) == pytest.approx(to_rgb(style.SERIES[1].color), abs=0.01)
-    assert to_rgb(above) == pytest.approx(to_rgb(style.SERIES[0].color), abs=0.01)

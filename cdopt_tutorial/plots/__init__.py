@@ -4,7 +4,6 @@ from cdopt_tutorial.plots.curves import learning_curves
 from cdopt_tutorial.plots.landscape import arrows, landscape
 from cdopt_tutorial.plots.ownership import ownership
 from cdopt_tutorial.plots.panels import panels
-from cdopt_tutorial.plots.pictures import pictures
 from cdopt_tutorial.plots.timeline import timeline
 
 __all__ = [
@@ -13,6 +12,5 @@ __all__ = [
     "learning_curves",
     "ownership",
     "panels",
-    "pictures",
     "timeline",
 ]

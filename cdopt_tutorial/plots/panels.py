@@ -19,8 +19,8 @@ def panels(
     """Draw a panel for each setting, and in it a curve for each method.
 
     A curve has a y for each x from 1, such as each epoch, and ends before the first y
-    that is not finite. A method looks the same in all panels. A panel whose values,
-    all above 0, span more than some decades has a logarithmic axis. A curve that
+    that is not finite, or leaves a panel in which it grows by more than some decades,
+    where the axis is logarithmic. A method looks the same in all panels. A curve that
     begins with a y that is not finite, or too many methods, is a ValueError.
     """
     methods = dict.fromkeys(name for curves in settings.values() for name in curves)
@@ -57,5 +57,8 @@ def _scale(ax: Axes) -> None:
     values = [value for line in ax.lines for value in line.get_ydata()]
     if min(values) > 0 and max(values) > 10**_DECADES * min(values):
         ax.set_yscale("log")
+        # One curve that diverges would flatten all others.
+        first = max(line.get_ydata()[0] for line in ax.lines)
+        ax.set_ylim(top=min(max(values), 10**_DECADES * first))
     elif min(values) >= 0:
         ax.set_ylim(bottom=0)
