@@ -50,6 +50,6 @@ def smallest_book(root: Path) -> Project:
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
     write_contents(project, config)
-    (root / "book/index.md").write_text("# Front\n\n```{nb-exec-table}\n```\n")
+    (root / "book/index.md").write_text("# Front\n\n[](/notebooks/01_a.ipynb)\n")
     write_chapter(project, "print(6 * 7)")
     return project

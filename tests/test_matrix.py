@@ -64,7 +64,8 @@ PINS = "cdopt==0.5\nJinja2==3.1\nnumpy==2.4\nnumpy-extra==1\ntorch==2.0\nsympy==
 
 
 def chapter(error=None, **figures):
-    return {"error": error, "seconds": 1.0, "figures": figures}
+    why = error and error.splitlines()[-1]
+    return {"error": error, "why": why, "seconds": 1.0, "figures": figures}
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ class TestRun:
         ]  # fmt: skip
 
     def test_names_chapters_and_tests_that_fail(self, fake):
-        error = "01_a failed in code cell 1\nKeyError: 'x'\nkept as far as it ran: y"
+        error = "01_a failed in code cell 1\nKeyError: 'x'"
         write_chapters(fake, chapter(error, near=8.0), chapter())
         write_tests(fake, "", "<failure/>", "<error/>")
         code, found = run(fake)

@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli, data, show
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
-from cdopt_tutorial.publish.execute import find_result, open_cache
+from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Change, Reference
 
@@ -263,8 +263,8 @@ def test_command_sets_profiles_and_parameters(book, monkeypatch, capsys):
 def printed(book, values) -> str:
     """What a chapter that was run with these values prints."""
     chapter = read_chapter(book.root / "notebooks" / "01_a.ipynb", values)
-    result = find_result(open_cache(book, "cpu"), chapter)
-    outputs = [out for cell in result.nb.cells for out in cell.get("outputs", [])]
+    result = find_result(book, chapter, "cpu")
+    outputs = [out for cell in result.cells for out in cell.get("outputs", [])]
     return "".join(out.text for out in outputs if out.output_type == "stream")
 
 

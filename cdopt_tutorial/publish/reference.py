@@ -19,6 +19,7 @@ import tomlkit
 from joblib import cpu_count
 from torch.backends import cpu
 
+from cdopt_tutorial import whole_file
 from cdopt_tutorial.publish.chapter import Figures
 from cdopt_tutorial.publish.project import PROFILES, Project
 
@@ -133,7 +134,7 @@ class Reference:
                     del rows[name]
         # Behind what is added to a row tomlkit leaves no space.
         text = re.sub(",(?=(full|smoke) =)", ", ", tomlkit.dumps(self._table))
-        self._path.write_text(text, "utf-8")
+        whole_file.write(self._path, text.encode())
 
     def forget(self, chapter: str, profile: str) -> None:
         """Forget what was seen in a chapter, to begin anew; rules stay."""
