@@ -35,8 +35,7 @@ from cdopt_tutorial.scratch import scratch
 
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # The libraries that decide a result.
-_LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn".split()
-_OPTIONAL = "ray"  # chapter 7 is another one without it
+_LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
 _KEPT = 48  # results: of seven chapters in two profiles, and of a change taken back
 
 
@@ -70,15 +69,14 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
-    versions = [platform.python_version(), *map(version, _LIBRARIES), _optional()]
+    versions = [platform.python_version(), *map(_version, _LIBRARIES)]
     return fingerprint(project.root, files, (code, versions, device))
 
 
-def _optional() -> str | None:
-    """The version of the library that may be missing."""
+def _version(library: str) -> str | None:
     try:
-        return version(_OPTIONAL)
-    except PackageNotFoundError:
+        return version(library)
+    except PackageNotFoundError:  # as Ray may be: chapter 7 is another one without it
         return None
 
 
