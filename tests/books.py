@@ -1,11 +1,16 @@
 """Small books, for the tests of what runs chapters and renders them."""
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import nbformat
 import yaml
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from cdopt_tutorial.publish.chapter import HIDDEN, code_cells
 from cdopt_tutorial.publish.project import Project
 
 KERNEL = {
@@ -31,6 +36,34 @@ def write_chapter(
     path = project.root / "notebooks" / f"{name}.ipynb"
     nbformat.write(new_notebook(cells=cells, metadata=KERNEL), path)
     return path
+
+
+def run_plainly(notebook: NotebookNode, progress, *_) -> None:
+    """Stands for a kernel: cells run here, and ``glue`` shows a figure."""
+    names = {}
+    for cell in code_cells(notebook):
+        progress.begin(cell, notebook.cells.index(cell))
+
+        def glue(name, value, outputs=cell.outputs):
+            data = {f"{HIDDEN}text/plain": repr(value)}
+            about = {"name": name, "mime_prefix": HIDDEN}
+            outputs.append(
+                new_output("display_data", data, metadata={"scrapbook": about})
+            )
+
+        with redirect_stdout(io.StringIO()) as said:
+            try:
+                names["glue"] = glue
+                exec(cell.source, names)
+            except Exception as error:
+                about = {"ename": type(error).__name__, "evalue": f"{error}"}
+                trace = [f"Traceback\n{about['ename']}: {error}"]
+                cell.outputs.append(new_output("error", traceback=trace, **about))
+                raise CellExecutionError(*trace, *about.values()) from None
+            finally:
+                if said.getvalue():
+                    cell.outputs.append(new_output("stream", text=said.getvalue()))
+        progress.end(cell, 0, {"content": {"status": "ok"}})
 
 
 def write_contents(project: Project, config: dict, *others: str) -> None:

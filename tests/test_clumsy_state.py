@@ -8,9 +8,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from books import write_chapter
+from books import run_plainly, write_chapter
 from clumsy import ends, pattern
-from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import execute as module
@@ -79,16 +78,9 @@ LINES = [
 pytestmark = pytest.mark.usefixtures("scratch")
 
 
-def run_cells(notebook, *_) -> None:
-    """Stands for a kernel: the second cell of code shows a figure."""
-    data = {"application/papermill.record/text/plain": "1.0"}
-    about = {"scrapbook": {"name": "x"}}
-    notebook.cells[2].outputs = [new_output("display_data", data, metadata=about)]
-
-
 @pytest.fixture(autouse=True)
 def no_kernel(monkeypatch):
-    monkeypatch.setattr(module, "_run_cells", run_cells)
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
 
 
 @pytest.fixture
@@ -99,7 +91,7 @@ def book(tmp_path, monkeypatch) -> Project:
         (project.root / folder).mkdir(parents=True)
     (project.root / "constraints.txt").touch()
     (project.root / "notebooks" / "reference.toml").write_text(TABLE)
-    path = write_chapter(project, "x = 1", "show.glue('x', 1.0)", parameters=True)
+    path = write_chapter(project, "x = 1", "glue('x', 1.0)", parameters=True)
     (done,) = module.execute([path], project=project)
     assert done.figures == {"x": 1.0}
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: project)
