@@ -54,7 +54,7 @@ def render(
         return False
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
-    for built in ("html", ".doctrees"):
+    for built in ("html", ".doctrees", "jupyter_execute"):
         shutil.rmtree(project.build / built, ignore_errors=True)
     theme = config["sphinx"]["config"].setdefault("html_theme_options", {})
     theme["extra_footer"] = edition(project.root)
