@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -104,13 +105,14 @@ def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
 def _read(file: Path, project: Project) -> NotebookNode | None:
     try:
         result = nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
-        os.utime(file)
     except FileNotFoundError:
         return None
     except Exception:  # gzip, zlib, and whoever reads on, have errors of their own
         name = project.relative(file)
         print(f"{name} was damaged: the chapter is run again", flush=True)
         return None
+    with suppress(OSError):
+        os.utime(file)  # so it counts as young
     return result
 
 
@@ -121,13 +123,14 @@ def _keep(file: Path, run: Execution, project: Project) -> Execution:
         # With a checksum, by which damage is noticed.
         content = gzip.compress(nbformat.writes(run.notebook).encode())
         whole_file.write(file, content)
-        results = project.results.glob("*.gz")
-        for old in sorted(results, key=lambda f: f.stat().st_mtime)[:-_KEPT]:
-            old.unlink()
     except OSError as error:
         name = project.relative(run.path)
         why = f"{name} ran, but its result can't be kept: {error}"
         return replace(run, error=why, why=why)
+    with suppress(OSError):  # another process does the same
+        results = project.results.glob("*.gz")
+        for old in sorted(results, key=lambda f: f.stat().st_mtime)[:-_KEPT]:
+            old.unlink()
     return run
 
 
