@@ -74,6 +74,7 @@ RUNS = {
     "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
     "rnn": "cdopt_tutorial.commands.rnn.rnn.restart.run_again",
     "hybrid": "cdopt_tutorial.commands.hybrid.hybrid.run",
+    "shard": "cdopt_tutorial.commands.shard.sharding.run",
 }
 
 
@@ -130,6 +131,23 @@ def changed(config) -> dict:
     return {n: v for n, v in values.items() if v != getattr(plain, n)}
 
 
+CHANGES = {
+    "reinforce": {},
+    "reinforce --smoke": {"max_episodes": 40},
+    "reinforce --world-size 4": {"num_observers": 3},
+    "reinforce --world-size=4 --num-observers=3": {"num_observers": 3},
+    "rnn": {},
+    "rnn --smoke": {"max_steps": 30},
+    "rnn --no-sync": {"sync": False},
+    "rnn --against-local": {"dtype": "float64", "dropout": 0.0},
+    "hybrid": {},
+    "hybrid --smoke": {"max_steps": 30},
+    "hybrid --against-local": {"dtype": "float64"},
+    "shard": {},
+    "shard --smoke": {"max_steps": 10, "width": 16, "seq_len": 8},
+}
+
+
 class TestConfig:
     @pytest.mark.parametrize(("command", "other"), OTHERS)
     def test_is_what_the_flags_say(self, command, other, asked):
@@ -144,50 +162,19 @@ class TestConfig:
                 args += [] if value is True else map(str, values)
         assert config_of(asked(command, *args)) == other
 
-    @pytest.mark.parametrize(
-        ("command", "kind", "apart"),
-        [
-            ("reinforce", ReinforceConfig, {"hidden"}),
-            ("rnn", RNNConfig, {"momentum"}),
-            ("hybrid", HybridConfig, set()),
-        ],
-    )
-    def test_of_each_field_has_a_flag(self, command, kind, apart):
-        seen = {
-            name for _, each in OTHERS if type(each) is kind for name in changed(each)
-        }
-        names = {field.name for field in dataclasses.fields(kind)}
-        assert seen == names - apart - {"device", "dtype"}
+    @pytest.mark.parametrize("kind", [ReinforceConfig, RNNConfig, HybridConfig])
+    def test_of_each_field_has_a_flag(self, kind):
+        others = [each for _, each in OTHERS if type(each) is kind]
+        seen = {name for each in others for name in changed(each)}
+        names = {field.name for field in dataclasses.fields(kind)} - seen
+        assert names - {"device", "dtype"} <= {"hidden", "momentum"}
 
-    @pytest.mark.parametrize(
-        ("command", "kind"),
-        [("reinforce", ReinforceConfig), ("rnn", RNNConfig), ("hybrid", HybridConfig)],
-    )
-    def test_without_flags_is_the_default_and_runs_as_long_as_it_takes(
-        self, command, kind, asked
-    ):
-        found = asked(command)
-        assert config_of(found) == kind()
+    @pytest.mark.parametrize("args", CHANGES)
+    def test_differs_from_the_default_by(self, args, asked):
+        command, *given = args.split()
+        found = asked(command, *given)
+        assert changed(config_of(found)) == CHANGES[args]
         assert found.options["deadline"] == math.inf
-
-    @pytest.mark.parametrize(
-        ("command", "limit"),
-        [
-            ("reinforce", {"max_episodes": 40}),
-            ("rnn", {"max_steps": 30}),
-            ("hybrid", {"max_steps": 30}),
-        ],
-    )
-    def test_of_a_smoke_run_ends_soon(self, command, limit, asked):
-        assert changed(config_of(asked(command, "--smoke"))) == limit
-
-    def test_against_one_process_has_nothing_left_to_chance(self, asked):
-        rnn, hybrid = (
-            changed(config_of(asked(command, "--against-local")))
-            for command in ("rnn", "hybrid")
-        )
-        assert rnn == {"dtype": "float64", "dropout": 0.0}
-        assert hybrid == {"dtype": "float64"}
 
     def test_has_the_device(self, asked, monkeypatch):
         monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -205,23 +192,15 @@ class TestConfig:
         there = "--engine", "ray", "--address", "a:1"
         assert asked(command, *there).engine == OnRay(address="a:1")
 
-    def test_has_the_restarts(self, asked, tmp_path):
-        kept = "--checkpoint", str(tmp_path / "kept.pt")
-        assert asked("rnn").options["max_restarts"] == 0
-        options = asked("rnn", "--max-restarts", "2", *kept).options
-        assert options["max_restarts"] == 2
-
-    def test_of_the_world_size_has_an_observer_less(self, asked):
-        for args in (["--world-size", "4"], ["--world-size=4", "--num-observers=3"]):
-            assert config_of(asked("reinforce", *args)).num_observers == 3
-
     def test_of_an_rnn_comes_with_its_files(self, asked, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         loaded = []
         monkeypatch.setattr(
             "cdopt_tutorial.parameter_server.checkpoint.load", loaded.append
         )
-        found = asked("rnn", "--checkpoint", "kept", "--resume", "earlier")
+        files = "--checkpoint", "kept", "--resume", "earlier", "--max-restarts", "2"
+        found = asked("rnn", *files)
+        assert found.options["max_restarts"] == 2
         assert found.job.keep == tmp_path / "kept"
         assert [path.name for path in loaded] == ["earlier"]
 
@@ -412,14 +391,6 @@ class TestExitCode:
         said = capsys.readouterr().err
         assert said == "cdopt-tutorial: ps raised KeyError\n\nits traceback\n"
         assert file.read_text() == "earlier"
-
-    def test_of_a_book_that_can_not_be_read(self, monkeypatch, capsys):
-        def this_project():
-            raise PermissionError("the book is another's")
-
-        monkeypatch.setattr(execute.project, "this_project", this_project)
-        assert cli.main(["execute"]) == 2
-        assert capsys.readouterr().err == "cdopt-tutorial: the book is another's\n"
 
     @pytest.mark.parametrize(
         ("ran", "rendered", "code"),
