@@ -28,7 +28,9 @@ lint: $(STAMP) ## check style, formatting and who imports whom
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -c "$(LINT_IMPORTS)" --no-logo --no-cache
 
-serve: book ## serve the book on 127.0.0.1, port $PORT (8000)
+# A chapter that failed has its page, too.
+serve: $(STAMP) ## make the book and serve it on 127.0.0.1, port $PORT (8000)
+	@$(BIN)/python -m cdopt_tutorial.cli build || test -f _build/html/index.html
 	@echo "http://127.0.0.1:$(PORT)"
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
 

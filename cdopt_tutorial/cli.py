@@ -7,7 +7,8 @@ import sys
 import tempfile
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
+
+import psutil
 
 from cdopt_tutorial import scratch, torchrun
 from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
@@ -57,17 +58,9 @@ def _stop(number: int, _: object) -> None:
 
 def _kill_below() -> None:
     """Kill those that this process has started, and those that they have."""
-    started: dict[int, list[int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended by now
-            _, parent, *_ = file.read_text().rpartition(")")[2].split()
-            started.setdefault(int(parent), []).append(int(file.parent.name))
-    below = started.get(os.getpid(), [])
-    for pid in below:  # which grows meanwhile
-        below += started.get(pid, [])
-    for pid in below:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended by now
+            process.kill()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,11 +1,16 @@
 """Small books, for the tests of what runs chapters and renders them."""
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import nbformat
 import yaml
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from cdopt_tutorial.publish.chapter import HIDDEN, code_cells
 from cdopt_tutorial.publish.project import Project
 
 KERNEL = {
@@ -33,6 +38,34 @@ def write_chapter(
     return path
 
 
+def run_plainly(notebook: NotebookNode, progress, *_) -> None:
+    """Stands for a kernel: cells run here, and ``glue`` shows a figure."""
+    names = {}
+    for cell in code_cells(notebook):
+        progress.begin(cell, notebook.cells.index(cell))
+
+        def glue(name, value, outputs=cell.outputs):
+            data = {f"{HIDDEN}text/plain": repr(value)}
+            about = {"name": name, "mime_prefix": HIDDEN}
+            outputs.append(
+                new_output("display_data", data, metadata={"scrapbook": about})
+            )
+
+        with redirect_stdout(io.StringIO()) as said:
+            try:
+                names["glue"] = glue
+                exec(cell.source, names)
+            except Exception as error:
+                about = {"ename": type(error).__name__, "evalue": f"{error}"}
+                trace = [f"Traceback\n{about['ename']}: {error}"]
+                cell.outputs.append(new_output("error", traceback=trace, **about))
+                raise CellExecutionError(*trace, *about.values()) from None
+            finally:
+                if said.getvalue():
+                    cell.outputs.append(new_output("stream", text=said.getvalue()))
+        progress.end(cell, 0, {"content": {"status": "ok"}})
+
+
 def write_contents(project: Project, config: dict, *others: str) -> None:
     """Write the configuration, and a table of contents of one chapter, and others."""
     (project.root / "_config.yml").write_text(yaml.safe_dump(config))
@@ -50,6 +83,6 @@ def smallest_book(root: Path) -> Project:
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
     write_contents(project, config)
-    (root / "book/index.md").write_text("# Front\n\n```{nb-exec-table}\n```\n")
+    (root / "book/index.md").write_text("# Front\n\n[](/notebooks/01_a.ipynb)\n")
     write_chapter(project, "print(6 * 7)")
     return project

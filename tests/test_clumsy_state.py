@@ -1,16 +1,15 @@
 """A damaged book, or no place for it: made anew, or named in one line."""
 
+import gzip
 import json
 import os
 import shutil
-import sqlite3
 import tempfile
 from pathlib import Path
 
 import pytest
-from books import write_chapter
+from books import run_plainly, write_chapter
 from clumsy import ends, pattern
-from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import execute as module
@@ -19,23 +18,7 @@ from cdopt_tutorial.publish.project import Project
 
 TABLE = "[01_a.figures]\nx = {full = 1.0}\n"
 
-# What becomes of a cache, and what is said while it is made anew.
-INDEX, RESULT = (
-    "_build/.jupyter_cache/.../global.db was damaged: chapters are run again",
-    "....ipynb was damaged: the chapter is run again",
-)
-CAUGHT = {
-    "index: not a database": INDEX,
-    "index: flipped": INDEX,
-    "index: cut": INDEX,
-    "index: empty": None,  # as a run leaves it that is killed at its very start
-    "result: cut": RESULT,
-    "result: another figure": RESULT,
-    "result: {}": RESULT,
-    "result: gone": RESULT,
-    "result: without a checksum": RESULT,
-    "folder: a stray file": None,
-}
+RESULT = "_build/results/....ipynb.gz was damaged: the chapter is run again"
 
 NOTEBOOK = "...: it is no notebook, or it is damaged"
 NOTEBOOKS = {
@@ -61,11 +44,10 @@ TABLES = {
     "\xff": f"{BAD}...",
 }  # fmt: skip
 
-NO_ROOM = "can't keep results in _build/.jupyter_cache/...: "
+NO_ROOM = "can't keep results in _build/results: "
 PLACES = {
     "the folder of results": f"{NO_ROOM}File exists",
     "the build": f"{NO_ROOM}Not a directory",
-    "the index": f"{NO_ROOM}Is a directory",
 }
 LOCKED = f"{NO_ROOM}Permission denied"
 NO_PLACE = "[Errno 2] No usable temporary directory found in [...]"
@@ -88,7 +70,7 @@ NO_BOOK = (
     "clone with `make book`"
 )
 LINES = [
-    *filter(None, CAUGHT.values()), *NOTEBOOKS.values(), *TABLES.values(),
+    RESULT, *NOTEBOOKS.values(), *TABLES.values(),
     *PLACES.values(), LOCKED, NO_PLACE, FULL, NOT_KEPT, *COMMANDS.values(),
     *SITE.values(), NO_BOOK,
 ]  # fmt: skip
@@ -96,16 +78,9 @@ LINES = [
 pytestmark = pytest.mark.usefixtures("scratch")
 
 
-def run_cells(notebook, *_) -> None:
-    """Stands for a kernel: the second cell of code shows a figure."""
-    data = {"application/papermill.record/text/plain": "1.0"}
-    about = {"scrapbook": {"name": "x"}}
-    notebook.cells[2].outputs = [new_output("display_data", data, metadata=about)]
-
-
 @pytest.fixture(autouse=True)
 def no_kernel(monkeypatch):
-    monkeypatch.setattr(module, "_run_cells", run_cells)
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
 
 
 @pytest.fixture
@@ -116,88 +91,57 @@ def book(tmp_path, monkeypatch) -> Project:
         (project.root / folder).mkdir(parents=True)
     (project.root / "constraints.txt").touch()
     (project.root / "notebooks" / "reference.toml").write_text(TABLE)
-    path = write_chapter(project, "x = 1", "show.glue('x', 1.0)", parameters=True)
+    path = write_chapter(project, "x = 1", "glue('x', 1.0)", parameters=True)
     (done,) = module.execute([path], project=project)
     assert done.figures == {"x": 1.0}
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: project)
     return project
 
 
-def cached(project: Project) -> tuple[Path, Path]:
-    """The index of the results, and the only one of them."""
-    (folder,) = project.results.iterdir()
-    (result,) = folder.glob("executed/*/base.ipynb")
-    return folder / "global.db", result
-
-
-def damage(project: Project, how: str) -> None:
-    index, result = cached(project)
-    whole = index.read_bytes()
+def damage(result: Path, how: str) -> None:
+    whole = result.read_bytes()
+    text = gzip.decompress(whole).decode()
+    assert '"1.0"' in text
     match how:
-        case "index: not a database":
-            index.write_text("not a database, but as long as one might well be\n" * 99)
-        case "index: flipped":
-            index.write_bytes(whole[:4096] + bytes(b ^ 255 for b in whole[4096:]))
-        case "index: cut":
-            index.write_bytes(whole[: len(whole) // 2])
-        case "index: empty":
-            index.write_bytes(b"")
-        case "result: cut":
-            result.write_bytes(result.read_bytes()[:200])
-        case "result: another figure":
-            text = result.read_text()
-            assert '"1.0"' in text
-            result.write_text(text.replace('"1.0"', '"1.1"'))
-        case "result: {}":
-            result.write_text("{}")
-        case "result: gone":
-            result.unlink()
-        case "result: without a checksum":
-            result.with_name("checksum").unlink()
-        case "folder: a stray file":
-            (project.results / ".DS_Store").touch()
+        case "cut":
+            result.write_bytes(whole[:-20])
+        case "flipped":
+            middle = len(whole) // 2
+            flipped = bytes([whole[middle] ^ 1])
+            result.write_bytes(whole[:middle] + flipped + whole[middle + 1 :])
+        case "of another program":
+            result.write_text(text)
+        case "empty":
+            result.write_bytes(b"")
+        case "no notebook":
+            result.write_bytes(gzip.compress(b"{}"))
 
 
-class TestCache:
-    def test_that_is_whole_is_used(self, book, capsys):
-        assert cli.main(["execute"]) == 0
-        assert "reused the result" in capsys.readouterr().out
-
-    @pytest.mark.parametrize("how", CAUGHT)
-    def test_that_is_damaged_is_made_anew(self, book, how, capsys):
-        damage(book, how)
-        for said in ({CAUGHT[how]} - {None}, set()):
+class TestResults:
+    @pytest.mark.parametrize(
+        "how", ["cut", "flipped", "of another program", "empty", "no notebook", "none"]
+    )
+    def test_that_are_damaged_are_made_anew(self, book, how, capsys):
+        (result,) = book.results.iterdir()
+        damage(result, how)
+        (book.results / ".DS_Store").touch()
+        for lost in (how != "none", False):
             assert cli.main(["execute"]) == 0  # no figure has moved
             printed = capsys.readouterr()
             assert printed.err == ""
             found = [x for x in printed.out.splitlines() if "damaged" in x]
-            assert len(found) == len(said)
-            assert all(pattern(*said).fullmatch(line) for line in found), found
+            assert len(found) == lost
+            assert all(map(pattern(RESULT).fullmatch, found)), found
         assert "reused the result" in printed.out
-
-    def test_in_use_is_not_damaged(self, book, capsys):
-        index, _ = cached(book)
-        with sqlite3.connect(index) as other:
-            other.execute("begin immediate")
-            assert not module._is_damaged(index)
-            other.rollback()
-        other.close()
 
     @pytest.mark.parametrize("what", PLACES)
     def test_in_the_way_of_which_is_another_file(self, book, what, capsys):
-        index, _ = cached(book)
-        place = {
-            "the folder of results": index.parent, "the build": book.build,
-            "the index": index,
-        }[what]  # fmt: skip
-        if place.is_dir():
-            shutil.rmtree(place)
-            place.write_text("a file of mine")
-        else:
-            place.unlink()
-            place.mkdir()
+        places = {"the folder of results": book.results, "the build": book.build}
+        place = places[what]
+        shutil.rmtree(place)
+        place.write_text("a file of mine")
         ends("execute", PLACES[what], 2, capsys)
-        assert place.is_dir() or place.read_text() == "a file of mine"
+        assert place.read_text() == "a file of mine"
 
     @pytest.mark.parametrize("what", ["the book", "the results"])
     def test_of_someone_else(self, book, what, as_another, monkeypatch, capsys):
@@ -216,8 +160,7 @@ class TestCache:
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        name = "jupyter_cache.cache.main.JupyterCacheBase.cache_notebook_bundle"
-        monkeypatch.setattr(name, full)
+        monkeypatch.setattr(module.whole_file, "write", full)
         assert cli.main(["execute", "--force"]) == 1
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert pattern(NOT_KEPT).fullmatch(line)

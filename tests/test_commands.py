@@ -16,7 +16,7 @@ import pytest
 from clumsy import DIVERGED
 
 from cdopt_tutorial import cli
-from cdopt_tutorial.commands import bench, build, common, execute
+from cdopt_tutorial.commands import build, common, execute
 from cdopt_tutorial.engines import WorkerError, on_actors
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
@@ -24,64 +24,6 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import ReinforceConfig
-
-TRAINING = {
-    "seed": 1, "smoke": False, "json": None, "device": "cpu", "engine": "rpc",
-    "address": None, "interface": None,
-}  # fmt: skip
-# Of all commands, all flags and what holds without them: nothing here may change.
-FLAGS = {
-    "reinforce": TRAINING | {
-        "conversation": "local-policy", "num-observers": None, "world-size": None,
-        "num-envs": None, "gamma": 0.99, "lr": 0.01, "log-interval": 10,
-        "max-episodes": 10_000,
-    },
-    "rnn": TRAINING | {
-        "cut": "loss", "num-trainers": 1, "sync": True, "no-sync": True,
-        "corpus": None, "embedding": 128, "hidden": 128, "num-layers": 1,
-        "dropout": 0.4, "seq-len": 35, "batch-size": 20, "optimizer": "adam",
-        "lr": 0.004, "lr-decay": 0.9, "clip": 1.0, "manifold": "none",
-        "where": "trainer", "per-gate": False, "penalty": 1.0, "epochs": 6,
-        "max-steps": None, "checkpoint": None, "save-every": 50, "resume": None,
-        "max-restarts": 0, "against-local": False,
-    },
-    "hybrid": TRAINING | {
-        "num-trainers": 2, "semantics": "exact", "shares": None, "embedding": 16,
-        "manifold": "none", "where": "trainer", "by": "dissolve", "penalty": 0.5,
-        "optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "batch-size": 64,
-        "epochs": 30, "max-steps": None, "step-deadline": 30.0, "device": "auto",
-        "against-local": False,
-    },
-    "shard": TRAINING | {
-        "strategy": "fsdp", "num-ranks": 2, "manifold": "stiefel",
-        "where": "attention", "penalty": 0.5, "num-layers": 2, "width": 64,
-        "num-heads": 4, "seq-len": 32, "batch-size": 16, "optimizer": "adam",
-        "lr": 0.003, "momentum": 0.9, "clip": None, "max-steps": 300, "device": "auto",
-        "against-local": False,
-    },
-    "execute": {
-        "force": False, "profile": "full", "parameter": [], "p": [],
-        "update-reference": False, "anew": False, "device": "cpu", "json": None,
-        "cell-timeout": 600,
-    },
-    "matrix": {
-        "torch": [], "cdopt": [], "python": [], "cpu": [], "threads": [], "cores": [],
-        "profile": "smoke", "update-reference": False, "json": None, "after": [],
-    },
-    "build": {"device": "cpu"},
-    "bench": {},
-}  # fmt: skip
-
-
-def flags(parser: argparse.ArgumentParser) -> dict:
-    """A parser's flags and what each is without being given."""
-    without = vars(parser.parse_args([]))
-    return {
-        option.lstrip("-"): without[action.dest]
-        for action in parser._actions
-        if action.dest != "help"
-        for option in action.option_strings
-    }
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -91,20 +33,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 class TestFlags:
-    def test_are_of_all_commands(self):
-        assert set(cli.COMMANDS) == set(FLAGS)
-
-    @pytest.mark.parametrize("command", [name for name in FLAGS if name != "bench"])
-    def test_are_those_promised(self, command):
-        assert flags(parser_of(command)) == FLAGS[command]
-
-    def test_of_a_bench_are_those_promised(self):
-        (action,) = (each for each in parser_of("bench")._actions if each.choices)
-        assert set(action.choices) == set(bench.BENCHES)
-        for parser in action.choices.values():
-            assert flags(parser) == {"smoke": False, "json": None, "device": "cpu"}
-
-    @pytest.mark.parametrize("command", FLAGS)
+    @pytest.mark.parametrize("command", cli.COMMANDS)
     def test_are_explained(self, command, capsys):
         with pytest.raises(SystemExit) as caught:
             cli.main([command, "--help"])
@@ -145,6 +74,7 @@ RUNS = {
     "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
     "rnn": "cdopt_tutorial.commands.rnn.rnn.restart.run_again",
     "hybrid": "cdopt_tutorial.commands.hybrid.hybrid.run",
+    "shard": "cdopt_tutorial.commands.shard.sharding.run",
 }
 
 
@@ -201,6 +131,23 @@ def changed(config) -> dict:
     return {n: v for n, v in values.items() if v != getattr(plain, n)}
 
 
+CHANGES = {
+    "reinforce": {},
+    "reinforce --smoke": {"max_episodes": 40},
+    "reinforce --world-size 4": {"num_observers": 3},
+    "reinforce --world-size=4 --num-observers=3": {"num_observers": 3},
+    "rnn": {},
+    "rnn --smoke": {"max_steps": 30},
+    "rnn --no-sync": {"sync": False},
+    "rnn --against-local": {"dtype": "float64", "dropout": 0.0},
+    "hybrid": {},
+    "hybrid --smoke": {"max_steps": 30},
+    "hybrid --against-local": {"dtype": "float64"},
+    "shard": {},
+    "shard --smoke": {"max_steps": 10, "width": 16, "seq_len": 8},
+}
+
+
 class TestConfig:
     @pytest.mark.parametrize(("command", "other"), OTHERS)
     def test_is_what_the_flags_say(self, command, other, asked):
@@ -215,48 +162,19 @@ class TestConfig:
                 args += [] if value is True else map(str, values)
         assert config_of(asked(command, *args)) == other
 
-    @pytest.mark.parametrize("command", RUNS)
-    def test_of_a_flag_is_seen_to_be_reached(self, command):
-        seen = {
-            name for kind, each in OTHERS for name in changed(each) if kind == command
-        }
-        seen = {name.removesuffix("_param").replace("_", "-") for name in seen}
-        apart = {
-            *("smoke", "json", "device", "world-size"),
-            *("no-sync", "corpus", "checkpoint", "resume", "against-local"),
-            *("engine", "address", "interface", "max-restarts"),
-        }
-        assert seen == set(FLAGS[command]) - apart
+    @pytest.mark.parametrize("kind", [ReinforceConfig, RNNConfig, HybridConfig])
+    def test_of_each_field_has_a_flag(self, kind):
+        others = [each for _, each in OTHERS if type(each) is kind]
+        seen = {name for each in others for name in changed(each)}
+        names = {field.name for field in dataclasses.fields(kind)} - seen
+        assert names - {"device", "dtype"} <= {"hidden", "momentum"}
 
-    @pytest.mark.parametrize(
-        ("command", "kind"),
-        [("reinforce", ReinforceConfig), ("rnn", RNNConfig), ("hybrid", HybridConfig)],
-    )
-    def test_without_flags_is_the_default_and_runs_as_long_as_it_takes(
-        self, command, kind, asked
-    ):
-        found = asked(command)
-        assert config_of(found) == kind()
+    @pytest.mark.parametrize("args", CHANGES)
+    def test_differs_from_the_default_by(self, args, asked):
+        command, *given = args.split()
+        found = asked(command, *given)
+        assert changed(config_of(found)) == CHANGES[args]
         assert found.options["deadline"] == math.inf
-
-    @pytest.mark.parametrize(
-        ("command", "limit"),
-        [
-            ("reinforce", {"max_episodes": 40}),
-            ("rnn", {"max_steps": 30}),
-            ("hybrid", {"max_steps": 30}),
-        ],
-    )
-    def test_of_a_smoke_run_ends_soon(self, command, limit, asked):
-        assert changed(config_of(asked(command, "--smoke"))) == limit
-
-    def test_against_one_process_has_nothing_left_to_chance(self, asked):
-        rnn, hybrid = (
-            changed(config_of(asked(command, "--against-local")))
-            for command in ("rnn", "hybrid")
-        )
-        assert rnn == {"dtype": "float64", "dropout": 0.0}
-        assert hybrid == {"dtype": "float64"}
 
     def test_has_the_device(self, asked, monkeypatch):
         monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -274,26 +192,15 @@ class TestConfig:
         there = "--engine", "ray", "--address", "a:1"
         assert asked(command, *there).engine == OnRay(address="a:1")
 
-    def test_has_the_restarts(self, asked, tmp_path):
-        kept = "--checkpoint", str(tmp_path / "kept.pt")
-        assert asked("rnn").options["max_restarts"] == 0
-        options = asked("rnn", "--max-restarts", "2", *kept).options
-        assert options["max_restarts"] == 2
-
-    def test_sync_can_be_left_out(self, asked):
-        assert changed(config_of(asked("rnn", "--no-sync"))) == {"sync": False}
-
-    def test_of_the_world_size_has_an_observer_less(self, asked):
-        for args in (["--world-size", "4"], ["--world-size=4", "--num-observers=3"]):
-            assert config_of(asked("reinforce", *args)).num_observers == 3
-
     def test_of_an_rnn_comes_with_its_files(self, asked, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         loaded = []
         monkeypatch.setattr(
             "cdopt_tutorial.parameter_server.checkpoint.load", loaded.append
         )
-        found = asked("rnn", "--checkpoint", "kept", "--resume", "earlier")
+        files = "--checkpoint", "kept", "--resume", "earlier", "--max-restarts", "2"
+        found = asked("rnn", *files)
+        assert found.options["max_restarts"] == 2
         assert found.job.keep == tmp_path / "kept"
         assert [path.name for path in loaded] == ["earlier"]
 
@@ -341,14 +248,10 @@ class TestJson:
             common.write_json(link, {"a": 1})
             assert json.loads(file.read_text()) == {"a": 1} and link.is_symlink()
 
-    def test_is_tried_in_a_pipe_without_ending_it(self, tmp_path):
-        pipe = tmp_path / "pipe"
+    def test_goes_into_a_pipe_which_is_tried_without_ending_it(self, tmp_path):
+        pipe, read = tmp_path / "pipe", []
         os.mkfifo(pipe)
         assert common.writable(str(pipe)) == pipe  # with no reader yet
-
-    def test_goes_into_a_pipe(self, tmp_path):
-        pipe, read = tmp_path / "pipe", []
-        subprocess.run(["mkfifo", pipe], check=True)
         thread = threading.Thread(target=lambda: read.append(pipe.read_text()))
         thread.start()
         common.write_json(pipe, {"a": 1})
@@ -488,22 +391,6 @@ class TestExitCode:
         said = capsys.readouterr().err
         assert said == "cdopt-tutorial: ps raised KeyError\n\nits traceback\n"
         assert file.read_text() == "earlier"
-
-    def test_of_a_failed_bench(self, monkeypatch, capsys):
-        def measure(*_):
-            raise WorkerError("ps", "raised KeyError", "its traceback")
-
-        monkeypatch.setattr("cdopt_tutorial.bench.launch.measure", measure)
-        assert cli.main(["bench", "launch"]) == 1
-        assert "ps raised KeyError" in capsys.readouterr().err
-
-    def test_of_a_book_that_can_not_be_read(self, monkeypatch, capsys):
-        def this_project():
-            raise PermissionError("the book is another's")
-
-        monkeypatch.setattr(execute.project, "this_project", this_project)
-        assert cli.main(["execute"]) == 2
-        assert capsys.readouterr().err == "cdopt-tutorial: the book is another's\n"
 
     @pytest.mark.parametrize(
         ("ran", "rendered", "code"),

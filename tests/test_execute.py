@@ -1,5 +1,6 @@
 """One execution serves the pages and the tests: when it is reused, how it fails."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -11,146 +12,161 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from books import write_chapter
+from books import run_plainly, write_chapter
 from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
-from cdopt_tutorial.commands.execute import _report
+from cdopt_tutorial.publish import execute as module
 from cdopt_tutorial.publish.chapter import read_chapter
 from cdopt_tutorial.publish.execute import (
-    Execution,
     digest,
     execute,
     find_result,
-    open_cache,
     read_failed,
 )
-from cdopt_tutorial.publish.project import Project, this_project
+from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.used import used_files
+
+FILES = {
+    "cdopt_tutorial/__init__.py": "",
+    "cdopt_tutorial/system.py": "from cdopt_tutorial.layers.maps import A\n",
+    "cdopt_tutorial/layers/__init__.py": "",
+    "cdopt_tutorial/layers/maps.py": "def A(): import cdopt_tutorial.late\n",
+    "cdopt_tutorial/late.py": "START = ['cdopt_tutorial.worker']\n",
+    "cdopt_tutorial/worker.py": "x = 1\n",
+    "cdopt_tutorial/plots/__init__.py": "",
+    "cdopt_tutorial/plots/a.mplstyle": "font.size: 10\n",
+    "cdopt_tutorial/plots/b.svg": "<svg></svg>\n",
+    "cdopt_tutorial/__main__.py": "",
+    "cdopt_tutorial/commands/train.py": "from cdopt_tutorial import trained\n",
+    "cdopt_tutorial/commands/bench.py": "import cdopt_tutorial.system\n",
+    "cdopt_tutorial/trained.py": "",
+    "cdopt_tutorial/other/system.py": "import cdopt_tutorial.commands.bench\n",
+    "constraints.txt": "torch==2.13.0\n",
+    "README.md": "prose\n",
+}
+# What a chapter says, and the files that decide what it gives.
+USES = {
+    "print(1)": "constraints.txt",
+    "from cdopt_tutorial import plots": "__init__ plots/__init__ constraints.txt "
+    "plots/a.mplstyle plots/b.svg",
+    "%time 1\nimport cdopt_tutorial.system": "__init__ system layers/__init__ "
+    "layers/maps late worker constraints.txt",
+    "!{torchrun} --standalone -m cdopt_tutorial train --lr 1": "__init__ __main__ "
+    "commands/train trained constraints.txt",
+}
 
 
 @pytest.fixture
 def book(tmp_path) -> Project:
     """A book of its own: a package, constraints, and no chapters yet."""
     project = Project(tmp_path / "a book")
-    (project.package / "publish").mkdir(parents=True)
-    (project.package / "a.py").write_text("x = 1\n")
-    (project.package / "publish" / "b.mplstyle").write_text("font.size: 10\n")
-    (project.package / "publish" / "c.svg").write_text("<svg></svg>\n")
-    (project.root / "constraints.txt").write_text("torch==2.13.0\n")
+    for name, text in FILES.items():
+        (project.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (project.root / name).write_text(text)
     (project.root / "notebooks").mkdir()
     return project
 
 
 def outputs(project: Project, path: Path, device: str = "cpu") -> str:
-    """All the text that the cached run of a chapter put out."""
-    notebook = find_result(open_cache(project, device), read_chapter(path)).nb
-    found = [out for cell in notebook.cells for out in cell.outputs]
+    """All the text that the kept run of a chapter put out."""
+    notebook = find_result(project, read_chapter(path), device)
+    found = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     return "".join(o.get("text") or o["data"]["text/plain"] for o in found)
 
 
-def test_second_run_reuses_the_result(book):
+def test_a_result_is_reused_until_its_code_changes(book):
     path = write_chapter(book, "import time; print(time.time_ns())")
     begin = time.monotonic()
     first, second = (execute([path], project=book)[0] for _ in range(2))
     assert (first.cached, second.cached) == (False, True)
+    assert first.figures == second.figures
     assert 0 < first.seconds == second.seconds < time.monotonic() - begin
+    write_chapter(book, "import time; print(time.time_ns())", prose="Other.")
+    assert execute([path], project=book)[0].cached
     assert not execute([path], project=book, force=True)[0].cached
-
-
-def test_prose_does_not_make_a_result_stale_but_code_does(book):
-    execute([write_chapter(book, "print(1)")], project=book)
-    assert execute([write_chapter(book, "print(1)", prose="Other.")], project=book)[
-        0
-    ].cached
-    path = write_chapter(book, "print(2)")
+    write_chapter(book, "print(2)")
     assert not execute([path], project=book)[0].cached
     assert outputs(book, path) == "2\n"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    ["cdopt_tutorial/a.py", "cdopt_tutorial/publish/b.mplstyle"]
-    + ["cdopt_tutorial/publish/c.svg", "constraints.txt"],
-)
-def test_digest_follows_sources_and_constraints(book, changed):
-    before = digest(book, "cpu")
-    (book.root / "README.md").write_text("prose\n")
-    assert digest(book, "cpu") == before
-    with (book.root / changed).open("a") as file:
-        file.write("# a change\n")
-    assert digest(book, "cpu") != before
+@pytest.mark.parametrize("code", USES)
+def test_a_result_follows_what_its_chapter_uses_and_nothing_else(book, code):
+    """Imports, also in functions and by others; texts that name modules; commands."""
+    chapter = read_chapter(write_chapter(book, code))
+    names = {n if "." in n else f"{n}.py" for n in USES[code].split()}
+    for name in FILES:
+        before = digest(book, chapter, "cpu")
+        with (book.root / name).open("a") as file:
+            file.write("# a change\n")
+        used = name.removeprefix("cdopt_tutorial/") in names
+        assert (digest(book, chapter, "cpu") != before) == used, name
 
 
-def test_digest_follows_names_device_and_python(book, monkeypatch):
-    seen = {digest(book, "cpu"), digest(book, "cuda")}
+def test_a_chapter_that_can_not_be_read_may_use_anything(book):
+    chapter = read_chapter(write_chapter(book, "1 +"))
+    modules = {*book.package.rglob("*.py")}
+    assert modules <= {*used_files(book.package, chapter)}
+
+
+def test_of_this_package_a_command_decides_no_chapter_but_that_which_runs_it(project):
+    for path in project.chapters():
+        used = used_files(project.package, read_chapter(path))
+        names = {str(file.relative_to(project.package)) for file in used}
+        assert "commands/matrix.py" not in names and "publish/render.py" not in names
+        assert {"show/__init__.py", "plots/tutorial.mplstyle"} <= names
+        system = {"01": "reinforce/system.py", "04": "constraints/layers.py"}
+        assert system.get(path.stem[:2], "show/__init__.py") in names
+        assert ("commands/reinforce.py" in names) == (path.stem[:2] == "07")
+
+
+def test_digest_follows_device_python_and_libraries(book, monkeypatch):
+    chapter = read_chapter(write_chapter(book, "1"))
+    seen = {digest(book, chapter, "cpu"), digest(book, chapter, "cuda")}
     with monkeypatch.context() as patch:
         patch.setattr("platform.python_version", lambda: "3.99.0")
-        seen.add(digest(book, "cpu"))
-    (book.package / "a.py").rename(book.package / "c.py")
-    seen.add(digest(book, "cpu"))
-    assert len(seen) == 4
+        seen.add(digest(book, chapter, "cpu"))
+    libraries = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
+    for library in libraries:
+
+        def another(name, library=library):
+            return "9.9" if name == library else version(name)
+
+        def without_ray(name):
+            if name == "ray":
+                raise PackageNotFoundError(name)
+            return version(name)
+
+        for versions in (another, without_ray):
+            with monkeypatch.context() as patch:
+                patch.setattr("cdopt_tutorial.publish.execute.version", versions)
+                seen.add(digest(book, chapter, "cpu"))
+    assert len(seen) == 3 + len(libraries) + 1
 
 
-@pytest.mark.parametrize(
-    "library",
-    [
-        "torch",
-        "cdopt",
-        "geoopt",
-        "gymnasium",
-        "ipython",
-        "numpy",
-        "scikit-learn",
-        "ray",
-    ],
-)
-def test_digest_follows_each_library(book, monkeypatch, library):
-    before = digest(book, "cpu")
-    monkeypatch.setattr(
-        "cdopt_tutorial.publish.execute.version",
-        lambda name: "9.9" if name == library else version(name),
-    )
-    assert digest(book, "cpu") != before
-
-
-def test_digest_tells_whether_ray_is_installed(book, monkeypatch):
-    def without_ray(name):
-        if name == "ray":
-            raise PackageNotFoundError(name)
-        return version(name)
-
-    before = digest(book, "cpu")
-    monkeypatch.setattr("cdopt_tutorial.publish.execute.version", without_ray)
-    assert digest(book, "cpu") != before
-
-
-def test_a_copy_of_this_project_has_its_digest(tmp_path):
-    project = this_project()
-    shutil.copytree(
-        project.package,
-        tmp_path / "cdopt_tutorial",
-        # Tests beside this one write there.
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+def test_a_copy_of_this_project_has_its_digest(tmp_path, project):
+    ignore = shutil.ignore_patterns("__pycache__")  # tests beside this one write there
+    shutil.copytree(project.package, tmp_path / "cdopt_tutorial", ignore=ignore)
     shutil.copy(project.root / "constraints.txt", tmp_path)
-    assert digest(Project(tmp_path), "cpu") == digest(project, "cpu")
+    chapter = read_chapter(project.chapters()[0])
+    copied = digest(Project(tmp_path), chapter, "cpu")
+    assert copied == digest(project, chapter, "cpu")
 
 
-def test_changed_package_makes_the_result_stale_and_old_caches_go(book):
-    path = write_chapter(book, "1")
-    for k in range(4):
-        (book.package / "a.py").write_text(f"x = {k}\n")
-        assert not execute([path], project=book)[0].cached
+def test_a_change_that_is_taken_back_costs_nothing_and_old_results_go(
+    book, monkeypatch
+):
+    monkeypatch.setattr(module, "_run_cells", lambda *_: None)
+    monkeypatch.setattr(module, "_KEPT", 2)
+    path = book.root / "notebooks/01_a.ipynb"
+    # Of those kept, the one that was used last counts as young.
+    for code, cached in zip("12131", (0, 0, 1, 0, 1), strict=True):
+        write_chapter(book, code)
+        assert execute([path], project=book)[0].cached is bool(cached)
         time.sleep(0.01)
+    write_chapter(book, "2")
+    assert not execute([path], project=book)[0].cached
     assert len(list(book.results.iterdir())) == 2
-    # Of those kept, the one opened last counts as young.
-    (book.package / "a.py").write_text("x = 2\n")
-    open_cache(book, "cpu")
-    time.sleep(0.01)
-    for k, cached in [(9, False), (2, True)]:
-        (book.package / "a.py").write_text(f"x = {k}\n")
-        assert execute([path], project=book)[0].cached is cached
-        time.sleep(0.01)
 
 
 def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(book):
@@ -175,35 +191,27 @@ def test_a_readers_own_ipython_changes_no_result(book, tmp_path, monkeypatch):
     assert outputs(book, path) == "False\n"
 
 
-def test_failing_chapter_fails_each_time_and_says_where(book, capsys):
+def test_a_chapter_that_fails_says_where_and_stops_no_other(book, capsys):
     bad = write_chapter(
         book, "print('so far')", " \n", "y = 0\n1 / y", "print('never')", name="01_bad"
     )  # of no code there is nothing to run
     good = write_chapter(book, "1 + 1", name="02_good")
-    for _ in range(2):
-        failed, passed = execute([bad, good], project=book)
-        for part in (
-            "notebooks/01_bad.ipynb failed in code cell 2 of 3",
-            "    y = 0\n",
-            "ZeroDivisionError: division by zero",
-            "_build/failed/01_bad.ipynb",
-        ):
-            assert part in failed.error
-        assert "\x1b" not in failed.error
-        assert passed.error is None
-    kept = nbformat.read(book.build / "failed" / "01_bad.ipynb", as_version=4)
-    assert kept == read_failed(book, bad)
+    failed, passed = execute([bad, good], project=book)
+    where = (
+        "notebooks/01_bad.ipynb failed in code cell 2 of 3, which begins\n    y = 0\n"
+    )
+    last = "kept as far as it ran: _build/failed/01_bad.ipynb"
+    assert failed.error.startswith(where) and failed.error.endswith(last)
+    assert failed.why == "ZeroDivisionError: division by zero"
+    assert failed.why in failed.error and "\x1b" not in failed.error
+    assert passed.error is None
+    kept = read_failed(book, bad)
     assert kept.cells[1].outputs[0].text == "so far\n"
-    assert kept.metadata["failed"].splitlines() == [
-        "notebooks/01_bad.ipynb failed in code cell 2 of 3, which begins",
-        "    y = 0",
-        "ZeroDivisionError: division by zero",
-        "kept as far as it ran: _build/failed/01_bad.ipynb",
-    ]
+    assert kept.metadata["failed"] == f"{where}{failed.why}\n{last}"
     assert "[2/3] y = 0" in capsys.readouterr().out
+    assert not execute([bad], project=book)[0].cached
     write_chapter(book, "y = 1", name="01_bad")
     execute([bad], project=book)
-    assert not (book.build / "failed" / "01_bad.ipynb").exists()
     assert "failed" not in read_failed(book, bad).metadata
 
 
@@ -221,7 +229,7 @@ def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
     assert "failed in no cell: the kernel did not start" in done.error
 
 
-def test_old_outputs_are_no_figures(book):
+def test_old_outputs_are_no_figures(book, monkeypatch):
     path = write_chapter(book, "1 / 0", "2")
     notebook = nbformat.read(path, as_version=4)
     data = {"application/papermill.record/text/plain": "7"}
@@ -229,6 +237,7 @@ def test_old_outputs_are_no_figures(book):
     old = new_output("display_data", data=data, metadata=about)
     notebook.cells[2].outputs = [old]
     nbformat.write(notebook, path)
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
     assert execute([path], project=book)[0].figures == {}
 
 
@@ -243,6 +252,7 @@ def test_hung_cell_is_a_failure(book):
 
 def test_command_exits_1_on_failure_and_2_on_bad_input(book, monkeypatch, capfd):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
     path = write_chapter(book, "raise ValueError('what the worker said')")
     for command in (["execute"], ["execute", str(path)], ["build"]):
         assert cli.main(command) == 1
@@ -253,24 +263,18 @@ def test_command_exits_1_on_failure_and_2_on_bad_input(book, monkeypatch, capfd)
     assert cli.main(["execute", str(write_chapter(book, "1"))]) == 0
 
 
-def test_it_is_told_of_each_chapter_what_became_of_it(book, capsys):
-    def done(number, **how):
-        path = book.root / "notebooks" / f"{number}.ipynb"
-        return Execution(path, nbformat.v4.new_notebook(), number, **how)
-
-    kept, ran = done(1, cached=True), done(2, cached=False)
-    assert _report([kept, ran], book) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "notebooks/1.ipynb: reused the result of a run of 1.0 s",
-        "notebooks/2.ipynb: ran for 2.0 s",
-    ]
-    assert _report([kept, kept], book) == 0
-    assert "nothing changed: no chapter was run" in capsys.readouterr().out
-    assert _report([done(3, cached=False, error="a fault"), kept], book) == 1
-    assert capsys.readouterr().err == "\na fault\n"
+def test_it_is_told_of_each_chapter_what_became_of_it(book, monkeypatch, capsys):
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
+    write_chapter(book, "1", name="01_a")
+    for became in ("ran for", "reused the result of a run of"):
+        assert cli.main(["execute"]) == 0
+        said = capsys.readouterr().out
+        assert re.search(rf"^notebooks/01_a.ipynb: {became} \d+\.\d s$", said, re.M)
+    assert "nothing changed: no chapter was run" in said
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_stopping_leaves_no_kernel(book, stop):
     path = write_chapter(book, "print('begun')", "import time; time.sleep(600)")
     code = (

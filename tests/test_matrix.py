@@ -21,7 +21,6 @@ from running import COMMAND, wait_for_end
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import matrix
 from cdopt_tutorial.publish.project import this_project
-from cdopt_tutorial.publish.reference import Reference
 
 # An interpreter that makes an environment of itself, and notes what it is asked for;
 # version 9.9 of torch does not install, and version 3.3 takes its time. With seven
@@ -64,7 +63,8 @@ PINS = "cdopt==0.5\nJinja2==3.1\nnumpy==2.4\nnumpy-extra==1\ntorch==2.0\nsympy==
 
 
 def chapter(error=None, **figures):
-    return {"error": error, "seconds": 1.0, "figures": figures}
+    why = error and error.splitlines()[-1]
+    return {"error": error, "why": why, "seconds": 1.0, "figures": figures}
 
 
 @pytest.fixture
@@ -139,12 +139,10 @@ class TestRun:
         assert install.endswith(" -e .[ray,test] torch==2.0 cdopt==0.5")
         assert " --force --profile smoke --cell-timeout 3600 --json " in execute
         assert " -k one_process " in tests
+        # Torch chooses the others for itself.
+        assert (fake / "constraints").read_text() == "numpy==2.4\nnumpy-extra==1\n"
         # Which must be there to be dropped.
         assert asked.startswith("in CI, of this one: -c ")
-
-    def test_frees_what_torch_chooses_for_itself(self, fake):
-        run(fake)
-        assert (fake / "constraints").read_text() == "numpy==2.4\nnumpy-extra==1\n"
 
     def test_notes_what_moved_and_how_far_it_may(self, fake, capsys):
         write_chapters(fake, chapter(near=8.25, same=8, speed=1.0))
@@ -169,14 +167,10 @@ class TestRun:
         assert (good["failures"], good["chapters"]) == ([], "1 of 1")
         said = capsys.readouterr()
         assert said.err == "cdopt-tutorial: 1 of 2 environments failed\n"
-        steps = [x for x in said.out.splitlines() if x.startswith("Python 3.12.4")]
-        assert [step.split(": ", 1)[1] for step in steps] == [
-            "installing", "installing failed: no such torch",
-            "installing", "running the chapters", "running the equality tests",
-        ]  # fmt: skip
+        assert "torch 9.9" in said.out and "installing failed: no such" in said.out
 
     def test_names_chapters_and_tests_that_fail(self, fake):
-        error = "01_a failed in code cell 1\nKeyError: 'x'\nkept as far as it ran: y"
+        error = "01_a failed in code cell 1\nKeyError: 'x'"
         write_chapters(fake, chapter(error, near=8.0), chapter())
         write_tests(fake, "", "<failure/>", "<error/>")
         code, found = run(fake)
@@ -185,14 +179,6 @@ class TestRun:
         assert (tried["chapters"], tried["tests"]) == ("1 of 2", "1 of 3")
         expected = ["01_a failed: KeyError: 'x'", "a::t1 failed", "a::t2 failed"]
         assert tried["failures"] == expected
-
-    def test_names_what_the_chapters_could_not_begin_for(self, fake):
-        (fake / "chapters").unlink()
-        _, found = run(fake)
-        (tried,) = found["environments"]
-        assert (tried["chapters"], tried["tests"]) == ("", "")
-        (failure,) = tried["failures"]
-        assert failure.startswith("running the chapters failed: cp: ")
 
     def test_that_is_stopped_leaves_no_environment(self, fake, tmp_path):
         place = tmp_path / "temporary"
@@ -244,28 +230,20 @@ def capable(monkeypatch):
 
 @pytest.mark.usefixtures("book")
 class TestMachines:
-    def seen(self, fake):
-        """What each run of the chapters found, and each of the tests."""
-        lines = (fake / "seen").read_text().splitlines()
-        return lines[::2], lines[1::2]
-
     @pytest.mark.usefixtures("capable")
-    def test_are_what_chapters_and_tests_see(self, fake):
-        flags = "--cpu default --cpu avx2 --cpu avx512 --threads 3 --cores 1"
-        run(fake, flags=flags)
+    def test_are_what_chapters_and_tests_see(self, fake, monkeypatch):
+        monkeypatch.delenv("OMP_NUM_THREADS")  # that of the tests
+        run(fake, flags="--cpu default --cpu avx2 --cpu avx512 --threads 3 --cores 1")
+        run(fake)  # as this one is
+        lines = (fake / "seen").read_text().splitlines()
         here = [name for name in __cpu_dispatch__ if __cpu_features__[name]]
         newer = [name for name in here if name != "X86_V3"]
-        chapters, tests = self.seen(fake)
-        assert tests == chapters == [
+        assert lines[::2] == lines[1::2] == [
             f"default,COMPATIBLE,SSE41,{' '.join(here)},3,3,FALSE,{allowed(1)}",
             f"avx2,AVX2,AVX2,{' '.join(newer)},3,3,FALSE,{allowed(1)}",
             f",,,,3,3,FALSE,{allowed(1)}",
+            f",,,,,,,{allowed()}",
         ]  # fmt: skip
-
-    def test_are_by_default_this_one(self, fake, monkeypatch):
-        monkeypatch.delenv("OMP_NUM_THREADS")  # that of the tests
-        run(fake)
-        assert self.seen(fake) == ([f",,,,,,,{allowed()}"],) * 2
 
     def test_share_an_environment_and_no_result(self, fake):
         code, found = run(fake, flags="--threads 1 --threads 7 --threads 2")
@@ -355,26 +333,19 @@ class TestMachines:
 class TestVersions:
     def test_are_combined_each_once(self, book, fake):
         python = str(fake / "python")
-        found = matrix.combine(book, [python, python], ["2.11.0", "2.15.0"], [])
+        found = matrix.combine(book, [python, python], ["2.11.0", "2.15.0+cpu"], [])
         assert [(each.python, each.torch, each.cdopt) for each in found] == [
-            ("3.12.4", torch, "0.5") for torch in ("2.11.0", "2.15.0")
+            ("3.12.4", torch, "0.5") for torch in ("2.11.0", "2.15.0+cpu")
         ]
 
-    def test_are_by_default_this_python_and_what_is_pinned(self, book):
-        (found,) = matrix.combine(book, [], [], ["0.5.4"])
-        assert str(found) == f"Python {python_version()}, torch 2.0, cdopt 0.5.4"
-        assert matrix.combine(book, [], ["2.1"], [])[0].cdopt == "0.5"
-        assert found.interpreter == os.path.abspath(sys.executable)
-
-    def test_are_those_that_run_if_none_is_named(self, book):
-        (found,) = matrix.combine(book, [], [], [])
+    def test_are_by_default_what_is_pinned_or_what_is_here(self, book):
+        (pinned,) = matrix.combine(book, [], [], ["0.5.4"])
+        assert str(pinned) == f"Python {python_version()}, torch 2.0, cdopt 0.5.4"
+        assert pinned.interpreter == os.path.abspath(sys.executable)
+        (here,) = matrix.combine(book, [], [], [])
         installed = f"torch {version('torch')}, cdopt {version('cdopt')}"
-        assert str(found) == f"Python {python_version()}, {installed}"
-        assert found.interpreter is None
-
-    @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.16.0rc1", "0.5.5.post1"])
-    def test_may_have_all_parts(self, book, version):
-        assert matrix.combine(book, [], [version], [])[0].torch == version
+        assert str(here) == f"Python {python_version()}, {installed}"
+        assert here.interpreter is None
 
     @pytest.mark.parametrize("version", ["", ">=2.1", "2.13; rm", "-r x", "2.*"])
     def test_are_nothing_else(self, book, version):
@@ -386,13 +357,6 @@ class TestVersions:
         write_fake(fake, version)
         with pytest.raises(ValueError, match="must be a Python here, 3.11 or newer"):
             matrix.combine(book, [str(fake / "python")], [], [])
-
-
-def test_each_system_has_an_equality_test(project):
-    systems = "reinforce parameter_server constrained_rnn hybrid shards ray".split()
-    for name in [*systems, "sharded_training", "sharded_cdopt", "torchrun"]:
-        text = (project.root / f"tests/test_{name}.py").read_text()
-        assert re.search(rf"def test_\w*{matrix.EQUALITY}", text), name
 
 
 def environment(**facts):
@@ -415,13 +379,11 @@ class TestFile:
             "--threads 2 --cores 1 --profile full"
         )
         assert found["profile"] == "full"
-        assert (
-            f": {found['machine']['processor']}\n" in Path("/proc/cpuinfo").read_text()
-        )
         assert " --profile full " in next(x for x in calls(fake) if "execute" in x)
         figures = {"01_a": {"near": 8.25}, "02_b": {"own": 1, "other": "x"}}
         assert found["environments"][0]["figures"] == figures
-        assert str(fake) not in (fake / "out.json").read_text()
+        text = (fake / "out.json").read_text()
+        assert str(fake) not in text and found["machine"]["processor"]
 
     @pytest.mark.usefixtures("book")
     def test_may_begin_with_earlier_runs(self, fake):
@@ -443,13 +405,7 @@ class TestFile:
         assert "No such file" in capsys.readouterr().err
 
     def test_shows_machines_beside_versions(self):
-        change = {
-            "figure": "04-x",
-            "was": "1",
-            "now": "2",
-            "allowed": "± 0",
-            "holds": 0,
-        }
+        change = dict(figure="04-x", was="1", now="2", allowed="± 0", holds=0)
         tried = environment(), environment(cpu="default", threads=0, changes=[change])
         where = {"processor": "A CPU", "cores": 2}
         run = {"date": "d", "profile": "full", "machine": where, "environments": tried}
@@ -462,19 +418,7 @@ class TestFile:
             "| cpu default, threads – |"
         )
         assert moved == "| 04-x | 1 | ± 0 | same | **2** |"
-
-    def test_shows_each_run(self):
-        where = {"processor": "A CPU", "cores": 2}
-        runs = [
-            {"date": day, "profile": "full", "machine": where, "environments": tried}
-            for day, tried in (
-                ("1", [environment()]),
-                ("2", [environment(cpu="avx512")]),
-            )
-        ]
-        both = matrix.table({"runs": runs})
-        assert both == "\n".join(map(matrix.table, runs))
-        assert "| avx2 |" in both and "| avx512 |" in both
+        assert matrix.table({"runs": [run, run]}) == "\n".join([matrix.table(run)] * 2)
 
 
 def read_runs(file):
@@ -500,12 +444,3 @@ class TestBook:
         torches = [each["torch"].partition("+")[0] for each in tried]
         assert pinned.torch in torches and len(set(torches)) >= 2
         assert {each["cdopt"] for each in tried} == {pinned.cdopt}
-
-    def test_has_only_figures_of_the_reference(self, project, runs):
-        reference = Reference(project)
-        for run in runs:
-            known = set()
-            for each in project.chapters():
-                known |= reference.changes(each.stem, run["profile"], {}).keys()
-            changes = [c for each in run["environments"] for c in each["changes"]]
-            assert {change["figure"] for change in changes} <= known

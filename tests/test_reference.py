@@ -3,14 +3,13 @@
 from importlib.metadata import version
 from math import inf
 
-import nbformat
 import pytest
-from books import write_chapter
+from books import run_plainly, write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli, data, show
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
-from cdopt_tutorial.publish.execute import find_result, open_cache
+from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Change, Reference
 
@@ -212,29 +211,25 @@ def test_a_table_that_says_nothing_clear_is_refused(book, row):
         Reference(book)
 
 
-GLUE = """\
-from IPython.display import display
-for name, value in {figures!r}.items():
-    kind = "application/papermill.record/"
-    display(
-        {{kind + "text/plain": repr(value)}},
-        metadata={{"scrapbook": {{"name": name, "mime_prefix": kind}}}},
-        raw=True,
-    )
-"""
+@pytest.fixture
+def here(book, monkeypatch) -> Project:
+    """The book is that of the command, which runs its chapters without a kernel."""
+    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+    monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)
+    return book
 
 
-def write(book, figures: dict):
-    code = ("epochs = 3", "print(epochs)", GLUE.format(figures=figures))
+def write(book, figures: dict, *more: str):
+    glue = [f"glue({name!r}, {value!r})" for name, value in figures.items()]
+    code = ("epochs = 3", "print(epochs)", "\n".join(glue), *more)
     return write_chapter(book, *code, parameters=True)
 
 
-def test_command_tells_drift_and_updates(book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    write(book, FIGURES)
+def test_command_tells_drift_and_updates(here, capsys):
+    write(here, FIGURES)
     assert cli.main(["execute"]) == 0
     assert "no figure has moved" in capsys.readouterr().out
-    write(book, FIGURES | {"count": 9})
+    write(here, FIGURES | {"count": 9})
     # A result that was kept is compared as well.
     for _ in range(2):
         assert cli.main(["execute"]) == 3
@@ -244,60 +239,54 @@ def test_command_tells_drift_and_updates(book, monkeypatch, capsys):
     assert cli.main(["execute"]) == 0
 
 
-def test_command_sets_profiles_and_parameters(book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    path = write(book, {"near": 8.0})
+def test_command_sets_profiles_and_parameters(here, capsys):
+    path = write(here, {"near": 8.0})
     assert cli.main(["execute", "--profile", "smoke", str(path)]) == 0
-    assert printed(book, {"epochs": 1}) == "1\n"
+    assert printed(here, {"epochs": 1}) == "1\n"
     capsys.readouterr()
     for again in ("ran for", "reused"):
         assert cli.main(["execute", "-p", "epochs", "5"]) == 0
         said = capsys.readouterr().out
         assert "not compared" in said and again in said
-    assert printed(book, {"epochs": 5}) == "5\n"
+    assert printed(here, {"epochs": 5}) == "5\n"
     for bad in (["-p", "epoch", "5"], ["-p", "epochs", "5", "--update-reference"]):
         assert cli.main(["execute", *bad]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def printed(book, values) -> str:
+def printed(here, values) -> str:
     """What a chapter that was run with these values prints."""
-    chapter = read_chapter(book.root / "notebooks" / "01_a.ipynb", values)
-    result = find_result(open_cache(book, "cpu"), chapter)
-    outputs = [out for cell in result.nb.cells for out in cell.get("outputs", [])]
+    chapter = read_chapter(here.root / "notebooks" / "01_a.ipynb", values)
+    result = find_result(here, chapter, "cpu")
+    outputs = [out for cell in result.cells for out in cell.get("outputs", [])]
     return "".join(out.text for out in outputs if out.output_type == "stream")
 
 
-def test_a_bound_stays_and_goes_on_to_fail(book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    write(book, FIGURES | {"gap": 1e-3, "near": 11.0})
+def test_a_bound_stays_and_goes_on_to_fail(here, capsys):
+    write(here, FIGURES | {"gap": 1e-3, "near": 11.0})
     for _ in range(2):
         assert cli.main(["execute", "--update-reference"]) == 3
         assert "at most 1e-10" in capsys.readouterr().err
     assert "near = {full = [9.5, 11.0]" in (
-        (book.root / "notebooks" / "reference.toml").read_text()
+        (here.root / "notebooks" / "reference.toml").read_text()
     )
 
 
-def test_a_notebook_of_the_readers_own_is_not_compared(
-    book, monkeypatch, capsys, tmp_path_factory
-):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    chapter = write(book, FIGURES | {"near": 90.0})
+def test_a_notebook_of_the_readers_own_is_not_compared(here, capsys, tmp_path_factory):
+    chapter = write(here, FIGURES | {"near": 90.0})
     own = chapter.rename(tmp_path_factory.mktemp("own") / chapter.name)
     assert cli.main(["execute", str(own), "--update-reference"]) == 0
     assert "moved" not in capsys.readouterr().err
-    assert (book.root / "notebooks" / "reference.toml").read_text() == TABLE
+    assert (here.root / "notebooks" / "reference.toml").read_text() == TABLE
 
 
-def test_build_goes_on_when_a_figure_moved(book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
+def test_build_goes_on_when_a_figure_moved(here, monkeypatch, capsys):
     rendered = []
     monkeypatch.setattr(
         "cdopt_tutorial.publish.render.render",
         lambda project, device, partial: rendered.append((device, partial)),
     )
-    write(book, FIGURES | {"near": 90.0})
+    write(here, FIGURES | {"near": 90.0})
     assert cli.main(["build"]) == 0
     assert (
         rendered == [("cpu", False)]
@@ -305,34 +294,28 @@ def test_build_goes_on_when_a_figure_moved(book, monkeypatch, capsys):
     )
 
 
-def test_figures_of_a_chapter_that_failed_are_compared(book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    path = write(book, FIGURES | {"near": 90.0})
-    chapter = nbformat.read(path, as_version=4)
-    chapter.cells.append(new_code_cell("assert False"))
-    nbformat.write(chapter, path)
+def test_figures_of_a_chapter_that_failed_are_compared(here, capsys):
+    write(here, FIGURES | {"near": 90.0}, "assert False")
     assert cli.main(["execute"]) == 1
     said = capsys.readouterr().err
     assert "near: was 9.5 to 10, is 90" in said and "AssertionError" in said
 
 
-def test_command_begins_anew(book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    write(book, FIGURES | {"near": 4.0})
+def test_command_begins_anew(here, capsys):
+    write(here, FIGURES | {"near": 4.0})
     assert cli.main(["execute", "--update-reference", "--anew"]) == 0
-    text = (book.root / "notebooks" / "reference.toml").read_text()
+    text = (here.root / "notebooks" / "reference.toml").read_text()
     assert "full = 4.0" in text and "one" not in text
     assert f"torch {version('torch')}" in text
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_drift_by_another_text_is_told(same, book, monkeypatch, capsys):
-    monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    table = book.root / "notebooks" / "reference.toml"
+def test_drift_by_another_text_is_told(same, here, capsys):
+    table = here.root / "notebooks" / "reference.toml"
     digest = data.documentation_digest()
     text = f'[01_a]\ntext = "{digest if same else "of old"}"\n'
     table.write_text(text + TABLE)
-    write(book, FIGURES | {"near": 90.0})
+    write(here, FIGURES | {"near": 90.0})
     assert cli.main(["execute"]) == 3
     assert ("its text is another IPython's" in capsys.readouterr().err) != same
     cli.main(["execute", "--update-reference"])
@@ -342,11 +325,11 @@ def test_drift_by_another_text_is_told(same, book, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_text_that_is_no_name_is_refused(book):
-    table = book.root / "notebooks" / "reference.toml"
+def test_a_text_that_is_no_name_is_refused(here):
+    table = here.root / "notebooks" / "reference.toml"
     table.write_text("[01_a]\ntext = 3\n" + TABLE)
     with pytest.raises(ValueError, match="01_a: text is no name of one"):
-        Reference(book)
+        Reference(here)
 
 
 def test_claimed_reads_what_show_glues(monkeypatch):

@@ -133,16 +133,6 @@ def opened(text: str) -> list[str]:
     return re.findall(r'(?:href|src|content|action)="(https?:[^"]*)"', text)
 
 
-def test_local_pages_name_no_other_host(book):
-    execute(book.chapters(), project=book)
-    render(book)
-    for file in book.html.rglob("*.html"):
-        if "_static" not in file.parts:
-            assert opened(file.read_text("utf-8")) == [], file
-    assert not (book.html / "sitemap.xml").exists()
-    assert 'href="/notebooks/01_a.html"' in page(book, "404.html")
-
-
 def test_buttons_open_the_notebook_and_the_repository(pages):
     links = opened(page(pages, "notebooks/01_a.html"))
     place = "an-owner/a.name"
@@ -186,26 +176,19 @@ def test_missing_page_finds_its_way_from_any_depth(pages):
         assert (pages.html / path.removeprefix("/some/book/")).is_file(), address
 
 
-def test_pages_are_built_again_when_the_site_changes(book, monkeypatch):
-    execute(book.chapters(), project=book)
-    assert render(book) is True
-    assert render(book) is False
-    publish(monkeypatch)
-    assert render(book) is True
-    assert render(book) is False
-    publish(monkeypatch, CDOPT_TUTORIAL_BRANCH="other")
-    assert render(book) is True
-    assert "/blob/other/" in page(book, "notebooks/01_a.html")
-
-
-def test_every_page_has_the_edition_and_a_new_day_builds_none(book, monkeypatch):
+def test_local_pages_name_no_other_host_and_the_edition(book, monkeypatch):
     execute(book.chapters(), project=book)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     render(book)
+    for file in book.html.rglob("*.html"):
+        if "_static" not in file.parts:
+            assert opened(file.read_text("utf-8")) == [], file
+    assert not (book.html / "sitemap.xml").exists()
+    assert 'href="/notebooks/01_a.html"' in page(book, "404.html")
     for name in ("book/index.html", "notebooks/01_a.html", "404.html", "search.html"):
         assert f"Version {VERSION}, 1970-01-02" in page(book, name)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "172800")
-    assert render(book) is False
+    assert render(book) is False  # a new day makes no page old
 
 
 def git(folder, *args: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from browsing import is_ours, pages
 
 from cdopt_tutorial.publish.chapter import inject, read_chapter
-from cdopt_tutorial.publish.execute import find_result, open_cache
+from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
 pytestmark = pytest.mark.xdist_group("book")
@@ -132,8 +132,8 @@ def test_download_is_the_chapter_as_it_was_executed(site, project, short, read, 
     offered = read_chapter(download)
     assert offered.cells == read_chapter(path).cells
     inject(offered, short[path])
-    result = find_result(open_cache(project, "cpu"), offered)
-    executed = [cell for cell in result.nb.cells if cell.cell_type == "code"]
+    result = find_result(project, offered, "cpu")
+    executed = [cell for cell in result.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in executed)
     sources = [cell.source for cell in offered.cells if cell.cell_type == "code"]
     assert sources == [cell.source for cell in executed]

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cdopt_tutorial import torchrun
+from cdopt_tutorial import torchrun, whole_file
 
 NAMES = {"penalty_param": "penalty"}  # of flags that are not called like their fields
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
@@ -131,10 +131,7 @@ def writable(name: str) -> Path:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if _is_replaced(path):
-            _beside(path).touch()
-            _beside(path).unlink()
-            if path.exists():
-                path.open("a").close()
+            whole_file.attempt(path)
         elif path.is_char_device():
             with path.open("wb", buffering=0) as device:
                 device.write(b"")  # /dev/full does not take even nothing
@@ -154,14 +151,8 @@ def replaceable(name: str) -> Path:
 
 
 def _is_replaced(path: Path) -> bool:
-    """Whether a file is written beside its place, and then put there at once."""
+    """Whether what is there, if anything, is a file that another one can replace."""
     return path.is_file() or not path.exists()
-
-
-def _beside(path: Path) -> Path:
-    """Where that is; a link goes on to lead to the file."""
-    path = path.resolve()
-    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
@@ -169,15 +160,10 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     if path is None or not torchrun.is_first():
         return
     text = json.dumps(results, indent=2) + "\n"
-    if not _is_replaced(path):  # a pipe, a terminal
+    if _is_replaced(path):
+        whole_file.write(path, text.encode())
+    else:  # a pipe, a terminal
         path.write_text(text)
-        return
-    beside = _beside(path)
-    try:
-        beside.write_text(text)
-        beside.replace(path.resolve())
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def print_difference(difference: float) -> float:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args, book, was)
-        execute.open_cache(book, args.device)  # or minutes later there were no place
+        execute.make_place(book)  # or minutes later there were none
     done = execute.execute(
         values, project=book, device=args.device, force=args.force,
         parameters=values, cell_timeout=args.cell_timeout,
@@ -88,7 +88,7 @@ def _update(done: Executions, was: Reference, args: argparse.Namespace) -> None:
 
 def _as_json(result: execute.Execution) -> dict:
     """What became of a chapter: seconds, the error or None, figures by their names."""
-    found = {"seconds": result.seconds, "error": result.error}
+    found = {"seconds": result.seconds, "error": result.error, "why": result.why}
     return found | {"figures": dict(result.figures)}
 
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
                 tried.append(matrix.try_out(place, machine, args.profile, progress))
                 write_json(args.json, {"runs": [*args.after, found]})
                 if args.update_reference:
-                    _update(was, tried[-1])
+                    _update(was, tried[-1], place.passed)
     print("\n" + matrix.table(found))
     failed = [each for each in tried if each["failures"]]
     if failed:
@@ -82,15 +82,13 @@ def run(args: argparse.Namespace) -> int:
     return DRIFTED if moved else 0
 
 
-def _update(was: Reference, found: matrix.Found) -> None:
+def _update(was: Reference, found: matrix.Found, passed: list[str]) -> None:
     """Add to the reference what chapters gave that ran through on a machine."""
-    facts = {
-        name: found[name] for name in ("cpu", "threads", "cores", "python", "torch")
-    }
-    digest = data.documentation_digest()
-    for chapter, figures in found["figures"].items():
-        if not any(each.startswith(f"{chapter} failed") for each in found["failures"]):
-            was.update(chapter, found["profile"], figures, origin(**facts), digest)
+    names = "cpu", "threads", "cores", "python", "torch"
+    here, digest = origin(**{n: found[n] for n in names}), data.documentation_digest()
+    for chapter in passed:
+        figures = found["figures"][chapter]
+        was.update(chapter, found["profile"], figures, here, digest)
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -1,7 +1,6 @@
 """Save a training and go on with it, on any number of workers or none."""
 
 import io
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor
 
+from cdopt_tutorial import whole_file
 from cdopt_tutorial.parameter_server.model import (
     Hidden,
     RNNConfig,
@@ -79,15 +79,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """
     content = io.BytesIO()  # torch itself says of a full disk only that it is at fault
     torch.save({"format": FORMAT, **vars(checkpoint)}, content)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    whole_file.write(path, content.getbuffer())
 
 
 def load(path: Path) -> Checkpoint:

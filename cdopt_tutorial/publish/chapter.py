@@ -20,9 +20,8 @@ def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
     A ValueError if the file is no notebook.
     """
     notebook = _read(path)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":  # else old figures would pass for new ones
-            cell.outputs, cell.execution_count = [], None
+    for cell in code_cells(notebook):  # else old figures would pass for new ones
+        cell.outputs, cell.execution_count = [], None
     if values:
         inject(notebook, values)
     return notebook
@@ -38,6 +37,23 @@ def _read(path: Path) -> NotebookNode:
         what = "it is no notebook, or it is damaged"
         raise ValueError(what) from invalid["ValidationError"]
     return notebook
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """Return the cells of code, in their order."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def with_outputs(path: Path, ran: NotebookNode) -> NotebookNode:
+    """Return a chapter as it stands, with what a run of its code has put out."""
+    chapter = read_chapter(path)
+    withdraw(ran)
+    for cell, done in zip(code_cells(chapter), code_cells(ran), strict=True):
+        cell.outputs, cell.execution_count = done.outputs, done.execution_count
+    # As a kernel says when it starts, which may be what failed; else `!ls` is none.
+    language = {"name": "python", "pygments_lexer": "ipython3"}
+    chapter.metadata["language_info"] = language
+    return chapter
 
 
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:

@@ -1,30 +1,26 @@
 """Run chapters once, and keep each result for the pages and for the tests.
 
-A jupyter-cache in `_build/.jupyter_cache/<digest>` finds it by the chapter's code.
+A result is a file in `_build/results`, named by all that decides it.
 """
 
 import atexit
+import gzip
 import hashlib
 import os
 import platform
 import re
-import shutil
 import signal
-import sqlite3
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import nbformat
 from ipykernel.kernelspec import get_kernel_dict
-from jupyter_cache import get_cache
-from jupyter_cache.base import CacheBundleIn, JupyterCacheAbstract
-from jupyter_cache.cache.db import OrmBase
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -32,16 +28,16 @@ from nbclient.exceptions import CellControlSignal, CellExecutionError
 from nbformat import NotebookNode
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from cdopt_tutorial.publish.chapter import Figures, claimed, read_chapter
+from cdopt_tutorial import whole_file
+from cdopt_tutorial.publish.chapter import Figures, claimed, code_cells, read_chapter
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.used import used_files
 from cdopt_tutorial.scratch import scratch
 
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
-# What decides a result besides a chapter: files of the package, and libraries.
-_KINDS = (".py", ".mplstyle", ".svg")
-_LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn".split()
-_OPTIONAL = "ray"  # chapter 7 is another one without it
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# The libraries that decide a result.
+_LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
+_KEPT = 48  # results: of seven chapters in two profiles, and of a change taken back
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Execution:
     seconds: float  #: time of the run that made the result, now or earlier
     cached: bool  #: whether an earlier result was reused
     error: str | None = None  #: why it failed, to be read; None if it ran through
+    why: str | None = None  #: the same in one line
 
     @property
     def figures(self) -> Figures:
@@ -66,104 +63,74 @@ def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
     return hashlib.sha256(repr((facts, contents)).encode()).hexdigest()[:16]
 
 
-def digest(project: Project, device: str) -> str:
-    """Return the name of all that decides a result besides the chapter itself."""
-    files = sorted(f for f in project.package.rglob("*") if f.suffix in _KINDS)
-    files.append(project.root / "constraints.txt")
-    versions = [platform.python_version(), *map(version, _LIBRARIES), _optional()]
-    return fingerprint(project.root, files, (versions, device))
+def digest(project: Project, notebook: NotebookNode, device: str) -> str:
+    """Return the name of all that decides a chapter's result.
 
-
-def _optional() -> str | None:
-    """The version of the library that may be missing."""
-    try:
-        return version(_OPTIONAL)
-    except PackageNotFoundError:
-        return None
-
-
-def open_cache(project: Project, device: str) -> JupyterCacheAbstract:
-    """Open the cache of results that hold now; keep only the one before it as well.
-
-    What is damaged is made anew, and said. A ValueError names what can't be written.
+    That is its code, the files of the package that it uses, and what these use.
     """
-    current = project.results / digest(project, device)
+    code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
+    files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
+    versions = [platform.python_version(), *map(_version, _LIBRARIES)]
+    return fingerprint(project.root, files, (code, versions, device))
+
+
+def _version(library: str) -> str | None:
     try:
-        _make_writable(current, project)
-    except (OSError, sqlite3.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        what = f"can't keep results in {project.relative(current)}"
-        raise ValueError(f"{what}: {why}") from error
-    folders = [each for each in project.results.iterdir() if each.is_dir()]
-    for old in sorted(folders, key=lambda f: f.stat().st_mtime)[:-2]:
-        shutil.rmtree(old)
-    cache = get_cache(current)
-    OrmBase.metadata.create_all(cache.db)  # of a run that was killed as it did so
-    return cache
-
-
-def _make_writable(folder: Path, project: Project) -> None:
-    """Make a folder for a cache, or see that the one that is there can be used."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.utime(folder)
-    tempfile.TemporaryFile(dir=folder).close()
-    index = folder / "global.db"
-    if index.exists():
-        index.open("ab").close()
-        if _is_damaged(index):
-            name = project.relative(index)
-            print(f"{name} was damaged: chapters are run again", flush=True)
-            index.unlink()
-
-
-def _is_damaged(index: Path) -> bool:
-    """Whether a file is no database, or not whole; one in use by others is neither."""
-    try:
-        with closing(sqlite3.connect(index)) as database:
-            return database.execute("pragma quick_check").fetchone() != ("ok",)
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF in _DAMAGED:
-            return True
-        raise
-
-
-def find_result(cache: JupyterCacheAbstract, notebook: NotebookNode):
-    """Return the cached run of a chapter's code, or None if there is no whole one."""
-    try:
-        record = cache.match_cache_notebook(notebook)
-    except KeyError:
+        return version(library)
+    except PackageNotFoundError:  # as Ray may be: chapter 7 is another one without it
         return None
-    stored = _stored(cache, record)
+
+
+def make_place(project: Project) -> None:
+    """Make the folder of results; a ValueError if nothing can be kept there."""
     try:
-        whole = _checksum(stored) == stored.with_name("checksum").read_text()
-    except (OSError, ValueError):
-        whole = False
-    if not whole:
-        print(f"{stored} was damaged: the chapter is run again", flush=True)
-        shutil.rmtree(stored.parent, ignore_errors=True)
+        project.results.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=project.results).close()
+    except OSError as error:
+        what = f"can't keep results in {project.relative(project.results)}"
+        raise ValueError(f"{what}: {error.strerror}") from error
+
+
+def find_result(
+    project: Project, notebook: NotebookNode, device: str
+) -> NotebookNode | None:
+    """Return the run of a chapter that holds now, or None if there is no whole one."""
+    return _read(_file(project, notebook, device), project)
+
+
+def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
+    return project.results / f"{digest(project, notebook, device)}.ipynb.gz"
+
+
+def _read(file: Path, project: Project) -> NotebookNode | None:
+    try:
+        result = nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
+    except FileNotFoundError:
         return None
-    return cache.get_cache_bundle(record.pk)
+    except Exception:  # gzip, zlib, and whoever reads on, have errors of their own
+        name = project.relative(file)
+        print(f"{name} was damaged: the chapter is run again", flush=True)
+        return None
+    with suppress(OSError):
+        os.utime(file)  # so it counts as young
+    return result
 
 
-def _stored(cache: JupyterCacheAbstract, record) -> Path:
-    return cache.path / "executed" / record.hashkey / "base.ipynb"
-
-
-def _checksum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _keep(cache: JupyterCacheAbstract, run: Execution, project: Project) -> Execution:
-    """Keep a run that went through, and a checksum with it; else that is its error."""
-    about = {"execution_seconds": run.seconds}
-    bundle = CacheBundleIn(run.notebook, str(run.path), data=about)
+def _keep(file: Path, run: Execution, project: Project) -> Execution:
+    """Keep a run that went through; if that fails, it is the run's error."""
+    run.notebook.metadata["seconds"] = run.seconds
     try:
-        kept = cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-        stored = _stored(cache, kept)
-        stored.with_name("checksum").write_text(_checksum(stored))
-    except Exception as error:  # of the disk, SQLite or SQLAlchemy
-        name, why = project.relative(run.path), str(error).partition("\n")[0]
-        return replace(run, error=f"{name} ran, but its result can't be kept: {why}")
+        # With a checksum, by which damage is noticed.
+        content = gzip.compress(nbformat.writes(run.notebook).encode())
+        whole_file.write(file, content)
+    except OSError as error:
+        name = project.relative(run.path)
+        why = f"{name} ran, but its result can't be kept: {error}"
+        return replace(run, error=why, why=why)
+    with suppress(OSError):  # another process does the same
+        results = project.results.glob("*.gz")
+        for old in sorted(results, key=lambda f: f.stat().st_mtime)[:-_KEPT]:
+            old.unlink()
     return run
 
 
@@ -183,16 +150,17 @@ def execute(
     """
     values = parameters or {}
     chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
-    cache = open_cache(project, device)
+    make_place(project)
     done = []
     for path, chapter in chapters.items():
-        if result := None if force else find_result(cache, chapter):
-            seconds = result.record.data["execution_seconds"]
-            done.append(Execution(path, result.nb, seconds, cached=True))
+        file = _file(project, chapter, device)  # as the sources are before it runs
+        if result := None if force else _read(file, project):
+            seconds = result.metadata["seconds"]
+            done.append(Execution(path, result, seconds, cached=True))
             continue
         done.append(_run(path, chapter, project, device, cell_timeout))
         if done[-1].error is None:
-            done[-1] = _keep(cache, done[-1], project)
+            done[-1] = _keep(file, done[-1], project)
     return done
 
 
@@ -204,20 +172,21 @@ def _run(
     print(f"running {name} on {device}", flush=True)
     failed = project.build / "failed" / path.name
     failed.unlink(missing_ok=True)
-    progress, error, begin = _Progress(notebook), None, time.monotonic()
+    progress, error, last, begin = _Progress(notebook), None, None, time.monotonic()
     try:
         _run_cells(notebook, progress, device, cell_timeout)
     except (CellControlSignal, RuntimeError) as raised:
         what, why = f"{name} failed in {progress.where}", _plain(raised)
         kept = f"kept as far as it ran: {project.relative(failed)}"
         error = f"{what}\n{why}\n{kept}"
+        last = (why or what).splitlines()[-1]
         if isinstance(raised, CellExecutionError):  # whose text begins with the cell
             why = _plain(f"{raised.ename}: {raised.evalue}")
         notebook.metadata["failed"] = "\n".join([what, *why.splitlines()[:1], kept])
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
     seconds = time.monotonic() - begin
-    return Execution(path, notebook, seconds, cached=False, error=error)
+    return Execution(path, notebook, seconds, cached=False, error=error, why=last)
 
 
 def _plain(said: object) -> str:
@@ -247,7 +216,6 @@ def _run_cells(
 ) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
     with scratch() as folder:
-        # Times would go into the cells' metadata, which the cache hashes.
         options = {"record_timing": False, "coalesce_streams": True}
         options["resources"] = {"metadata": {"path": folder}}
         hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}

@@ -1,10 +1,11 @@
-"""Notes below the title of a page: its chapter failed, or a figure on it has moved.
+"""Give each chapter's page its outputs, and a note if it failed or a figure has moved.
 
 An extension of Sphinx: `render` names it, and says in `page_notes` what is to be noted.
 """
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 ABSENT = "(not measured)"  # stands for a figure that a failed chapter did not reach
@@ -43,8 +44,11 @@ def setup(app: Any) -> None:
 
 
 def _annotate(app: Any, page: str, source: list[str]) -> None:
-    """Change the source of a page, in place, where there is something to note."""
+    """Change the source of a page, in place, where it has outputs, or needs a note."""
     failed, moved = app.config.page_notes["failed"], app.config.page_notes["moved"]
+    ran = Path(app.config.page_notes["pages"], Path(app.env.doc2path(page)).name)
+    if ran.exists():
+        source[0] = ran.read_text("utf-8")
     quotes, quoted = app.config.myst_substitutions, set()
     known = quotes["figures"].keys() | quotes["minutes"].keys()
     numbers = {re.split("[/_]", chapter)[1] for chapter in failed}
@@ -60,9 +64,9 @@ def _annotate(app: Any, page: str, source: list[str]) -> None:
         note += _FAILED.format(why=failed[page], absent=ABSENT, page=page)
     if rows := [f"- `{name}`: {moved[name]}" for name in moved if name in quoted]:
         note += _MOVED.format(rows="\n".join(rows))
-    if note and app.env.doc2path(page).endswith(".ipynb"):
+    if note and ran.exists():
         notebook = json.loads(text)
-        first = notebook["cells"][0]  # it has the title; code would match no result
+        first = notebook["cells"][0]  # it has the title
         first["source"] = _below_title("".join(first["source"]), note)
         text = json.dumps(notebook)
     elif note:

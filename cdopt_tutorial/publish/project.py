@@ -13,7 +13,8 @@ class Project:
         self.package = root / "cdopt_tutorial"  #: what the chapters import
         #: holds all that is built: in the root, or in a folder that is named
         self.build = (output or root) / "_build"
-        self.results = self.build / ".jupyter_cache"  #: a cache of runs per digest
+        self.results = self.build / "results"  #: a file for each run of a chapter
+        self.pages = self.build / "pages"  #: chapters with the outputs that they show
         self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:

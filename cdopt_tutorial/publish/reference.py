@@ -19,6 +19,7 @@ import tomlkit
 from joblib import cpu_count
 from torch.backends import cpu
 
+from cdopt_tutorial import whole_file
 from cdopt_tutorial.publish.chapter import Figures
 from cdopt_tutorial.publish.project import PROFILES, Project
 
@@ -87,10 +88,11 @@ class Reference:
             if profile not in row:
                 found[name] = Change(None, _short(value))
             elif not any(row.get(rule) for rule in NOT_COMPARED):
-                seen, holds = row[profile], _holds(row, row[profile], value)
-                if not (holds and _was_seen(seen, value)):
-                    was, allowed = _words(seen), _allowed(row, seen)
-                    found[name] = Change(was, _short(value), allowed, holds)
+                seen, bounds = row[profile], _bounds(row, row[profile])
+                holds = _within(bounds, value)
+                if not (holds and _within(seen, value)):
+                    now, allowed = _short(value), _words(bounds)
+                    found[name] = Change(_words(seen), now, allowed, holds)
         for name, row in rows.items():
             due = complete and profile in row and _is_here(row.get("needs"))
             if due and name not in figures:
@@ -133,7 +135,7 @@ class Reference:
                     del rows[name]
         # Behind what is added to a row tomlkit leaves no space.
         text = re.sub(",(?=(full|smoke) =)", ", ", tomlkit.dumps(self._table))
-        self._path.write_text(text, "utf-8")
+        whole_file.write(self._path, text.encode())
 
     def forget(self, chapter: str, profile: str) -> None:
         """Forget what was seen in a chapter, to begin anew; rules stay."""
@@ -220,45 +222,30 @@ def _joined(row: Mapping, seen: object, value: float | str) -> object:
     return value if least == most else [least, most]
 
 
-def _was_seen(seen: object, value: float | str) -> bool:
-    """Tell whether a value is, in six digits, within what was seen."""
+def _within(seen: object, value: float | str) -> bool:
+    """Tell whether a value, in six digits, is a text, or lies between two ends."""
     if isinstance(value, str) or isinstance(seen, str):
         return seen == value
     least, most = _ends(seen)
     return least <= float(_short(value)) <= most
 
 
-def _room(seen: object) -> tuple[float, float]:
-    """Return between which values a figure may lie."""
+def _bounds(row: Mapping, seen: object) -> object:
+    """Return what a figure may be: a text, or the ends of a range."""
+    if "at_most" in row:
+        return [-math.inf, row["at_most"]]
+    if row.get("exact") or isinstance(seen, str):
+        return seen
     least, most = _ends(seen)
     room = max(most - least, MARGIN * max(abs(least), abs(most)))
-    return least - room, most + room
-
-
-def _holds(row: Mapping, seen: object, value: float | str) -> bool:
-    """Tell whether a figure is what its row allows."""
-    if isinstance(seen, str) or isinstance(value, str):
-        return seen == value
-    if "at_most" in row:
-        return value <= row["at_most"]
-    if row.get("exact"):
-        return _was_seen(seen, value)
-    least, most = _room(seen)
-    return least <= value <= most and math.isfinite(value)
-
-
-def _allowed(row: Mapping, seen: object) -> str:
-    """What a figure may be, in words."""
-    if "at_most" in row:
-        return f"at most {row['at_most']:g}"
-    if row.get("exact") or isinstance(seen, str):
-        return _words(seen)
-    return _words([*_room(seen)])
+    return [least - room, most + room]
 
 
 def _words(seen: object) -> str:
     """What was seen, in words."""
     least, most = map(_short, _ends(seen))
+    if least == "-inf":
+        return f"at most {most}"
     return least if least == most else f"{least} to {most}"
 
 

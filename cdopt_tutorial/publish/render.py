@@ -7,16 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import yaml
-from jupyter_cache import get_cache
-from jupyter_cache.base import CacheBundleIn
 
-from cdopt_tutorial.publish.chapter import claimed, read_chapter, withdraw
+from cdopt_tutorial.publish.chapter import claimed, read_chapter, with_outputs
 from cdopt_tutorial.publish.execute import (
     end_with_parent,
     find_result,
     fingerprint,
-    open_cache,
     read_failed,
 )
 from cdopt_tutorial.publish.matrix import table
@@ -48,8 +46,9 @@ def render(
     The results are those of a profile.
     """
     config = _config(project, device, partial, profile)
+    files = [*_sources(project.root), *sorted(project.pages.iterdir())]
     # The date at the foot of the pages alone makes none of them old.
-    name = fingerprint(project.root, _sources(project.root), (config, VERSION))
+    name = fingerprint(project.root, files, (config, VERSION))
     stamp = project.build / "render.stamp"
     if stamp.is_file() and stamp.read_bytes() == _stamp(name, project.html):
         return False
@@ -83,10 +82,9 @@ def _sources(root: Path) -> list[Path]:
 def _config(project: Project, device: str, partial: bool, profile: str) -> dict:
     """Return the book's configuration, with what pages may quote, and must note."""
     site = read_site()
-    cache, quotes, notes = _results(project, device, partial, profile)
+    quotes, notes = _results(project, device, partial, profile)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    config["execute"] = {"execute_notebooks": "cache", "cache": str(cache)}
-    config["execute"]["raise_on_error"] = True
+    config["execute"] = {"execute_notebooks": "off"}
     quotes["versions"] = _versions(project)
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     sphinx = config["sphinx"]["config"]
@@ -98,49 +96,32 @@ def _config(project: Project, device: str, partial: bool, profile: str) -> dict:
 
 def _results(
     project: Project, device: str, partial: bool, profile: str
-) -> tuple[Path, dict, dict]:
-    """Return a folder of all chapters' results, the quotes from them, and the notes."""
-    cache, reference, others = open_cache(project, device), Reference(project), {}
+) -> tuple[dict, dict]:
+    """Put chapters with their outputs where the pages find them; quotes, and notes."""
+    reference = Reference(project)
     quotes, notes = {"figures": {}, "minutes": {}}, {"failed": {}, "moved": {}}
-    for chapter in project.chapters():
-        values = reference.parameters(chapter.stem, profile)
-        notebook, name = read_chapter(chapter, values), project.relative(chapter)
-        if result := find_result(cache, notebook):
-            notebook = result.nb
-            minutes = result.record.data["execution_seconds"] / 60
-            quotes["minutes"][chapter.stem] = minutes
-            if values:
-                withdraw(notebook)  # its page is that of the chapter as it stands
-                others[chapter] = notebook
+    shutil.rmtree(project.pages, ignore_errors=True)
+    project.pages.mkdir(parents=True)
+    notes["pages"] = str(project.pages)
+    for path in project.chapters():
+        values = reference.parameters(path.stem, profile)
+        chapter, name = read_chapter(path, values), project.relative(path)
+        if ran := find_result(project, chapter, device):
+            quotes["minutes"][path.stem] = ran.metadata["seconds"] / 60
         elif partial:
-            notebook = others[chapter] = read_failed(project, chapter)
-            why = notebook.metadata.get("failed", "There is no result.")
+            ran = read_failed(project, path)
+            why = ran.metadata.get("failed", "There is no result.")
             notes["failed"][str(name.with_suffix(""))] = why
         else:
             how = f"run `cdopt-tutorial execute {name}`"
             raise RenderError(f"{name} has no valid result: {how}")
-        figures = claimed(notebook)
+        figures = claimed(ran)
         quotes["figures"] |= figures
-        for figure, change in reference.changes(chapter.stem, profile, figures).items():
+        for figure, change in reference.changes(path.stem, profile, figures).items():
             if change.was and change.now and not change.holds:
                 notes["moved"][figure] = str(change)
-    folder = _also(others, cache.path, project) if others else cache.path
-    return folder, quotes, notes
-
-
-def _also(others: dict, results: Path, project: Project) -> Path:
-    """Return a copy of results, for these pages only, with what is no result."""
-    folder = project.build / "partial"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(results, folder)
-    for chapter, notebook in others.items():
-        # As a kernel says when it starts, which may be what failed; else `!ls` is none.
-        language = notebook.metadata.setdefault("language_info", {"name": "python"})
-        language.setdefault("pygments_lexer", "ipython3")
-        bundle = CacheBundleIn(notebook, str(chapter))
-        put = get_cache(folder).cache_notebook_bundle
-        put(bundle, check_validity=False, overwrite=True)
-    return folder
+        nbformat.write(with_outputs(path, ran), project.pages / path.name)
+    return quotes, notes
 
 
 def _versions(project: Project) -> str:
@@ -172,8 +153,7 @@ def _run_builder(project: Project, config: Path) -> None:
             if step:
                 print("  {} {:>3}% {}".format(*step.groups()), flush=True)
     log.write_text("\n".join(lines), "utf-8")
-    # There is no cache-only mode: a chapter that was run here was run unchecked.
-    bad = [s for s in lines if re.search(r"WARNING|ERROR|Executing notebook", s)]
+    bad = [s for s in lines if re.search(r"WARNING|ERROR", s)]
     if bad or process.returncode:
         what = ["the pages do not build cleanly:"]
         what += bad or ["jupyter-book failed:", *lines[-20:]]

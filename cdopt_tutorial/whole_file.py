@@ -1,0 +1,34 @@
+"""Files written as a whole: a reader finds what was there before, or all of the new."""
+
+import os
+from pathlib import Path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file beside its place, then put it there; OSError if that can't be.
+
+    A link goes on to lead to the file.
+    """
+    beside = _beside(path)
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path.resolve())
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def attempt(path: Path) -> None:
+    """Raise the OSError that `write` would, and leave the file as it is."""
+    beside = _beside(path)
+    beside.touch()
+    beside.unlink()
+    if path.exists():
+        path.open("a").close()
+
+
+def _beside(path: Path) -> Path:
+    path = path.resolve()
+    return path.with_name(f".{path.name}.{os.getpid()}")
