@@ -53,9 +53,11 @@ METHODS = {
     # Dissolved.
     **dict.fromkeys(("Stiefel", "Stiefel RNN", "stacked"), _OCHRE),
     **dict.fromkeys(("fused", "dissolving, SGD"), _OCHRE),
-    **dict.fromkeys(("cdopt.nn", "dissolving, Adam", "LSTM, stacked"), _OCHRE2),
+    **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), _OCHRE2),
     "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
     **dict.fromkeys(("per gate", "LSTM, per gate"), _BROWN),
+    # Beside "Stiefel RNN" in one figure, so of another colour.
+    "LSTM, stacked": _TEAL2,
     # Exact at every step: by torch's parametrizations, and brought back after it.
     **dict.fromkeys(("torch's orthogonal", "cayley"), _TEAL),
     "householder": _TEAL2,
@@ -64,7 +66,9 @@ METHODS = {
     "geoopt": _BROWN2,
     # Controls.
     **dict.fromkeys(("orthogonal start", "stacked, control"), _PINK),
-    **dict.fromkeys(("penalty alone", "per gate, control"), _PINK2),
+    "per gate, control": _PINK2,
+    # Beside a control in one figure, so of another colour.
+    "penalty alone": _BROWN2,
     # Another architecture.
     "LSTM": _VIOLET,
 }
