@@ -125,9 +125,9 @@ def test_spans():
     assert marked.started <= call.sent < call.ended <= marked.ended
 
 
-def test_marks_attach_from_outside():
+def test_what_a_worker_marks_is_a_span():
     recorded, work = Trace(), {"a": Role(roles.be_marked, ("b",)), "b": Role(serve)}
-    grad = launch(work, trace=recorded, attach=roles.mark_all)["a"]
+    grad = launch(work, trace=recorded)["a"]
     assert torch.equal(grad, torch.full((3,), 6.0))
     assert [s.name for s in recorded.spans] == ["call", "calling", "backward", "until"]
     call, calling, backward, until = recorded.spans
@@ -138,8 +138,8 @@ def test_marks_attach_from_outside():
     assert backward.started - call.ended > 0.3e9 > backward.ended - backward.started
     assert backward.ended - backward.started > 0.1e9
     assert backward.ended <= until.started < until.ended - 0.1e9
-    # Without a trace nothing is wrapped.
-    assert torch.equal(launch(work, attach=roles.mark_all)["a"], grad)
+    # Without a trace nothing is marked.
+    assert torch.equal(launch(work)["a"], grad)
 
 
 def test_off_hooks_nothing():
