@@ -175,3 +175,13 @@ def test_chrome_format(recorded, tmp_path):
         end = by_row.get((e["pid"], e["tid"]), 0)
         assert e["ts"] >= end - 1e-6  # slices of one row never overlap
         by_row[e["pid"], e["tid"]] = e["ts"] + e["dur"]
+
+
+def test_time_begins_with_the_first_event_even_if_it_is_a_span():
+    caller, callee, found = trace.Record("a"), trace.Record("b"), Trace()
+    caller.spans.append(trace.Span("a", "early", 5, 9))
+    caller.asked["a/0"], caller.received["a/0"] = ("b", "add", 7), 20
+    callee.answers["a/0"] = 8, 10
+    found.fill([caller, callee])
+    assert found.spans == [trace.Span("a", "early", 0, 4)]
+    assert found.calls == [trace.Call("a", "b", "add", 2, 3, 5, 15)]

@@ -46,7 +46,7 @@ class Differences:
 
     def __init__(self, layer: nn.Module):
         self._layer = layer
-        self._asked: list[tuple[dist.Work, torch.Tensor]] = []
+        self._pending: list[tuple[dist.Work, torch.Tensor]] = []
 
     @torch.no_grad()
     def ask(self) -> None:
@@ -55,14 +55,14 @@ class Differences:
         both = torch.cat((flat, -flat))
         # To wait would keep trainers in step, which the original's semantics do not.
         work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
-        self._asked.append((work, both))
+        self._pending.append((work, both))
 
     def answers(self) -> list[float]:
         """Wait for the answers to all that was asked since the last time."""
         found = []
-        for work, both in self._asked:
+        for work, both in self._pending:
             work.wait()
             highest, minus_lowest = both.chunk(2)
             found.append((highest + minus_lowest).max().item())
-        self._asked = []
+        self._pending = []
         return found

@@ -59,13 +59,7 @@ class JointStep:
         return self._all.enter(trainer, context)
 
     def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
-        total: dict[Tensor, Tensor] = {}
-        # In the trainers' order, not as they came: rounding depends on it.
-        for context in contexts.values():
-            found = gradients.gradients(context, self._parameters)
-            for parameter, gradient in found.items():
-                total[parameter] = total.get(parameter, 0) + gradient
-            gradients.forget(context)
+        total = gradients.take_sum(contexts.values(), self._parameters)
         mean = {p: gradient / len(contexts) for p, gradient in total.items()}
         move(self._optimizer, mean)
         return dict.fromkeys(contexts)

@@ -110,13 +110,9 @@ class Owner:
         return self._together.enter(trainer, context)
 
     def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
-        summed: dict[Tensor, Tensor] = {}
+        parameters = self._parts.parameters()
         with self._lock:
-            for context in contexts.values():  # in the order of the trainers
-                for each, gradient in self._gradients(context).items():
-                    before = summed.get(each)
-                    summed[each] = gradient if before is None else before + gradient
-                gradients.forget(context)
+            summed = gradients.take_sum(contexts.values(), parameters)
             scale = clip_factor(squared_norm(summed.values()), self._clip)
             return dict.fromkeys(contexts, self._move(summed, scale))
 
