@@ -14,11 +14,11 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
 from cdopt_tutorial.engines import gradients, pace
+from cdopt_tutorial.engines.attach import wrap
 from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import (
     Table,
-    attached,
     dense_layer,
     replicas,
     run_locally,
@@ -52,8 +52,12 @@ def stall(part):
 
 def attach_impatiently(deadline):
     """Do not wait longer for what is done after an epoch."""
-    attached.attach(system.Trainer, deadline)
-    place(replicas.barrier, deadline)
+
+    def impatient(barrier, *args):
+        with place(deadline):
+            barrier(*args)
+
+    wrap(replicas.barrier, impatient)
 
 
 @dataclass(frozen=True, eq=False)

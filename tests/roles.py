@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,51 +143,53 @@ def triple_later(values):
     return future
 
 
-def mark_all():
-    """Attached from outside: functions of this module get marks."""
-    trace.mark(call, "call")
-    trace.mark_backward(triple, "backward")
-    trace.mark_until(triple_later, "until")
-
-
 def be_marked(other):
-    this = sys.modules[__name__]
     values = torch.ones(3, requires_grad=True)
-    this.call(other, "add", torch.ones(1))
-    result = this.triple(values)
+    with span("call"):
+        call(other, "add", torch.ones(1))
+    result = trace.mark_backward("backward", triple(values), values)
     time.sleep(0.3)
     result.sum().backward()
-    this.triple_later(values).wait()
+    trace.mark_until_done("until", triple_later(values)).wait()
     return values.grad
 
 
+places = nullcontext  # around each step; a test attaches others
+
+
 def one_step(seconds):
-    time.sleep(seconds)
+    with places():
+        time.sleep(seconds)
 
 
 def keep_pace(*seconds):
-    """A worker's steps, which take so long; places are attached from outside."""
+    """A worker's steps, which take so long."""
     for each in seconds:
-        sys.modules[__name__].one_step(each)
+        one_step(each)
     passed(math.inf)
     time.sleep(0.5)
 
 
 def place_steps():
-    pace.place(one_step, 2.0)
+    _between(2.0)
 
 
 def place_steps_at_server():
-    pace.place(one_step, 2.0, "server")
+    _between(2.0, "server")
 
 
 def place_last_step():
-    pace.place(one_step, 0.3, then=math.inf)
+    _between(0.3, then=math.inf)
+
+
+def _between(*args, **kwargs):
+    # Of the module that the workers share, whichever copy is attached.
+    sys.modules[__name__].places = partial(pace.place, *args, **kwargs)
 
 
 def dawdle(seconds):
     """One step, and then nothing for a time."""
-    sys.modules[__name__].one_step(0)
+    one_step(0)
     time.sleep(seconds)
 
 

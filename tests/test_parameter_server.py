@@ -28,7 +28,7 @@ from cdopt_tutorial.parameter_server import (
     run_locally,
     traffic,
 )
-from cdopt_tutorial.parameter_server.model import LSTM, summed_loss
+from cdopt_tutorial.parameter_server.model import LSTM, build, summed_loss
 from cdopt_tutorial.parameter_server.system import Owner
 
 EXACT = RNNConfig(
@@ -407,3 +407,17 @@ def test_it_comes_near_to_the_floor_of_the_grammar():
 def test_a_config_out_of_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         RNNConfig(**change)
+
+
+def test_a_joint_step_leaves_nothing_of_a_cut_on_the_server(monkeypatch):
+    config = replace(EXACT, num_trainers=2)
+    decoder = build("decoder", 9, config)
+    kept = {
+        name: {each: torch.ones_like(each) for each in decoder.parameters()}
+        for name in ("one", "two")
+    }
+    monkeypatch.setattr(gradients, "_kept_gradients", kept)
+    owner = Owner({"decoder": LocalRef(decoder)}, config)
+    owner.step_together(0, "one")
+    assert owner.step_together(1, "two").wait() == 0
+    assert kept == {}

@@ -630,3 +630,15 @@ def test_the_agent_needs_room_beside_the_observers(monkeypatch):
     system.check(ReinforceConfig(num_observers=3, num_envs=1))
     with pytest.raises(ValueError, match="num_observers is 4, but must be at most 3"):
         system.check(ReinforceConfig(num_observers=4, num_envs=1))
+
+
+def test_the_agent_has_the_first_device_and_observers_the_next(monkeypatch):
+    workers = []
+    monkeypatch.setattr(
+        system, "device_for", lambda device, worker: workers.append(worker) or "cpu"
+    )
+    config = ReinforceConfig(num_observers=2, conversation="local-policy")
+    system.Agent(config)
+    for number in range(2):
+        system.LocalPolicy(number, config)
+    assert workers == [0, 1, 2]

@@ -125,9 +125,9 @@ def test_spans():
     assert marked.started <= call.sent < call.ended <= marked.ended
 
 
-def test_marks_attach_from_outside():
+def test_what_a_worker_marks_is_a_span():
     recorded, work = Trace(), {"a": Role(roles.be_marked, ("b",)), "b": Role(serve)}
-    grad = launch(work, trace=recorded, attach=roles.mark_all)["a"]
+    grad = launch(work, trace=recorded)["a"]
     assert torch.equal(grad, torch.full((3,), 6.0))
     assert [s.name for s in recorded.spans] == ["call", "calling", "backward", "until"]
     call, calling, backward, until = recorded.spans
@@ -138,8 +138,8 @@ def test_marks_attach_from_outside():
     assert backward.started - call.ended > 0.3e9 > backward.ended - backward.started
     assert backward.ended - backward.started > 0.1e9
     assert backward.ended <= until.started < until.ended - 0.1e9
-    # Without a trace nothing is wrapped.
-    assert torch.equal(launch(work, attach=roles.mark_all)["a"], grad)
+    # Without a trace nothing is marked.
+    assert torch.equal(launch(work)["a"], grad)
 
 
 def test_off_hooks_nothing():
@@ -175,3 +175,13 @@ def test_chrome_format(recorded, tmp_path):
         end = by_row.get((e["pid"], e["tid"]), 0)
         assert e["ts"] >= end - 1e-6  # slices of one row never overlap
         by_row[e["pid"], e["tid"]] = e["ts"] + e["dur"]
+
+
+def test_time_begins_with_the_first_event_even_if_it_is_a_span():
+    caller, callee, found = trace.Record("a"), trace.Record("b"), Trace()
+    caller.spans.append(trace.Span("a", "early", 5, 9))
+    caller.asked["a/0"], caller.received["a/0"] = ("b", "add", 7), 20
+    callee.answers["a/0"] = 8, 10
+    found.fill([caller, callee])
+    assert found.spans == [trace.Span("a", "early", 0, 4)]
+    assert found.calls == [trace.Call("a", "b", "add", 2, 3, 5, 15)]

@@ -45,11 +45,11 @@ def peak_memory(step: Callable[[], None]) -> int:
     They are what torch gives out on the CPU, temporaries within operators included;
     gloo's own buffers are not.
     """
-    held = peak = 0
+    used = peak = 0
     with profile(profile_memory=True) as profiled:
         step()
     for event in profiled.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
+            used += event.nbytes()
+            peak = max(peak, used)
     return peak

@@ -67,6 +67,22 @@ def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Te
     return {p: gradient for p, gradient in found.items() if gradient is not None}
 
 
+def take_sum(
+    contexts: Iterable[Context], parameters: Iterable[Tensor]
+) -> dict[Tensor, Tensor]:
+    """The sum over several contexts, on the parameters' owner, which forgets them.
+
+    Added in the order of the contexts, because rounding depends on it.
+    """
+    parameters, total = list(parameters), {}
+    for context in contexts:
+        for parameter, gradient in gradients(context, parameters).items():
+            before = total.get(parameter)
+            total[parameter] = gradient if before is None else before + gradient
+        forget(context)
+    return total
+
+
 def forget(context: Context) -> None:
     """Free what a cut's context has kept on this owner; torch frees its own itself."""
     _kept_gradients.pop(context, None)

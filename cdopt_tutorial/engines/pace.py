@@ -3,12 +3,10 @@
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from cdopt_tutorial.engines import attach
+from typing import NamedTuple
 
 _PACE = struct.Struct("<qdd128s")
 _file = -1  # which the launcher can read whatever the worker is stuck in
@@ -46,22 +44,18 @@ def passed(seconds: float, waits_for: str = "") -> None:
         os.pwrite(_file, _PACE.pack(*pace), 0)
 
 
+@contextmanager
 def place(
-    function: Callable, seconds: float, waits_for: str = "", then: float | None = None
-) -> None:
-    """Let workers pass a place before each run of a system's function, and one after.
+    seconds: float, waits_for: str = "", then: float | None = None
+) -> Iterator[None]:
+    """Note one place before some work of this worker's, and one after it.
 
-    It may take so many seconds, and ``then`` seconds may follow to the next place: as
-    many by default, infinite for a worker's last function.
+    The work may take so many seconds, and ``then`` seconds may follow to the next
+    place: as many by default, infinite behind a worker's last work. See `passed`.
     """
-
-    def around(function: Callable, *args: Any, **kwargs: Any) -> Any:
-        passed(seconds, waits_for)
-        result = function(*args, **kwargs)
-        passed(seconds if then is None else then)
-        return result
-
-    attach.wrap(function, around)
+    passed(seconds, waits_for)
+    yield
+    passed(seconds if then is None else then)
 
 
 def read_pace(path: Path) -> Pace | None:

@@ -21,8 +21,6 @@ from torch import Tensor
 from torch.distributed.rpc import api, rref_proxy
 from torch.distributed.rpc.internal import PythonUDF
 
-from cdopt_tutorial.engines import attach
-
 # With these torch itself keeps init_rpc and shutdown in step; no system makes them.
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")
 
@@ -144,26 +142,15 @@ def span(name: str) -> Iterator[None]:
         _record.note(name, started)
 
 
-def mark(function: Callable, name: str) -> None:
-    """Mark each run of a system's function, where a trace is recorded."""
+def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
+    """The result, whose backward pass as far as the arguments is a span of its own.
 
-    def around(function: Callable, *args: Any, **kwargs: Any) -> Any:
-        with span(name):
-            return function(*args, **kwargs)
-
-    _wrap(function, around)
-
-
-def mark_backward(function: Callable, name: str) -> None:
-    """Mark each backward pass through what the function computed from its arguments."""
-
-    def around(function: Callable, *args: Any, **kwargs: Any) -> Tensor:
-        result = function(*args, **kwargs)
-        if result.grad_fn is not None:
-            _mark_nodes(_nodes(result, args), name)
-        return result
-
-    _wrap(function, around)
+    Called by whoever computed the result from the arguments, on its worker; without a
+    trace, or a graph, it does nothing.
+    """
+    if _record is not None and result.grad_fn is not None:
+        _mark_nodes(_nodes(result, args), name)
+    return result
 
 
 def _nodes(result: Tensor, args: Iterable) -> list:
@@ -183,32 +170,24 @@ def _nodes(result: Tensor, args: Iterable) -> list:
 
 
 def _mark_nodes(nodes: list, name: str) -> None:
-    begun: list[int] = []
+    starts: list[int] = []
     number, done = len(nodes), itertools.count(1)
 
     def end(*_: Any) -> None:  # must not hold the nodes, which hold it
         if next(done) == number:
-            _record.note(name, begun.pop())
+            _record.note(name, starts.pop())
 
-    nodes[0].register_prehook(lambda _: begun.append(time.monotonic_ns()))
+    nodes[0].register_prehook(lambda _: starts.append(time.monotonic_ns()))
     for node in nodes:
         node.register_hook(end)
 
 
-def mark_until(function: Callable, name: str) -> None:
-    """Mark the time from a return of the function until its future is done."""
-
-    def around(function: Callable, *args: Any, **kwargs: Any) -> torch.futures.Future:
-        future, started = function(*args, **kwargs), time.monotonic_ns()
-        future.add_done_callback(lambda _: _record.note(name, started))
-        return future
-
-    _wrap(function, around)
-
-
-def _wrap(function: Callable, around: Callable) -> None:
+def mark_until_done(name: str, future: torch.futures.Future) -> torch.futures.Future:
+    """The future; a span lasts from now until it is done, where a trace is recorded."""
     if _record is not None:
-        attach.wrap(function, around)
+        started = time.monotonic_ns()
+        future.add_done_callback(lambda _: _record.note(name, started))
+    return future
 
 
 def recording() -> bool:

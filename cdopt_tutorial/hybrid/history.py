@@ -156,7 +156,7 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes."""
-        held, projected = self.feasibility, self.projected
+        left, projected = self.feasibility, self.projected
         settings = "num_trainers", "semantics", "manifold", "where", "by"
         return {
             **{name: getattr(self.config, name) for name in settings},
@@ -166,8 +166,8 @@ class Result:
             "test_accuracy": self.test.accuracy,
             "test_loss": self.test.loss,
             "loss": self.losses[-1],
-            "feasibility": held and held.mapped,
-            "feasibility_of_weight": held and held.weight,
+            "feasibility": left and left.mapped,
+            "feasibility_of_weight": left and left.weight,
             "projected_feasibility": projected and projected.feasibility.mapped,
             "projected_accuracy": projected and projected.test.accuracy,
             "replica_difference": self.replica_difference,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
+from cdopt_tutorial.engines import trace
 from cdopt_tutorial.engines.device import device_for, device_of, pick_device
 from cdopt_tutorial.training import Settings, check_begin
 
@@ -111,7 +112,8 @@ class Table(nn.EmbeddingBag):
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         """The bags' vectors, (b, embedding), on the CPU as all that travels."""
         device = device_of(self)
-        return super().forward(tokens.to(device), offsets.to(device)).cpu()
+        vectors = super().forward(tokens.to(device), offsets.to(device)).cpu()
+        return trace.mark_backward("table backward", vectors, tokens, offsets)
 
 
 def table_on_device(

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial.engines import process_group
+from cdopt_tutorial.engines import process_group, trace
+from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.engines.process_group import Devices
 
 
@@ -19,12 +21,24 @@ def join(trainer: int, num_trainers: int, gpus: Sequence[str]) -> Devices:
 def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
     """The layer, which is there, as one of its replicas; begins as the first one."""
     ids = [torch.device(device)] if device != "cpu" else None
-    return DistributedDataParallel(layer, device_ids=ids)
+    replica = DistributedDataParallel(layer, device_ids=ids)
+    if trace.recording():
+        replica.register_comm_hook(None, _marked_all_reduce)
+    return replica
 
 
-def barrier() -> None:
-    """Wait until every trainer has come."""
-    dist.barrier()
+def _marked_all_reduce(
+    group: None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does by itself, as a span of the trace."""
+    reduced = default_hooks.allreduce_hook(group, bucket)
+    return trace.mark_until_done("all-reduce", reduced)
+
+
+def barrier(seconds: float) -> None:
+    """Wait until every trainer has come, for so many seconds at most."""
+    with place(seconds):
+        dist.barrier()
 
 
 class Differences:
@@ -32,7 +46,7 @@ class Differences:
 
     def __init__(self, layer: nn.Module):
         self._layer = layer
-        self._asked: list[tuple[dist.Work, torch.Tensor]] = []
+        self._pending: list[tuple[dist.Work, torch.Tensor]] = []
 
     @torch.no_grad()
     def ask(self) -> None:
@@ -41,14 +55,14 @@ class Differences:
         both = torch.cat((flat, -flat))
         # To wait would keep trainers in step, which the original's semantics do not.
         work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
-        self._asked.append((work, both))
+        self._pending.append((work, both))
 
     def answers(self) -> list[float]:
         """Wait for the answers to all that was asked since the last time."""
         found = []
-        for work, both in self._asked:
+        for work, both in self._pending:
             work.wait()
             highest, minus_lowest = both.chunk(2)
             found.append((highest + minus_lowest).max().item())
-        self._asked = []
+        self._pending = []
         return found

@@ -1,8 +1,6 @@
-"""The system: a table that ``ps`` moves for all, trainers in step, and a master.
+"""The system: a table that ``ps`` moves for all, trainers in step, and a master."""
 
-Traces and deadlines attach from outside, see :mod:`~cdopt_tutorial.hybrid.attached`.
-"""
-
+import math
 import queue
 import sys
 import threading
@@ -21,15 +19,16 @@ from torch.futures import Future
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
-from cdopt_tutorial.engines import Role, gradients, serve
+from cdopt_tutorial.engines import Role, gradients, passed, serve, span
 from cdopt_tutorial.engines.device import device_for, gpus_of
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.optimizer import make_optimizer, move
+from cdopt_tutorial.engines.pace import place
 from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.engines.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.hybrid import attached, replicas
+from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.history import History, Projected, Recorder, Result, Score
 from cdopt_tutorial.hybrid.model import (
     HybridConfig,
@@ -43,6 +42,7 @@ from cdopt_tutorial.hybrid.model import (
 )
 
 MASTER, SERVER = "master", "ps"
+SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
 Engine = OneProcess | Workers
 
 
@@ -59,13 +59,7 @@ class JointStep:
         return self._all.enter(trainer, context)
 
     def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
-        total: dict[Tensor, Tensor] = {}
-        # In the trainers' order, not as they came: rounding depends on it.
-        for context in contexts.values():
-            found = gradients.gradients(context, self._parameters)
-            for parameter, gradient in found.items():
-                total[parameter] = total.get(parameter, 0) + gradient
-            gradients.forget(context)
+        total = gradients.take_sum(contexts.values(), self._parameters)
         mean = {p: gradient / len(contexts) for p, gradient in total.items()}
         move(self._optimizer, mean)
         return dict.fromkeys(contexts)
@@ -130,6 +124,10 @@ def penalty_factor(trainer: int, config: HybridConfig) -> int:
     return config.num_trainers if config.semantics == "exact" else 1
 
 
+def unwatched(*place: Any) -> None:
+    """What a trainer notes of the places that it passes while nobody waits for it."""
+
+
 class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
@@ -146,32 +144,52 @@ class Trainer:
         held = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if held is None else Constraints(held)
         self.penalty_factor = penalty_factor(task.rank, task.config)
+        self.passed: Callable[..., None] = unwatched  # in one process nobody waits
 
     def run(self) -> History:
         """Join the other trainers, then train with them; called by the master."""
-        gpus = gpus_of(self.config.device)
-        chosen = replicas.join(self.task.rank, self.config.num_trainers, gpus)
-        self.fc = replicas.replicate(self.dense, self.device)
-        differences = replicas.Differences(self.dense)
-        return train(self, History(chosen.why), differences, replicas.barrier)
+        gpus, seconds = gpus_of(self.config.device), SELDOM * self.config.step_deadline
+        self.passed = passed
+        with place(seconds, then=math.inf):
+            chosen = replicas.join(self.task.rank, self.config.num_trainers, gpus)
+            passed(seconds)
+            self.fc = replicas.replicate(self.dense, self.device)
+            passed(seconds)
+            differences = replicas.Differences(self.dense)
+            barrier = partial(replicas.barrier, seconds)
+            return train(self, History(chosen.why), differences, barrier)
 
     def step(self, batch: Batch) -> float:
         """One step with all trainers; the summed loss of this one's images."""
         bags = batch.bags
         with self.engine.context() as context:
-            scores = self.scores(self.lookup(bags))
+            vectors = self.lookup_in_step(bags)
+            with span("dense forward"):
+                scores = self.scores(vectors)
             labels = bags.labels.to(self.device)
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
             if self.penalty_factor:
                 loss = loss + self.penalty_factor * self.constraints.penalty()
-            gradients.backward(context, loss)
+            with span("backward"):
+                gradients.backward(context, loss)
             self.update(context)
         return total.item()
 
+    def lookup_in_step(self, bags: Bags) -> Tensor:
+        """The same as `lookup`, between places at which a stalled worker is noticed."""
+        seconds = self.config.step_deadline
+        self.passed(seconds, SERVER)
+        vectors = self.lookup(bags)
+        self.passed(seconds)
+        # All gradients of this trainer are ready when that of the vectors is.
+        vectors.register_hook(lambda _: self.passed(seconds, SERVER))
+        return vectors
+
     def lookup(self, bags: Bags) -> Tensor:
         """The bags' vectors (b, embedding), from wherever the table is."""
-        return gradients.call(self.table, "forward", bags.tokens, bags.offsets)
+        with span("lookup"):
+            return gradients.call(self.table, "forward", bags.tokens, bags.offsets)
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Scores (b, num_classes) of the bags' vectors, as all trainers learn them."""
@@ -179,9 +197,14 @@ class Trainer:
 
     def update(self, context: gradients.Context) -> None:
         """Move this replica, then the table."""
-        found = gradients.gradients(context, self.dense.parameters())
-        move(self.optimizer, found)
-        self.table_step.rpc_sync().step(self.task.rank, context)
+        seconds = self.config.step_deadline
+        self.passed(seconds)
+        with span("optimizer"):
+            found = gradients.gradients(context, self.dense.parameters())
+            move(self.optimizer, found)
+            self.passed(seconds, SERVER)
+            self.table_step.rpc_sync().step(self.task.rank, context)
+        self.passed(seconds)
 
     @torch.no_grad()
     def score(self, bags: Bags | None) -> Score | None:
@@ -288,8 +311,7 @@ def on_workers(
     roles = {f"trainer{rank}": trainer for rank in range(number)}
     roles |= {MASTER: master, SERVER: Role(serve)}
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
-    attach = partial(attached.attach, Trainer, job.config.step_deadline)
-    return (engine or TorchRPC()).launch(roles, **{"attach": attach} | options)
+    return (engine or TorchRPC()).launch(roles, **options)
 
 
 def check(job: Job) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
-from cdopt_tutorial.engines import gradients
+from cdopt_tutorial.engines import gradients, trace
 from cdopt_tutorial.engines.device import device_for, device_of, pick_device
 from cdopt_tutorial.engines.reference import Reference, apply
 from cdopt_tutorial.training import Settings
@@ -103,8 +103,8 @@ class EmbeddingTable(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Vectors (seq, batch, embedding) of tokens (seq, batch), on the CPU."""
-        vectors = self.encoder(tokens.to(device_of(self)))
-        return self.drop(vectors.cpu())
+        vectors = self.drop(self.encoder(tokens.to(device_of(self))).cpu())
+        return trace.mark_backward("embedding backward", vectors, tokens)
 
 
 class Decoder(nn.Module):
@@ -140,7 +140,8 @@ class Decoder(nn.Module):
         """Summed cross-entropy in nats of an output and the next tokens."""
         with torch.set_grad_enabled(self.training):
             scores = self.scores(output)
-            return summed_loss(scores, targets.to(scores.device)).cpu()
+            loss = summed_loss(scores, targets.to(scores.device)).cpu()
+        return trace.mark_backward("decoder backward", loss, output)
 
 
 class LSTM(nn.LSTM):

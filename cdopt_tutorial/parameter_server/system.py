@@ -6,7 +6,7 @@ the decoder, the trainer of its LSTM. Several trainers share one, which owns eve
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.futures import Future
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
-from cdopt_tutorial.engines import Role, gradients, serve, trace
+from cdopt_tutorial.engines import Role, attach, gradients, serve, span, trace
 from cdopt_tutorial.engines.device import device_for
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.gradients import Context
@@ -39,8 +39,6 @@ from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
 from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
-    Decoder,
-    EmbeddingTable,
     Hidden,
     PulledLSTM,
     RNNConfig,
@@ -112,13 +110,9 @@ class Owner:
         return self._together.enter(trainer, context)
 
     def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
-        summed: dict[Tensor, Tensor] = {}
+        parameters = self._parts.parameters()
         with self._lock:
-            for context in contexts.values():  # in the order of the trainers
-                for each, gradient in self._gradients(context).items():
-                    before = summed.get(each)
-                    summed[each] = gradient if before is None else before + gradient
-                gradients.forget(context)
+            summed = gradients.take_sum(contexts.values(), parameters)
             scale = clip_factor(squared_norm(summed.values()), self._clip)
             return dict.fromkeys(contexts, self._move(summed, scale))
 
@@ -204,9 +198,12 @@ class Trainer:
         """One step on a window; its mean loss, its staleness and the hidden state."""
         with self.engine.context() as context:
             version = self.version()
-            loss, mean, hidden = self.loss(tokens, targets, hidden)
-            gradients.backward(context, loss)
-            staleness = self.update(context) - version
+            with span("forward"):
+                loss, mean, hidden = self.loss(tokens, targets, hidden)
+            with span("backward"):
+                gradients.backward(context, loss)
+            with span("optimizer"):
+                staleness = self.update(context) - version
         return mean, staleness, tuple(state.detach() for state in hidden)
 
     def version(self) -> int:
@@ -381,15 +378,14 @@ class Trainer:
         self.engine.report(f"trainer{self.rank}", progress)
 
 
-def mark_phases() -> None:
-    """Mark a step's phases in the trace; called in every worker before its role."""
-    trace.mark(Trainer.loss, "forward")
-    trace.mark(gradients.backward, "backward")
-    trace.mark(Trainer.update, "optimizer")
-    # The owner's part of the backward phase, which torch starts by itself.
-    trace.mark_backward(EmbeddingTable.forward, "embedding backward")
-    trace.mark_backward(Decoder.loss, "decoder backward")
-    trace.mark_backward(measure.penalty, "penalty backward")
+def mark_penalty() -> None:
+    """Mark the penalty's backward pass in the trace; called in every worker first."""
+
+    def marked(penalty: Callable, *args: Any) -> Tensor:
+        return trace.mark_backward("penalty backward", penalty(*args), *args)
+
+    if trace.recording():
+        attach.wrap(measure.penalty, marked)
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:
@@ -411,7 +407,7 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History
     for rank in range(num_trainers):
         role = Role(train, (engine, rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role
-    options.setdefault("attach", mark_phases)
+    options.setdefault("attach", mark_penalty)
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     results = engine.launch(roles, **options)
     return [results[f"trainer{rank}"] for rank in range(num_trainers)]

@@ -1,7 +1,8 @@
 """The system: ranks that share out one model, its data, or both, and train it."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -166,10 +167,15 @@ def has_held(config: ShardConfig) -> bool:
     return config.manifold != "none"
 
 
-def train(trainer: Trainer, history: History) -> History:
-    """The training loop of one rank, or of one process."""
+def train(
+    trainer: Trainer,
+    history: History,
+    watched: Callable[[], AbstractContextManager] = nullcontext,
+) -> History:
+    """The training loop of one rank, whose steps are watched, or of one process."""
     for tokens, targets in history.watch(trainer.batches(), trainer.config.max_steps):
-        history.losses.append(trainer.step(tokens, targets))
+        with watched():
+            history.losses.append(trainer.step(tokens, targets))
         report(len(history.losses))
     if trainer.constraints is not None:
         history.feasibility = trainer.constraints.feasibility()
@@ -193,7 +199,9 @@ def run_rank(job: Job, rank: int) -> History:
     """The role of a rank."""
     config = job.config
     chosen = process_group.join(rank, config.num_ranks, gpus_of(config.device))
-    return train(make_trainer(job, rank, chosen.device), History(chosen.why))
+    trainer = make_trainer(job, rank, chosen.device)
+    watched = partial(place, STEP_DEADLINE, then=math.inf)
+    return train(trainer, History(chosen.why), watched)
 
 
 def check(job: Job) -> None:
@@ -223,9 +231,7 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
         f"rank{rank}": Role(run_rank, (job, rank), num_threads=threads)
         for rank in range(number)
     }
-    attach = partial(place, Trainer.step, STEP_DEADLINE, then=math.inf)
-    engine = engine or TorchRPC()
-    results = engine.launch(roles, **{"attach": attach} | options)
+    results = (engine or TorchRPC()).launch(roles, **options)
     return Result(job.config, list(results.values()))
 
 
