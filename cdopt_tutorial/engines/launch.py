@@ -14,7 +14,7 @@ from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.group import Group
 from cdopt_tutorial.engines.others import Others
 from cdopt_tutorial.engines.process import LOOPBACK, Settings
-from cdopt_tutorial.engines.store import SCHEME, interface
+from cdopt_tutorial.engines.store import TORCHRUN, interface
 from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
 from cdopt_tutorial.own_network import VARIABLE
@@ -132,7 +132,7 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
     """The same under torchrun, where each of its processes has one of the workers."""
     os.environ[VARIABLE] = "host"  # the others must reach it
     with Others(list(packed), on_report, deadlines[1]) as others:
-        meeting = f"{SCHEME}://{others.path}"
+        meeting = f"{TORCHRUN}://{others.path}"
         settings = replace(settings, meeting=meeting, interface=interface())
         here = dict.fromkeys(packed) | {others.own: packed[others.own]}
         elsewhere = others.report, others.look, others.explains_in

@@ -1,4 +1,9 @@
-"""What runs inside a worker: join the others, play the role, report to the parent."""
+"""What runs inside a worker: join the others, play the role, report to the parent.
+
+In come the run's settings and a role, by a file; out go messages through a pipe: how
+far the worker is, what it prints and reports, and at last its result, or the error with
+which it failed. ``group`` reads them.
+"""
 
 import faulthandler
 import importlib
@@ -16,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +34,7 @@ from cdopt_tutorial.engines.store import accept_meetings
 
 FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
 HEADER = 8  # bytes that tell how long the message behind them is
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
 
 # Texts by which torch says that the other end of a call has gone.
 _LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
@@ -72,16 +77,10 @@ class Channel:
                 rest = rest[os.write(self._connection.fileno(), rest) :]
 
 
-class Teller(Protocol):
-    """By what a worker tells its parent: a pipe, or what the parent asks for."""
-
-    def send(self, kind: str, *content: Any) -> None: ...
-
-
 class Forwarded(io.TextIOBase):
     """A text stream whose lines the parent prints under the worker's name."""
 
-    def __init__(self, channel: Teller, stream: str):
+    def __init__(self, channel: Any, stream: str):
         self._channel, self._stream, self._line = channel, stream, ""
 
     def writable(self) -> bool:
@@ -99,7 +98,7 @@ class Forwarded(io.TextIOBase):
             self.write("\n")
 
 
-_channel: Teller | None = None
+_channel: Any = None  # what has a Channel's ``send``
 _settings: Settings | None = None
 
 
@@ -119,6 +118,12 @@ def play(role: Any) -> bytes:
         return pickle.dumps(role.function(*role.args, **role.kwargs))
     finally:
         finish_output()
+
+
+def forward_output() -> None:
+    """What this worker prints goes to its parent from now on."""
+    sys.stdout = Forwarded(_channel, "stdout")
+    sys.stderr = Forwarded(_channel, "stderr")
 
 
 def finish_output() -> None:
@@ -151,8 +156,8 @@ def meeting(name: str) -> str:
     return "env://" if _settings is None else f"{_settings.meeting}/{name}"
 
 
-def enter(settings: Settings, channel: Teller) -> None:
-    """Make this process a worker of a run."""
+def enter(settings: Settings, channel: Any) -> None:
+    """Make this process a worker of a run, which sends messages by a channel."""
     global _channel, _settings
     _channel, _settings = channel, settings
 
@@ -167,7 +172,8 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
     multiprocessing.current_process()._config.pop("tempdir", None)
     try:
         pace.begin(settings.path(name, "pace"))
-        _redirect_output(settings.path(name, "log"), channel)
+        _log_output(settings.path(name, "log"))
+        forward_output()
     except FileNotFoundError:  # the parent ends, and its folder has gone already
         os._exit(1)
     try:
@@ -216,14 +222,12 @@ def _leave_with_parent(folder: str) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _redirect_output(path: Path, channel: Channel) -> None:
-    """Python's output goes to the parent, the C++ libraries' into the worker's log."""
+def _log_output(path: Path) -> None:
+    """What C++ libraries print goes into the worker's log; so do stacks, if asked."""
     log = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
-    sys.stdout = Forwarded(channel, "stdout")
-    sys.stderr = Forwarded(channel, "stderr")
 
 
 def ignore_own_warning() -> None:
