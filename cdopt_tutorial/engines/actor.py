@@ -123,7 +123,7 @@ class ActorWorker(ABC):
         os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
         process.forward_output()
         sys.path[:] = plan.path
-        store.accept_meetings()
+        store.register_schemes()
         for module in plan.settings.modules:
             importlib.import_module(module)
         attach, self._role = pack.unpack(plan.packed)

@@ -29,7 +29,7 @@ from cdopt_tutorial.engines.pace import read_pace
 from cdopt_tutorial.engines.watch import TICK, Watched, find_late
 
 CHUNK = 2**20  # bytes to read at once
-STOPPED = 1.5  # seconds that a worker may be stopped before it counts as failed
+STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
 GRACE_LOST_PEER = 3.0  # the same, where it only says that a peer has gone
 EXIT = 5.0  # seconds that a finished worker may take to leave
@@ -47,7 +47,6 @@ class _Worker(Watched):
     process: BaseProcess
     connection: Connection
     done: tuple[Any, Any, Any] = (None, None, None)
-    stopped_since: float | None = None
     unread: bytearray = field(default_factory=bytearray)
 
     def take(self) -> list[bytes]:
@@ -58,13 +57,11 @@ class _Worker(Watched):
         if not part:
             raise EOFError  # it has gone
         self.unread += part
-        messages = []
-        while len(self.unread) >= process.HEADER:
-            end = process.HEADER + int.from_bytes(self.unread[: process.HEADER], "big")
-            if len(self.unread) < end:
-                break
-            messages.append(bytes(self.unread[process.HEADER : end]))
-            del self.unread[:end]
+        messages, header = [], process.HEADER
+        end = lambda: header + int.from_bytes(self.unread[:header], "big")  # noqa: E731
+        while len(self.unread) >= header and len(self.unread) >= end():
+            messages.append(bytes(self.unread[header : end()]))
+            del self.unread[: end()]
         return messages
 
 
@@ -128,8 +125,8 @@ class Group:
                     self._end(starting)
 
     def _start_all(self) -> None:
-        for rank, name in enumerate(self._packed):
-            if self._packed[name] is not None:
+        for rank, (name, role) in enumerate(self._packed.items()):
+            if role is not None:
                 self._start(rank, name)
 
     def _await_start(self, starting: futures.Future, deadline: float) -> None:
@@ -147,7 +144,9 @@ class Group:
         ours, theirs = forking.CONTEXT.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
         child = forking.CONTEXT.Process(target=process.main, args=args, name=name)
-        self._workers.append(_Worker(name=name, process=child, connection=ours))
+        now = time.monotonic()
+        worker = _Worker(name=name, heard=now, process=child, connection=ours)
+        self._workers.append(worker)
         with theirs:  # closed here, or our end would not see the worker go
             try:
                 child.start()
@@ -200,24 +199,19 @@ class Group:
         self._fail(_DIED, worker.name, reason, self._log(worker))
 
     def _look_for_stopped(self) -> None:
-        now = time.monotonic()
         for worker in self._workers:
             if worker.settled or not _is_stopped(worker.process.pid):
-                worker.stopped_since = None
-            elif worker.stopped_since is None:
-                worker.stopped_since = now
-            elif now - worker.stopped_since > STOPPED:
-                self._fail(
-                    _DIED, worker.name, "was stopped (SIGSTOP) and did not go on"
-                )
+                worker.heard = time.monotonic()
+            elif time.monotonic() > worker.heard + STOPPED:
+                reason = "was stopped (SIGSTOP) and did not go on"
+                self._fail(_DIED, worker.name, reason)
 
     def _look_for_late(self, deadline: float, join_deadline: float) -> None:
         """Fail the run for a worker that is late, and say where its threads are."""
         for worker in self._workers:
             worker.pace = read_pace(self._settings.path(worker.name, "pace"))
         late = find_late(self._workers, self._begin, join_deadline)
-        late = late or self._find_last(deadline)
-        if late is None:
+        if not (late := late or self._find_last(deadline)):
             return
         worker = next(w for w in self._workers if w.name == late[0])
         if worker.phase != "starting":  # it can't tell yet

@@ -125,7 +125,7 @@ def _drive(
     # What the library says is for who looks into a failure, and in the log.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     # Process groups meet at the first worker.
-    settings = replace(settings, meeting=f"{store.NETWORK}://{next(iter(packed))}")
+    settings = replace(settings, init_method=f"{store.NETWORK}://{next(iter(packed))}")
     plans = [
         WorkerPlan(settings, *each, sys.path, join_deadline) for each in packed.items()
     ]

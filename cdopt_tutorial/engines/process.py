@@ -30,7 +30,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
 
 from cdopt_tutorial.engines import pace, pack, trace, wire
 from cdopt_tutorial.engines.errors import WorkerError, origin
-from cdopt_tutorial.engines.store import accept_meetings
+from cdopt_tutorial.engines.store import register_schemes
 
 FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
 HEADER = 8  # bytes that tell how long the message behind them is
@@ -46,7 +46,7 @@ class Settings:
 
     world_size: int
     folder: str  # the run's own, which only this user can read
-    meeting: str  # the address under which its groups meet
+    init_method: str  # the address under which its groups meet
     interface: str  # the network device that workers listen on
     rpc_timeout: float
     rpc_threads: int
@@ -153,7 +153,7 @@ def meeting(name: str) -> str:
 
     In a process that was not launched the environment says where they meet.
     """
-    return "env://" if _settings is None else f"{_settings.meeting}/{name}"
+    return "env://" if _settings is None else f"{_settings.init_method}/{name}"
 
 
 def enter(settings: Settings, channel: Any) -> None:
@@ -240,7 +240,7 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     """Join the RPC group; listen on one device only, which is the loopback's here."""
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         os.environ[variable] = settings.interface
-    accept_meetings()
+    register_schemes()
     ignore_own_warning()
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=meeting("rendezvous"),

@@ -85,22 +85,22 @@ def _store_of(keeper: str) -> NetworkStore:
 
 
 @functools.cache  # torch refuses a scheme that it has
-def accept_meetings() -> None:
+def register_schemes() -> None:
     """Let torch's groups meet at addresses of both schemes, in this process."""
-    _register(TORCHRUN, lambda place, group: open_store(place + group))
-    _register(NETWORK, lambda place, group: dist.PrefixStore(group, _store_of(place)))
+    _register(TORCHRUN, lambda run, group: open_store(run + group))
+    _register(NETWORK, lambda keeper, path: dist.PrefixStore(path, _store_of(keeper)))
 
 
-def _register(scheme: str, open_place: Callable[[str, str], dist.Store]) -> None:
-    """Let torch's groups meet at ``scheme://place/group``, in the store of the two."""
+def _register(scheme: str, open_path: Callable[[str, str], dist.Store]) -> None:
+    """Let torch's groups meet at ``scheme://host/path``, in the store of the two."""
 
-    def meet(address: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    def handle(address: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
         url = urlparse(address)
         numbers = parse_qs(url.query)
-        store = open_place(url.netloc, url.path)
+        store = open_path(url.netloc, url.path)
         yield store, int(numbers["rank"][0]), int(numbers["world_size"][0])
 
-    dist.register_rendezvous_handler(scheme, meet)
+    dist.register_rendezvous_handler(scheme, handle)
 
 
 def interface() -> str:
