@@ -5,7 +5,6 @@ has it ``play``, and then asks again and again what there is to ``take``. Errors
 there as WorkerErrors; an actor that is asked nothing for long ends itself.
 """
 
-import importlib
 import os
 import pickle
 import socket
@@ -20,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-from cdopt_tutorial.engines import pace, pack, process, store
+from cdopt_tutorial.engines import pace, process, store
 from cdopt_tutorial.engines.errors import WorkerError
 
 ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
@@ -124,10 +122,7 @@ class ActorWorker(ABC):
         process.forward_output()
         sys.path[:] = plan.path
         store.register_schemes()
-        for module in plan.settings.modules:
-            importlib.import_module(module)
-        attach, self._role = pack.unpack(plan.packed)
-        torch.set_num_threads(self._role.num_threads)
+        attach, self._role = process.load(plan.settings, plan.packed)
         if attach is not None:
             attach()
 

@@ -112,6 +112,17 @@ def report(record: Any) -> None:
         _channel.send("report", pickle.dumps(record))
 
 
+def load(settings: Settings, packed: bytes) -> tuple[Any, Any]:
+    """What a worker is to attach, and its role; all that any role needs is imported."""
+    # Before the first call comes: of the threads that answer, two that import at once
+    # can get in each other's way.
+    for module in settings.modules:
+        importlib.import_module(module)
+    attach, role = pack.unpack(packed)
+    torch.set_num_threads(role.num_threads)
+    return attach, role
+
+
 def play(role: Any) -> bytes:
     """Run a role in its worker; what it returned, which must pickle."""
     try:
@@ -184,12 +195,7 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
 
 def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     """Run the role, among the others."""
-    # Before the first call comes: of the threads that answer, two that import at once
-    # can get in each other's way.
-    for module in settings.modules:
-        importlib.import_module(module)
-    attach, role = pack.unpack(settings.path(name, "role").read_bytes())
-    torch.set_num_threads(role.num_threads)
+    attach, role = load(settings, settings.path(name, "role").read_bytes())
     channel.send("phase", "joining")
     if settings.traced:
         trace.install(name)
