@@ -57,10 +57,6 @@ def identify(*args, **kwargs):
     return info.name, info.id, args, kwargs
 
 
-def give_tensor(size):
-    return torch.arange(float(size))
-
-
 def write_as_it_ends(path):
     """A thread of it has something to do yet, which takes a moment, at the end."""
 
@@ -70,10 +66,6 @@ def write_as_it_ends(path):
         Path(path).touch()
 
     threading.Thread(target=write).start()
-
-
-def give_unpicklable():
-    return lambda: None
 
 
 def call(other, method, *args):
@@ -216,14 +208,6 @@ def lose_peer():
 
 def raise_odd_error():
     raise TwoArguments("seven", "times six")
-
-
-def leave(code):
-    os._exit(code)
-
-
-def exit_politely():
-    sys.exit(4)
 
 
 def send_self(number):

@@ -18,7 +18,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from cdopt_tutorial.engines import Role, edited, group, launch, serve, share, wire
+from cdopt_tutorial.engines import Role, group, launch, serve, share
 
 pytestmark = pytest.mark.xdist_group("by_value")
 
@@ -284,11 +284,6 @@ class TestEdited:
         module = importlib.import_module("my_role")
         mine.with_name("my_numbers.py").write_text("number = 10\n")
         self.refused(monkeypatch, module, "my_numbers")
-
-    def test_in_this_package(self, monkeypatch, mine):
-        module = importlib.import_module("my_role")
-        monkeypatch.setitem(edited._imported, wire.__file__, (1.0, 1))
-        self.refused(monkeypatch, module, wire.__name__)
 
     def test_a_module_whose_file_has_gone_is_not_needed(self, mine):
         importlib.import_module("my_numbers")

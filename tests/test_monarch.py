@@ -1,9 +1,5 @@
 """The systems on Monarch, where it is installed: as in one process, or named."""
 
-import pickle
-import threading
-import time
-
 import psutil
 import pytest
 import ray_roles
@@ -45,40 +41,6 @@ def test_its_log_is_where_nobody_else_writes(tmp_path):
     with pytest.raises(WorkerError, match=told):
         claim(link)
     assert folder.stat().st_mode & 0o777 == 0o777
-
-
-class SlowActor:
-    """In place of an actor's handle: what it tells is long on its way."""
-
-    def __init__(self, told):
-        self.host, self.play = _Endpoint(self._join), _Endpoint(self._play)
-        self.take = _Endpoint(self._take)
-        self._told, self._asked = told, threading.Event()
-
-    def _join(self):
-        return "here"
-
-    def _play(self):
-        self._asked.wait(5)  # so that its role ends while its words are under way
-        return pickle.dumps("its result")
-
-    def _take(self):
-        told, self._told = self._told, []
-        self._asked.set()
-        if told:
-            time.sleep(1)
-        return told, None
-
-
-class _Endpoint:
-    def __init__(self, answer):
-        self._answer = answer
-
-    def call_one(self, *args):
-        return self
-
-    def get(self, timeout):
-        return True, self._answer()
 
 
 @pytest.fixture
@@ -130,18 +92,6 @@ class TestSystems:
         assert "[agent] to be heard\n" in printed
         assert "[half] a line\n" in printed
         assert told == [("other", number) for number in range(50)]
-
-    def test_what_is_on_its_way_when_all_are_done_comes_to_the_caller(
-        self, monkeypatch
-    ):
-        from cdopt_tutorial.engines import monarch_driver
-
-        told = []
-        monkeypatch.setattr(monarch_driver.process, "report", told.append)
-        actor = SlowActor([("report", 1), ("report", 2)])
-        done = monarch_driver.Watch({"agent": actor}, 1.0).run()
-        assert pickle.loads(done["agent"]) == "its result"
-        assert told == [("agent", "report", 1), ("agent", "report", 2)]
 
     def test_a_worker_that_dies_is_named(self):
         with pytest.raises(WorkerError, match="^agent died"):

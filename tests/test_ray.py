@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray_roles
+import roles
 from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from running import COMMAND, listeners, wait_for_end
@@ -54,9 +55,9 @@ def corpus():
 
 def test_every_conversation_has_the_rewards_of_one_process():
     configs = [ReinforceConfig(c, num_envs=2, max_episodes=20) for c in CONVERSATIONS]
-    roles = {"agent": Role(ray_roles.train_each, (OnRay(), configs))}
-    roles |= {f"observer{i}": Role(serve) for i in range(2)}
-    found = OnRay().launch(roles)["agent"]
+    system = {"agent": Role(ray_roles.train_each, (OnRay(), configs))}
+    system |= {f"observer{i}": Role(serve) for i in range(2)}
+    found = OnRay().launch(system)["agent"]
     assert found == [run_locally(config).score.rewards for config in configs]
 
 
@@ -125,6 +126,13 @@ def test_a_training_goes_on_where_the_last_checkpoint_was(
     alone = rnn.run_locally(rnn.Job(config, corpus))
     assert histories[0].losses == pytest.approx(alone.losses, abs=TOLERANCE)
     assert max_difference(histories[0].weights, alone.weights) <= TOLERANCE
+
+
+def test_who_gets_no_further_is_named():
+    keep = {"a": (0, 0.5, 0), "b": (0, 300, 0)}
+    system = {name: Role(roles.keep_pace, steps) for name, steps in keep.items()}
+    with pytest.raises(WorkerError, match="^b missed its deadline of 2 s for its part"):
+        OnRay().launch(system, attach=roles.place_steps)
 
 
 def test_an_agent_that_dies_ends_the_run():
@@ -250,17 +258,20 @@ def test_a_daemon_that_is_killed_is_named(name, late):
 
 
 def test_a_ray_that_does_not_start_here_is_told(tmp_path, monkeypatch):
-    from cdopt_tutorial.engines import ray_driver
+    from cdopt_tutorial.engines import ray_worker
 
     def init(*_, **__):
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(ray_driver.ray, "init", init)
-    folder = SimpleNamespace(folder=tmp_path)
-    plan = SimpleNamespace(address=None, packed={}, settings=folder, join_deadline=60)
-    told = "^ray could not be started on this host\n\nno room$"
-    with pytest.raises(WorkerError, match=told), ray_driver._cluster(plan):
+    monkeypatch.setattr(ray_worker.ray, "init", init)
+    plan = SimpleNamespace(settings=SimpleNamespace(folder=tmp_path), join_deadline=60)
+    reason = "^ray could not be started on this host\n\nno room$"
+    before = set(threading.enumerate())
+    with pytest.raises(WorkerError, match=reason), ray_worker.cluster([plan], None):
         pass
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)  # nobody goes on watching what is not there
+        assert not thread.is_alive()
 
 
 def test_restarts_need_a_checkpoint(capsys, no_process_starts):

@@ -15,7 +15,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import WorkerError, others, store
+from cdopt_tutorial.engines import others, store
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
@@ -104,68 +104,34 @@ def test_whatever_ends_a_test_ends_what_it_started_on_hosts():
 
 
 @pytest.fixture
-def first_of_three(monkeypatch):
-    """What the agent's process knows of others that have been silent for long."""
+def join(monkeypatch):
+    """What a process knows of a run's workers; all of them have one store."""
     kept = HashStore()
     monkeypatch.setattr(others, "open_store", lambda path: PrefixStore(path, kept))
-    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    found = others.Others(["agent", "observer0", "observer1"], None, join_deadline=60)
-    found._hosts = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
-    found._heard = dict.fromkeys(found._hosts, time.monotonic() - 2 * others.LOST)
-    return found
 
-
-@pytest.mark.parametrize("later", [0.0, 5.0], ids=["at once", "last of it"])
-def test_who_is_cut_off_names_who_is_elsewhere(later, first_of_three):
-    first_of_three._beats = dict.fromkeys(first_of_three._hosts, b"7")
-    first_of_three._heard["observer1"] += others.LOST + later
-    first_of_three._heard["agent"] += others.LOST - 1
-    told = "^observer1 on host2 was not heard of for 15 s$"
-    with pytest.raises(WorkerError, match=told):
-        first_of_three.look()
-
-
-def test_who_has_stopped_is_named_also_beside_who_asks(first_of_three):
-    first_of_three._beats = dict.fromkeys(first_of_three._hosts, b"7")
-    for other in ("agent", "observer1"):
-        first_of_three._heard[other] = time.monotonic()
-    told = "^observer0 on host1 was not heard of for 15 s$"
-    with pytest.raises(WorkerError, match=told):
-        first_of_three.look()
-
-
-def test_who_has_not_begun_yet_has_the_time_to_join(first_of_three):
-    first_of_three.look()
-    first_of_three._heard["observer1"] -= 60
-    with pytest.raises(
-        WorkerError, match="^observer1 on host2 was not heard of for 60"
-    ):
-        first_of_three.look()
-
-
-def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(first_of_three):
-    first_of_three._beats = {"agent": b"7", "observer0": b"7"}
-    assert first_of_three.explains_in() == 60 + others.LOST
-    first_of_three._beats["observer1"] = b"1"
-    assert first_of_three.explains_in() == 2 * others.LOST
-
-
-def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(
-    first_of_three, monkeypatch
-):
-    def have_run(rank, names):
+    def enter(rank, names):
         monkeypatch.setenv("RANK", str(rank))
-        run = others.Others(names, None, join_deadline=60)
-        with run:
-            wait_until(lambda: run._beats)
-        return run
+        monkeypatch.setattr("socket.gethostname", lambda: f"host{1 + (rank == 2)}")
+        return others.Others(names, None, join_deadline=60)
 
-    monkeypatch.setattr("socket.gethostname", lambda: "host2")
-    have_run(2, ["agent", "observer0", "observer1"])
-    monkeypatch.setattr("socket.gethostname", lambda: "host1")
-    later = have_run(0, ["ps", "trainer0", "trainer1"])
-    assert later._hosts == {"ps": "host1", "trainer1": "host2"}
+    return enter
+
+
+def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(join):
+    run = join(0, ["agent", "observer0", "observer1"])
+    assert run.explains_in() == 60 + others.LOST
+    for worker in run._workers.values():
+        worker.patience = others.LOST  # as of who has been heard of
+    assert run.explains_in() == 2 * others.LOST
+
+
+def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(join):
+    for rank, names in (2, "agent observer0 observer1"), (0, "ps trainer0 trainer1"):
+        with join(rank, names.split()) as run:
+            wait_until(lambda run=run: run._beats)
+    hosts = {name: worker.host for name, worker in run._workers.items()}
+    assert hosts == {"ps": "host1", "trainer0": "its host", "trainer1": "host2"}
 
 
 def place(kept):

@@ -1,4 +1,12 @@
-"""Named roles in processes of their own, joined by ``torch.distributed.rpc``."""
+"""Named roles in processes of their own, and how they call each other.
+
+``launch`` checks and packs roles (``pack``, ``edited``); ``group`` starts their
+processes (``forking``), watches over them (``watch``) and ends them: it is there that a
+killed worker is noticed. ``process`` runs in each worker. ``others`` watches over those
+of torchrun on other hosts. ``on_actors`` has the driver of Ray and Monarch, ``actor``
+what runs in their workers. The rest is the seam: ``reference``, ``network``,
+``gradients``, ``rendezvous``, and what attaches from outside.
+"""
 
 from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.launch import Role, launch

@@ -1,6 +1,10 @@
-"""What an actor does to be one of the workers, whoever starts it and carries calls."""
+"""What an actor does to be one of the workers, whoever starts it and carries calls.
 
-import importlib
+Its driver, in ``on_actors``, makes it by a :class:`WorkerPlan`, asks for its ``host``,
+has it ``play``, and then asks again and again what there is to ``take``. Errors arrive
+there as WorkerErrors; an actor that is asked nothing for long ends itself.
+"""
+
 import os
 import pickle
 import socket
@@ -9,16 +13,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-from cdopt_tutorial.engines import network_store, pace, pack, process
+from cdopt_tutorial.engines import pace, process, store
 from cdopt_tutorial.engines.errors import WorkerError
 
 ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
@@ -41,15 +45,15 @@ class ActorNetwork(ABC):
     def call_async(self, worker: str, *call: Any) -> Future:
         future: Future = Future()
 
-        def answer(result: Callable[[], bytes]) -> None:
+        def answer(done: futures.Future) -> None:
             try:
                 with self._named(worker):
-                    future.set_result(pickle.loads(result()))
+                    future.set_result(pickle.loads(done.result()))
             except Exception as error:
                 future.set_exception(error)
 
         asked, _ = self._ask(worker, *call)
-        self._when_done(asked, answer)
+        self._future(asked).add_done_callback(answer)
         return future
 
     def _ask(
@@ -73,30 +77,12 @@ class ActorNetwork(ABC):
         """The answer, within so many seconds."""
 
     @abstractmethod
-    def _when_done(
-        self, asked: Any, answer: Callable[[Callable[[], bytes]], None]
-    ) -> None:
-        """Have ``answer`` called when there is a result, with what returns it."""
+    def _future(self, asked: Any) -> futures.Future:
+        """The answer, for which nobody waits here."""
 
     @abstractmethod
     def _named(self, worker: str) -> AbstractContextManager[None]:
         """Turns the engine's errors of a call to a worker into the book's."""
-
-
-class Told:
-    """In place of the pipe to the parent: what is kept until the driver asks."""
-
-    def __init__(self):
-        self._messages: list[tuple] = []
-
-    def send(self, kind: str, *content: Any) -> None:
-        self._messages.append((kind, *content))
-
-    def take(self) -> list[tuple]:
-        taken = []
-        while self._messages:
-            taken.append(self._messages.pop(0))
-        return taken
 
 
 @dataclass(frozen=True)
@@ -114,8 +100,8 @@ class ActorWorker(ABC):
     """A worker in which a role is played, and others' calls are answered."""
 
     def __init__(self, plan: WorkerPlan):
-        self._name, self._told = plan.name, Told()
-        self._error: WorkerError | None = None
+        self._name, self._error = plan.name, None
+        self._messages: list[tuple] = []  # until the driver asks for them
         self._until = time.monotonic() + plan.join_deadline + ALONE
         threading.Thread(target=self._end_alone, daemon=True).start()
         try:
@@ -128,22 +114,21 @@ class ActorWorker(ABC):
         """Enter the engine's network; the device on which process groups listen."""
 
     def _join(self, plan: WorkerPlan) -> None:
-        settings = plan.settings
-        process.enter(settings, self._told)
+        process.enter(plan.settings, self)
         # Whoever looks into a host's /proc finds the worker by its memory's name.
         self._pace = Path(f"/proc/self/fd/{os.memfd_create(plan.name)}")
         pace.begin(self._pace)
         os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
-        sys.stdout = process.Forwarded(self._told, "stdout")
-        sys.stderr = process.Forwarded(self._told, "stderr")
+        process.forward_output()
         sys.path[:] = plan.path
-        network_store.accept_meetings()
-        for module in settings.modules:
-            importlib.import_module(module)
-        attach, self._role = pack.unpack(plan.packed)
-        torch.set_num_threads(self._role.num_threads)
+        store.register_schemes()
+        attach, self._role = process.load(plan.settings, plan.packed)
         if attach is not None:
             attach()
+
+    def send(self, kind: str, *content: Any) -> None:
+        """Keep what the worker has to tell; in place of the pipe to a parent."""
+        self._messages.append((kind, *content))
 
     def host(self) -> str:
         """Where it runs, once it does."""
@@ -174,7 +159,7 @@ class ActorWorker(ABC):
             raise WorkerError(self._name, reason, cause.details) from None
 
     def take(self) -> tuple[list[tuple], pace.Pace | None]:
-        """What the role told since the last time, and how far it has come.
+        """What there is to tell since the last time, and how far the worker has come.
 
         Its deadline is in seconds from now: clocks differ from host to host.
         """
@@ -182,7 +167,9 @@ class ActorWorker(ABC):
         found = pace.read_pace(self._pace)
         if found is not None:
             found = found._replace(until=found.until - time.monotonic())
-        return self._told.take(), found
+        taken = self._messages[:]
+        del self._messages[: len(taken)]  # others may be added meanwhile
+        return taken, found
 
     def _end_alone(self) -> None:
         """End where the driver has gone silent: a cluster would keep us for minutes."""

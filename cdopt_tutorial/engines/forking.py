@@ -1,4 +1,8 @@
-"""How processes are started: forked from a server that no interrupt reaches."""
+"""How processes are started: forked from a server that no interrupt reaches.
+
+In goes a function that starts them, out comes a future; ``group`` ends the server where
+it does not answer.
+"""
 
 import functools
 import multiprocessing
@@ -52,37 +56,30 @@ def _start(start_all: Callable[[], None]) -> None:
     # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     # To start a process starts the server again, if that has been ended meanwhile.
-    with _socket_in(of_process(os.getpid())), _without_main():
+    with _as_workers_need(of_process(os.getpid())):
         forkserver.ensure_running()
         start_all()
 
 
 @contextmanager
-def _socket_in(folder: str) -> Iterator[None]:
-    """The fork server's socket is made there, and swept should we be killed."""
+def _as_workers_need(folder: str) -> Iterator[None]:
+    """The server's socket is made in a folder that is swept should we be killed.
+
+    And processes that are started here do not run the parent's script once more.
+    """
     config = multiprocessing.current_process()._config
-    before = dict(config)
-    config["tempdir"] = folder
-    try:
-        yield
-    finally:
-        config.clear()
-        config.update(before)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes that are started here do not run the parent's script once more."""
-    prepared = spawn.get_preparation_data
+    before, prepared = dict(config), spawn.get_preparation_data
 
     def prepare(name: str) -> dict[str, Any]:
         data = prepared(name)
         return {key: data[key] for key in data if not key.startswith("init_main")}
 
-    spawn.get_preparation_data = prepare
+    config["tempdir"], spawn.get_preparation_data = folder, prepare
     try:
         yield
     finally:
+        config.clear()
+        config.update(before)
         spawn.get_preparation_data = prepared
 
 

@@ -1,6 +1,10 @@
 """The processes of one run: start them, watch over them, end them.
 
-The parent owns the deadlines: torch's own rendezvous has no useful time-out.
+In go settings and packed roles; out come results, or the WorkerError that explains the
+others best, once every process has been ended. A worker that was killed is noticed in
+``_take_messages``, one that was stopped in ``_look_for_stopped``, one that is late in
+``_look_for_late``: the parent has the deadlines, since torch's own rendezvous has no
+useful time-out.
 """
 
 import os
@@ -21,11 +25,11 @@ import psutil
 
 from cdopt_tutorial.engines import forking, process
 from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.pace import find_late, read_pace
+from cdopt_tutorial.engines.pace import read_pace
+from cdopt_tutorial.engines.watch import TICK, Watched, find_late
 
 CHUNK = 2**20  # bytes to read at once
-TICK = 0.2  # seconds between two looks at the deadlines
-STOPPED = 1.5  # seconds that a worker may be stopped before it counts as failed
+STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
 GRACE_LOST_PEER = 3.0  # the same, where it only says that a peer has gone
 EXIT = 5.0  # seconds that a finished worker may take to leave
@@ -36,21 +40,14 @@ Report = Callable[[str, Any], None] | None
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
 
 
-@dataclass(eq=False)
-class _Worker:
+@dataclass(eq=False, kw_only=True)
+class _Worker(Watched):
     """The parent's view of one worker."""
 
-    name: str
     process: BaseProcess
     connection: Connection
-    phase: str = "starting"  # then joining, running, serving, done or failed
     done: tuple[Any, Any, Any] = (None, None, None)
-    stopped_since: float | None = None
     unread: bytearray = field(default_factory=bytearray)
-
-    @property
-    def settled(self) -> bool:
-        return self.phase in ("done", "failed")
 
     def take(self) -> list[bytes]:
         """The messages that have come in whole since the last time; never waits."""
@@ -60,13 +57,11 @@ class _Worker:
         if not part:
             raise EOFError  # it has gone
         self.unread += part
-        messages = []
-        while len(self.unread) >= process.HEADER:
-            end = process.HEADER + int.from_bytes(self.unread[: process.HEADER], "big")
-            if len(self.unread) < end:
-                break
-            messages.append(bytes(self.unread[process.HEADER : end]))
-            del self.unread[:end]
+        messages, header = [], process.HEADER
+        end = lambda: header + int.from_bytes(self.unread[:header], "big")  # noqa: E731
+        while len(self.unread) >= header and len(self.unread) >= end():
+            messages.append(bytes(self.unread[header : end()]))
+            del self.unread[: end()]
         return messages
 
 
@@ -119,8 +114,7 @@ class Group:
             while not all(worker.settled for worker in self._workers):
                 self._take_messages(TICK)
                 self._look_for_stopped()
-                self._look_at_clock(deadline, join_deadline)
-                self._look_at_pace()
+                self._look_for_late(deadline, join_deadline)
                 self._look_elsewhere()
                 if self._failures:
                     raise self._cause()
@@ -131,8 +125,8 @@ class Group:
                     self._end(starting)
 
     def _start_all(self) -> None:
-        for rank, name in enumerate(self._packed):
-            if self._packed[name] is not None:
+        for rank, (name, role) in enumerate(self._packed.items()):
+            if role is not None:
                 self._start(rank, name)
 
     def _await_start(self, starting: futures.Future, deadline: float) -> None:
@@ -150,7 +144,9 @@ class Group:
         ours, theirs = forking.CONTEXT.Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
         child = forking.CONTEXT.Process(target=process.main, args=args, name=name)
-        self._workers.append(_Worker(name, child, ours))
+        now = time.monotonic()
+        worker = _Worker(name=name, heard=now, process=child, connection=ours)
+        self._workers.append(worker)
         with theirs:  # closed here, or our end would not see the worker go
             try:
                 child.start()
@@ -203,47 +199,35 @@ class Group:
         self._fail(_DIED, worker.name, reason, self._log(worker))
 
     def _look_for_stopped(self) -> None:
-        now = time.monotonic()
         for worker in self._workers:
             if worker.settled or not _is_stopped(worker.process.pid):
-                worker.stopped_since = None
-            elif worker.stopped_since is None:
-                worker.stopped_since = now
-            elif now - worker.stopped_since > STOPPED:
-                self._fail(
-                    _DIED, worker.name, "was stopped (SIGSTOP) and did not go on"
-                )
+                worker.heard = time.monotonic()
+            elif time.monotonic() > worker.heard + STOPPED:
+                reason = "was stopped (SIGSTOP) and did not go on"
+                self._fail(_DIED, worker.name, reason)
 
-    def _look_at_clock(self, deadline: float, join_deadline: float) -> None:
-        passed = time.monotonic() - self._begin
-        slowest = [w for w in self._workers if w.phase == "starting"]
-        joining = slowest or [w for w in self._workers if w.phase == "joining"]
-        running = [w for w in self._workers if w.phase == "running"]
-        if joining and passed > join_deadline:
-            self._miss(joining[0], f"the deadline of {join_deadline:g} s to join")
-        elif passed > deadline:
-            late = running or joining or [w for w in self._workers if not w.settled]
-            also = f" (and {', '.join(w.name for w in late[1:])})" if late[1:] else ""
-            self._miss(late[0], f"the run's deadline of {deadline:g} s{also}")
-
-    def _look_at_pace(self) -> None:
-        """Fail the run if the worker that is furthest behind gets no further."""
-        paces = {}
-        for worker in self._workers:
-            pace = read_pace(self._settings.path(worker.name, "pace"))
-            if pace is not None and not worker.settled:
-                paces[worker.name] = pace
-        if found := find_late(paces):
-            late, missed = found
-            self._miss(next(w for w in self._workers if w.name == late), missed)
-
-    def _miss(self, worker: _Worker, what: str) -> None:
+    def _look_for_late(self, deadline: float, join_deadline: float) -> None:
         """Fail the run for a worker that is late, and say where its threads are."""
+        for worker in self._workers:
+            worker.pace = read_pace(self._settings.path(worker.name, "pace"))
+        late = find_late(self._workers, self._begin, join_deadline)
+        if not (late := late or self._find_last(deadline)):
+            return
+        worker = next(w for w in self._workers if w.name == late[0])
         if worker.phase != "starting":  # it can't tell yet
             with suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGUSR1)
                 time.sleep(TICK)
-        self._fail(_LATE, worker.name, f"missed {what}", self._log(worker))
+        self._fail(_LATE, *late, self._log(worker))
+
+    def _find_last(self, deadline: float) -> tuple[str, str] | None:
+        """Who still runs at the deadline of the run."""
+        if time.monotonic() <= self._begin + deadline:
+            return None
+        running = [w for w in self._workers if w.phase == "running"]
+        last = running or [w for w in self._workers if not w.settled]
+        also = f" (and {', '.join(w.name for w in last[1:])})" if last[1:] else ""
+        return last[0].name, f"missed the run's deadline of {deadline:g} s{also}"
 
     def _log(self, worker: _Worker) -> str:
         """The end of what the worker's C++ libraries wrote."""

@@ -1,4 +1,8 @@
-"""Start a system of named roles, each in a fresh process, and return their results."""
+"""Start a system of named roles, each in a fresh process, and return their results.
+
+The roles are checked and pickled here; ``group`` starts and watches the processes of
+this host, ``others`` those of torchrun elsewhere, and ``process`` is what runs in each.
+"""
 
 import math
 import os
@@ -14,7 +18,7 @@ from cdopt_tutorial.engines.errors import WorkerError
 from cdopt_tutorial.engines.group import Group
 from cdopt_tutorial.engines.others import Others
 from cdopt_tutorial.engines.process import LOOPBACK, Settings
-from cdopt_tutorial.engines.store import SCHEME, interface
+from cdopt_tutorial.engines.store import TORCHRUN, interface
 from cdopt_tutorial.engines.trace import Trace
 from cdopt_tutorial.engines.wire import Wire
 from cdopt_tutorial.own_network import VARIABLE
@@ -87,15 +91,15 @@ def launch(
     one raised, died, exited early, was stopped, did not join, or got no further.
     """
     _check_roles(roles)
-    _check_positive(deadline=deadline, join_deadline=join_deadline)
-    if not (isinstance(rpc_threads, int) and 1 <= rpc_threads <= MOST_THREADS):
-        allowed = f"a whole number from 1 to {MOST_THREADS}"
-        raise ValueError(f"rpc_threads is {rpc_threads}, but must be {allowed}")
-    if not 0 <= rpc_timeout < math.inf:
-        allowed = "at least 0 and finite: 0 means never"
-        raise ValueError(f"rpc_timeout is {rpc_timeout}, but must be {allowed}")
-    if polling and wire is not None:
-        raise ValueError("polling is True, but must be False where bytes are counted")
+    whole = isinstance(rpc_threads, int) and 1 <= rpc_threads <= MOST_THREADS
+    fits = 0 <= rpc_timeout < math.inf
+    _check("deadline", deadline, deadline > 0, "above 0")
+    _check("join_deadline", join_deadline, join_deadline > 0, "above 0")
+    allowed = f"a whole number from 1 to {MOST_THREADS}"
+    _check("rpc_threads", rpc_threads, whole, allowed)
+    _check("rpc_timeout", rpc_timeout, fits, "at least 0 and finite: 0 means never")
+    allowed = "False where bytes are counted"
+    _check("polling", polling, not polling or wire is None, allowed)
     edited.refuse()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
     play = play or (_play_one_of if torchrun.is_here() else _play_all)
@@ -104,7 +108,7 @@ def launch(
             world_size=len(roles),
             folder=folder,
             # By a file, so no port is opened for it, and nothing is left of it.
-            meeting=f"file://{folder}",
+            init_method=f"file://{folder}",
             interface=LOOPBACK,
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
@@ -132,11 +136,10 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
     """The same under torchrun, where each of its processes has one of the workers."""
     os.environ[VARIABLE] = "host"  # the others must reach it
     with Others(list(packed), on_report, deadlines[1]) as others:
-        meeting = f"{SCHEME}://{others.path}"
-        settings = replace(settings, meeting=meeting, interface=interface())
+        init_method = f"{TORCHRUN}://{others.path}"
+        settings = replace(settings, init_method=init_method, interface=interface())
         here = dict.fromkeys(packed) | {others.own: packed[others.own]}
-        elsewhere = others.report, others.look, others.explains_in
-        group = Group(settings, here, *elsewhere)
+        group = Group(settings, here, others.report, others.look, others.explains_in)
         try:
             return others.exchange(group.run(*deadlines))
         except WorkerError as error:
@@ -149,8 +152,8 @@ def _check_open_files(workers: int, polling: bool) -> None:
     needed = 96 + 64 * workers if polling else 32 + 8 * workers
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < needed:
-        told = f"{workers} workers need {needed} open files each"
-        raise OSError(f"{told}, but {most} are allowed here: ulimit -n {needed}")
+        need = f"{workers} workers need {needed} open files each"
+        raise OSError(f"{need}, but {most} are allowed here: ulimit -n {needed}")
 
 
 def _check_roles(roles: Mapping[str, Role]) -> None:
@@ -160,10 +163,9 @@ def _check_roles(roles: Mapping[str, Role]) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
             allowed = "up to 127 letters, digits, -, _ and :"
             raise ValueError(f"{name!r} can't name a worker: use {allowed}")
-        _check_positive(num_threads=role.num_threads)
+        _check("num_threads", role.num_threads, role.num_threads > 0, "above 0")
 
 
-def _check_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0:
-            raise ValueError(f"{name} is {value}, but must be above 0")
+def _check(name: str, value: Any, fits: bool, allowed: str) -> None:
+    if not fits:
+        raise ValueError(f"{name} is {value}, but must be {allowed}")

@@ -1,19 +1,25 @@
-"""One worker on Monarch: its actor, and how it calls the others."""
+"""A run's actors on Monarch, and how each of them calls the others.
+
+Imported by the driver and the actors only: Monarch starts threads as it is imported.
+"""
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from typing import Any
 
+import monarch.actor as monarch
+
 # Its own module tells Monarch's time-outs and losses apart.
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import Actor, Future, concurrent_endpoint, current_rank
+from monarch.actor import Actor, concurrent_endpoint, current_rank
 
 from cdopt_tutorial.engines import network
 from cdopt_tutorial.engines.actor import ActorNetwork, ActorWorker, WorkerPlan
 from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.on_actors import Actors
 from cdopt_tutorial.engines.process import LOOPBACK
 
 
@@ -26,22 +32,22 @@ class MonarchNetwork(ActorNetwork):
     def __init__(self, name: str, timeout: float):
         super().__init__(name, timeout)
         self.handles: Mapping[str, Any] = {}
-        self._waiting = ThreadPoolExecutor(thread_name_prefix="waiting")
+        self._waiting = futures.ThreadPoolExecutor(thread_name_prefix="waiting")
 
-    def _send(self, worker: str, content: bytes) -> Future:
-        return self.handles[worker].call.call_one(content)
+    def _send(self, worker: str, content: bytes) -> monarch.Future:
+        return self.handles[worker].do.call_one("call", content)
 
-    def _wait(self, asked: Future, timeout: float | None) -> bytes:
+    def _wait(self, asked: monarch.Future, timeout: float | None) -> bytes:
         return answer_of(asked, timeout)
 
-    def _when_done(self, asked: Future, answer: Callable) -> None:
-        self._waiting.submit(answer, lambda: answer_of(asked))
+    def _future(self, asked: monarch.Future) -> futures.Future:
+        return self._waiting.submit(answer_of, asked)
 
     def _named(self, worker: str):
         return named(worker)
 
 
-def answer_of(asked: Future, timeout: float | None = None) -> Any:
+def answer_of(asked: monarch.Future, timeout: float | None = None) -> Any:
     """What a method of an actor has returned, or raised."""
     done, result = asked.get(timeout)
     if not done:
@@ -65,36 +71,42 @@ class _Worker(ActorWorker):
         network.enter(MonarchNetwork(plan.name, plan.settings.rpc_timeout))
         return LOOPBACK
 
+    def play(self, handles: Mapping[str, Any]) -> bytes:
+        network.current().handles = handles
+        return super().play()
+
 
 class MonarchWorker(Actor):
     """A worker that is an actor of Monarch; each plan is of one process."""
 
-    def __init__(self, plans: list[WorkerPlan]):
+    def __init__(self, plans: Sequence[WorkerPlan]):
         # Whoever is called may call the caller: each needs a thread for each other.
-        self._threads = ThreadPoolExecutor(2 * len(plans) + 4)
+        self._threads = futures.ThreadPoolExecutor(2 * len(plans) + 4)
         self._worker = _Worker(plans[current_rank().rank])
 
     @concurrent_endpoint
-    async def host(self) -> tuple[bool, Any]:
-        return await self._run(self._worker.host)
-
-    @concurrent_endpoint
-    async def play(self, handles: Mapping[str, Any]) -> tuple[bool, Any]:
-        network.current().handles = handles
-        return await self._run(self._worker.play)
-
-    @concurrent_endpoint
-    async def call(self, content: bytes) -> tuple[bool, Any]:
-        return await self._run(self._worker.call, content)
-
-    @concurrent_endpoint
-    async def take(self) -> tuple[bool, Any]:
-        return await self._run(self._worker.take)
-
-    async def _run(self, method: Callable, *args: Any) -> tuple[bool, Any]:
+    async def do(self, method: str, *args: Any) -> tuple[bool, Any]:
         """In a thread, so that other calls are answered; errors keep their types."""
-        loop = asyncio.get_running_loop()
+        loop, run = asyncio.get_running_loop(), getattr(self._worker, method)
         try:
-            return True, await loop.run_in_executor(self._threads, method, *args)
+            return True, await loop.run_in_executor(self._threads, run, *args)
         except Exception as error:
             return False, pickle.dumps(error)
+
+
+@contextmanager
+def actors(plans: Sequence[WorkerPlan]) -> Iterator[Actors]:
+    """The actors of a run, each in a process of its own on this host."""
+    # By default Monarch ends this process when one dies, without saying which.
+    monarch.unhandled_fault_hook = lambda failure: None
+    mesh = monarch.this_host().spawn_procs(per_host={"workers": len(plans)})
+    made = mesh.spawn("worker", MonarchWorker, plans)
+    handles = {each.name: made.slice(workers=rank) for rank, each in enumerate(plans)}
+    waiting = futures.ThreadPoolExecutor(2 * len(plans))
+
+    def ask(worker: str, method: str) -> futures.Future:
+        args = [handles] if method == "play" else []
+        asked = handles[worker].do.call_one(method, *args)
+        return waiting.submit(answer_of, asked)
+
+    yield Actors(ask, named)

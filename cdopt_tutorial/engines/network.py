@@ -27,15 +27,8 @@ class Network(Protocol):
         That is only for functions with the mark of ``rpc.functions.async_execution``.
         """
 
-    def call_async(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Future:
-        """The same, for which nobody waits here."""
+    def call_async(self, worker: str, function: Callable, *call: Any) -> Future:
+        """The same, with the same arguments, for which nobody waits here."""
 
 
 class TorchNetwork:

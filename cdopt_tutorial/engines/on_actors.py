@@ -1,40 +1,40 @@
-"""What engines of actors have in common: a driver, which starts and watches them."""
+"""Engines of actors: a driver, a process of its own, starts them and watches over them.
 
+So a run on this host has a network of its own, too. In go the roles of ``launch``; out
+come what they returned, or a WorkerError that names who failed. An engine, ``on_ray``
+or ``on_monarch``, only says how its library makes actors and asks them.
+"""
+
+import os
+import re
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines import network_store, pack
+from cdopt_tutorial.engines import pack, process, store
 from cdopt_tutorial.engines.actor import WorkerPlan
+from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.group import Group, show_line
 from cdopt_tutorial.engines.launch import Role, launch
-from cdopt_tutorial.engines.process import Settings, unpickled
+from cdopt_tutorial.engines.pace import Pace
+from cdopt_tutorial.engines.watch import LOST, TICK, Watched, find_late
 from cdopt_tutorial.engines.workers import Workers
 
+AGAIN = 60.0  # seconds in which a worker that died has begun anew
 
-@dataclass(frozen=True)
-class Plan:
-    """What the driver is to do."""
 
-    settings: Settings  #: of the run
-    packed: Mapping[str, bytes]  #: the workers' roles, by name
-    address: str | None  #: of a cluster that is there; None starts one here
-    join_deadline: float  #: seconds until all actors must have been made
+class Actors(NamedTuple):
+    """How a driver reaches the actors of a run."""
 
-    def workers(self) -> list[WorkerPlan]:
-        """What each actor needs; they look for modules where the driver does."""
-        # Process groups meet at the first of them.
-        meeting = f"{network_store.SCHEME}://{next(iter(self.packed))}"
-        settings = replace(self.settings, meeting=meeting)
-        return [
-            WorkerPlan(settings, *each, sys.path, self.join_deadline)
-            for each in self.packed.items()
-        ]
+    ask: Callable[[str, str], futures.Future]  #: the answer of a worker's method
+    named: Callable[[str], AbstractContextManager]  #: raises a worker's error as ours
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class OnActors(Workers, ABC):
 
     way: str = "cut"
     title: ClassVar[str]  #: as its makers write it
-    #: that it is called by, as are its driver and its extra of the package
+    #: that it is called by, as are its driver, its package and our extra
     name: ClassVar[str]
-    package: ClassVar[str]  #: what is imported
+    many_hosts: ClassVar[bool] = False  #: so that messages name them
 
     def __post_init__(self):
         super().__post_init__()
@@ -53,7 +53,7 @@ class OnActors(Workers, ABC):
         if self.way != "cut":
             only = f"must be cut: {title} has no other"
             raise ValueError(f"way is {self.way!r}, but {only}")
-        if find_spec(self.package) is None:
+        if find_spec(name) is None:
             missing = f"needs {title}, which is not here"
             install = f"pip install 'cdopt-tutorial[{name}]'"
             raise ValueError(f"the engine {name} {missing}: {install}")
@@ -63,14 +63,14 @@ class OnActors(Workers, ABC):
             )
 
     @abstractmethod
-    def _driver(self) -> tuple[Callable[[Plan], dict[str, bytes]], str | None]:
-        """The driver's role, and the address of a cluster that it is to use."""
+    def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
+        """The actors of a run, as long as it lasts; in the driver's process."""
 
-    def _outside(self) -> AbstractContextManager[None]:
+    def outside(self) -> AbstractContextManager[None]:
         """In what the driver is started: a run has a network of its own."""
         return nullcontext()
 
-    def _end(self, folder: str) -> None:
+    def end(self, folder: str) -> None:
         """End what a driver may have left that was ended itself; its run's folder."""
 
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
@@ -82,35 +82,164 @@ class OnActors(Workers, ABC):
         """
         for name in ("trace", "wire"):
             if options.get(name) is not None:
-                told = f"and not for the engine {self.name}"
-                raise ValueError(f"{name} is for torch RPC, {told}")
+                only = f"and not for the engine {self.name}"
+                raise ValueError(f"{name} is for torch RPC, {only}")
         return launch(roles, play=self._play, **options)
 
     def _play(
         self,
-        settings: Settings,
+        settings: process.Settings,
         packed: Mapping[str, bytes],
         on_report: Callable[[str, Any], None] | None,
         deadlines: tuple[float, float],
     ) -> dict[str, tuple[Any, None, None]]:
-        def hand_on(_: str, told: tuple) -> None:
-            worker, kind, *content = told
+        def hand_on(_: str, message: tuple) -> None:
+            worker, kind, *content = message
             if kind == "output":
                 show_line(worker, *content)
             elif on_report is not None:
-                on_report(worker, unpickled(worker, "reported", *content))
+                on_report(worker, process.unpickled(worker, "reported", *content))
 
-        drive, address = self._driver()
-        plan = Plan(settings, packed, address, deadlines[1])
-        content, modules = pack.pack({self.name: (None, Role(drive, (plan,)))})
+        role = Role(_drive, (self, settings, packed, deadlines[1]))
+        content, modules = pack.pack({self.name: (None, role)})
         alone = replace(settings, world_size=1, modules=modules)
-        with self._outside():
+        with self.outside():
             try:
                 done = Group(alone, content, hand_on).run(*deadlines)
             finally:
-                self._end(settings.folder)
+                self.end(settings.folder)
         results, _, _ = done[self.name]
         return {
-            name: (unpickled(name, "returned", result), None, None)
+            name: (process.unpickled(name, "returned", result), None, None)
             for name, result in results.items()
         }
+
+
+def _drive(
+    engine: OnActors,
+    settings: process.Settings,
+    packed: Mapping[str, bytes],
+    join_deadline: float,
+) -> dict[str, bytes]:
+    """The driver's role: what the workers' roles returned, by name, pickled."""
+    # What the library says is for who looks into a failure, and in the log.
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
+    # Process groups meet at the first worker.
+    settings = replace(settings, init_method=f"{store.NETWORK}://{next(iter(packed))}")
+    plans = [
+        WorkerPlan(settings, *each, sys.path, join_deadline) for each in packed.items()
+    ]
+    replaceable = settings.replaceable if engine.replaces else ()
+    with engine.actors(plans) as actors:
+        driver = Driver(actors, packed, join_deadline, replaceable, engine.many_hosts)
+        return driver.run()
+
+
+@dataclass(eq=False)
+class _Actor(Watched):
+    """The driver's view of one worker."""
+
+    asked: dict[str, futures.Future] = field(default_factory=dict)  # by its method
+    takes: int = 0  # answers to "take"
+    result: bytes = b""
+
+
+class Driver:
+    """Plays the roles of one run on its actors, and watches over these."""
+
+    def __init__(
+        self,
+        actors: Actors,
+        names: Iterable[str],
+        join_deadline: float,
+        replaceable: Sequence[str] = (),
+        many_hosts: bool = False,
+    ):
+        self._actors, self._join_deadline = actors, join_deadline
+        self._replaceable, self._many_hosts = replaceable, many_hosts
+        self._workers = [_Actor(name) for name in names]
+        self._begin = time.monotonic()
+
+    def run(self) -> dict[str, bytes]:
+        """What the roles returned, by name, pickled; a WorkerError if one failed."""
+        try:
+            self._ask_all("host")
+            self._until(lambda worker: worker.phase == "running")
+            for worker in self._workers:
+                worker.heard = time.monotonic()
+            self._ask_all("take")
+            self._ask_all("play")
+            self._until(lambda worker: worker.settled)
+            # What was on its way when all were done, and what has come since.
+            last = {worker: worker.takes + 2 for worker in self._workers}
+            self._until(lambda worker: worker.takes >= last[worker])
+        except WorkerError as error:
+            raise self._with_host(error) from None
+        return {worker.name: worker.result for worker in self._workers}
+
+    def _ask_all(self, method: str) -> None:
+        for worker in self._workers:
+            self._ask(worker, method)
+
+    def _ask(self, worker: _Actor, method: str) -> None:
+        worker.asked[method] = self._actors.ask(worker.name, method)
+
+    def _until(self, reached: Callable[[_Actor], bool]) -> None:
+        """Hear the workers until each has come so far; a WorkerError if one is late."""
+        while not all(map(reached, self._workers)):
+            asked = [each for w in self._workers for each in w.asked.items()]
+            # Who may be played for hours is asked what there is to take every moment.
+            long = [future for method, future in asked if method != "take"]
+            waited = long or [future for _, future in asked]
+            futures.wait(waited, TICK, futures.FIRST_COMPLETED)
+            for worker in self._workers:
+                self._hear(worker)
+            if late := find_late(self._workers, self._begin, self._join_deadline):
+                raise WorkerError(*late)
+
+    def _hear(self, worker: _Actor) -> None:
+        """What a worker has answered by now."""
+        for method, asked in list(worker.asked.items()):
+            if not asked.done():
+                continue
+            del worker.asked[method]
+            try:
+                with self._actors.named(worker.name):
+                    answer = asked.result()
+            except WorkerLost:
+                again = method == "take" and worker.name in self._replaceable
+                if not again or time.monotonic() > worker.heard + AGAIN:
+                    raise
+                worker.patience, answer = AGAIN, None  # it is about to begin anew
+            self._note(worker, method, answer)
+
+    def _note(self, worker: _Actor, method: str, answer: Any) -> None:
+        if method == "host":
+            worker.phase, worker.host = "running", answer if self._many_hosts else ""
+        elif method == "play":
+            worker.phase, worker.result = "done", answer
+        else:
+            worker.takes += 1
+            if answer is not None:
+                self._take(worker, *answer)
+            # Nobody else may ask: an answer that is still on its way would be lost.
+            self._ask(worker, "take")
+
+    def _take(self, worker: _Actor, messages: list[tuple], pace: Pace | None) -> None:
+        worker.heard, worker.patience = time.monotonic(), LOST
+        if pace is not None:
+            worker.pace = pace._replace(until=worker.heard + pace.until)
+        for kind, *content in messages:
+            process.report((worker.name, kind, *content))
+
+    def _with_host(self, error: WorkerError) -> WorkerError:
+        """The same, which names the host as well, where there are several."""
+        hosts = {worker.name: worker.host for worker in self._workers}
+        by_name = error.worker in hosts and self._many_hosts
+        if not by_name or error.reason.startswith("on "):
+            return error
+        # Before it has joined, Ray at least knows its address, or what it waits for.
+        found = re.search(r"^\s*ip: (\S+)|ipv4:([\d.]+):", error.details, re.M)
+        known = hosts[error.worker] or (found and (found[1] or found[2]))
+        reason = f"{error.reason} (on {known})" if known else error.reason
+        return type(error)(error.worker, reason, error.details)

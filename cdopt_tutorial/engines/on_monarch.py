@@ -3,15 +3,15 @@
 import os
 import pwd
 import stat
-import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from cdopt_tutorial.engines.actor import WorkerPlan
 from cdopt_tutorial.engines.errors import WorkerError
-from cdopt_tutorial.engines.on_actors import OnActors, Plan
+from cdopt_tutorial.engines.on_actors import Actors, OnActors
 
 LOGS = Path("/tmp")  # Monarch can't be told another place
 
@@ -27,23 +27,16 @@ class OnMonarch(OnActors):
 
     title: ClassVar[str] = "Monarch"
     name: ClassVar[str] = "monarch"
-    package: ClassVar[str] = "monarch"
 
-    def _driver(self) -> tuple[Callable[[Plan], dict[str, Any]], None]:
-        return _drive, None
+    def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
+        # Its sockets lie in folders that others may enter; nobody else enters this one.
+        os.environ["TMPDIR"] = plans[0].settings.folder
+        with suppress(KeyError):  # of a user without a name
+            claim(LOGS / pwd.getpwuid(os.getuid()).pw_name)
+        # Not before: it is an extra, and starts threads as it is imported.
+        from cdopt_tutorial.engines import monarch_worker
 
-
-def _drive(plan: Plan) -> dict[str, Any]:
-    """The driver's role: what the roles returned, by name."""
-    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
-    # Its sockets lie in folders that others may enter; nobody else enters this one.
-    os.environ["TMPDIR"] = plan.settings.folder
-    with suppress(KeyError):  # of a user without a name
-        claim(LOGS / pwd.getpwuid(os.getuid()).pw_name)
-    # Not before: it is an extra, and starts threads as it is imported.
-    from cdopt_tutorial.engines.monarch_driver import drive
-
-    return drive(plan)
+        return monarch_worker.actors(plans)
 
 
 def claim(folder: Path) -> None:

@@ -3,9 +3,8 @@
 import os
 import re
 import secrets
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,8 +12,9 @@ from typing import Any, ClassVar
 import psutil
 
 from cdopt_tutorial.engines import forking
+from cdopt_tutorial.engines.actor import WorkerPlan
 from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.on_actors import OnActors, Plan
+from cdopt_tutorial.engines.on_actors import AGAIN, Actors, OnActors
 from cdopt_tutorial.engines.reference import Ref
 from cdopt_tutorial.own_network import VARIABLE
 
@@ -25,8 +25,7 @@ QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 RUN = "CDOPT_TUTORIAL_RUN"  # all that a driver starts finds its run's folder there
-PATIENCE = 60.0  # seconds for a worker to begin anew
-PAUSE = 0.2  # seconds between two looks whether it has
+PAUSE = 0.2  # seconds between two looks whether a worker has begun anew
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class OnRay(OnActors):
 
     title: ClassVar[str] = "Ray"
     name: ClassVar[str] = "ray"
-    package: ClassVar[str] = "ray"
     replaces: ClassVar[bool] = True
     #: of a cluster, "host:port", or "auto" for that of this host; None starts one
     address: str | None = None
@@ -48,7 +46,7 @@ class OnRay(OnActors):
 
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
         """The same, on a worker that may be about to begin anew."""
-        limit = time.monotonic() + PATIENCE
+        limit = time.monotonic() + AGAIN
         while True:
             try:
                 return super().remote(worker, make, *args, name=name)
@@ -57,10 +55,23 @@ class OnRay(OnActors):
                     raise
                 time.sleep(PAUSE)
 
-    def _driver(self) -> tuple[Callable[[Plan], dict[str, Any]], str | None]:
-        return _drive, self.address
+    @property
+    def many_hosts(self) -> bool:
+        return self.address is not None
 
-    def _end(self, folder: str) -> None:
+    def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
+        if self.address is None:
+            os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ[RUN] = plans[0].settings.folder
+        # Not before: Ray reads the environment as it is imported.
+        from cdopt_tutorial.engines import ray_worker
+
+        return ray_worker.actors(plans, self.address)
+
+    def outside(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.address is None else _in_host_network()
+
+    def end(self, folder: str) -> None:
         # Ray's agents wait a minute for a server that has gone, to tell it of that.
         mine = lambda each: (each.info["environ"] or {}).get(RUN) == folder  # noqa: E731
         while found := list(filter(mine, psutil.process_iter(["environ"]))):
@@ -68,22 +79,6 @@ class OnRay(OnActors):
                 with suppress(psutil.NoSuchProcess):
                     each.kill()
             psutil.wait_procs(found, PAUSE)
-
-    def _outside(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.address is None else _in_host_network()
-
-
-def _drive(plan: Plan) -> dict[str, Any]:
-    """The driver's role: what the roles returned, by name."""
-    if plan.address is None:
-        os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ[RUN] = plan.settings.folder
-    # What Ray says is for who looks into a failure, and in the log.
-    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
-    # Not before: Ray reads the environment as it is imported.
-    from cdopt_tutorial.engines.ray_driver import drive
-
-    return drive(plan)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 What a module has goes by its name. What is of ``__main__``, a notebook or a script,
 goes by value into the ``__main__`` of every worker, where torch's pickler finds it.
+Whatever a worker could not load is a ValueError that names the worker.
 """
 
 import importlib.util
@@ -26,7 +27,7 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
     for worker, content in contents.items():
         try:
             packed[worker] = _dumps(({}, content), definitions)
-            reader = _Importable(io.BytesIO(packed[worker]))
+            reader = _Reader(io.BytesIO(packed[worker]))
             reader.load()
         except Exception as error:
             reason = str(error).strip().partition("\n")[0] or repr(error)
@@ -86,37 +87,40 @@ class _Pickler(cloudpickle.Pickler):
 class _NotImportable(Exception): ...
 
 
-class _Importable(pickle.Unpickler):
-    """Loads a pickle as a worker would, but only what a fresh process can import."""
+class _Absorbs(type):
+    def __getattr__(cls, name: str) -> Any:
+        return lambda *_: cls
+
+    def __setitem__(cls, key: Any, value: Any) -> None: ...
+
+
+class _Anything(metaclass=_Absorbs):
+    """Stands for whatever a pickle names, so that reading it makes and runs nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return cls
+
+
+class _Reader(pickle.Unpickler):
+    """Notes the modules that a pickle needs; each a fresh process must import."""
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file)
         self.modules: set[str] = set()
 
     def find_class(self, module: str, name: str) -> Any:
-        self._check(module, name)
-        found = super().find_class(module, name)
-        if found is cloudpickle.cloudpickle.subimport:
-            return self._module
-        if found is main_namespace:  # ours must not be written to
-            return dict
-        if name in ("_make_skeleton_class", "_make_skeleton_enum"):
-            # By the number of the class, last but one, we would get our own class,
-            # and write copies of its methods into it.
-            return lambda *args: found(*args[:-2], None, args[-1])
-        return found
+        self._note(module, name)
+        by_name = (module, name) == ("cloudpickle.cloudpickle", "subimport")
+        return self._note if by_name else _Anything
 
-    def _module(self, name: str) -> types.ModuleType:
-        self._check(name, name)
-        return sys.modules[name]
-
-    def _check(self, module: str, name: str) -> None:
+    def _note(self, module: str, name: str = "") -> None:
         if module == "__main__" or not _has_source(module):
             main = module == "__main__"
             where = "this notebook or script" if main else f"module {module}"
             raise _NotImportable(
-                f"{name} is defined in {where}, where a worker process can't import "
-                "it: put it into a file or a cell of the notebook, and launch again"
+                f"{name or module} is defined in {where}, where a worker process can't "
+                "import it: put it into a file or a cell of the notebook, and launch "
+                "again"
             )
         for each in accumulate(module.split("."), "{}.{}".format):
             if _is_being_imported(each):

@@ -1,4 +1,9 @@
-"""What runs inside a worker: join the others, play the role, report to the parent."""
+"""What runs inside a worker: join the others, play the role, report to the parent.
+
+In come the run's settings and a role, by a file; out go messages through a pipe: how
+far the worker is, what it prints and reports, and at last its result, or the error with
+which it failed. ``group`` reads them.
+"""
 
 import faulthandler
 import importlib
@@ -16,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,11 +30,11 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
 
 from cdopt_tutorial.engines import pace, pack, trace, wire
 from cdopt_tutorial.engines.errors import WorkerError, origin
-from cdopt_tutorial.engines.store import accept_meetings
+from cdopt_tutorial.engines.store import register_schemes
 
 FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
 HEADER = 8  # bytes that tell how long the message behind them is
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
 
 # Texts by which torch says that the other end of a call has gone.
 _LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
@@ -41,7 +46,7 @@ class Settings:
 
     world_size: int
     folder: str  # the run's own, which only this user can read
-    meeting: str  # the address under which its groups meet
+    init_method: str  # the address under which its groups meet
     interface: str  # the network device that workers listen on
     rpc_timeout: float
     rpc_threads: int
@@ -72,16 +77,10 @@ class Channel:
                 rest = rest[os.write(self._connection.fileno(), rest) :]
 
 
-class Teller(Protocol):
-    """By what a worker tells its parent: a pipe, or what the parent asks for."""
-
-    def send(self, kind: str, *content: Any) -> None: ...
-
-
 class Forwarded(io.TextIOBase):
     """A text stream whose lines the parent prints under the worker's name."""
 
-    def __init__(self, channel: Teller, stream: str):
+    def __init__(self, channel: Any, stream: str):
         self._channel, self._stream, self._line = channel, stream, ""
 
     def writable(self) -> bool:
@@ -99,7 +98,7 @@ class Forwarded(io.TextIOBase):
             self.write("\n")
 
 
-_channel: Teller | None = None
+_channel: Any = None  # what has a Channel's ``send``
 _settings: Settings | None = None
 
 
@@ -113,12 +112,29 @@ def report(record: Any) -> None:
         _channel.send("report", pickle.dumps(record))
 
 
+def load(settings: Settings, packed: bytes) -> tuple[Any, Any]:
+    """What a worker is to attach, and its role; all that any role needs is imported."""
+    # Before the first call comes: of the threads that answer, two that import at once
+    # can get in each other's way.
+    for module in settings.modules:
+        importlib.import_module(module)
+    attach, role = pack.unpack(packed)
+    torch.set_num_threads(role.num_threads)
+    return attach, role
+
+
 def play(role: Any) -> bytes:
     """Run a role in its worker; what it returned, which must pickle."""
     try:
         return pickle.dumps(role.function(*role.args, **role.kwargs))
     finally:
         finish_output()
+
+
+def forward_output() -> None:
+    """What this worker prints goes to its parent from now on."""
+    sys.stdout = Forwarded(_channel, "stdout")
+    sys.stderr = Forwarded(_channel, "stderr")
 
 
 def finish_output() -> None:
@@ -148,11 +164,11 @@ def meeting(name: str) -> str:
 
     In a process that was not launched the environment says where they meet.
     """
-    return "env://" if _settings is None else f"{_settings.meeting}/{name}"
+    return "env://" if _settings is None else f"{_settings.init_method}/{name}"
 
 
-def enter(settings: Settings, channel: Teller) -> None:
-    """Make this process a worker of a run."""
+def enter(settings: Settings, channel: Any) -> None:
+    """Make this process a worker of a run, which sends messages by a channel."""
     global _channel, _settings
     _channel, _settings = channel, settings
 
@@ -167,7 +183,8 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
     multiprocessing.current_process()._config.pop("tempdir", None)
     try:
         pace.begin(settings.path(name, "pace"))
-        _redirect_output(settings.path(name, "log"), channel)
+        _log_output(settings.path(name, "log"))
+        forward_output()
     except FileNotFoundError:  # the parent ends, and its folder has gone already
         os._exit(1)
     try:
@@ -178,12 +195,7 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
 
 def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     """Run the role, among the others."""
-    # Before the first call comes: of the threads that answer, two that import at once
-    # can get in each other's way.
-    for module in settings.modules:
-        importlib.import_module(module)
-    attach, role = pack.unpack(settings.path(name, "role").read_bytes())
-    torch.set_num_threads(role.num_threads)
+    attach, role = load(settings, settings.path(name, "role").read_bytes())
     channel.send("phase", "joining")
     if settings.traced:
         trace.install(name)
@@ -216,14 +228,12 @@ def _leave_with_parent(folder: str) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _redirect_output(path: Path, channel: Channel) -> None:
-    """Python's output goes to the parent, the C++ libraries' into the worker's log."""
+def _log_output(path: Path) -> None:
+    """What C++ libraries print goes into the worker's log; so do stacks, if asked."""
     log = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
-    sys.stdout = Forwarded(channel, "stdout")
-    sys.stderr = Forwarded(channel, "stderr")
 
 
 def ignore_own_warning() -> None:
@@ -236,7 +246,7 @@ def _join(settings: Settings, name: str, rank: int) -> None:
     """Join the RPC group; listen on one device only, which is the loopback's here."""
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         os.environ[variable] = settings.interface
-    accept_meetings()
+    register_schemes()
     ignore_own_warning()
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=meeting("rendezvous"),

@@ -1,21 +1,37 @@
-"""One worker on Ray: its actor, and how it calls the others."""
+"""A run's cluster and its actors on Ray, and how each of them calls the others.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+Imported by the driver and the actors only: Ray reads the environment as it is imported.
+"""
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
     RayActorError,
+    RayError,
     RayTaskError,
 )
 
-from cdopt_tutorial.engines import network
+from cdopt_tutorial.engines import network, process
 from cdopt_tutorial.engines.actor import ActorNetwork, ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
+from cdopt_tutorial.engines.on_actors import Actors
 from cdopt_tutorial.engines.store import device_of
+
+WATCH = 0.5  # seconds between two looks at Ray's own processes
+ANSWER = 5.0  # seconds for a cluster to answer at all
+DAEMONS = "gcs_server", "raylet"  # of a cluster of this host, which the driver starts
+OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
 
 class RayNetwork(ActorNetwork):
@@ -34,10 +50,10 @@ class RayNetwork(ActorNetwork):
         return self._handles[worker].call.remote(content)
 
     def _wait(self, asked: ray.ObjectRef, timeout: float | None) -> bytes:
-        return ray.get(asked, timeout=timeout)
+        return ray.get(asked, timeout=timeout)  # faster than by its future
 
-    def _when_done(self, asked: ray.ObjectRef, answer: Callable) -> None:
-        asked.future().add_done_callback(lambda done: answer(done.result))
+    def _future(self, asked: ray.ObjectRef) -> futures.Future:
+        return asked.future()
 
     def _named(self, worker: str):
         return named(worker)
@@ -66,3 +82,79 @@ class RayWorker(ActorWorker):
         network.enter(RayNetwork(plan.name, plan.settings.rpc_timeout))
         # Where Ray itself listens: the loopback's, or that of the cluster's node.
         return device_of(ray.util.get_node_ip_address())
+
+
+@contextmanager
+def actors(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[Actors]:
+    """The actors of a run, on a cluster of this host alone or on one that is there."""
+    # Whoever is called may call the caller: each needs a thread for each other.
+    options = {"num_cpus": 1, "max_concurrency": 2 * len(plans) + 4}
+    with cluster(plans, address):
+        handles = {}
+        for plan in plans:
+            restarts = -1 if plan.name in plan.settings.replaceable else 0
+            made = RayWorker.options(name=plan.name, max_restarts=restarts, **options)
+            handles[plan.name] = made.remote(plan)
+        ask = lambda name, method: getattr(handles[name], method).remote().future()  # noqa: E731
+        yield Actors(ask, named)
+
+
+@contextmanager
+def cluster(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[None]:
+    """Ray, joined; a WorkerError if that fails, or a process of Ray ends."""
+    # Actors find each other by their names, among those of one run.
+    options = {"namespace": secrets.token_hex(8), "log_to_driver": False}
+    reason = f"can't join the cluster at {address}"
+    if address is None:
+        reason = "could not be started on this host"
+        options |= _local(len(plans), plans[0].settings.folder)
+    seconds = plans[0].join_deadline
+    # Ray itself tries for many minutes, such as where the cluster has TLS and we not.
+    late = WorkerError("ray", f"{reason} in {seconds:g} s")
+    limit = threading.Timer(seconds, process.fail, [late])
+    limit.start()
+    over = threading.Event()
+    try:
+        if address is None:
+            threading.Thread(target=_watch_daemons, args=[over], daemon=True).start()
+        try:
+            if address not in (None, "auto"):
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), ANSWER).close()
+            ray.init(address, configure_logging=False, **options)
+        except (OSError, RuntimeError, RayError) as error:
+            raise WorkerError("ray", reason, str(error)) from None
+        finally:
+            limit.cancel()
+        yield
+    finally:
+        over.set()
+        ray.shutdown()
+
+
+def _local(workers: int, folder: str) -> dict[str, Any]:
+    """Options of a cluster of this host: it lies in a folder that nobody else enters.
+
+    In its own, Ray lets everybody write.
+    """
+    inner = os.path.join(folder, "ray")
+    os.mkdir(inner)
+    # Of a socket's path the system allows 107 characters, and Ray adds 62.
+    held = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    options = {"num_cpus": workers, "object_store_memory": OBJECTS}
+    short = f"/proc/{os.getpid()}/fd/{held}"
+    return options | {"include_dashboard": False, "_temp_dir": short}
+
+
+def _watch_daemons(over: threading.Event) -> None:
+    """Fail the run if a daemon ends: Ray would take a minute, and not say which."""
+    here, seen = psutil.Process(), dict[str, psutil.Process]()
+    while not over.wait(WATCH):
+        if len(seen) < len(DAEMONS):
+            with suppress(psutil.Error):  # one ends as we look
+                seen |= {each.name(): each for each in here.children()}
+                seen = {name: seen[name] for name in DAEMONS if name in seen}
+        for name, each in seen.items():
+            if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE:
+                process.fail(WorkerError("ray", f"has lost its {name}"))
+                return

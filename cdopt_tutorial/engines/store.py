@@ -1,45 +1,106 @@
-"""Where workers of several hosts meet: in the store that torchrun keeps for them."""
+"""Where process groups meet that can't meet by a file: at an address of a scheme here.
 
+``torchrun://path/group`` is in the store that torchrun keeps for all hosts, and
+``network://worker/group`` in one that a worker keeps for all who can call it. An
+``Unfit`` says which network device is not on this host.
+"""
+
+import functools
 import os
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import psutil
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
 
+from cdopt_tutorial.engines import network
 from cdopt_tutorial.torchrun import Unfit, restarts
 
 INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the network device to listen on
-SCHEME = "torchrun"  # of the addresses at which groups meet
-PATIENCE = timedelta(seconds=10)  # for an answer of the store
+TORCHRUN, NETWORK = "torchrun", "network"  # the schemes
+PATIENCE = timedelta(seconds=10)  # for an answer of torchrun's store
+KEY_PATIENCE = timedelta(minutes=5)  # until a key must be there in a worker's
+PAUSE = 0.01  # seconds between two looks for one
 
 
-def open_store(path: str) -> Store:
+def open_store(path: str) -> dist.Store:
     """A part of torchrun's store, the same for all who name it alike."""
     master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # The store outlives the processes: those before a restart have left their keys.
-    return PrefixStore(f"{restarts()}/{path}", TCPStore(*master, timeout=PATIENCE))
+    store = dist.TCPStore(*master, timeout=PATIENCE)
+    return dist.PrefixStore(f"{restarts()}/{path}", store)
 
 
-def accept_meetings() -> None:
-    """Let torch's groups meet at addresses of ``SCHEME``, in this process."""
-    register(SCHEME, lambda place, group: open_store(place + group))
+class NetworkStore(dist.Store):
+    """What torch's TCPStore does, but by calls to a worker: it opens no port."""
+
+    def __init__(self, keeper: str):
+        super().__init__()
+        self._keeper, self._patience = keeper, KEY_PATIENCE
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._call("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._call("get", key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._call("add", key, amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._call("check", keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        limit = time.monotonic() + (timeout or self._patience).total_seconds()
+        while not self.check(keys):  # to wait on the keeper would take a thread there
+            if time.monotonic() > limit:
+                raise dist.DistStoreError(f"nobody has set {', '.join(keys)}")
+            time.sleep(PAUSE)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._patience = timeout
+
+    def _call(self, method: str, *args: Any) -> Any:
+        here = network.current()
+        if here.own_name() == self._keeper:
+            return _call_kept(method, *args)
+        return here.call(self._keeper, _call_kept, (method, *args))
 
 
-def register(scheme: str, open_place: Callable[[str, str], Store]) -> None:
-    """Let torch's groups meet at ``scheme://place/group``, in the store of the two."""
+_kept = dist.HashStore()  # by this process, if it is the keeper
 
-    def meet(address: str, **_: Any) -> Iterator[tuple[Store, int, int]]:
+
+def _call_kept(method: str, *args: Any) -> Any:
+    return getattr(_kept, method)(*args)
+
+
+@functools.cache  # torch holds its C++ part only, and Python would take ours away
+def _store_of(keeper: str) -> NetworkStore:
+    return NetworkStore(keeper)
+
+
+@functools.cache  # torch refuses a scheme that it has
+def register_schemes() -> None:
+    """Let torch's groups meet at addresses of both schemes, in this process."""
+    _register(TORCHRUN, lambda run, group: open_store(run + group))
+    _register(NETWORK, lambda keeper, path: dist.PrefixStore(path, _store_of(keeper)))
+
+
+def _register(scheme: str, open_path: Callable[[str, str], dist.Store]) -> None:
+    """Let torch's groups meet at ``scheme://host/path``, in the store of the two."""
+
+    def handle(address: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
         url = urlparse(address)
         numbers = parse_qs(url.query)
-        store = open_place(url.netloc, url.path)
+        store = open_path(url.netloc, url.path)
         yield store, int(numbers["rank"][0]), int(numbers["world_size"][0])
 
-    dist.register_rendezvous_handler(scheme, meet)
+    dist.register_rendezvous_handler(scheme, handle)
 
 
 def interface() -> str:

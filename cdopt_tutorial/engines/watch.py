@@ -1,0 +1,71 @@
+"""Who of a run's workers is late: to join, to get further, or to give a sign of life.
+
+Whoever watches over workers keeps a :class:`Watched` of each and asks :func:`find_late`
+every moment: ``group`` for processes of this host, ``on_actors`` for actors, ``others``
+for the processes of torchrun. That a process has been killed is noticed in ``group``.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdopt_tutorial.engines.pace import Pace
+from cdopt_tutorial.engines.pace import find_late as find_behind
+
+TICK = 0.2  # seconds between two looks at the workers
+LOST = 15.0  # seconds without a sign of life, after which a worker counts as lost
+TOGETHER = 2.0  # seconds within which those on one host fall silent
+
+
+@dataclass(eq=False)
+class Watched:
+    """What is known of one worker where it is watched."""
+
+    name: str
+    phase: str = "starting"  # then joining, running, serving, done or failed
+    pace: Pace | None = None  # how far it is in work that it does in step
+    host: str = ""  # as a message names it, where there are several
+    heard: float = math.inf  # when it gave a sign, by time.monotonic, if it must
+    patience: float = LOST  # seconds without one
+
+    @property
+    def settled(self) -> bool:
+        return self.phase in ("done", "failed")
+
+
+def find_late(
+    workers: Sequence[Watched], begin: float, join_deadline: float, own: str = ""
+) -> tuple[str, str] | None:
+    """The name of who is late, and the reason as a ``WorkerError`` has it, or None.
+
+    ``begin`` is when the run began, by ``time.monotonic``, and ``own`` the name of the
+    worker on this process's host, where others run elsewhere.
+    """
+    joining = [w for w in workers if w.phase == "starting"]
+    joining = joining or [w for w in workers if w.phase == "joining"]
+    if joining and time.monotonic() > begin + join_deadline:
+        return joining[0].name, f"missed the deadline of {join_deadline:g} s to join"
+    paces = {w.name: w.pace for w in workers if w.pace and not w.settled}
+    if found := find_behind(paces):
+        return found[0], f"missed {found[1]}"
+    return _find_silent(workers, own)
+
+
+def _find_silent(workers: Sequence[Watched], own: str) -> tuple[str, str] | None:
+    """Who is lost, once somebody's silence is longer than is borne.
+
+    Of those on one host the first is named. Who is cut off himself hears of nobody, not
+    even of himself; the last that he heard may well have been of others. So he names
+    nobody on his own host.
+    """
+    over = {w: time.monotonic() - w.heard - w.patience for w in workers}
+    longest = max(workers, key=over.__getitem__)
+    if over[longest] <= 0:
+        return None
+    silent = [w for w in workers if over[w] > -TOGETHER]
+    suspects = workers if own in (w.name for w in silent) else silent
+    here = next((w.host for w in workers if w.name == own), None)
+    lost = next((w for w in suspects if w.host != here), silent[0])
+    where = f"on {lost.host} " if lost.host else ""
+    return lost.name, f"{where}was not heard of for {longest.patience:g} s"

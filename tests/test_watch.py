@@ -1,0 +1,151 @@
+"""Who is late, wherever workers are watched: on this host, as actors, by torchrun."""
+
+import math
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdopt_tutorial.engines import Role, WorkerError, launch, pack, passed, process
+from cdopt_tutorial.engines.actor import ActorWorker, WorkerPlan
+from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.on_actors import Actors, Driver
+from cdopt_tutorial.engines.pace import Pace
+from cdopt_tutorial.engines.watch import LOST, Watched, find_late
+
+HOSTS = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
+
+
+def late(silent, own="agent", patience=LOST):
+    """Who is, of workers on two hosts, if each has been silent for so long."""
+    now = time.monotonic()
+    workers = [
+        Watched(name, "running", None, HOSTS[name], now - each, patience)
+        for name, each in zip(HOSTS, silent, strict=True)
+    ]
+    return find_late(workers, now, 60, own)
+
+
+LONG = 2 * LOST
+ELSEWHERE = "observer1", "on host2 was not heard of for 15 s"
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0], ids=["at once", "last of it"])
+def test_who_is_cut_off_names_who_is_elsewhere(last):
+    # He does not hear of himself, and heard of the others last.
+    assert late([LOST + 1, LONG, LONG - last]) == ELSEWHERE
+    assert late([0, 0, LONG]) == late([0, 0, LONG], own="") == ELSEWHERE
+
+
+def test_who_has_stopped_is_named_also_beside_who_asks():
+    assert late([0, LONG, 0]) == ("observer0", "on host1 was not heard of for 15 s")
+
+
+def test_who_has_not_begun_yet_has_the_time_to_join():
+    assert late([0, 0, LONG], patience=60) is None
+    found = late([0, 0, LONG + 60], patience=60)
+    assert found == ("observer1", "on host2 was not heard of for 60 s")
+
+
+@given(st.lists(st.floats(0, 0.9 * LOST), min_size=3, max_size=3))
+def test_nobody_is_late_who_was_heard_of(silent):
+    assert late(silent) is None
+
+
+def test_who_has_not_even_started_is_named_before_who_joins():
+    workers = [Watched("a", "joining"), Watched("b"), Watched("c", "running")]
+    now = time.monotonic()
+    assert find_late(workers, now, 60) is None
+    assert find_late(workers, now - 61, 60) == (
+        "b", "missed the deadline of 60 s to join"
+    )  # fmt: skip
+
+
+def test_who_is_done_keeps_no_pace():
+    behind = Pace(1, time.monotonic() - 1, 2.0, "")
+    workers = [Watched("a", "running", Pace(2, math.inf, 2.0, "")), Watched("b")]
+    workers[1].phase, workers[1].pace = "running", behind
+    missed = "missed its deadline of 2 s for its part of a step"
+    assert find_late(workers, 0, 60) == ("b", missed)
+    workers[1].phase = "done"
+    assert find_late(workers, 0, 60) is None
+
+
+class Library:
+    """In place of Ray: an actor that answers as a test says."""
+
+    def __init__(self, takes):
+        self._takes = iter(takes)
+        self._taken = threading.Event()
+
+    def ask(self, worker, method):
+        future = Future()
+        if method == "host":
+            future.set_result("here")
+        elif method == "take":
+            self._taken.set()
+            delay, answer = next(self._takes, (0, ([], None)))
+            end = future.set_exception if delay is None else future.set_result
+            threading.Timer(delay or 0, end, [answer]).start()
+        else:  # its role ends while its first words are on their way
+            self._taken.wait(5)
+            future.set_result(b"its result")
+        return future
+
+    def driver(self, replaceable=()):
+        actors = Actors(self.ask, lambda worker: nullcontext())
+        return Driver(actors, ["agent"], 60.0, replaceable)
+
+
+class TestDriver:
+    @pytest.fixture(autouse=True)
+    def reports(self, monkeypatch):
+        found = []
+        monkeypatch.setattr(process, "report", found.append)
+        return found
+
+    def test_what_is_on_its_way_when_all_are_done_comes_to_the_caller(self, reports):
+        takes = [(0.5, ([("report", 1)], None)), (0, ([("report", 2)], None))]
+        assert Library(takes).driver().run() == {"agent": b"its result"}
+        assert reports == [("agent", "report", 1), ("agent", "report", 2)]
+
+    def test_who_is_replaceable_may_die(self, reports):
+        takes = [(None, WorkerLost("agent", "died")), (0, ([("report", 1)], None))]
+        assert Library(takes).driver(["agent"]).run() == {"agent": b"its result"}
+        assert reports == [("agent", "report", 1)]
+        with pytest.raises(WorkerError, match="^agent died"):
+            Library(takes).driver().run()
+
+
+class Here(ActorWorker):
+    """A worker of no library of actors."""
+
+    def _enter(self, plan):
+        return process.LOOPBACK
+
+
+def take_on_the_way(settings, packed):
+    """What an actor tells of its pace."""
+    worker = Here(WorkerPlan(settings, "actor", packed, sys.path, 60.0))
+    worker.host()  # raises what went wrong
+    passed(5.0, "server")
+    return worker.take()[1]
+
+
+def test_an_actors_deadline_is_in_seconds_from_now():
+    # Another host's clock began at another time: it might never come, or have passed.
+    ((packed,), modules) = _packed(Role(time.sleep, (0,)))
+    settings = process.Settings(1, "", "", "lo", 60.0, 4, False, modules, False, False)
+    found = launch({"a": Role(take_on_the_way, (settings, packed))})["a"]
+    assert (found.places, found.seconds, found.waits_for) == (1, 5.0, "server")
+    assert found.until <= 5.0
+
+
+def _packed(role):
+    packed, modules = pack.pack({"actor": (None, role)})
+    return packed.values(), modules
