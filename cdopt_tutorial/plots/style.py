@@ -46,7 +46,7 @@ LOOKS = SERIES + tuple(
 
 # A line and a marker more for those whose colour has been taken twice.
 _DASHES_DOTS = (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2))
-_BLUE2, _OCHRE2, _TEAL2, _PINK2, _, _BROWN2 = LOOKS[len(SERIES) :]
+_BLUE2, _OCHRE2, _TEAL2, _, _, _BROWN2 = LOOKS[len(SERIES) :]
 
 METHODS = {
     **dict.fromkeys(("free", "plain", "RNN"), _BLUE),
@@ -66,9 +66,9 @@ METHODS = {
     "geoopt": _BROWN2,
     # Controls.
     **dict.fromkeys(("orthogonal start", "stacked, control"), _PINK),
-    "per gate, control": _PINK2,
-    # Beside a control in one figure, so of another colour.
+    # Beside a control in one figure, so of another colour; as is the second of two.
     "penalty alone": _BROWN2,
+    "per gate, control": _VIOLET,
     # Another architecture.
     "LSTM": _VIOLET,
 }
