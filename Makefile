@@ -9,7 +9,7 @@ LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint(
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
-.PHONY: help book test engines lint serve clean
+.PHONY: help book test engines lost soak lint serve clean
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,12 @@ test: lint ## lint, unit tests, short chapters, strict build, pages in a browser
 
 engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers; hosts need root
 	@$(BIN)/python -m pytest -n 2 -m engines
+
+lost: $(STAMP) ## lose workers and hosts at many moments; needs root
+	@mkdir -p _build && PYTHONPATH=tests $(BIN)/python -m sweeps lost --json _build/lost.json
+
+soak: $(STAMP) ## stop launches, commands and kernels at many moments
+	@mkdir -p _build && PYTHONPATH=tests $(BIN)/python -m sweeps soak --json _build/soak.json
 
 lint: $(STAMP) ## check style, formatting and who imports whom
 	@$(BIN)/python -m ruff check

@@ -1,15 +1,236 @@
-"""Hosts for a test, which only root can make."""
+"""Hosts on one machine: network namespaces at a bridge, each with a name of its own.
+
+Only root can make them; a test that needs them is skipped for anybody else.
+"""
 
 import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from cdopt_tutorial.bench.hosts import NET, PATIENCE, RAY_PORT, Hosts, check
+PORT, RAY_PORT = 29500, 6379
+PATIENCE = 120  # seconds for a run, on a machine that is busy
+NET = "10.213.0"  # of the bridge; nothing leads out of it
 
-__all__ = ["NET", "PATIENCE", "RAY_PORT", "hosts", "need_hosts", "wait_until"]
+_made = count()  # by this process: some may be there at the same time
+
+
+def check() -> None:
+    """Raise a ValueError where no hosts can be made."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise ValueError("root and Debian's iproute2 are needed to make hosts")
+
+
+class Hosts:
+    """As many hosts as are asked for, of which the first is torchrun's master."""
+
+    def __init__(self, number: int):
+        own = f"cdopt{os.getpid()}-{next(_made)}"
+        self.names = [f"{own}h{i}" for i in range(1, number + 1)]
+        self._bridge = f"{own}br"
+        self._end, self._started = ExitStack(), list[subprocess.Popen[str]]()
+
+    def __enter__(self) -> "Hosts":
+        _sweep()
+        for name in (self._bridge, *self.names):
+            ip("netns", "add", name)
+            self._end.callback(ip, "netns", "del", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", self._bridge, "link", "add", "br0", "type", "bridge")
+        ip("-n", self._bridge, "link", "set", "br0", "up")
+        for number, name in enumerate(self.names, start=1):
+            port, peer = f"port{number}", ["peer", "name", "eth0", "netns", name]
+            ip("-n", self._bridge, "link", "add", port, "type", "veth", *peer)
+            ip("-n", self._bridge, "link", "set", port, "master", "br0", "up")
+            ip("-n", name, "address", "add", f"{NET}.{number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+        self._end.callback(kill, self._started)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    def cut(self, number: int) -> None:
+        """Take a host off the bridge: what is sent is lost, and nobody is told."""
+        ip("-n", self._bridge, "link", "set", f"port{number}", "nomaster")
+
+    def unplug(self, number: int) -> None:
+        """The same, and the host itself sees that its link is down."""
+        ip("-n", self.names[number - 1], "link", "set", "eth0", "down")
+
+    def slow(self, number: int, rate: str) -> None:
+        """Let a host send no faster than at a rate, such as ``2mbit``, from now on."""
+        bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
+        own = ["-n", self.names[number - 1], "qdisc", "add", "dev", "eth0", "root"]
+        subprocess.run(["tc", *own, *bucket], check=True)
+
+    def processes(self) -> set[psutil.Process]:
+        """All that run on the hosts, but those with a network of their own."""
+        found = set()
+        for name in self.names:
+            told = subprocess.run(["ip", "netns", "pids", name], capture_output=True)
+            for pid in told.stdout.split():
+                with suppress(psutil.NoSuchProcess):
+                    found.add(psutil.Process(int(pid)))
+        return found
+
+    def start(
+        self, number: int, *command: str, **options: Any
+    ) -> subprocess.Popen[str]:
+        """A command on one of the hosts, of that number, which calls itself host<n>."""
+        inside = ["ip", "netns", "exec", self.names[number - 1], "unshare", "--uts"]
+        inside += ["sh", "-c", f'hostname host{number} && exec "$@"', "sh"]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+        process = subprocess.Popen([*inside, *command], text=True, **options)
+        self._started.append(process)
+        return process
+
+    def torchrun(
+        self, workers: list[int], *arguments: str, max_restarts: int = 0
+    ) -> "Runs":
+        """The command on so many workers of each host."""
+        own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
+        own += ["--master-port", str(PORT), "--monitor-interval", "1"]
+        own += ["--max-restarts", str(max_restarts)]
+        runs = []
+        for rank, number in enumerate(workers):
+            command = [sys.executable, "-m", "torch.distributed.run", *own]
+            command += ["--node-rank", str(rank), "--nproc-per-node", str(number)]
+            command += ["-m", "cdopt_tutorial", *arguments]
+            runs.append(self.start(rank + 1, *command))
+        return Runs(runs)
+
+    @contextmanager
+    def cluster(self) -> Iterator[dict[str, str]]:
+        """Ray on all hosts, with a place for two workers on each; what callers need."""
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        environment = {**os.environ, **token, "RAY_USAGE_STATS_ENABLED": "0"}
+        every = ["--num-cpus=2", "--object-store-memory=100000000", "--block"]
+        with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+            first = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
+            first += [f"--temp-dir={folder}"]
+            nodes = []
+            try:
+                for number in range(1, len(self.names) + 1):
+                    own = first if number == 1 else [f"--address={NET}.1:{RAY_PORT}"]
+                    own += [f"--node-ip-address={NET}.{number}", *every]
+                    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *own]
+                    nodes.append(self.start(number, *ray, env=environment))
+                    for line in nodes[-1].stdout:
+                        if "--block" in line:  # it says so once all of it runs
+                            break
+                yield environment
+            finally:
+                # Asked to end, they would wait for each other.
+                kill(nodes)
+
+
+class Runs:
+    """One run on several hosts: torchrun on each, and what is below it."""
+
+    def __init__(self, agents: list[subprocess.Popen]):
+        self.agents = agents
+
+    def ranks(self, host: int) -> list[psutil.Process]:
+        """The processes that torchrun has started on a host."""
+        return psutil.Process(self.agents[host - 1].pid).children()
+
+    def workers(self, host: int) -> dict[str, psutil.Process]:
+        """Those that run roles there, by their names, once they do."""
+        begun = time.monotonic()
+        while time.monotonic() < begun + PATIENCE:
+            with suppress(psutil.NoSuchProcess):  # torchrun is starting others
+                ranks = self.ranks(host)
+                servers = [each for rank in ranks for each in rank.children()]
+                found = [each for server in servers for each in server.children()]
+                named = {each.name(): each for each in found}
+                if ranks and len(named) == len(ranks):
+                    return named
+            time.sleep(0.1)
+        raise AssertionError(f"no workers on host {host}: {self.end(1)}")
+
+    def wait_for(self, text: str) -> None:
+        """Read what the first host tells, until it has told this."""
+        for line in self.agents[0].stdout:
+            if text in line:
+                return
+        raise AssertionError(f"the run ended without {text!r}: {self.end()}")
+
+    def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
+        """Each host's code and output, within so many seconds, with nothing left."""
+        limit, told = time.monotonic() + timeout, []
+        seen = set(tree(self.agents))
+        try:
+            for agent in self.agents:
+                left = max(1.0, limit - time.monotonic())
+                told.append((agent.communicate(timeout=left)[0], agent.returncode))
+        finally:
+            self.kill()
+        assert not (still := still_running(seen)), still
+        return [(code, text) for text, code in told]
+
+    def kill(self) -> None:
+        """End what is left of it."""
+        kill(self.agents)
+
+
+def tree(processes: list[subprocess.Popen]) -> Iterator[psutil.Process]:
+    """Those that still run, and all below them."""
+    for process in processes:
+        if process.poll() is not None:
+            continue  # its id may be another's by now
+        with suppress(psutil.NoSuchProcess):
+            found = psutil.Process(process.pid)
+            yield from (found, *found.children(recursive=True))
+
+
+def kill(processes: list[subprocess.Popen]) -> None:
+    """End them, and all below."""
+    for process in list(tree(processes)):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def still_running(processes: Iterable[psutil.Process], seconds: float = 10) -> list:
+    """Those of them that still run after so many seconds; at once if none does."""
+    limit = time.monotonic() + seconds
+    while still := [process for process in processes if runs(process)]:
+        if time.monotonic() > limit:
+            break
+        time.sleep(0.1)
+    return still
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it still runs: an orphan, once dead, is for the system to reap."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _sweep() -> None:
+    """Remove the hosts of processes that have been killed."""
+    for name in Path("/run/netns").glob("cdopt*"):
+        owner = re.match(r"cdopt(\d+)-", name.name)
+        if owner and not psutil.pid_exists(int(owner[1])):
+            ip("netns", "del", name.name)
+
+
+def ip(*arguments: str) -> None:
+    """Configure the network; what it says is shown if it fails."""
+    subprocess.run(["ip", *arguments], check=True)
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
-
-from cdopt_tutorial.bench.hosts import still_running
+from hosts import still_running
 
 COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
 

@@ -53,9 +53,6 @@ ELSEWHERE = {
         "monarch would keep its log in ..., which is not this user's folder",
         "the engine monarch needs Monarch, which is not here: pip install ...",
     ],
-    "tests/test_lost.py": [
-        "root and Debian's iproute2 are needed to make hosts",
-    ],
     "tests/test_ray.py": [
         "... can't be reached",
         "ray has lost its ...",

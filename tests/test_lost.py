@@ -1,18 +1,18 @@
-"""The benches that disturb runs: what they do, and what they take for wrong."""
+"""The sweeps that disturb runs: what they do, and what they take for wrong."""
 
 import json
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hosts import need_hosts
-from running import COMMAND
+from sweeps import lost, soak
+from sweeps.disturbed import Way
 
-from cdopt_tutorial.bench import lost, soak
-from cdopt_tutorial.bench.disturbed import Way
-from cdopt_tutorial.cli import main
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
+from cdopt_tutorial.reinforce.steady import Anew
 
 TWO = lost.WAYS["torch RPC, two hosts"]
 REINFORCE, RNN, *_ = lost.SYSTEMS
@@ -70,6 +70,18 @@ def test_of_no_loss_the_rewards_are_those_of_one_process():
     assert lost.without(config, ()) == run_locally(config).score.rewards
 
 
+def test_no_two_observers_draw_from_one_stream_whichever_lives_they_are_in():
+    """The oracle above makes new observers by the same class, so it can't tell."""
+    config = ReinforceConfig(num_observers=3)
+    first = [config.seed_of(number, "actions") for number in range(3)]
+    seeds = first + [
+        Anew(**vars(config), life=life).seed_of(number, "actions")
+        for life in range(1, 6)
+        for number in range(3)
+    ]
+    assert len(set(seeds)) == len(seeds) == 18
+
+
 def test_a_run_in_which_nobody_can_be_lost_is_tried_only_so_often(monkeypatch):
     def end_at_once(run, *_):
         run.whom = ""
@@ -102,15 +114,10 @@ def test_a_smoke_run_that_stops_launches_commands_and_kernels_leaves_nothing(tmp
         assert rows[f"{way}: processes below"] == 2  # fork server, resource tracker
 
 
-def smoke_run(bench: str, folder: Path) -> dict[str, float]:
+def smoke_run(sweep: str, folder: Path) -> dict[str, float]:
     """The values of its rows, from a process of its own."""
-    file = folder / "bench.json"
-    subprocess.run([*COMMAND, "bench", bench, "--smoke", "--json", file], check=True)
+    file = folder / "rows.json"
+    command = [sys.executable, "-m", "sweeps", sweep, "--smoke", "--json", file]
+    here = Path(__file__).parent
+    subprocess.run(command, cwd=here, check=True)
     return {row["name"]: row["value"] for row in json.loads(file.read_text())["rows"]}
-
-
-def test_without_root_it_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("os.geteuid", lambda: 1)
-    assert main(["bench", "lost"]) == 2
-    said = "cdopt-tutorial: root and Debian's iproute2 are needed to make hosts\n"
-    assert capsys.readouterr().err == said

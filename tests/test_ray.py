@@ -19,10 +19,10 @@ import roles
 from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from running import COMMAND, listeners, wait_for_end
+from sweeps.lost import without
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.bench.lost import without
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, Trace, WorkerError, on_actors, serve
 from cdopt_tutorial.engines.actor import ALONE

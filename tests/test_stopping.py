@@ -15,10 +15,10 @@ import psutil
 import pytest
 import roles
 from books import smallest_book, write_chapter
+from hosts import runs
 from running import COMMAND, wait_for_end
 
 from cdopt_tutorial import scratch
-from cdopt_tutorial.bench.hosts import runs
 from cdopt_tutorial.engines import Role, WorkerError, group, launch, serve
 
 LONG = 300  # seconds; nothing that takes so long may be waited for

@@ -18,11 +18,9 @@ BENCHES = {
     "holding": "the learning rates of chapter 6's transformers, free and held",
     "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers, bare",
     "launch": "starting four workers, against torch.multiprocessing.spawn",
-    "lost": "what becomes of runs that lose workers and hosts at any moment",
     "reinforce": "chapter 1's four conversations, until solved, and its bare program",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers, bare",
     "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",
-    "soak": "what is left of launches, commands and kernels that fail or are stopped",
 }
 
 
@@ -44,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
     with bad_input():
         device = pick_device(args.device)
     bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
-    with bad_input():
-        getattr(bench, "check", tuple)()  # of those that not every machine can run
     measured, more = bench.measure(partial(print, flush=True), args.smoke, device)
     write_json(args.json, report(measured, **more))
     print(table(measured))

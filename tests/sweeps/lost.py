@@ -16,23 +16,15 @@ from functools import cache
 from itertools import cycle
 from pathlib import Path
 
-from cdopt_tutorial.bench.disturbed import (
-    GLANCE,
-    Disturbed,
-    Environment,
-    Way,
-    place,
-    share,
-)
-from cdopt_tutorial.bench.hosts import NET, Hosts, check
+from hosts import NET, Hosts
+
 from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines.actor import ALONE
 from cdopt_tutorial.engines.others import LOST
 from cdopt_tutorial.engines.reference import LocalRef
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
 from cdopt_tutorial.reinforce.steady import Anew, Lost
-
-__all__ = ["check", "measure"]
+from sweeps.disturbed import GLANCE, Disturbed, Environment, Way, place, share
 
 NARROW = "--embedding 16 --hidden 16"
 CONFIG = ReinforceConfig(lr=1e-4, max_episodes=1000)
@@ -81,7 +73,7 @@ class Found:
     left: int = 0  #: processes
 
 
-def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
+def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Lose workers and hosts at moments swept over runs: 50 and 20, or 2 and 1."""
     found: list[Found] = []
     for name, way in (SMOKE if smoke else WAYS).items():

@@ -41,7 +41,7 @@ CELLS = (
 )
 
 
-def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
+def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Disturb runs 50 times in each way, or twice, and count what is left."""
     times = 2 if smoke else 50
     launch({"worker": Role(serve)})  # the fork server stays

@@ -8,10 +8,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import hosts
 import psutil
+from hosts import NET, RAY_PORT, Hosts, Runs
 
-from cdopt_tutorial.bench import hosts
-from cdopt_tutorial.bench.hosts import NET, RAY_PORT, Hosts, Runs
 
 Environment = dict[str, str] | None
 GLANCE = 0.05  # seconds between two looks whom there is to lose

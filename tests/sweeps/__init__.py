@@ -1,0 +1,1 @@
+"""Sweeps that maintainers run: a run disturbed at every moment, many times."""
