@@ -185,17 +185,8 @@ def dawdle(seconds):
     time.sleep(seconds)
 
 
-def pass_on(middle, last):
-    """A call that fails two workers away."""
-    return rpc.rpc_sync(middle, call, args=(last, "fail", "ValueError"))
-
-
 def sleep(seconds):
     time.sleep(seconds)
-
-
-def sleep_on(other, seconds):
-    rpc.rpc_sync(other, sleep, args=(seconds,))
 
 
 def raise_error():
@@ -267,11 +258,6 @@ def speak_half():
     print("half", "a", end=" ", flush=True)
     print("line", end="")
     raise_error()
-
-
-def print_at(other, text):
-    """Have another worker print what does not end its line."""
-    rpc.rpc_sync(other, print, args=(text,), kwargs={"end": ""})
 
 
 class Unreadable:

@@ -148,41 +148,34 @@ REFUSED = """
 """
 
 
+#: What is run after the definitions, and what it prints.
+CELLS = {
+    # The notebook counts nothing, and its class keeps its own methods.
+    "a class and a function run as workers that call each other": (
+        RUN,
+        "[4.0, 4.0] [1.0, 1.0] True 1 0\nTrue Kind.PLAIN\n[5.0, 5.0] True []\n",
+    ),
+    "a class that no function names comes back as itself": (ONLY_AN_ARGUMENT, "True\n"),
+    "the last definition is the one that runs": (DEFINE_ANEW, "[-1.0, -1.0]\n"),
+    "what is attached reaches functions of a cell": (ATTACH, "[11.0, 11.0]\n"),
+}
+
+
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
+    cells = [cell for cell, _ in CELLS.values()]
     folder = tmp_path_factory.mktemp("notebook")
-    return run_cells(
-        folder,
-        IMPORTS,
-        DEFINITIONS,
-        RUN,
-        ONLY_AN_ARGUMENT,
-        DEFINE_ANEW,
-        ATTACH,
-        REFUSED,
-    )[2:]
+    found = run_cells(folder, IMPORTS, DEFINITIONS, *cells, REFUSED)[2:]
+    return dict(zip([*CELLS, "refused"], found, strict=True))
 
 
 class TestNotebook:
-    def test_a_class_and_a_function_run_as_workers_that_call_each_other(self, printed):
-        # The notebook counts nothing, and its class keeps its own methods.
-        assert printed[0].splitlines() == [
-            "[4.0, 4.0] [1.0, 1.0] True 1 0",
-            "True Kind.PLAIN",
-            "[5.0, 5.0] True []",
-        ]
-
-    def test_a_class_that_no_function_names_comes_back_as_itself(self, printed):
-        assert printed[1] == "True\n"
-
-    def test_the_last_definition_is_the_one_that_runs(self, printed):
-        assert printed[2] == "[-1.0, -1.0]\n"
-
-    def test_what_is_attached_reaches_functions_of_a_cell(self, printed):
-        assert printed[3] == "[11.0, 11.0]\n"
+    @pytest.mark.parametrize("what", CELLS)
+    def test_what_is_defined_there_goes_to_the_workers(self, what, printed):
+        assert printed[what] == CELLS[what][1]
 
     def test_what_can_not_travel_is_refused_in_a_line(self, printed):
-        *lines, last = printed[4].splitlines()
+        *lines, last = printed["refused"].splitlines()
         assert len(lines) == 2
         for line, what in zip(lines, ("_thread.lock", "an open file"), strict=True):
             assert line.startswith("worker: its role can't be sent to a worker: ")

@@ -16,6 +16,7 @@ import pytest
 import rnn_roles
 import roles
 import torch
+import torch.distributed.rpc as rpc
 from running import listeners, wait_for_end
 
 from cdopt_tutorial.engines import Role, WorkerError, forking, launch, pack, serve
@@ -49,6 +50,11 @@ def within(seconds):
     signal.alarm(seconds)
     yield
     signal.alarm(0)
+
+
+def calling(worker, function, *args, **kwargs):
+    """A role that is one call."""
+    return Role(rpc.rpc_sync, (worker, function, args, kwargs))
 
 
 def failure(roles_, **options):
@@ -96,7 +102,7 @@ class TestResults:
         assert not list(tmp_path.glob("cdopt-*"))
 
     def test_what_a_worker_prints_is_printed_under_its_name(self, capsys):
-        half = Role(roles.print_at, ("other", "half"))
+        half = calling("other", print, "half", end="")
         launch({"worker": Role(roles.speak), "caller": half, "other": Role(serve)})
         captured = capsys.readouterr()
         assert sorted(captured.out.splitlines()) == [
@@ -214,9 +220,8 @@ class TestFailure:
         assert "\\n" not in error.details
 
     def test_an_exception_two_workers_away_names_the_last(self):
-        error = failure(
-            {"a": Role(roles.pass_on, ("b", "c")), "b": Role(serve), "c": Role(serve)}
-        )
+        passed_on = calling("b", roles.call, "c", "fail", "ValueError")
+        error = failure({"a": passed_on, "b": Role(serve), "c": Role(serve)})
         assert error.headline == "c raised ValueError in a call that a made"
         assert origin("just a text") is None
 
@@ -233,7 +238,7 @@ class TestFailure:
     def test_who_is_killed_or_stopped_is_named_not_who_waits_for_it(
         self, number, polling, reason
     ):
-        waiting = Role(roles.sleep_on, ("observer0", LONG))
+        waiting = calling("observer0", time.sleep, LONG)
         sent = Role(roles.send_self, (number,))
         error = failure({"agent": waiting, "observer0": sent}, polling=polling)
         assert error.headline == f"observer0 {reason}"

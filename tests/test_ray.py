@@ -233,8 +233,10 @@ def test_what_does_not_answer_as_a_cluster_is_named(answers):
             other.shutdown()
 
 
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-@pytest.mark.parametrize("late", [False, True], ids=["at the start", "in the middle"])
+@pytest.mark.parametrize(
+    ("name", "late"),
+    [("gcs_server", False), ("gcs_server", True), ("raylet", True)],
+)
 def test_a_daemon_that_is_killed_is_named(name, late):
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     rounds = threading.Event()

@@ -96,13 +96,6 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     assert f"cdopt-tutorial: agent on host1 {silence}" in there
 
 
-def test_whatever_ends_a_test_ends_what_it_started_on_hosts():
-    with pytest.raises(KeyError), hosts(1) as made:
-        process = made.start(1, "sleep", "600")
-        raise KeyError
-    assert process.wait(10) != 0
-
-
 @pytest.fixture
 def join(monkeypatch):
     """What a process knows of a run's workers; all of them have one store."""

@@ -12,7 +12,6 @@ import hosts
 import psutil
 from hosts import NET, RAY_PORT, Hosts, Runs
 
-
 Environment = dict[str, str] | None
 GLANCE = 0.05  # seconds between two looks whom there is to lose
 
