@@ -142,6 +142,34 @@ def test_solutions_open_and_close_by_keys(browser, server):
     page.close()
 
 
+# What a link of the glossary shows, if anything, and whether it stays in the window.
+MEANING = """(e) => {
+    const {content, width, left} = getComputedStyle(e, '::after');
+    const paragraph = e.closest('p, li, td, dd').getBoundingClientRect();
+    return [content, paragraph.left + parseFloat(left) + parseFloat(width)];
+}"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_words_say_what_they_mean_on_hover_and_on_focus(browser, server, size):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}", size)
+    word = page.locator("a.term", has_text="observers").first
+    assert word.evaluate(MEANING)[0] == "none"
+    word.hover()
+    content, right = word.evaluate(MEANING)
+    assert "owns environments and plays in them" in content
+    assert right <= SIZES[size][0]
+    page.mouse.move(0, 0)
+    assert word.evaluate(MEANING)[0] == "none"
+    # A browser shows the focus of who uses keys.
+    page.keyboard.press("Tab")
+    word.focus()
+    assert "owns environments" in word.evaluate(MEANING)[0]
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/glossary.html#term-observer")
+    page.close()
+
+
 @pytest.mark.parametrize("how", ["keys", "tap"])
 def test_sidebar_of_a_phone_leads_to_a_chapter(browser, server, how):
     page = open_page(browser.new_page(has_touch=True), f"{server}/{FRONT}", "phone")
