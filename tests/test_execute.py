@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -274,8 +273,7 @@ def test_it_is_told_of_each_chapter_what_became_of_it(book, monkeypatch, capsys)
     assert "nothing changed: no chapter was run" in said
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_stopping_leaves_no_kernel(book, stop):
+def test_whoever_kills_it_leaves_no_kernel(book):
     path = write_chapter(book, "print('begun')", "import time; time.sleep(600)")
     code = (
         "from pathlib import Path; from cdopt_tutorial.publish.execute import execute;"
@@ -294,7 +292,7 @@ def test_stopping_leaves_no_kernel(book, stop):
             assert character, f"ended early: {seen}"
             seen += character
         kernels = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(stop)
+        process.kill()
         process.stdout.read()
         assert process.wait() != 0
     assert kernels

@@ -231,7 +231,9 @@ def test_date_without_git_or_commits_is_that_of_the_build(tmp_path, monkeypatch)
 
 def test_short_addresses_lead_to_pages_of_the_book(project):
     toc = yaml.safe_load((project.root / "_toc.yml").read_text("utf-8"))
-    files = [each["file"] for part in toc["parts"] for each in part["chapters"]]
+    pages = [each for part in toc["parts"] for each in part["chapters"]]
+    pages += [each for above in pages for each in above.get("sections", ())]
+    files = [each["file"] for each in pages]
     redirects = real_config(project)["sphinx"]["config"]["redirects"]
     for number, chapter in enumerate(project.chapters(), start=1):
         assert redirects[f"chapter{number}"] == f"notebooks/{chapter.stem}.html"

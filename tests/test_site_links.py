@@ -142,7 +142,7 @@ def test_download_is_the_chapter_as_it_was_executed(site, project, short, read, 
 # What a reader would type to find again what only this chapter explains.
 WORDS = {
     "01_reinforce": "four conversations",
-    "02_parameter_server": "language floor",
+    "02_parameter_server": "asynchronous trainers",
     "03_constraint_dissolving": "copying memory",
     "04_constrained_rnn": "stacked gate",
     "05_ddp_rpc": "replica",

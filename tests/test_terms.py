@@ -32,7 +32,7 @@ def linked(text: str, name: str = "notebooks/05_ddp_rpc") -> str:
     page, glossary = publish_doctree(text), publish_doctree(GLOSSARY)
     for term in glossary.findall(terms.nodes.term):
         term["ids"] = [f"term-{term.astext()}"]
-    env = SimpleNamespace(get_doctree=lambda _: glossary)
+    env = SimpleNamespace(get_doctree=lambda _: glossary, found_docs={terms.GLOSSARY})
     to = SimpleNamespace(get_relative_uri=lambda *_: "../book/glossary.html")
     terms._link(SimpleNamespace(env=env, builder=to), page, name)
     return re.sub(r"<a .*?>(.*?)</a>", r"[\1]", page.astext().replace("\n\n", " "))

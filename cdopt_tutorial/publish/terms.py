@@ -29,7 +29,7 @@ def setup(app: Any) -> None:
 
 def _link(app: Any, page: nodes.document, name: str) -> None:
     """Link the words of a chapter, in place, each where it comes first."""
-    if not name.startswith("notebooks/"):
+    if not name.startswith("notebooks/") or GLOSSARY not in app.env.found_docs:
         return
     to = app.builder.get_relative_uri(name, GLOSSARY)
     left = _meanings(app.env)
