@@ -144,7 +144,7 @@ WORDS = {
     "01_reinforce": "four conversations",
     "02_parameter_server": "asynchronous trainers",
     "03_constraint_dissolving": "copying memory",
-    "04_constrained_rnn": "stacked gate",
+    "04_constrained_rnn": "constrained decoder",
     "05_ddp_rpc": "replica",
     "06_shards": "DTensor mesh",
     "07_hosts": "torchrun observer",
