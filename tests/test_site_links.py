@@ -11,6 +11,7 @@ from browsing import is_ours, pages
 
 from cdopt_tutorial.publish.chapter import inject, read_chapter
 from cdopt_tutorial.publish.execute import find_result
+from cdopt_tutorial.publish.programs import read_programs
 from cdopt_tutorial.publish.project import this_project
 
 pytestmark = pytest.mark.xdist_group("book")
@@ -137,6 +138,30 @@ def test_download_is_the_chapter_as_it_was_executed(site, project, short, read, 
     assert all(cell.execution_count for cell in executed)
     sources = [cell.source for cell in offered.cells if cell.cell_type == "code"]
     assert sources == [cell.source for cell in executed]
+
+
+def test_programs_are_files_that_their_chapters_link(site, project):
+    texts = read_programs(project)
+    assert texts.keys() == {path.name for path in (site / "programs").iterdir()}
+    pages = [site / "book" / "programs.html", *site.glob("notebooks/*.html")]
+    linked = Counter()
+    for page in pages:
+        linked.update(re.findall(r'"\.\./programs/(.+?)" download', page.read_text()))
+    for name, text in texts.items():
+        assert (site / "programs" / name).read_text() == text
+        assert linked[name] == 2
+
+
+def test_a_program_is_copied_without_the_line_that_writes_it(browser, server, project):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{server}/notebooks/02_parameter_server.html")
+    cell = page.locator(".tag_bare").first
+    cell.hover()
+    cell.locator("button.copybtn").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip() == read_programs(project)["bare_rnn.py"].strip()
+    context.close()
 
 
 # What a reader would type to find again what only this chapter explains.

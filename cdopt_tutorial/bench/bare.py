@@ -8,20 +8,11 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import nbformat
-
 from cdopt_tutorial.publish.execute import end_with_parent
+from cdopt_tutorial.publish.programs import read_programs
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.scratch import scratch
 
-CHAPTERS = {
-    "bare_reinforce": "01_reinforce",
-    "bare_rnn": "02_parameter_server",
-    "bare_hybrid": "05_ddp_rpc",
-    "bare_shards": "06_shards",
-    "bare_hosts": "07_hosts",
-    "bare_ray": "07_hosts",
-}
 _MAIN = '\nif __name__ == "__main__":\n'
 
 # Behind a program's own definitions: each worker writes when a function was called,
@@ -47,16 +38,11 @@ def run_worker(*args):
 def program(name: str, more: str = "") -> str:
     """The text of a program, with more code behind its definitions.
 
-    ValueError if no cell of its chapter writes it, or it does not end with its start.
+    ValueError if no chapter has it, or it does not end with its start.
     """
-    path = this_project().root / "notebooks" / f"{CHAPTERS[name]}.ipynb"
-    first = f"%%writefile {name}.py\n"
-    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    found = [source[len(first) :] for source in cells if source.startswith(first)]
-    if len(found) != 1 or found[0].count(_MAIN) != 1:
-        what = "in one cell, with one start" if found else "in a cell"
-        raise ValueError(f"{path.name} has no {name}.py {what}")
-    text = found[0].rstrip("\n") + "\n"
+    text = read_programs(this_project()).get(f"{name}.py", "")
+    if text.count(_MAIN) != 1:
+        raise ValueError(f"no chapter has a {name}.py with one start")
     return extend(text, more) if more else text
 
 

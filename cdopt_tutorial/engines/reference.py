@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
@@ -15,13 +15,32 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import network
 
-Reference = Any  #: what has this interface, whatever engine it is of
+
+class Reference(Protocol):
+    """Stands for an object, here or on another worker; the interface of ``RRef``."""
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """The object's methods, each of which waits for its answer; in seconds."""
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """The same methods, each of which returns a future of torch at once."""
+
+    def local_value(self) -> Any:
+        """The object itself; a RuntimeError unless this worker owns it."""
+
+    def is_owner(self) -> bool:
+        """Whether the object is on this worker."""
+
+    def owner_name(self) -> str:
+        """Name of the worker that owns it; empty where there are no others."""
+
+
+_INTERFACE = [name for name in vars(Reference) if not name.startswith("_")]
 
 
 def is_reference(value: Any) -> bool:
     """Whether something has the interface of a reference."""
-    names = ("rpc_sync", "rpc_async", "local_value", "is_owner", "owner_name")
-    return all(hasattr(type(value), name) for name in names)
+    return all(hasattr(type(value), name) for name in _INTERFACE)
 
 
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:

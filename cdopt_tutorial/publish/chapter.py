@@ -64,7 +64,7 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """
     # What was set from outside before is overruled, as papermill does it.
     withdraw(notebook)
-    given = [cell for cell in notebook.cells if _tagged(cell, "parameters")]
+    given = [cell for cell in notebook.cells if tagged(cell, "parameters")]
     if len(given) != 1:
         raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
     try:
@@ -85,10 +85,11 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
 def withdraw(notebook: NotebookNode) -> None:
     """Take out, in place, what `inject` has put in; all else stays, outputs as well."""
     cells = notebook.cells
-    notebook.cells = [c for c in cells if not _tagged(c, "injected-parameters")]
+    notebook.cells = [c for c in cells if not tagged(c, "injected-parameters")]
 
 
-def _tagged(cell: NotebookNode, tag: str) -> bool:
+def tagged(cell: NotebookNode, tag: str) -> bool:
+    """Whether a cell has a tag."""
     return tag in cell.metadata.get("tags", [])
 
 

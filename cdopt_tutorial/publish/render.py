@@ -18,6 +18,7 @@ from cdopt_tutorial.publish.execute import (
     read_failed,
 )
 from cdopt_tutorial.publish.matrix import table
+from cdopt_tutorial.publish.programs import write_programs
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
@@ -89,6 +90,7 @@ def _config(project: Project, device: str, partial: bool, profile: str) -> dict:
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     sphinx = config["sphinx"]["config"]
     sphinx["extensions"].append("cdopt_tutorial.publish.notes")
+    sphinx["html_extra_path"] = [str(write_programs(project))]
     sphinx["page_notes"] = notes
     add_site(config, site)
     return config
