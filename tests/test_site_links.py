@@ -156,9 +156,9 @@ def test_a_program_is_copied_without_the_line_that_writes_it(browser, server, pr
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
     page.goto(f"{server}/notebooks/02_parameter_server.html")
-    cell = page.locator(".tag_bare").first
-    cell.hover()
-    cell.locator("button.copybtn").click()
+    program = page.locator(".tag_bare .cell_input").first
+    program.hover()
+    program.locator("button.copybtn").click()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.strip() == read_programs(project)["bare_rnn.py"].strip()
     context.close()
