@@ -33,7 +33,7 @@ def test_a_smoke_run_has_rows_of_all_variants_and_of_both_ways(smoke):
     rows, more, lines = smoke
     shards, ways = rows[:-2], rows[-2:]
     assert [row.name for row in shards] == [
-        f"{name}, n={N}: {figure}" for name in bench.VARIANTS for figure in bench.UNITS
+        f"{name}, n={N}: {figure}" for figure in bench.UNITS for name in bench.VARIANTS
     ]
     assert {row.baseline for row in shards} == {
         f"{bench.BASELINE}, n={N}: {figure}" for figure in bench.UNITS

@@ -12,9 +12,9 @@ from elsewhere import Elsewhere, tensors_in, where
 
 from cdopt_tutorial import constraints, data, hybrid, reinforce, sharding
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.bench.constraints import VARIANTS, make_step
 from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.dissolving import eigenspace, flow, memory
+from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
 from cdopt_tutorial.engines import gradients, reference
 from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.engines.one_process import OneProcess

@@ -8,7 +8,7 @@ from functools import partial
 
 from cdopt_tutorial import data, hybrid, reinforce
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.bench.rows import Measured, Progress, compare
+from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -34,7 +34,7 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     variants = {ONE_PROCESS: partial(_alone, smoke, device)}
     for name, engine in (ENGINES | {"Ray": OnRay()}).items():
         variants[name] = partial(_figures, engine, smoke, device)
-    return compare(variants, [1] if smoke else range(TURNS), progress, UNITS, BASELINE)
+    return sweep(variants, 1 if smoke else TURNS, progress, UNITS, BASELINE)
 
 
 def _figures(engine: Workers, smoke: bool, device: str, _: int) -> dict[str, float]:

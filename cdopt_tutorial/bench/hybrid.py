@@ -8,7 +8,7 @@ import torch
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial.bench import bare
-from cdopt_tutorial.bench.rows import Measured, Progress, against, compare, phases
+from cdopt_tutorial.bench.rows import Measured, Progress, against, phases, sweep
 from cdopt_tutorial.data.bags import digit_bags
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
 from cdopt_tutorial.hybrid.model import SEMANTICS
@@ -34,9 +34,8 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     steps = SMOKE_STEPS if smoke else STEPS
     config = HybridConfig(max_steps=steps)
     timed["bare"] = partial(_bare_figures, config, _program(config))
-    turns = range(1, 2 if smoke else TURNS + 1)
-    measured = compare(timed, turns, progress, UNITS, BASELINE)
-    return against(measured, "exact, 2 trainers", "bare", {"step": "s"})
+    measured = sweep(timed, 1 if smoke else TURNS, progress, UNITS, BASELINE)
+    return against(measured, "exact, 2 trainers", "bare", "step")
 
 
 def variants(smoke: bool = False, device: str = "cpu") -> dict[str, Job]:

@@ -9,7 +9,7 @@ from functools import partial
 import torch.distributed.rpc as rpc
 import torch.multiprocessing
 
-from cdopt_tutorial.bench.rows import Measured, Progress, compare
+from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.engines import Role, launch, process, serve
 from cdopt_tutorial.publish.execute import end_with_parent
 from cdopt_tutorial.scratch import scratch
@@ -27,11 +27,11 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
 
     They compute nothing, on whatever device.
     """
-    num_workers, turns = (2, [1]) if smoke else (4, range(1, 6))
+    num_workers, turns = (2, 1) if smoke else (4, 5)
     variants = {}
     for name, (function, calls) in WAYS.items():
         variants[name] = partial(_in_fresh_parent, function, num_workers, calls)
-    return compare(variants, turns, progress, {"start to end": "s"}, BASELINE)
+    return sweep(variants, turns, progress, {"start to end": "s"}, BASELINE)
 
 
 def _in_fresh_parent(function: str, num_workers: int, calls: int, _) -> dict:

@@ -19,19 +19,21 @@ class Trial(NamedTuple):
 
 def best_lr(trials: Sequence[Trial], method: str) -> float:
     """The rate with the lowest mean loss; not if a run's is not finite."""
-    means = _means(trials, method)
-    return min(means, key=means.__getitem__)
+    losses = _losses(trials, method)
+    return min(losses, key=lambda lr: statistics.fmean(losses[lr]))
 
 
 def loss_rows(trials: Sequence[Trial], what: str) -> list[Row]:
     """Mean loss of each method and rate, over that of the method's best one."""
     found = []
     for method in dict.fromkeys(trial.method for trial in trials):
-        means, best = _means(trials, method), best_lr(trials, method)
-        names = {lr: f"{method}, lr {lr:g}: {what}" for lr in means}
-        for lr, mean in means.items():
-            ratio = mean / means[best]
-            found.append(Row(names[lr], mean, "nats", names[best], ratio))
+        losses, best = _losses(trials, method), best_lr(trials, method)
+        names = {lr: f"{method}, lr {lr:g}: {what}" for lr in losses}
+        least = statistics.fmean(losses[best])
+        for lr, several in losses.items():
+            mean, ends = statistics.fmean(several), (min(several), max(several))
+            row = names[lr], mean, "nats", names[best], mean / least
+            found.append(Row(*row, *ends))
     return found
 
 
@@ -44,11 +46,11 @@ def time_rows(trials: Sequence[Trial], steps: int, baseline: str) -> list[Row]:
     return rows(seconds, {"step": "ms"}, baseline)
 
 
-def _means(trials: Sequence[Trial], method: str) -> dict[float, float]:
-    """Mean loss of each rate; ``inf`` if one run's is not finite."""
+def _losses(trials: Sequence[Trial], method: str) -> dict[float, list[float]]:
+    """The losses at each rate; ``inf`` for one that is not finite."""
     losses: dict[float, list[float]] = {}
     for trial in trials:
         if trial.method == method:
             loss = trial.loss if math.isfinite(trial.loss) else math.inf
             losses.setdefault(trial.lr, []).append(loss)
-    return {lr: statistics.fmean(several) for lr, several in losses.items()}
+    return losses

@@ -4,11 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 from cdopt_tutorial.bench import bare
-from cdopt_tutorial.bench.rows import Measured, Progress, compare
+from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 
-SEEDS = range(1, 6)
+SEEDS = 5  # 1 to 5, one of each turn
 SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
 BARE_GOAL = 195  # running reward, after which episodes are long and rates alike
@@ -28,7 +28,7 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     goal = 1 if smoke else BARE_GOAL
     program = bare.program("bare_reinforce", f"GOAL = {goal}")
     each["bare"] = partial(bare_figures, program)
-    return compare(each, [1] if smoke else SEEDS, progress, UNITS, BASELINE)
+    return sweep(each, 1 if smoke else SEEDS, progress, UNITS, BASELINE)
 
 
 def bare_figures(program: str, _: int) -> dict[str, float]:

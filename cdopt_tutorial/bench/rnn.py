@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from cdopt_tutorial.bench import bare
-from cdopt_tutorial.bench.rows import Measured, Progress, against, compare, phases
+from cdopt_tutorial.bench.rows import Measured, Progress, against, phases, sweep
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig, run, run_locally
 from cdopt_tutorial.parameter_server.traffic import expected_bytes, measured_bytes
@@ -46,9 +46,8 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
         ),
         "bare": partial(_bare_figures, config, _program(config, vocab_size)),
     }
-    turns = range(1, 2 if smoke else TURNS + 1)
-    measured = compare(variants, turns, progress, UNITS, BASELINE)
-    return against(measured, "loss, as bare", "bare", {"step": "s"})
+    measured = sweep(variants, 1 if smoke else TURNS, progress, UNITS, BASELINE)
+    return against(measured, "loss, as bare", "bare", "step")
 
 
 def random_corpus(vocab_size: int, config: RNNConfig) -> Corpus:

@@ -2,8 +2,8 @@
 
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,28 +21,32 @@ class Row:
     unit: str  #: of the value
     baseline: str  #: name of the row that it is compared with; its own if of none
     ratio: float  #: value over the baseline's value
+    least: float  #: of all that was measured
+    most: float
 
 
 Progress = Callable[[str], None]
 Measured = tuple[list[Row], dict[str, Any]]
 Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # give a turn's figures
 Values = dict[str, dict[str, list[float]]]  # by variant and figure, one of each turn
-Turns = Iterable[int]
 Units = Mapping[str, str]
 
 
-def compare(
-    variants: Variants, turns: Turns, progress: Progress, units: Units, baseline: str
+def sweep(
+    variants: Variants, turns: int, progress: Progress, units: Units, baseline: str
 ) -> Measured:
-    """The rows of variants measured in turns, and every single value."""
+    """Measure each variant once a turn; the rows, and every single value.
+
+    In turns, so that a slow minute hits all alike. Figures without a unit have no row.
+    """
     values = interleave(variants, turns, progress)
     return rows(values, units, baseline), {"values": values}
 
 
-def interleave(variants: Variants, turns: Turns, progress: Progress) -> Values:
-    """Measure each variant once a turn, so that a slow minute hits all alike."""
+def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
+    """Every value of variants that are measured in turns."""
     values: Values = {name: {} for name in variants}
-    for turn in turns:
+    for turn in range(1, turns + 1):
         for name, measure in variants.items():
             progress(f"{name}, turn {turn}")
             for figure, value in measure(turn).items():
@@ -50,12 +54,29 @@ def interleave(variants: Variants, turns: Turns, progress: Progress) -> Values:
     return values
 
 
-def against(measured: Measured, name: str, other: str, units: Units) -> Measured:
-    """The same, and one variant's figures over another's, those that have units."""
-    values = measured[1]["values"]
-    both = {other: values[other], f"{name}, over {other}": values[name]}
-    _, *found = rows(both, units, other)
-    return measured[0] + found, measured[1]
+def rows(values: Values, units: Units, baseline: str) -> list[Row]:
+    """Medians over the baseline variant's, or the first one's where it has none."""
+    found = []
+    for figure, unit in units.items():
+        of = {name: each[figure] for name, each in values.items() if figure in each}
+        base = baseline if baseline in of else next(iter(of), None)
+        for name, measured in of.items():
+            median = statistics.median(measured)
+            ratio = median / statistics.median(of[base])
+            row = f"{name}: {figure}", median, unit, f"{base}: {figure}", ratio
+            found.append(Row(*row, min(measured), max(measured)))
+    return found
+
+
+def against(measured: Measured, name: str, other: str, figure: str) -> Measured:
+    """The same, and one variant's figure over another's, of the same unit."""
+    found, more = measured
+    value = {row.name: row for row in found}
+    own, base = value[f"{name}: {figure}"], value[f"{other}: {figure}"]
+    ratio = own.value / base.value
+    named = f"{name}, over {other}: {figure}"
+    row = replace(own, name=named, baseline=base.name, ratio=ratio)
+    return [*found, row], more
 
 
 def phases(run: Callable, job: Any) -> dict[str, float]:
@@ -68,27 +89,6 @@ def phases(run: Callable, job: Any) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def rows(values: Values, units: Units, baseline: str) -> list[Row]:
-    """Medians over the baseline variant's, or the first one's where it has none.
-
-    A figure without a unit is left out.
-    """
-    medians = {
-        (variant, figure): statistics.median(measured)
-        for variant, figures in values.items()
-        for figure, measured in figures.items()
-        if figure in units
-    }
-    measured = []
-    for (variant, figure), median in medians.items():
-        first = next(name for name, other in medians if other == figure)
-        against = baseline if (baseline, figure) in medians else first
-        ratio = median / medians[against, figure]
-        name, other = f"{variant}: {figure}", f"{against}: {figure}"
-        measured.append(Row(name, median, units[figure], other, ratio))
-    return measured
-
-
 def report(measured: list[Row], **more: Any) -> dict[str, Any]:
     """What a bench writes as JSON: the rows, where they come from, and more."""
     machine = {"cores": cpu_count(), "python": platform.python_version()}
@@ -97,10 +97,11 @@ def report(measured: list[Row], **more: Any) -> dict[str, Any]:
 
 
 def table(measured: list[Row]) -> str:
-    """The rows as text, a line each."""
+    """The rows as text, a line each: the median, the least and most, the ratio."""
     width = max(len(row.name) for row in measured)
     lines = []
     for row in measured:
-        value = f"{row.name:{width}}  {row.value:12.4g} {row.unit:8}"
+        ends = f"({row.least:.3g} to {row.most:.3g})"
+        value = f"{row.name:{width}}  {row.value:12.4g} {ends:24} {row.unit:8}"
         lines.append(f"{value}{row.ratio:8.3g} x {row.baseline}")
     return "\n".join(lines)

@@ -17,7 +17,6 @@ At last comes a dissolved layer compiled, in one process: see `bench.compiled`.
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,9 +29,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import parametrizations
 
 from cdopt_tutorial.bench import compiled
-from cdopt_tutorial.bench.constraints import EXACT, PENALTY_PARAM
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
 from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.dissolving.costs import EXACT, PENALTY_PARAM, Step
 from cdopt_tutorial.engines import Role, launch, process_group, report
 from cdopt_tutorial.engines.counted import Sent, peak_memory
 from cdopt_tutorial.engines.device import gpus_of, wait_for
@@ -43,8 +42,6 @@ BASELINE = "sharded"
 STEPS = 5  # of a turn, whose median counts
 UNITS = {"step": "s", "bytes": "B/step", "collectives": "1/step"}
 UNITS |= dict.fromkeys(("peak", "shard and peak"), "B")
-
-Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -68,29 +65,18 @@ SMOKE_SIZES = (Size(96, 16, VARIANTS, 1),)
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants in turns; in a smoke run, one turn of small ones."""
-    values = measure_shards(SMOKE_SIZES if smoke else SIZES, progress, device)
-    measured = []
+    sizes = SMOKE_SIZES if smoke else SIZES
+    roles = {
+        f"rank{rank}": Role(_measure_rank, (rank, sizes, device))
+        for rank in range(RANKS)
+    }
+    found = launch(roles, deadline=DEADLINE, on_report=lambda _, line: progress(line))
+    measured, values = [], found["rank0"]  # of the slowest, or largest, rank
     for n, of in values.items():
         named = {f"{name}, n={n}": found for name, found in of.items()}
         measured += rows(named, UNITS, f"{BASELINE}, n={n}")
     more, found = compiled.measure(progress, smoke, device)
     return measured + more, {"values": values, "compiled": found["values"]}
-
-
-def measure_shards(
-    sizes: tuple[Size, ...], progress: Progress, device: str = "cpu"
-) -> dict[int, Values]:
-    """Every value by n and variant; that of the slowest, or largest, rank."""
-
-    def told(_: str, line: str) -> None:
-        progress(line)
-
-    roles = {
-        f"rank{rank}": Role(_measure_rank, (rank, sizes, device))
-        for rank in range(RANKS)
-    }
-    found = launch(roles, deadline=DEADLINE, on_report=told)
-    return found["rank0"]
 
 
 def _measure_rank(rank: int, sizes: tuple[Size, ...], device: str) -> dict[int, Values]:
@@ -106,7 +92,7 @@ def _measure_rank(rank: int, sizes: tuple[Size, ...], device: str) -> dict[int, 
             name: partial(_figures, name, *make_step(name, size.n, size.p, mesh))
             for name in size.variants
         }
-        values[size.n] = interleave(timed, range(1, size.turns + 1), tell)
+        values[size.n] = interleave(timed, size.turns, tell)
     return values
 
 

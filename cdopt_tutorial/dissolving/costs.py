@@ -1,0 +1,116 @@
+"""What a step of a constrained layer costs, by constraint dissolving and its peers.
+
+A step is that of training a layer d -> d/2, in float32, on one thread: clear the
+gradients, forward, a loss, the penalty where there is one, backward, SGD. The batch is
+small, so that the constraint shows.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import geoopt
+import torch
+from cdopt.manifold_torch import stiefel_torch
+from cdopt.nn import Linear_cdopt, get_quad_penalty
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.benchmark import Timer
+
+from cdopt_tutorial import constraints
+
+BATCH_SIZE = 32
+PENALTY_PARAM = 0.1
+BASELINE = "plain"
+EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
+VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
+
+Step = Callable[[], None]
+Penalty = Callable[[], Tensor]
+
+
+def step_costs(
+    widths: Sequence[int], turns: int, budget: float, device: str = "cpu"
+) -> dict[str, list[tuple[int, float]]]:
+    """Each variant's median step over the plain layer's, as (width d, ratio).
+
+    A turn has a budget of seconds. A width not even and at least 2 is a ValueError.
+    """
+    for d in widths:
+        if d < 2 or d % 2:
+            raise ValueError(f"width is {d}, but must be even and at least 2")
+    costs = {name: [] for name in VARIANTS}
+    for d in widths:
+        steps = make_steps(d, device)
+        timed = [
+            {name: step_seconds(step, budget) for name, step in steps.items()}
+            for _ in range(turns)  # so that a slow minute hits all alike
+        ]
+        medians = {name: statistics.median(t[name] for t in timed) for name in steps}
+        for name, median in medians.items():
+            costs[name].append((d, median / medians[BASELINE]))
+    return costs
+
+
+def make_steps(d: int, device: str = "cpu") -> dict[str, Step]:
+    """The step of each variant; the random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {name: make_step(name, d, device) for name in VARIANTS}
+
+
+def step_seconds(step: Step, budget: float) -> float:
+    """Median seconds of a step on one thread, repeated for a budget of seconds."""
+    timer = Timer("step()", globals={"step": step}, num_threads=1)
+    return timer.blocked_autorange(min_run_time=budget).median
+
+
+def make_step(variant: str, d: int, device: str = "cpu") -> Step:
+    """One step of training; the target is random, for what it is takes no time."""
+    layer, penalty, optimizer = _layer(variant, d, device)
+    x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
+    x, target = x.to(device), target.to(device)
+    moves = optimizer(layer.parameters(), lr=1e-3)
+
+    def step() -> None:
+        moves.zero_grad()
+        loss = nn.functional.mse_loss(layer(x), target)
+        if penalty is not None:
+            loss = loss + penalty()
+        loss.backward()
+        moves.step()
+
+    return step
+
+
+def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None, type]:
+    """A variant's layer, its penalty if it has one, and its kind of optimizer."""
+    if variant == "geoopt":
+        return _Transposed(d).to(device), None, geoopt.optim.RiemannianSGD
+    if variant == "cdopt.nn":
+        options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
+        options |= {"dtype": torch.float32, "device": torch.device(device)}
+        layer = Linear_cdopt(d, d // 2, **options)
+        return layer, partial(get_quad_penalty, layer), torch.optim.SGD
+    layer = nn.Linear(d, d // 2)
+    if variant == "fused":
+        layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM).to(device)
+        return layer, constraints.Constraints(layer).penalty, torch.optim.SGD
+    if variant in EXACT:
+        layer = parametrizations.orthogonal(layer, orthogonal_map=variant)
+    return layer.to(device), None, torch.optim.SGD
+
+
+class _Transposed(nn.Module):
+    """A layer whose weight is geoopt's, which must be tall: (d, d/2)."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        # Not the default, canonical metric: its n x n matrices take four times as long.
+        manifold = geoopt.EuclideanStiefel()
+        start = manifold.projx(torch.randn(d, d // 2))
+        self.weight = geoopt.ManifoldParameter(start, manifold=manifold)
+        self.bias = nn.Parameter(torch.zeros(d // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.mT, self.bias)
