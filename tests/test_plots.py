@@ -67,23 +67,11 @@ def test_colours_stand_out_on_the_page(look, page):
     assert contrast(look.color, page) >= 3
 
 
-def test_contrast_knows_black_on_white():
-    assert contrast("black", "white") == pytest.approx(21)
-
-
 @pytest.mark.parametrize("blindness", BLINDNESS)
 def test_colours_differ_to_everyone(blindness):
     seen = [oklab(BLINDNESS[blindness] @ linear(s.color)) for s in style.SERIES]
     for one, two in itertools.combinations(seen, 2):
         assert np.linalg.norm(one - two) >= 0.1
-
-
-def test_red_and_green_of_one_lightness_would_be_caught():
-    seen = [
-        oklab(np.array(BLINDNESS["deuteranopia"]) @ linear(c))
-        for c in ("#a05050", "#607030")
-    ]
-    assert np.linalg.norm(seen[0] - seen[1]) < 0.1
 
 
 def test_colour_is_never_the_only_difference():
