@@ -19,7 +19,7 @@ from filelock import FileLock
 from playwright.sync_api import sync_playwright
 from running import Running
 
-from cdopt_tutorial.engines import group
+from cdopt_tutorial.engines.launcher import group
 from cdopt_tutorial.publish.execute import Execution, execute
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.reference import Reference

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
-from cdopt_tutorial.engines import gradients
-from cdopt_tutorial.engines.reference import Ref, apply
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.reference import Ref, apply
 
 F64 = {"dtype": torch.float64}
 

@@ -13,10 +13,11 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.engines import gradients, pace
-from cdopt_tutorial.engines.attach import wrap
-from cdopt_tutorial.engines.pace import place
+from cdopt_tutorial.engines.probes.attach import wrap
+from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch import pace
+from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.hybrid import (
     Table,
     dense_layer,

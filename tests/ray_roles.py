@@ -3,8 +3,8 @@
 import os
 import signal
 
-from cdopt_tutorial.engines.attach import wrap
 from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.parameter_server import Owner, Trainer
 from cdopt_tutorial.reinforce import Agent, Observer, run_agent, steady
 

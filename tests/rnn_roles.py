@@ -7,8 +7,8 @@ from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import gradients
-from cdopt_tutorial.engines.reference import apply
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.reference import apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build

@@ -17,9 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.engines import gradients, meeting, pace, passed, report, span, trace
-from cdopt_tutorial.engines.reference import Ref, apply
+from cdopt_tutorial.engines import meeting, passed, report, span
+from cdopt_tutorial.engines.probes import trace
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.reference import Ref, apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch import pace
 
 
 class TwoArguments(Exception):

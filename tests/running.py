@@ -27,9 +27,9 @@ def preload_little() -> None:
 
     What it imports besides only saves time in training, and takes a second itself.
     """
-    from cdopt_tutorial.engines import forking
+    from cdopt_tutorial.engines.launcher import forking
 
-    network, process = forking.PRELOAD[0], "cdopt_tutorial.engines.process"
+    network, process = forking.PRELOAD[0], "cdopt_tutorial.engines.launcher.process"
     assert process in forking.PRELOAD
     forking.PRELOAD = network, process
 

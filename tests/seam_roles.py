@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from cdopt_tutorial.engines import gradients
-from cdopt_tutorial.engines.reference import Ref
-from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.reference import Ref
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 
 
 class Part(nn.Module):

@@ -24,7 +24,7 @@ from cdopt_tutorial.bench import bare
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.data.bags import Bags, BagSplit
 from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.publish.programs import read_programs
 from cdopt_tutorial.publish.project import this_project

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from cdopt_tutorial.bench import bare, hybrid, launch, reinforce, rnn, rows
-from cdopt_tutorial.engines.trace import Span
+from cdopt_tutorial.engines.probes.trace import Span
 from cdopt_tutorial.hybrid import HybridConfig
 
 

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench import shards as bench
-from cdopt_tutorial.engines import Role, counted, launch, meeting
+from cdopt_tutorial.engines import Role, launch, meeting
+from cdopt_tutorial.engines.probes import counted
 
 pytestmark = pytest.mark.xdist_group("bench_shards")
 

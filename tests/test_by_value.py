@@ -18,7 +18,8 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from cdopt_tutorial.engines import Role, group, launch, serve, share
+from cdopt_tutorial.engines import Role, launch, serve, share
+from cdopt_tutorial.engines.launcher import group
 
 pytestmark = pytest.mark.xdist_group("by_value")
 
@@ -49,7 +50,7 @@ IMPORTS = """
     import torch
     import torch.distributed.rpc as rpc
     from cdopt_tutorial.engines import Role, launch, report, serve
-    from cdopt_tutorial.engines.attach import wrap
+    from cdopt_tutorial.engines.probes.attach import wrap
 """
 
 DEFINITIONS = """

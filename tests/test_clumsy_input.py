@@ -12,7 +12,8 @@ import torch
 from clumsy import ends, pattern, read_cases
 
 from cdopt_tutorial.checks import LARGEST_LR
-from cdopt_tutorial.engines import Role, edited, launch, serve
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.launcher import edited
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig, build_all
 from cdopt_tutorial.parameter_server.model import num_parameters

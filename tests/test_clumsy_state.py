@@ -147,7 +147,7 @@ class TestResults:
     def test_of_someone_else(self, book, what, as_another, monkeypatch, capsys):
         if what == "the book":
             shutil.rmtree(book.build)
-        # Others may not enter pytest's own folder.
+        # Peers may not enter pytest's own folder.
         with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
             os.chmod(open_to_all, 0o755)
             other = Project(Path(shutil.copytree(book.root, f"{open_to_all}/book")))

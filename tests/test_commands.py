@@ -17,7 +17,8 @@ from clumsy import DIVERGED
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import build, common, execute
-from cdopt_tutorial.engines import WorkerError, on_actors
+from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -187,7 +188,7 @@ class TestConfig:
     def test_has_the_engine(self, command, asked, monkeypatch):
         assert asked(command).engine == TorchRPC()
         assert asked(command, "--engine", "ray").engine == OnRay()
-        monkeypatch.setattr(on_actors, "find_spec", lambda name: True)
+        monkeypatch.setattr(driver, "find_spec", lambda name: True)
         assert asked(command, "--engine", "monarch").engine == OnMonarch()
         there = "--engine", "ray", "--address", "a:1"
         assert asked(command, *there).engine == OnRay(address="a:1")

@@ -10,9 +10,9 @@ from cdopt_tutorial.cli import main
 from cdopt_tutorial.constraints import Constraints, feasibility
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import Trace
-from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.seam.gradients import WAYS
+from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import (
     Job,

@@ -16,7 +16,7 @@ from cdopt.nn.utils.set_constraints import set_constraint_dissolving
 from torch import nn
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.engines.reference import LocalRef, Ref
+from cdopt_tutorial.engines.seam.reference import LocalRef, Ref
 
 F64 = {"dtype": torch.float64}
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}

@@ -12,8 +12,9 @@ from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.bench import BENCHES
 from cdopt_tutorial.dissolving import memory
-from cdopt_tutorial.engines import Role, forking, launch, pack, process_group
-from cdopt_tutorial.engines.device import device_for, gpus_of, pick_device
+from cdopt_tutorial.engines import Role, launch
+from cdopt_tutorial.engines.launcher import forking, pack, process_group
+from cdopt_tutorial.engines.seam.device import device_for, gpus_of, pick_device
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig

@@ -19,9 +19,10 @@ import torch
 import torch.distributed.rpc as rpc
 from running import listeners, wait_for_end
 
-from cdopt_tutorial.engines import Role, WorkerError, forking, launch, pack, serve
-from cdopt_tutorial.engines.errors import origin
-from cdopt_tutorial.engines.process import LOOPBACK
+from cdopt_tutorial.engines import Role, WorkerError, launch, serve
+from cdopt_tutorial.engines.launcher import forking, pack
+from cdopt_tutorial.engines.launcher.process import LOOPBACK
+from cdopt_tutorial.engines.watch.errors import origin
 
 LONG = 300  # seconds; nothing that takes so long may be waited for
 

@@ -8,7 +8,8 @@ import roles
 from cdopt_tutorial import data, hybrid, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import Role, WorkerError, on_actors, serve
+from cdopt_tutorial.engines import Role, WorkerError, serve
+from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.on_monarch import OnMonarch, claim
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig
@@ -22,7 +23,7 @@ EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
 
 
 def test_where_monarch_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
-    monkeypatch.setattr(on_actors, "find_spec", lambda name: None)
+    monkeypatch.setattr(driver, "find_spec", lambda name: None)
     assert main(["rnn", "--engine", "monarch"]) == 2
     told = "the engine monarch needs Monarch, which is not here: pip install "
     told += "'cdopt-tutorial[monarch]'"

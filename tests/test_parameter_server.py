@@ -12,10 +12,11 @@ from locks import Second
 from torch.nn import functional as F
 
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import Role, Trace, gradients, launch, serve
-from cdopt_tutorial.engines.gradients import WAYS
+from cdopt_tutorial.engines import Role, Trace, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.gradients import WAYS
+from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.parameter_server import (
     Job,

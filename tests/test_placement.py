@@ -15,10 +15,10 @@ from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.dissolving import eigenspace, flow, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
-from cdopt_tutorial.engines import gradients, reference
-from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.seam import gradients, reference
+from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.hybrid.model import table_on_device
 from cdopt_tutorial.parameter_server import model
 from cdopt_tutorial.parameter_server.system import Owner

@@ -24,11 +24,12 @@ from sweeps.lost import without
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines import Role, Trace, WorkerError, on_actors, serve
-from cdopt_tutorial.engines.actor import ALONE
-from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines import Role, Trace, WorkerError, serve
+from cdopt_tutorial.engines.actors import driver
+from cdopt_tutorial.engines.actors.actor import ALONE
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import (
@@ -188,7 +189,7 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
 def test_who_is_cut_off_before_it_has_joined_is_not_called_dead():
     from ray.exceptions import ActorUnavailableError
 
-    from cdopt_tutorial.engines.ray_worker import named
+    from cdopt_tutorial.engines.actors.ray_worker import named
 
     with pytest.raises(WorkerLost, match="^observer1 can't be reached\n"):
         with named("observer1"):
@@ -260,7 +261,7 @@ def test_a_daemon_that_is_killed_is_named(name, late):
 
 
 def test_a_ray_that_does_not_start_here_is_told(tmp_path, monkeypatch):
-    from cdopt_tutorial.engines import ray_worker
+    from cdopt_tutorial.engines.actors import ray_worker
 
     def init(*_, **__):
         raise RuntimeError("no room")
@@ -283,7 +284,7 @@ def test_restarts_need_a_checkpoint(capsys, no_process_starts):
 
 
 def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
-    monkeypatch.setattr(on_actors, "find_spec", lambda name: None)
+    monkeypatch.setattr(driver, "find_spec", lambda name: None)
     assert main(["rnn", "--engine", "ray"]) == 2
     told = (
         "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"

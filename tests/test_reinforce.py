@@ -23,8 +23,8 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Trace
-from cdopt_tutorial.engines.reference import LocalRef
-from cdopt_tutorial.engines.rendezvous import Rendezvous
+from cdopt_tutorial.engines.seam.reference import LocalRef
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.reinforce import (
     CONVERSATIONS,
     Agent,

@@ -8,8 +8,10 @@ import roles
 import torch.distributed.rpc as rpc
 from locks import Second
 
-from cdopt_tutorial.engines import Role, forking, launch, reference, serve
-from cdopt_tutorial.engines.reference import LocalRef, Ref
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.launcher import forking
+from cdopt_tutorial.engines.seam import reference
+from cdopt_tutorial.engines.seam.reference import LocalRef, Ref
 
 
 class TestLocalRef:

@@ -8,10 +8,10 @@ import seam_roles
 import torch
 
 from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.gradients import WAYS
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.reference import LocalRef, Ref, is_reference
-from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
+from cdopt_tutorial.engines.seam.gradients import WAYS
+from cdopt_tutorial.engines.seam.reference import LocalRef, Ref, is_reference
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial.engines import WorkerError
-from cdopt_tutorial.engines.attach import wrap
+from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.sharding import (
     History,
     Job,

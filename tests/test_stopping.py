@@ -19,7 +19,8 @@ from hosts import runs
 from running import COMMAND, wait_for_end
 
 from cdopt_tutorial import scratch
-from cdopt_tutorial.engines import Role, WorkerError, group, launch, serve
+from cdopt_tutorial.engines import Role, WorkerError, launch, serve
+from cdopt_tutorial.engines.launcher import group
 
 LONG = 300  # seconds; nothing that takes so long may be waited for
 WORDS = {

@@ -15,7 +15,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import others, store
+from cdopt_tutorial.engines.torchrun import peers, store
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
@@ -86,7 +86,7 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     made, run, there = under_way
     below = [*run.workers(1).values(), *there.values()]
     made.cut(2)
-    wait_for_end(below, others.LOST + 15)
+    wait_for_end(below, peers.LOST + 15)
     # Torchrun itself waits for the other hosts for minutes.
     time.sleep(2)
     run.kill()
@@ -100,23 +100,23 @@ def test_a_host_that_is_cut_off_is_named(under_way):
 def join(monkeypatch):
     """What a process knows of a run's workers; all of them have one store."""
     kept = HashStore()
-    monkeypatch.setattr(others, "open_store", lambda path: PrefixStore(path, kept))
+    monkeypatch.setattr(peers, "open_store", lambda path: PrefixStore(path, kept))
     monkeypatch.setenv("WORLD_SIZE", "3")
 
     def enter(rank, names):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setattr("socket.gethostname", lambda: f"host{1 + (rank == 2)}")
-        return others.Others(names, None, join_deadline=60)
+        return peers.Peers(names, None, join_deadline=60)
 
     return enter
 
 
 def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(join):
     run = join(0, ["agent", "observer0", "observer1"])
-    assert run.explains_in() == 60 + others.LOST
+    assert run.explains_in() == 60 + peers.LOST
     for worker in run._workers.values():
-        worker.patience = others.LOST  # as of who has been heard of
-    assert run.explains_in() == 2 * others.LOST
+        worker.patience = peers.LOST  # as of who has been heard of
+    assert run.explains_in() == 2 * peers.LOST
 
 
 def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(join):

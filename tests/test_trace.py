@@ -8,7 +8,8 @@ import torch
 from torch.distributed.rpc import api
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from cdopt_tutorial.engines import Role, Trace, launch, serve, span, trace
+from cdopt_tutorial.engines import Role, Trace, launch, serve, span
+from cdopt_tutorial.engines.probes import trace
 
 
 @pytest.fixture(scope="module")

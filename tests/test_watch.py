@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdopt_tutorial.engines import Role, WorkerError, launch, pack, passed, process
-from cdopt_tutorial.engines.actor import ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.on_actors import Actors, Driver
-from cdopt_tutorial.engines.pace import Pace
-from cdopt_tutorial.engines.watch import LOST, Watched, find_late
+from cdopt_tutorial.engines import Role, WorkerError, launch, passed
+from cdopt_tutorial.engines.actors.actor import ActorWorker, WorkerPlan
+from cdopt_tutorial.engines.actors.driver import Actors, Driver
+from cdopt_tutorial.engines.launcher import pack, process
+from cdopt_tutorial.engines.watch.errors import WorkerLost
+from cdopt_tutorial.engines.watch.late import LOST, Watched, find_late
+from cdopt_tutorial.engines.watch.pace import Pace
 
 HOSTS = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
 

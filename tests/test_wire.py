@@ -16,7 +16,7 @@ from cdopt_tutorial.engines import (
     launch,
     serve,
 )
-from cdopt_tutorial.engines.wire import received_bytes
+from cdopt_tutorial.engines.probes.wire import received_bytes
 
 SERVING = Role(serve)
 SIZE = 4_000_000  # bytes of what is sent, beside which messages weigh little

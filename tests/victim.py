@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cdopt_tutorial import hybrid, parameter_server, reinforce
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import process
+from cdopt_tutorial.engines.launcher import process
 from cdopt_tutorial.equality import max_difference
 
 RL = reinforce.ReinforceConfig(conversation="packed", num_envs=1, max_episodes=4)

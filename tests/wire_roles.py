@@ -7,7 +7,8 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.engines import meeting, wire
+from cdopt_tutorial.engines import meeting
+from cdopt_tutorial.engines.probes import wire
 
 
 def swallow(tensor):

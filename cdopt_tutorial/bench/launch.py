@@ -10,7 +10,8 @@ import torch.distributed.rpc as rpc
 import torch.multiprocessing
 
 from cdopt_tutorial.bench.rows import Measured, Progress, sweep
-from cdopt_tutorial.engines import Role, launch, process, serve
+from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.launcher import process
 from cdopt_tutorial.publish.execute import end_with_parent
 from cdopt_tutorial.scratch import scratch
 

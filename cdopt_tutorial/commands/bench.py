@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
     from cdopt_tutorial.bench.rows import report, table
-    from cdopt_tutorial.engines.device import pick_device
+    from cdopt_tutorial.engines.seam.device import pick_device
 
     with bad_input():
         device = pick_device(args.device)

@@ -4,10 +4,10 @@ import argparse
 import os
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines import store
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.workers import Workers
 
 

@@ -12,7 +12,7 @@ from cdopt_tutorial.commands.common import (
     bad_input,
     write_json,
 )
-from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project, reference
 from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project

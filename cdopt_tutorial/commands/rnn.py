@@ -10,7 +10,7 @@ from typing import Any
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.commands import common, engine
-from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 

@@ -21,8 +21,8 @@ from cdopt_tutorial.constraints.surface import (
     placed,
     whole,
 )
-from cdopt_tutorial.engines import gradients
-from cdopt_tutorial.engines.reference import Reference, apply, is_reference
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
 
@@ -208,7 +208,7 @@ class Constraints:
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
 
-        Inside a context of :mod:`~cdopt_tutorial.engines.gradients`, the terms of other
+        Inside a context of :mod:`~.gradients`, the terms of other
         workers are part of the graph. Raises ValueError if a ``penalty_param`` is 0, as
         CDOpt's default is.
         """

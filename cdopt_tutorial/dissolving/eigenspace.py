@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from cdopt_tutorial.checks import check
 from cdopt_tutorial.constraints import stiefel_constraint, stiefel_map
 from cdopt_tutorial.data.bags import load_digits
-from cdopt_tutorial.engines.device import wait_for
+from cdopt_tutorial.engines.seam.device import wait_for
 
 
 @dataclass(frozen=True)

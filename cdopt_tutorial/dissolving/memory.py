@@ -16,7 +16,7 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import share
-from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.seam.device import pick_device
 
 BLANK = 0  # of the copying problem
 PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
@@ -213,7 +213,7 @@ class MemoryConfig:
     batch_size: int = 32  #: sequences of a step
     steps: int = 1_000  #: of the optimizer
     interval: int = 25  #: steps that are averaged to a point of the curves
-    #: of the models, as :func:`~cdopt_tutorial.engines.device.pick_device` takes it.
+    #: of the models, as :func:`~.device.pick_device` takes it.
     device: str = "cpu"
 
     def __post_init__(self):

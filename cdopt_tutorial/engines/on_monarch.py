@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from cdopt_tutorial.engines.actor import WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerError
-from cdopt_tutorial.engines.on_actors import Actors, OnActors
+from cdopt_tutorial.engines.actors.actor import WorkerPlan
+from cdopt_tutorial.engines.actors.driver import Actors, OnActors
+from cdopt_tutorial.engines.watch.errors import WorkerError
 
 LOGS = Path("/tmp")  # Monarch can't be told another place
 
@@ -34,7 +34,7 @@ class OnMonarch(OnActors):
         with suppress(KeyError):  # of a user without a name
             claim(LOGS / pwd.getpwuid(os.getuid()).pw_name)
         # Not before: it is an extra, and starts threads as it is imported.
-        from cdopt_tutorial.engines import monarch_worker
+        from cdopt_tutorial.engines.actors import monarch_worker
 
         return monarch_worker.actors(plans)
 

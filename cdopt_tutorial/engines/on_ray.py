@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import psutil
 
-from cdopt_tutorial.engines import forking
-from cdopt_tutorial.engines.actor import WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.on_actors import AGAIN, Actors, OnActors
-from cdopt_tutorial.engines.reference import Ref
+from cdopt_tutorial.engines.actors.actor import WorkerPlan
+from cdopt_tutorial.engines.actors.driver import AGAIN, Actors, OnActors
+from cdopt_tutorial.engines.launcher import forking
+from cdopt_tutorial.engines.seam.reference import Ref
+from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.own_network import VARIABLE
 
 # What Ray would do besides: ask no caller, tell its makers, listen on all devices.
@@ -64,7 +64,7 @@ class OnRay(OnActors):
             os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ[RUN] = plans[0].settings.folder
         # Not before: Ray reads the environment as it is imported.
-        from cdopt_tutorial.engines import ray_worker
+        from cdopt_tutorial.engines.actors import ray_worker
 
         return ray_worker.actors(plans, self.address)
 

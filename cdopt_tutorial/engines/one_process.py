@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.seam.reference import LocalRef
 
 
 class OneProcess:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cdopt_tutorial.engines.launch import Role, launch
+from cdopt_tutorial.engines.launcher.launch import Role, launch
 from cdopt_tutorial.engines.workers import Workers
 
 

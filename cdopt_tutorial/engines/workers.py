@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cdopt_tutorial.engines import gradients, network, process
-from cdopt_tutorial.engines.reference import Ref
+from cdopt_tutorial.engines.launcher import process
+from cdopt_tutorial.engines.seam import gradients, network
+from cdopt_tutorial.engines.seam.reference import Ref
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
-from cdopt_tutorial.engines import trace
-from cdopt_tutorial.engines.device import device_for, device_of, pick_device
+from cdopt_tutorial.engines.probes import trace
+from cdopt_tutorial.engines.seam.device import device_for, device_of, pick_device
 from cdopt_tutorial.training import Settings, check_begin
 
 SEMANTICS = ("exact", "original")
@@ -54,7 +54,7 @@ class HybridConfig(Settings):
     seed: int = 1  #: of the parameters' start and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
     #: of the dense layers and the table, as
-    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the trainers share
+    #: :func:`~.device.pick_device` takes it; the trainers share
     #: out the GPUs of "cuda", and the table has the next one. What travels is on the
     #: CPU.
     device: str = "auto"

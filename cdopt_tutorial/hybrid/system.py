@@ -19,14 +19,15 @@ from torch.futures import Future
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
-from cdopt_tutorial.engines import Role, gradients, passed, serve, span
-from cdopt_tutorial.engines.device import device_for, gpus_of
+from cdopt_tutorial.engines import Role, passed, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.optimizer import make_optimizer, move
-from cdopt_tutorial.engines.pace import place
-from cdopt_tutorial.engines.reference import Reference, apply
-from cdopt_tutorial.engines.rendezvous import Rendezvous
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.device import device_for, gpus_of
+from cdopt_tutorial.engines.seam.optimizer import make_optimizer, move
+from cdopt_tutorial.engines.seam.reference import Reference, apply
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.history import History, Projected, Recorder, Result, Score
@@ -332,7 +333,7 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    The options are those of :func:`~.launch.launch`. A ValueError
     where :func:`check` refuses the job, a WorkerError if a worker failed.
     """
     check(job)

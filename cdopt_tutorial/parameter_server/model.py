@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
-from cdopt_tutorial.engines import gradients, trace
-from cdopt_tutorial.engines.device import device_for, device_of, pick_device
-from cdopt_tutorial.engines.reference import Reference, apply
+from cdopt_tutorial.engines.probes import trace
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.device import device_for, device_of, pick_device
+from cdopt_tutorial.engines.seam.reference import Reference, apply
 from cdopt_tutorial.training import Settings
 
 PARTS = ("embedding", "rnn", "decoder")
@@ -58,7 +59,7 @@ class RNNConfig(Settings):
     save_every: int = 50
     seed: int = 1  #: of the parameters' start and the dropout
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of all parts, as :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the
+    #: of all parts, as :func:`~.device.pick_device` takes it; the
     #: trainers share out the GPUs of "cuda", and the server has the next one. What
     #: travels is on the CPU.
     device: str = "cpu"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cdopt_tutorial.engines.errors import WorkerLost
+from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.history import History

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial.data import Vocabulary, detokenize
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build_all
 
 TEMPERATURE = 0.7  # below 1 it prefers likely words

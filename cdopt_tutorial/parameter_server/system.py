@@ -19,20 +19,22 @@ from torch.futures import Future
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints, measure
 from cdopt_tutorial.data import Corpus, Stream
-from cdopt_tutorial.engines import Role, attach, gradients, serve, span, trace
-from cdopt_tutorial.engines.device import device_for
-from cdopt_tutorial.engines.errors import WorkerError
-from cdopt_tutorial.engines.gradients import Context
+from cdopt_tutorial.engines import Role, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.optimizer import (
+from cdopt_tutorial.engines.probes import attach, trace
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.device import device_for
+from cdopt_tutorial.engines.seam.gradients import Context
+from cdopt_tutorial.engines.seam.optimizer import (
     clip_factor,
     make_optimizer,
     move,
     squared_norm,
 )
-from cdopt_tutorial.engines.reference import Reference
-from cdopt_tutorial.engines.rendezvous import Rendezvous, all_that_was_brought
+from cdopt_tutorial.engines.seam.reference import Reference
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
@@ -396,7 +398,7 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    The options are those of :func:`~.launch.launch`. A ValueError
     where :func:`check` refuses the job, a WorkerError if a worker failed.
     """
     check(job)

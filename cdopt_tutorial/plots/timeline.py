@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cdopt_tutorial.engines.trace import Call
+from cdopt_tutorial.engines.probes.trace import Call
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, in_order, look, styled
 
 _HEADS_UP_TO = 40  # calls; the heads of more arrows would hide the arrows

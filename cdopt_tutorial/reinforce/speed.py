@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch.futures import Future
 
 from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.attach import wrap
-from cdopt_tutorial.engines.device import pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.probes.attach import wrap
+from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce.system import Observer, ReinforceConfig, run_agent
 
@@ -59,7 +59,7 @@ def measure(
     """Time jobs in one launch; called by chapter 1.
 
     They take turns, so that a slow second hits all alike. `polling` is that of
-    :func:`~cdopt_tutorial.engines.launch.launch`, `device` that of the policies.
+    :func:`~.launch.launch`, `device` that of the policies.
     """
     roles = {"agent": Role(_measure, (jobs, repeats, pick_device(device)))}
     roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}

@@ -6,9 +6,9 @@ from functools import partial
 
 from torch.futures import Future
 
-from cdopt_tutorial.engines.attach import wrap
-from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.reference import Reference
+from cdopt_tutorial.engines.probes.attach import wrap
+from cdopt_tutorial.engines.seam.reference import Reference
+from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.learner import Actor, Episodes

@@ -16,9 +16,9 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Role, serve
-from cdopt_tutorial.engines.device import device_for, pick_device
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.rendezvous import Rendezvous
+from cdopt_tutorial.engines.seam.device import device_for, pick_device
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.learner import (
@@ -59,7 +59,7 @@ class ReinforceConfig:
     #: rounds, of one episode in every environment, between two log lines.
     log_interval: int = 10
     #: of the agent's policy, and of the observers' with "local-policy", as
-    #: :func:`~cdopt_tutorial.engines.device.pick_device` takes it; they share out the
+    #: :func:`~.device.pick_device` takes it; they share out the
     #: GPUs of "cuda". What travels, and all chance, is on the CPU.
     device: str = "cpu"
 
@@ -380,7 +380,7 @@ def run(
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    The options are those of :func:`~.launch.launch`. A ValueError
     where :func:`check` refuses the config, a WorkerError if a worker failed.
     """
     check(config)

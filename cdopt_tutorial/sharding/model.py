@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data import Corpus, load_corpus
-from cdopt_tutorial.engines.device import pick_device
+from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.training import DTYPES
 
 STRATEGIES = ("ddp", "fsdp", "tp", "2d", "pipeline")
@@ -45,7 +45,7 @@ class ShardConfig:
     max_steps: int = 300  #: steps to train for
     seed: int = 1  #: of the parameters' start
     dtype: str = "float32"  #: "float32" or "float64"
-    #: as :func:`~cdopt_tutorial.engines.device.pick_device` takes it; the ranks share
+    #: as :func:`~.device.pick_device` takes it; the ranks share
     #: out the GPUs of "cuda".
     device: str = "auto"
 

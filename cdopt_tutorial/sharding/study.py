@@ -97,7 +97,7 @@ def study(
 ) -> dict[str, list[Run]]:
     """Each kind's runs, in the order of the seeds, by two workers.
 
-    The options are those of :func:`~cdopt_tutorial.engines.share.share`.
+    The options are those of :func:`~.share.share`.
     """
     jobs = [
         (kind, lr, seed, steps, device) for kind, lr in rates.items() for seed in seeds

@@ -25,11 +25,12 @@ from cdopt_tutorial import checks, data
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import Role, process_group, report
-from cdopt_tutorial.engines.device import device_for, device_of, gpus_of
-from cdopt_tutorial.engines.optimizer import make_optimizer
-from cdopt_tutorial.engines.pace import place
+from cdopt_tutorial.engines import Role, report
+from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
+from cdopt_tutorial.engines.seam.optimizer import make_optimizer
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.sharding.clipping import clip
 from cdopt_tutorial.sharding.history import History, Result
@@ -221,7 +222,7 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on ranks, each a process of its own.
 
-    The options are those of :func:`~cdopt_tutorial.engines.launch.launch`. A ValueError
+    The options are those of :func:`~.launch.launch`. A ValueError
     where :func:`check` refuses the job, a WorkerError if a rank failed.
     """
     check(job)

@@ -19,9 +19,9 @@ from pathlib import Path
 from hosts import NET, Hosts
 
 from cdopt_tutorial.bench.rows import Measured, Progress, Row
-from cdopt_tutorial.engines.actor import ALONE
-from cdopt_tutorial.engines.others import LOST
-from cdopt_tutorial.engines.reference import LocalRef
+from cdopt_tutorial.engines.actors.actor import ALONE
+from cdopt_tutorial.engines.seam.reference import LocalRef
+from cdopt_tutorial.engines.torchrun.peers import LOST
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
 from cdopt_tutorial.reinforce.steady import Anew, Lost
 from sweeps.disturbed import GLANCE, Disturbed, Environment, Way, place, share

@@ -23,10 +23,10 @@ from typing import Any
 
 import psutil
 
-from cdopt_tutorial.engines import forking, process
-from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.pace import read_pace
-from cdopt_tutorial.engines.watch import TICK, Watched, find_late
+from cdopt_tutorial.engines.launcher import forking, process
+from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
+from cdopt_tutorial.engines.watch.late import TICK, Watched, find_late
+from cdopt_tutorial.engines.watch.pace import read_pace
 
 CHUNK = 2**20  # bytes to read at once
 STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed

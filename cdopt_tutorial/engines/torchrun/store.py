@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlparse
 import psutil
 import torch.distributed as dist
 
-from cdopt_tutorial.engines import network
+from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.torchrun import Unfit, restarts
 
 INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the network device to listen on

@@ -25,7 +25,7 @@ from torch.distributed.rpc.internal import PythonUDF
 _BARRIER = ("_gather_to_leader", "_broadcast_to_followers")
 
 # Whose functions, torch's and the book's, run for a caller their second argument.
-_HELPERS = [f"cdopt_tutorial.engines.{name}" for name in ("reference", "workers")]
+_HELPERS = [f"cdopt_tutorial.engines.{name}" for name in ("seam.reference", "workers")]
 _HELPERS.append(rref_proxy.__name__)
 
 

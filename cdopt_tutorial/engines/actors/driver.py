@@ -18,13 +18,14 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines import pack, process, store
-from cdopt_tutorial.engines.actor import WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.group import Group, show_line
-from cdopt_tutorial.engines.launch import Role, launch
-from cdopt_tutorial.engines.pace import Pace
-from cdopt_tutorial.engines.watch import LOST, TICK, Watched, find_late
+from cdopt_tutorial.engines.actors.actor import WorkerPlan
+from cdopt_tutorial.engines.launcher import pack, process
+from cdopt_tutorial.engines.launcher.group import Group, show_line
+from cdopt_tutorial.engines.launcher.launch import Role, launch
+from cdopt_tutorial.engines.torchrun import store
+from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
+from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
+from cdopt_tutorial.engines.watch.pace import Pace
 from cdopt_tutorial.engines.workers import Workers
 
 AGAIN = 60.0  # seconds in which a worker that died has begun anew

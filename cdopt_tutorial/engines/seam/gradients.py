@@ -14,8 +14,8 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor
 
-from cdopt_tutorial.engines import network
-from cdopt_tutorial.engines.reference import Reference, apply, call_method
+from cdopt_tutorial.engines.seam import network
+from cdopt_tutorial.engines.seam.reference import Reference, apply, call_method
 
 Context = int | str | None  # of distributed autograd, of a cut, or of this process
 

@@ -1,6 +1,6 @@
 """What an actor does to be one of the workers, whoever starts it and carries calls.
 
-Its driver, in ``on_actors``, makes it by a :class:`WorkerPlan`, asks for its ``host``,
+Its driver, in ``driver``, makes it by a :class:`WorkerPlan`, asks for its ``host``,
 has it ``play``, and then asks again and again what there is to ``take``. Errors arrive
 there as WorkerErrors; an actor that is asked nothing for long ends itself.
 """
@@ -22,8 +22,10 @@ from typing import Any
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-from cdopt_tutorial.engines import pace, process, store
-from cdopt_tutorial.engines.errors import WorkerError
+from cdopt_tutorial.engines.launcher import process
+from cdopt_tutorial.engines.torchrun import store
+from cdopt_tutorial.engines.watch import pace
+from cdopt_tutorial.engines.watch.errors import WorkerError
 
 ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
 

@@ -1,7 +1,8 @@
 """Start a system of named roles, each in a fresh process, and return their results.
 
 The roles are checked and pickled here; ``group`` starts and watches the processes of
-this host, ``others`` those of torchrun elsewhere, and ``process`` is what runs in each.
+this host, ``torchrun.peers`` those of torchrun elsewhere, and ``process`` is what runs
+in each.
 """
 
 import math
@@ -13,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines import edited, pack
-from cdopt_tutorial.engines.errors import WorkerError
-from cdopt_tutorial.engines.group import Group
-from cdopt_tutorial.engines.others import Others
-from cdopt_tutorial.engines.process import LOOPBACK, Settings
-from cdopt_tutorial.engines.store import TORCHRUN, interface
-from cdopt_tutorial.engines.trace import Trace
-from cdopt_tutorial.engines.wire import Wire
+from cdopt_tutorial.engines.launcher import edited, pack
+from cdopt_tutorial.engines.launcher.group import Group
+from cdopt_tutorial.engines.launcher.process import LOOPBACK, Settings
+from cdopt_tutorial.engines.probes.trace import Trace
+from cdopt_tutorial.engines.probes.wire import Wire
+from cdopt_tutorial.engines.torchrun.peers import Peers
+from cdopt_tutorial.engines.torchrun.store import TORCHRUN, interface
+from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.scratch import scratch
 
@@ -78,9 +79,9 @@ def launch(
             faster, but a call that waits for another one holds its thread.
         polling: whether idle workers poll shared memory, and so answer calls sooner,
             but take of the cores that others compute on. Else they wait at sockets.
-        attach: called in every worker first, see :mod:`~cdopt_tutorial.engines.attach`.
+        attach: called in every worker first, see :mod:`~.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
-            role sends by :func:`~cdopt_tutorial.engines.process.report`.
+            role sends by :func:`~.process.report`.
         trace: filled with every call of the run.
         wire: filled with the bytes of the run, for which the workers must not poll.
         play: of an engine that starts the workers by other means.
@@ -135,7 +136,7 @@ def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadli
 def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
     """The same under torchrun, where each of its processes has one of the workers."""
     os.environ[VARIABLE] = "host"  # the others must reach it
-    with Others(list(packed), on_report, deadlines[1]) as others:
+    with Peers(list(packed), on_report, deadlines[1]) as others:
         init_method = f"{TORCHRUN}://{others.path}"
         settings = replace(settings, init_method=init_method, interface=interface())
         here = dict.fromkeys(packed) | {others.own: packed[others.own]}

@@ -30,7 +30,7 @@ PRELOAD = (
     "gymnasium.envs.classic_control",
     "cdopt.nn",
     "cloudpickle",
-    "cdopt_tutorial.engines.process",
+    "cdopt_tutorial.engines.launcher.process",
 )
 
 UNKNOWN = 255  # the exit code of who was forked, where the server can't tell it

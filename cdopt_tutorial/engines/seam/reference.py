@@ -13,7 +13,7 @@ import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-from cdopt_tutorial.engines import network
+from cdopt_tutorial.engines.seam import network
 
 
 class Reference(Protocol):

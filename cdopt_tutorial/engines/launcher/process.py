@@ -28,9 +28,11 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
 
-from cdopt_tutorial.engines import pace, pack, trace, wire
-from cdopt_tutorial.engines.errors import WorkerError, origin
-from cdopt_tutorial.engines.store import register_schemes
+from cdopt_tutorial.engines.launcher import pack
+from cdopt_tutorial.engines.probes import trace, wire
+from cdopt_tutorial.engines.torchrun.store import register_schemes
+from cdopt_tutorial.engines.watch import pace
+from cdopt_tutorial.engines.watch.errors import WorkerError, origin
 
 FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
 HEADER = 8  # bytes that tell how long the message behind them is

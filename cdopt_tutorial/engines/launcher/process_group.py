@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cdopt_tutorial.engines.process import meeting
+from cdopt_tutorial.engines.launcher.process import meeting
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import monarch.actor as monarch
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
-from cdopt_tutorial.engines import network
-from cdopt_tutorial.engines.actor import ActorNetwork, ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerLost
-from cdopt_tutorial.engines.on_actors import Actors
-from cdopt_tutorial.engines.process import LOOPBACK
+from cdopt_tutorial.engines.actors.actor import ActorNetwork, ActorWorker, WorkerPlan
+from cdopt_tutorial.engines.actors.driver import Actors
+from cdopt_tutorial.engines.launcher.process import LOOPBACK
+from cdopt_tutorial.engines.seam import network
+from cdopt_tutorial.engines.watch.errors import WorkerLost
 
 
 class MonarchNetwork(ActorNetwork):

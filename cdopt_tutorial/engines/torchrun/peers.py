@@ -20,16 +20,16 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines.errors import WorkerError
-from cdopt_tutorial.engines.store import open_store
-from cdopt_tutorial.engines.watch import LOST, TICK, Watched, find_late
+from cdopt_tutorial.engines.torchrun.store import open_store
+from cdopt_tutorial.engines.watch.errors import WorkerError
+from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
 
 UNKNOWN = "its host"  # of a worker whose process has not said where it is
 
 _runs = count()  # of this process: all processes make the same ones in the same order
 
 
-class Others:
+class Peers:
     """What this process and the others tell each other of their workers."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Others:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._talk, daemon=True)
 
-    def __enter__(self) -> "Others":
+    def __enter__(self) -> "Peers":
         # Before anything is begun, and for later runs as well: who is cut off before he
         # has come to one is named by his host, too.
         with suppress(RuntimeError):  # the first process has gone; silence will tell

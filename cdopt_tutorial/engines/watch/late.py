@@ -1,7 +1,7 @@
 """Who of a run's workers is late: to join, to get further, or to give a sign of life.
 
 Whoever watches over workers keeps a :class:`Watched` of each and asks :func:`find_late`
-every moment: ``group`` for processes of this host, ``on_actors`` for actors, ``others``
+every moment: ``group`` for processes of this host, ``driver`` for actors, ``peers``
 for the processes of torchrun. That a process has been killed is noticed in ``group``.
 """
 
@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdopt_tutorial.engines.pace import Pace
-from cdopt_tutorial.engines.pace import find_late as find_behind
+from cdopt_tutorial.engines.watch.pace import Pace
+from cdopt_tutorial.engines.watch.pace import find_late as find_behind
 
 TICK = 0.2  # seconds between two looks at the workers
 LOST = 15.0  # seconds without a sign of life, after which a worker counts as lost

@@ -22,11 +22,12 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from cdopt_tutorial.engines import network, process
-from cdopt_tutorial.engines.actor import ActorNetwork, ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.on_actors import Actors
-from cdopt_tutorial.engines.store import device_of
+from cdopt_tutorial.engines.actors.actor import ActorNetwork, ActorWorker, WorkerPlan
+from cdopt_tutorial.engines.actors.driver import Actors
+from cdopt_tutorial.engines.launcher import process
+from cdopt_tutorial.engines.seam import network
+from cdopt_tutorial.engines.torchrun.store import device_of
+from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 
 WATCH = 0.5  # seconds between two looks at Ray's own processes
 ANSWER = 5.0  # seconds for a cluster to answer at all
