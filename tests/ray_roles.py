@@ -3,10 +3,9 @@
 import os
 import signal
 
-from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.parameter_server import Owner, Trainer
-from cdopt_tutorial.reinforce import Agent, Observer, run_agent, steady
+from cdopt_tutorial.reinforce import Agent, Observer, run_agent
 
 
 def train_each(engine, configs):
@@ -16,7 +15,6 @@ def train_each(engine, configs):
 
 def lose_observer(rounds):
     """Observer 1 dies in the middle of that round of each of its lives."""
-    steady.attach(OnRay())
     lives = []
 
     def make(function, observer, number, config):

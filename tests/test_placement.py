@@ -30,7 +30,7 @@ CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
 RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
 SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
-PICKING = "parameter_server.model", "hybrid.model", "reinforce.system"
+PICKING = "parameter_server.model", "hybrid.model", "reinforce.agent"
 PICKING += "sharding.model", "dissolving.memory"
 HELD = {  # manifold, and where
     "free": {},

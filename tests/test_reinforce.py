@@ -34,6 +34,7 @@ from cdopt_tutorial.reinforce import (
     ReinforceConfig,
     Round,
     Score,
+    agent,
     discounted_returns,
     run,
     run_locally,
@@ -282,7 +283,7 @@ def short_episodes(monkeypatch):
             vector_entry_point=cartpole.vector_entry_point,
             max_episode_steps=steps,
         )
-        monkeypatch.setattr(system, "ENVIRONMENT", name)
+        monkeypatch.setattr(agent, "ENVIRONMENT", name)
         return name
 
     return limit
@@ -635,10 +636,10 @@ def test_the_agent_needs_room_beside_the_observers(monkeypatch):
 def test_the_agent_has_the_first_device_and_observers_the_next(monkeypatch):
     workers = []
     monkeypatch.setattr(
-        system, "device_for", lambda device, worker: workers.append(worker) or "cpu"
+        agent, "device_for", lambda device, worker: workers.append(worker) or "cpu"
     )
     config = ReinforceConfig(num_observers=2, conversation="local-policy")
-    system.Agent(config)
+    agent.Agent(config)
     for number in range(2):
-        system.LocalPolicy(number, config)
+        agent.LocalPolicy(number, config)
     assert workers == [0, 1, 2]

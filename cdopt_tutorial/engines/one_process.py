@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from cdopt_tutorial.engines.seam.reference import LocalRef
 
 
 class OneProcess:
     """Runs a system in this process; what it reports: ``on_report(worker, record)``."""
+
+    replaces: ClassVar[bool] = False  # there is nobody to lose
 
     def __init__(self, on_report: Callable[[str, Any], None] | None = None):
         self._on_report = on_report

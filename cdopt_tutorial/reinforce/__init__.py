@@ -1,11 +1,14 @@
 """Chapter 1: an agent and its observers learn CartPole over RPC."""
 
-from cdopt_tutorial.reinforce.learner import Episodes, Policy, discounted_returns
-from cdopt_tutorial.reinforce.system import (
+from cdopt_tutorial.reinforce.agent import (
     CONVERSATIONS,
     Agent,
     Observer,
     ReinforceConfig,
+)
+from cdopt_tutorial.reinforce.learner import Episodes, Policy, discounted_returns
+from cdopt_tutorial.reinforce.steady import Lost
+from cdopt_tutorial.reinforce.system import (
     Round,
     Score,
     Training,
@@ -16,7 +19,7 @@ from cdopt_tutorial.reinforce.system import (
 )
 
 __all__ = [
-    "CONVERSATIONS", "Agent", "Episodes", "Observer", "Policy", "ReinforceConfig",
-    "Round", "Score", "Training", "check", "discounted_returns", "run", "run_agent",
-    "run_locally",
+    "CONVERSATIONS", "Agent", "Episodes", "Lost", "Observer", "Policy",
+    "ReinforceConfig", "Round", "Score", "Training", "check", "discounted_returns",
+    "run", "run_agent", "run_locally",
 ]  # fmt: skip

@@ -15,7 +15,8 @@ from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.reinforce.system import Observer, ReinforceConfig, run_agent
+from cdopt_tutorial.reinforce.agent import Observer, ReinforceConfig
+from cdopt_tutorial.reinforce.system import run_agent
 
 ONE_PROCESS = "one process"
 NUM_OBSERVERS = 2

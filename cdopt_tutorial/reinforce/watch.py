@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cdopt_tutorial.reinforce.agent import ENVIRONMENT
 from cdopt_tutorial.reinforce.learner import Actor, Policy
-from cdopt_tutorial.reinforce.system import ENVIRONMENT
 
 SEED = 0  # of the episode
 EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second

@@ -1,0 +1,266 @@
+"""The agent and its observers: what they own, and how they converse in a round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.futures import Future
+
+from cdopt_tutorial import checks
+from cdopt_tutorial.engines.seam.device import device_for, pick_device
+from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
+from cdopt_tutorial.reinforce.learner import (
+    STATE_SIZE,
+    Actor,
+    Episodes,
+    Policy,
+    policy_loss,
+)
+
+ENVIRONMENT = "CartPole-v1"
+# One environment where every step is a round trip, many where one serves them all.
+DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
+
+
+@dataclass(frozen=True)
+class ReinforceConfig:
+    """Settings of a run; a ValueError if one is out of its range, or no such device."""
+
+    #: how observers and agent converse: "per-step", "packed", "batched" or
+    #: "local-policy".
+    conversation: str = "local-policy"
+    num_observers: int = 2  #: observers, each on a worker of its own, at least 1
+    #: environments of each observer; None takes the conversation's default: 1, 1, 16
+    #: and 32 in this order.
+    num_envs: int | None = None
+    gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
+    lr: float = 1e-2  #: learning rate of Adam, above 0
+    hidden: int = 128  #: width of the policy's hidden layer
+    seed: int = 1  #: of the policy's start, the environments and the choice of actions
+    max_episodes: int = 10_000  #: episodes after which an unsolved run ends
+    #: rounds, of one episode in every environment, between two log lines.
+    log_interval: int = 10
+    #: of the agent's policy, and of the observers' with "local-policy", as
+    #: :func:`~.device.pick_device` takes it; they share out the GPUs of "cuda". What
+    #: travels, and all chance, is on the CPU.
+    device: str = "cpu"
+
+    def __post_init__(self):
+        known = f"one of {', '.join(CONVERSATIONS)}"
+        checks.check(self, "conversation", self.conversation in CONVERSATIONS, known)
+        if self.num_envs is None:
+            object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
+        checks.at_least(self, 1, "num_observers", "num_envs", "hidden")
+        checks.at_least(self, 1, "max_episodes", "log_interval")
+        seeds = "at least 0 and below 2**64"
+        checks.check(self, "seed", 0 <= self.seed < 2**64, seeds)
+        checks.check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
+        checks.learning_rate(self)
+        object.__setattr__(self, "device", pick_device(self.device))
+
+    def seed_of(self, observer: int, purpose: str) -> int:
+        """A seed of an observer's own for its "environments" or its "actions"."""
+        stream = ("environments", "actions").index(purpose)
+        sequence = np.random.SeedSequence([self.seed, observer, stream])
+        return int(sequence.generate_state(1)[0])
+
+
+class Agent:
+    """Trains one policy on the episodes of observers, who call back, all at once."""
+
+    def __init__(self, config: ReinforceConfig):
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            policy = Policy(config.hidden)
+        self.policy = policy.to(device_for(config.device, 0))
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
+        seeds = (config.seed_of(i, "actions") for i in range(config.num_observers))
+        self._actors = [Actor(self.policy, seed) for seed in seeds]
+        self._waiting = Rendezvous(self._select_together)
+
+    def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
+        """Command every observer to run its episodes, and wait for all of them."""
+        self._waiting.expect(range(len(observer_rrefs)))
+        futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
+        return [self._episodes(i, *future.wait()) for i, future in enumerate(futures)]
+
+    def finish_episode(self, batch: Sequence[Episodes]) -> None:
+        """Learn from a round of episodes: one step of Adam."""
+        self.optimizer.zero_grad()
+        policy_loss(self.policy, batch, self.config.gamma).backward()
+        self.optimizer.step()
+
+    def select_action(self, observer: int, states: NDArray) -> NDArray:
+        """Actions (n,) for an observer's states (n, 4); called by the observer."""
+        return self._actors[observer].select(states)
+
+    def report_reward(self, observer: int, rewards: NDArray) -> None:
+        """Take the rewards (n,) of an observer's last actions; called by it."""
+        self._actors[observer].rewards.append(rewards)
+
+    def report_and_select(
+        self, observer: int, rewards: NDArray, states: NDArray
+    ) -> NDArray:
+        """Both in one call; the first of an episode has no rewards yet."""
+        if len(rewards):
+            self.report_reward(observer, rewards)
+        return self.select_action(observer, states)
+
+    def report_and_wait(
+        self, observer: int, rewards: bytes, states: bytes
+    ) -> Future[bytes]:
+        """The same as bytes, answered by a future once all observers wait."""
+        if rewards:
+            self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
+        rows = np.frombuffer(states, dtype=np.float32).reshape(-1, STATE_SIZE)
+        return self._waiting.enter(observer, rows)
+
+    def report_and_leave(self, observer: int, rewards: NDArray) -> None:
+        """The observer's last rewards; the others need not wait for it any more."""
+        self.report_reward(observer, rewards)
+        self._waiting.leave(observer)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters on the CPU, for an observer that acts itself."""
+        return {name: value.cpu() for name, value in self.policy.state_dict().items()}
+
+    def report_steps(
+        self, observer: int, states: NDArray, actions: NDArray, rewards: NDArray
+    ) -> None:
+        """Take a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
+        actor = self._actors[observer]
+        actor.states, actor.actions, actor.rewards = states, actions, rewards
+
+    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
+        """One forward pass for the states of several observers."""
+        scores = self.policy.scores(np.concatenate(list(waiting.values())))
+        parts = scores.split([len(states) for states in waiting.values()])
+        return {
+            observer: self._actors[observer].draw(states, part).tobytes()
+            for (observer, states), part in zip(waiting.items(), parts, strict=True)
+        }
+
+    def _episodes(self, observer: int, *ends: NDArray) -> Episodes:
+        steps = self._actors[observer].take_steps()
+        return Episodes(*map(torch.from_numpy, (*steps, *ends)))
+
+
+class Observer:
+    """Runs episodes in its environments when the agent tells it to."""
+
+    def __init__(self, number: int, config: ReinforceConfig):
+        self._talk = CONVERSATIONS[config.conversation](number, config)
+        self._env = gymnasium.make_vec(
+            ENVIRONMENT, config.num_envs, vectorization_mode="vector_entry_point"
+        )
+        seed = config.seed_of(number, "environments")
+        self._env.np_random = np.random.default_rng(seed)
+
+    def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
+        """One episode in every environment: its length, and whether time cut it.
+
+        Where it is over, the environment is stepped along, but nothing counts.
+        """
+        self._talk.begin(agent_rref)
+        states, _ = self._env.reset()
+        running = np.ones(self._env.num_envs, dtype=bool)
+        truncated = np.zeros_like(running)
+        lengths = np.zeros(running.shape, dtype=np.int64)
+        while running.any():
+            actions = self._talk.ask(states)
+            states, rewards, fallen, late, _ = self._env.step(actions)
+            self._talk.tell(np.float32(rewards * running))
+            lengths += running
+            truncated |= running & late & ~fallen
+            running &= ~(fallen | late)
+        self._talk.end()
+        return lengths, truncated
+
+
+class PerStep:
+    """Two calls a step, as in the original: the state for an action, then the reward.
+
+    The observer's side of a conversation, in arrays: tensors take twice the time.
+    """
+
+    def __init__(self, number: int, config: ReinforceConfig):
+        self._number = number
+
+    def begin(self, agent_rref) -> None:
+        """A round of episodes starts; the reference is to the agent."""
+        self._agent = agent_rref.rpc_sync()
+
+    def ask(self, states: NDArray) -> NDArray:
+        """Actions (n,) int64 for states (n, 4) float32."""
+        return self._agent.select_action(self._number, states)
+
+    def tell(self, rewards: NDArray) -> None:
+        """Hand over the rewards (n,) float32 of the last actions."""
+        self._agent.report_reward(self._number, rewards)
+
+    def end(self) -> None:
+        """All episodes are over."""
+
+
+class Packed(PerStep):
+    """One call a step: the last reward travels with the next state."""
+
+    def begin(self, agent_rref) -> None:
+        super().begin(agent_rref)
+        self._rewards = np.empty(0, dtype=np.float32)  # none yet
+
+    def ask(self, states: NDArray) -> NDArray:
+        return self._agent.report_and_select(self._number, self._rewards, states)
+
+    def tell(self, rewards: NDArray) -> None:
+        self._rewards = rewards
+
+    def end(self) -> None:
+        self._agent.report_reward(self._number, self._rewards)
+
+
+class Batched(Packed):
+    """The same call, answered once all observers wait: one forward pass for all."""
+
+    def ask(self, states: NDArray) -> NDArray:
+        # Bytes, since arrays take longer to pickle and unpickle.
+        told = self._rewards.tobytes(), states.tobytes()
+        actions = self._agent.report_and_wait(self._number, *told)
+        return np.frombuffer(actions, dtype=np.int64)
+
+    def end(self) -> None:
+        self._agent.report_and_leave(self._number, self._rewards)
+
+
+class LocalPolicy(PerStep):
+    """Two calls a round: the weights come to the observer, its episodes go back."""
+
+    def __init__(self, number: int, config: ReinforceConfig):
+        super().__init__(number, config)
+        # The agent is worker 0.
+        policy = Policy(config.hidden).to(device_for(config.device, number + 1))
+        self._actor = Actor(policy, config.seed_of(number, "actions"))
+
+    def begin(self, agent_rref) -> None:
+        super().begin(agent_rref)
+        self._actor.policy.load_state_dict(self._agent.weights())
+
+    def ask(self, states: NDArray) -> NDArray:
+        return self._actor.select(states)
+
+    def tell(self, rewards: NDArray) -> None:
+        self._actor.rewards.append(rewards)
+
+    def end(self) -> None:
+        self._agent.report_steps(self._number, *self._actor.take_steps())
+
+
+CONVERSATIONS = {
+    "per-step": PerStep, "packed": Packed,
+    "batched": Batched, "local-policy": LocalPolicy,
+}  # fmt: skip
