@@ -45,6 +45,7 @@ for name in (
 # tests start and stop as well.
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On models this small two threads only wait for each other, here and in all that is
 # started: two processes of tests keep two cores busy.
