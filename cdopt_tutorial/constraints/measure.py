@@ -21,6 +21,7 @@ from cdopt_tutorial.constraints.surface import (
     placed,
     whole,
 )
+from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
@@ -289,7 +290,8 @@ def penalty(*models: Model) -> Tensor:
 
 
 def penalty_on_cpu(module: nn.Module) -> Tensor:
-    return penalty(module).cpu()  # as all that travels
+    """A module's penalty, computed by its owner; on the CPU, as all that travels."""
+    return trace.mark_backward("penalty backward", penalty(module).cpu())
 
 
 def feasibility(*models: Model) -> Feasibility:

@@ -6,7 +6,7 @@ the decoder, the trainer of its LSTM. Several trainers share one, which owns eve
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.constraints import Constraints, measure
+from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.engines import Role, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.probes import attach, trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for
 from cdopt_tutorial.engines.seam.gradients import Context
@@ -380,16 +379,6 @@ class Trainer:
         self.engine.report(f"trainer{self.rank}", progress)
 
 
-def mark_penalty() -> None:
-    """Mark the penalty's backward pass in the trace; called in every worker first."""
-
-    def marked(penalty: Callable, *args: Any) -> Tensor:
-        return trace.mark_backward("penalty backward", penalty(*args), *args)
-
-    if trace.recording():
-        attach.wrap(measure.penalty, marked)
-
-
 def train(engine: Engine, rank: int, job: Job) -> History:
     """A trainer's role."""
     return Trainer(engine, rank, job).train()
@@ -409,7 +398,6 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History
     for rank in range(num_trainers):
         role = Role(train, (engine, rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role
-    options.setdefault("attach", mark_penalty)
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     results = engine.launch(roles, **options)
     return [results[f"trainer{rank}"] for rank in range(num_trainers)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
@@ -67,6 +68,11 @@ class ReinforceConfig:
         stream = ("environments", "actions").index(purpose)
         sequence = np.random.SeedSequence([self.seed, observer, stream])
         return int(sequence.generate_state(1)[0])
+
+    def make_environments(self) -> VectorEnv:
+        """An observer's environments, which take their steps together."""
+        vectorization = {"vectorization_mode": "vector_entry_point"}
+        return gymnasium.make_vec(ENVIRONMENT, self.num_envs, **vectorization)
 
 
 class Agent:
@@ -155,9 +161,7 @@ class Observer:
 
     def __init__(self, number: int, config: ReinforceConfig):
         self._talk = CONVERSATIONS[config.conversation](number, config)
-        self._env = gymnasium.make_vec(
-            ENVIRONMENT, config.num_envs, vectorization_mode="vector_entry_point"
-        )
+        self._env = config.make_environments()
         seed = config.seed_of(number, "environments")
         self._env.np_random = np.random.default_rng(seed)
 

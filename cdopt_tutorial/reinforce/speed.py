@@ -11,11 +11,10 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.reinforce.agent import Observer, ReinforceConfig
+from cdopt_tutorial.reinforce.agent import ReinforceConfig
 from cdopt_tutorial.reinforce.system import run_agent
 
 ONE_PROCESS = "one process"
@@ -51,7 +50,10 @@ class Job:
 
 @dataclass(frozen=True)
 class _Config(ReinforceConfig):
-    cost: float = 0.0
+    cost: float = 0.0  #: seconds
+
+    def make_environments(self) -> VectorEnv:
+        return _Slow(super().make_environments(), self.cost)
 
 
 def measure(
@@ -64,7 +66,7 @@ def measure(
     """
     roles = {"agent": Role(_measure, (jobs, repeats, pick_device(device)))}
     roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}
-    options = {"rpc_threads": 2, "polling": polling, "attach": _attach}
+    options = {"rpc_threads": 2, "polling": polling}
     return launch(roles, **options)["agent"]
 
 
@@ -111,15 +113,6 @@ class _AtOnce(LocalRef):
         future: Future = Future()
         future.set_result(self.local_value().run_episode(agent_rref))
         return future
-
-
-def _attach() -> None:
-    wrap(Observer.__init__, _with_cost)
-
-
-def _with_cost(make: Any, observer: Observer, number: int, config: _Config) -> None:
-    make(observer, number, config)
-    observer._env = _Slow(observer._env, config.cost)
 
 
 class _Slow(VectorWrapper):
