@@ -111,3 +111,10 @@ def test_lines_that_other_files_hold_are_there(file, project):
     text = (project.root / file).read_text().replace('\\"', '"')
     for line in ELSEWHERE[file]:
         assert max(line.split("..."), key=len).strip() in text, line
+
+
+def test_every_test_that_a_page_names_is_there(project):
+    tests = "".join(file.read_text() for file in project.root.glob("tests/*.py"))
+    for page in project.root.glob("book/*.md"):
+        for name in re.findall(r"`(?:tests/\w+\.py::)?(test_\w+)`", page.read_text()):
+            assert f"def {name}(" in tests, (page.name, name)
