@@ -4,12 +4,14 @@ import argparse
 import importlib
 from functools import partial
 
+from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands.common import (
     add_device,
     add_run_flags,
     bad_input,
     write_json,
 )
+from cdopt_tutorial.engines.seam.device import pick_device
 
 BENCHES = {
     "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
@@ -36,9 +38,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
-    from cdopt_tutorial.bench.rows import report, table
-    from cdopt_tutorial.engines.seam.device import pick_device
-
     with bad_input():
         device = pick_device(args.device)
     bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
