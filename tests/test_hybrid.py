@@ -17,8 +17,15 @@ from torch.nn import functional as F
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
-from cdopt_tutorial.engines import Role, Trace, Wire, WorkerError, launch, share
-from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines import (
+    Role,
+    Trace,
+    Wire,
+    WorkerError,
+    launch,
+    process_group,
+    share,
+)
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.gradients import WAYS

@@ -32,8 +32,7 @@ from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.dissolving.costs import EXACT, PENALTY_PARAM, Step
-from cdopt_tutorial.engines import Role, launch, report
-from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines import Role, launch, process_group, report
 from cdopt_tutorial.engines.probes.counted import Sent, peak_memory
 from cdopt_tutorial.engines.seam.device import gpus_of, wait_for
 

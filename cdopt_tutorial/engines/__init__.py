@@ -5,6 +5,7 @@ or ``on_monarch``. They stand on rooms, from the top down: ``actors``, ``launche
 (where a killed worker is noticed), ``torchrun``, ``seam``, ``watch``, ``probes``.
 """
 
+from cdopt_tutorial.engines.launcher import process_group
 from cdopt_tutorial.engines.launcher.launch import Role, launch
 from cdopt_tutorial.engines.launcher.process import meeting, report, serve
 from cdopt_tutorial.engines.launcher.share import share
@@ -15,5 +16,5 @@ from cdopt_tutorial.engines.watch.pace import passed
 
 __all__ = [
     "Role", "Trace", "Wire", "WorkerError", "bytes_per_step", "launch", "meeting",
-    "passed", "report", "serve", "share", "span",
+    "passed", "process_group", "report", "serve", "share", "span",
 ]  # fmt: skip

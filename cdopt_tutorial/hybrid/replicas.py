@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines import process_group
 from cdopt_tutorial.engines.launcher.process_group import Devices
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.watch.pace import place

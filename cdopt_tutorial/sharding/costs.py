@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cdopt_tutorial.engines import Role, Wire, bytes_per_step, launch
-from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines import Role, Wire, bytes_per_step, launch, process_group
 from cdopt_tutorial.engines.probes.counted import peak_memory
 from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.sharding.model import Job

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from cdopt_tutorial.engines import Role, launch
-from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines import Role, launch, process_group
 from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.sharding.model import Job
 from cdopt_tutorial.sharding.system import make_trainer

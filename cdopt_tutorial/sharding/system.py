@@ -25,8 +25,7 @@ from cdopt_tutorial import checks, data
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import Role, report
-from cdopt_tutorial.engines.launcher import process_group
+from cdopt_tutorial.engines import Role, process_group, report
 from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
 from cdopt_tutorial.engines.seam.optimizer import make_optimizer
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
