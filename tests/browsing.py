@@ -1,9 +1,6 @@
 """What all tests of the pages need to look at them in a browser."""
 
 import json
-import posixpath
-import re
-from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
@@ -71,34 +68,3 @@ def is_theirs(page, rule: str, target: str) -> bool:
     return bool(known) and page.locator(target).first.evaluate(
         "(e, known) => e.matches(known)", known
     )
-
-
-class Frame(HTMLParser):
-    """All of a page but its text: elements, files, scripts without their strings."""
-
-    def __init__(self, name: str, html: str) -> None:
-        super().__init__()
-        self.name, self.parts, self._script = name, {name.count("/")}, False
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self._script = tag == "script"
-        self.parts.add(tag)
-        for key, value in attrs:
-            if key in ("src", "poster") or tag == "link" and key == "href":
-                here = posixpath.dirname(self.name)
-                self.parts.add(posixpath.normpath(posixpath.join(here, value or "")))
-
-    def handle_data(self, data):
-        if self._script:
-            self.parts.add(re.sub(r"'.*?'|\".*?\"", "", data))
-
-
-def unlike(site: Path, names: list[str]) -> list[str]:
-    """The first page of each kind: of others it differs in more than its text."""
-    kinds = {}
-    for name in names:
-        frame = Frame(name, (site / name).read_text("utf-8"))
-        kinds.setdefault(frozenset(frame.parts), name)
-    return [*kinds.values()]

@@ -4,11 +4,11 @@ import itertools
 from typing import NamedTuple
 
 import pytest
-from browsing import FRONT, SIZES, THEMES, barriers, is_ours, pages, unlike
+from browsing import FRONT, SIZES, THEMES, barriers, is_ours, pages
 
 pytestmark = pytest.mark.xdist_group("book")
 
-SOURCES = "_modules/cdopt_tutorial/"
+API, SOURCES = "book/api/", "_modules/cdopt_tutorial/"
 
 # What a page tells of itself, once it has settled and taken the theme that was wished
 # for; it does so in a moment.
@@ -72,8 +72,8 @@ def visits(browser, site, root, project) -> Visits:
     page = browser.new_page()
     faults, found = [], Visits({}, {})
     watch(page, root, faults)
-    names = different(site, root)
-    asked = set() if root.startswith("file") else {*names}
+    names = one_of(SOURCES, pages(site, root), site)
+    asked = set() if root.startswith("file") else {*one_of(API, names, site)}
     scrolling = {FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())}
     for name in names:
         show(page, *looks(name, root)[0])
@@ -134,16 +134,11 @@ def ask_axe(page, name: str, scrolls: bool) -> dict[tuple, list[str]]:
     return found
 
 
-def different(site, root: str) -> list[str]:
-    """All pages; but of those that show source code and differ in text alone, one.
-
-    That is the longest.
-    """
-    names = pages(site, root)
-    sources = [name for name in names if name.startswith(SOURCES)]
-    sources.sort(key=lambda name: (site / name).stat().st_size, reverse=True)
-    kept = {*unlike(site, sources)}
-    return [name for name in names if name not in sources or name in kept]
+def one_of(folder: str, names: list[str], site) -> list[str]:
+    """These pages, but of those of a folder, which are made alike, only the longest."""
+    alike = [name for name in names if name.startswith(folder)]
+    alike.remove(max(alike, key=lambda name: (site / name).stat().st_size))
+    return [name for name in names if name not in alike]
 
 
 @pytest.mark.parametrize("root", ["http", "file"], indirect=True)
@@ -159,7 +154,7 @@ def test_every_page_is_offline_quiet_and_fits(visits):
 
 @pytest.mark.parametrize("root", ["http"], indirect=True)
 def test_nothing_on_any_page_keeps_anyone_out(visits, site, root, project):
-    names = different(site, root)
+    names = one_of(API, one_of(SOURCES, pages(site, root), site), site)
     phone = [FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())]
     asked = {(name, look) for name in names for look in THEMES}
     # What scrolls on a phone can be reached.
@@ -168,15 +163,12 @@ def test_nothing_on_any_page_keeps_anyone_out(visits, site, root, project):
 
 
 def looks(name: str, root: str) -> list[tuple[str, str]]:
-    """The screens and themes with which to look at a page.
-
-    The many listings of sources differ in their text alone.
-    """
+    """The screens and themes with which to look at a page; at a chapter with each."""
     if root.startswith("file"):
         return [("phone", "dark")]
-    if name.startswith("_modules/"):
-        return [("desk", "light"), ("phone", "dark")]
-    return [*itertools.product(SIZES, THEMES)]
+    if name.startswith("notebooks/"):
+        return [*itertools.product(SIZES, THEMES)]
+    return [("desk", "light"), ("phone", "dark")]
 
 
 def is_bad(said) -> bool:
