@@ -117,7 +117,10 @@ def _rows(found: Sequence[Found]) -> list[Row]:
         }
         for figure, (value, unit, against) in figures.items():
             name, base = (f"{way}, {kind}: {each}" for each in (figure, against))
-            rows.append(Row(name, value, unit, base, value / figures[against][0]))
+            ends = (min(seconds), max(seconds)) if unit else (value, value)
+            rows.append(
+                Row(name, value, unit, base, value / figures[against][0], *ends)
+            )
     return rows
 
 

@@ -51,11 +51,13 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
         told = [disturb((number + 0.5) / times) for number in range(times)]
         wrong[name] = [each for each in told if each]
         row = f"{name}: not as promised"
-        measured.append(Row(row, len(wrong[name]), f"of {times}", row, 1.0))
+        number = len(wrong[name])
+        measured.append(Row(row, number, f"of {times}", row, 1.0, number, number))
         for figure, value in _left().items():
             share = value / before[figure] if before[figure] else 1.0 + value
             against = f"before: {figure}"
-            measured.append(Row(f"{name}: {figure}", value, "", against, share))
+            ends = against, share, value, value
+            measured.append(Row(f"{name}: {figure}", value, "", *ends))
     return measured, {"before": before, "wrong": wrong}
 
 

@@ -123,6 +123,7 @@ def _drive(
     join_deadline: float,
 ) -> dict[str, bytes]:
     """The driver's role: what the workers' roles returned, by name, pickled."""
+    _guard()
     # What the library says is for who looks into a failure, and in the log.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     # Process groups meet at the first worker.
@@ -134,6 +135,18 @@ def _drive(
     with engine.actors(plans) as actors:
         driver = Driver(actors, packed, join_deadline, replaceable, engine.many_hosts)
         return driver.run()
+
+
+def _guard() -> None:
+    """Start a process that ends this one's group as soon as this one has ended.
+
+    It may be killed before it can do so itself, and Ray's agents would stay a minute.
+    """
+    read, _ = os.pipe()  # whose other end nobody else has, and nobody closes
+    command = ["sh", "-c", 'read _; kill -9 "-$0"', str(os.getpgid(0))]
+    moved = [(os.POSIX_SPAWN_DUP2, read, 0)]
+    os.posix_spawnp("sh", command, os.environ, setsid=True, file_actions=moved)
+    os.close(read)
 
 
 @dataclass(eq=False)
