@@ -209,9 +209,8 @@ class Constraints:
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
 
-        Inside a context of :mod:`~.gradients`, the terms of other
-        workers are part of the graph. Raises ValueError if a ``penalty_param`` is 0, as
-        CDOpt's default is.
+        Inside a context of :mod:`~.gradients`, the terms of other workers are part of
+        the graph. Raises ValueError if a ``penalty_param`` is 0, as CDOpt's default is.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
         elsewhere = self._elsewhere.values()

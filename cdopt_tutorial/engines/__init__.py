@@ -1,8 +1,9 @@
 """Named roles in processes of their own, and how they call each other.
 
-An engine is what ``on`` of a system takes: ``one_process``, ``torch_rpc``, ``on_ray``
-or ``on_monarch``. They stand on rooms, from the top down: ``actors``, ``launcher``
-(where a killed worker is noticed), ``torchrun``, ``seam``, ``watch``, ``probes``.
+The ``run`` of a system takes an engine, from ``torch_rpc``, ``on_ray`` or
+``on_monarch``; its ``run_locally`` has that of ``one_process``. They stand on rooms,
+from the top down: ``actors``, ``launcher`` (where a killed worker is noticed),
+``torchrun``, ``seam``, ``watch``, ``probes``.
 """
 
 from cdopt_tutorial.engines.launcher import process_group

@@ -54,9 +54,8 @@ class HybridConfig(Settings):
     seed: int = 1  #: of the parameters' start and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
     #: of the dense layers and the table, as
-    #: :func:`~.device.pick_device` takes it; the trainers share
-    #: out the GPUs of "cuda", and the table has the next one. What travels is on the
-    #: CPU.
+    #: :func:`~.device.pick_device` takes it; the trainers share out the GPUs of
+    #: "cuda", and the table has the next one. What travels is on the CPU.
     device: str = "auto"
 
     def __post_init__(self):

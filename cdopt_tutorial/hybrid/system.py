@@ -333,8 +333,8 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    The options are those of :func:`~.launch.launch`. A ValueError
-    where :func:`check` refuses the job, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
+    refuses the job, a WorkerError if a worker failed.
     """
     check(job)
     engine = engine or TorchRPC()

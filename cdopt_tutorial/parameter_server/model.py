@@ -59,9 +59,8 @@ class RNNConfig(Settings):
     save_every: int = 50
     seed: int = 1  #: of the parameters' start and the dropout
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of all parts, as :func:`~.device.pick_device` takes it; the
-    #: trainers share out the GPUs of "cuda", and the server has the next one. What
-    #: travels is on the CPU.
+    #: of all parts, as :func:`~.device.pick_device` takes it; the trainers share out
+    #: the GPUs of "cuda", and the server has the next one. What travels is on the CPU.
     device: str = "cpu"
 
     def __post_init__(self):

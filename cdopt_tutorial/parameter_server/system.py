@@ -387,8 +387,8 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    The options are those of :func:`~.launch.launch`. A ValueError
-    where :func:`check` refuses the job, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
+    refuses the job, a WorkerError if a worker failed.
     """
     check(job)
     num_trainers = job.config.num_trainers

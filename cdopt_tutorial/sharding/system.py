@@ -221,8 +221,8 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on ranks, each a process of its own.
 
-    The options are those of :func:`~.launch.launch`. A ValueError
-    where :func:`check` refuses the job, a WorkerError if a rank failed.
+    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
+    refuses the job, a WorkerError if a rank failed.
     """
     check(job)
     number = job.config.num_ranks

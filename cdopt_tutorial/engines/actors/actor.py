@@ -1,8 +1,8 @@
 """What an actor does to be one of the workers, whoever starts it and carries calls.
 
-Its driver, in ``driver``, makes it by a :class:`WorkerPlan`, asks for its ``host``,
-has it ``play``, and then asks again and again what there is to ``take``. Errors arrive
-there as WorkerErrors; an actor that is asked nothing for long ends itself.
+The ``driver`` makes it by a :class:`WorkerPlan`, asks for its ``host``, has it
+``play``, and then asks again and again what there is to ``take``. Errors arrive there
+as WorkerErrors; an actor that is asked nothing for long ends itself.
 """
 
 import os
