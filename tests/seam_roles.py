@@ -1,6 +1,7 @@
 """Roles and objects for the tests of references, gradients and rendezvous."""
 
 import torch
+from threadpoolctl import threadpool_info
 from torch import nn
 
 from cdopt_tutorial.engines.seam import gradients
@@ -72,6 +73,49 @@ def interleaved(engine):
         again = ref.rpc_sync().leave(first, True)
     after = step(engine, ref)[1]
     return before, again, after
+
+
+class Doubled(torch.autograd.Function):
+    """Notes with how many threads each of its ways is computed."""
+
+    @staticmethod
+    def forward(ctx, x, seen):
+        ctx.seen = seen
+        seen.append(openmp_threads())
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.seen.append(openmp_threads())
+        return 2 * gradient, None
+
+
+def openmp_threads():
+    """Those that this thread would take now; to ask torch itself would change it."""
+    found = [each for each in threadpool_info() if each["user_api"] == "openmp"]
+    return max(each["num_threads"] for each in found)
+
+
+class Doubling:
+    def __init__(self):
+        self.threads = []
+
+    def double(self, x):
+        return Doubled.apply(x, self.threads)
+
+    def seen(self):
+        return self.threads
+
+
+def double(engine, times):
+    """With how many threads calls, and their ways back, were computed."""
+    ref = engine.remote("ps", Doubling)
+    for _ in range(times):
+        with engine.context() as context:
+            x = torch.ones(2, requires_grad=True)
+            result = gradients.call(ref, Doubling.double, x)
+            gradients.backward(context, result.sum())
+    return ref.rpc_sync().seen()
 
 
 class Host:

@@ -44,6 +44,14 @@ def test_a_gradient_crosses_as_if_there_were_no_wire(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_calls_and_their_ways_back_take_the_threads_of_the_role(way):
+    # Also the first in its thread, before any operator that torch makes parallel.
+    roles = {"t": Role(seam_roles.double, (TorchRPC(way), 20))}
+    seen = launch(roles | {"ps": Role(serve, num_threads=3)}, rpc_threads=8)["t"]
+    assert seen == [3] * 40
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_two_callers_at_once_are_kept_apart(way):
     roles = {f"t{i}": Role(seam_roles.train, (TorchRPC(way), 1.0 + i)) for i in (0, 1)}
     found = launch(roles | {"ps": Role(serve)})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
@@ -156,7 +157,7 @@ def call_method(value: Any, method: str | Callable, /, *args: Any, **kwargs: Any
 @rpc.functions.async_execution
 def serve_call(number: int, method, /, *args: Any, **kwargs: Any) -> Future:
     """Runs where a named object is; what it calls may answer later, by a future."""
-    result = call_method(_objects[number], method, *args, **kwargs)
+    result = _serve(_objects[number], method, *args, **kwargs)
     if isinstance(result, Future):
         return result
     future: Future = Future()
@@ -165,7 +166,18 @@ def serve_call(number: int, method, /, *args: Any, **kwargs: Any) -> Future:
 
 
 def _apply(rref: Any, method: str | Callable, *args: Any) -> Any:
-    return call_method(rref.local_value(), method, *args)
+    return _serve(rref.local_value(), method, *args)
+
+
+def _serve(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
+    """What a call from elsewhere leads to, in whichever thread answers it.
+
+    The thread learns before with how many it computes. Torch would tell it at its first
+    parallel operator, or way back, and a product of matrices is neither: one thread
+    would compute it, and later ones several, with other bits.
+    """
+    torch.get_num_threads()
+    return call_method(value, method, *args, **kwargs)
 
 
 def _answer(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
