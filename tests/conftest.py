@@ -5,7 +5,6 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from http.server import ThreadingHTTPServer
@@ -20,9 +19,7 @@ from playwright.sync_api import sync_playwright
 from running import Running
 
 from cdopt_tutorial.engines.launcher import group
-from cdopt_tutorial.publish.execute import Execution, execute
 from cdopt_tutorial.publish.project import Project, this_project
-from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.publish.render import render
 from cdopt_tutorial.scratch import of_process
 
@@ -92,38 +89,19 @@ def runs() -> Running:
 
 @pytest.fixture(scope="session")
 def project() -> Project:
-    """This book; what tests build of it lies beside what `make book` has built."""
-    root = this_project().root
-    return Project(root, root / "_build" / "tests")
+    """This book, with the results of its chapters; tests have pages of their own."""
+    book = this_project()
+    own = Project(book.root, book.build / "tests")
+    own.results = book.results
+    return own
 
 
 @pytest.fixture(scope="session")
-def short(project) -> dict[Path, dict]:
-    """What the short profile sets in each chapter."""
-    chapters, profile = project.chapters(), Reference(project)
-    return {path: profile.parameters(path.stem, "smoke") for path in chapters}
-
-
-@pytest.fixture(scope="session")
-def run_short(project, short) -> Callable[[Path], Execution]:
-    """What became of a short run of a chapter; made once, by whichever process."""
-    folder = project.build / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def run(path: Path) -> Execution:
-        with FileLock(folder / path.stem):
-            return execute([path], project=project, parameters=short)[0]
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def site(project, run_short) -> Path:
-    """The folder of the pages, rendered strictly from short runs of the chapters."""
-    errors = [each.error for each in map(run_short, project.chapters()) if each.error]
-    assert not errors, "\n".join(errors)
-    with FileLock(project.build / "locks" / "pages"):
-        render(project, profile="smoke")
+def site(project) -> Path:
+    """The folder of the pages, rendered strictly from the results of the chapters."""
+    project.build.mkdir(parents=True, exist_ok=True)
+    with FileLock(project.build / "pages.lock"):
+        render(project)
     return project.html
 
 

@@ -16,7 +16,7 @@ from cdopt_tutorial.publish import execute as module
 from cdopt_tutorial.publish import render
 from cdopt_tutorial.publish.project import Project
 
-TABLE = "[01_a.figures]\nx = {full = 1.0}\n"
+TABLE = "[01_a.figures]\nx = {seen = 1.0}\n"
 
 RESULT = "_build/results/....ipynb.gz was damaged: the chapter is run again"
 
@@ -31,13 +31,13 @@ NOTEBOOKS = {
 
 BAD = "notebooks/reference.toml can't be read: "
 TABLES = {
-    "x = 1": f"{BAD}x: tables are needed, `smoke` and `figures`",
-    "[[01_a]]": f"{BAD}01_a: tables are needed, `smoke` and `figures`",
-    "[01_a]\nfigures = 3": f"{BAD}01_a: tables are needed, `smoke` and `figures`",
-    "[01_a.figures]\nx = {full = [1]}":
-        f"{BAD}01_a: x: full is [1]: a number, two, or a text is needed",
-    "[01_a.figures]\nx = {full = true}":
-        f"{BAD}01_a: x: full is True: a number, two, or a text is needed",
+    "x = 1": f"{BAD}x: a table is needed, `figures`",
+    "[[01_a]]": f"{BAD}01_a: a table is needed, `figures`",
+    "[01_a]\nfigures = 3": f"{BAD}01_a: a table is needed, `figures`",
+    "[01_a.figures]\nx = {seen = [1]}":
+        f"{BAD}01_a: x: seen is [1]: a number, two, or a text is needed",
+    "[01_a.figures]\nx = {seen = true}":
+        f"{BAD}01_a: x: seen is True: a number, two, or a text is needed",
     "[01_a.figures]\nx = {within = 1}": f"{BAD}01_a: x: is ...: its rule must be ...",
     "[01_a": f"{BAD}...",
     "[a]\n[a]": f"{BAD}...",

@@ -53,11 +53,10 @@ print(len(os.sched_getaffinity(0)))
 print(sorted(numpy.show_config("dicts")["SIMD Extensions"].get("found", [])))
 """
 TABLE = """\
-[01_a.smoke]
 [01_a.figures]
-near = {at_most = 9, smoke = 8.0}
-same = {at_most = 7, smoke = 7}
-speed = {machine = true, smoke = 3.0}
+near = {at_most = 9, seen = 8.0}
+same = {at_most = 7, seen = 7}
+speed = {machine = true, seen = 3.0}
 """
 PINS = "cdopt==0.5\nJinja2==3.1\nnumpy==2.4\nnumpy-extra==1\ntorch==2.0\nsympy==1.1\n"
 
@@ -130,14 +129,14 @@ class TestRun:
         assert tried == {
             "python": "3.12.4", "torch": "torch-1", "cdopt": "cdopt-1",
             "numpy": "numpy-1", "ray": "ray-1", "cpu": own_path(), "threads": 0,
-            "cores": len(os.sched_getaffinity(0)), "profile": "smoke",
+            "cores": len(os.sched_getaffinity(0)),
             "chapters": "1 of 1", "tests": "2 of 2", "changes": [], "failures": [],
             "figures": {"01_a": {"near": 8.0, "same": 7, "speed": 99.0}},
         }  # fmt: skip
         asked, venv, install, _, execute, tests = calls(fake)
         assert re.fullmatch(rf"-m venv {scratch}/[^/]+/env", venv)
         assert install.endswith(" -e .[ray,test] torch==2.0 cdopt==0.5")
-        assert " --force --profile smoke --cell-timeout 3600 --json " in execute
+        assert " --force --cell-timeout 3600 --json " in execute
         assert " -k one_process " in tests
         # Torch chooses the others for itself.
         assert (fake / "constraints").read_text() == "numpy==2.4\nnumpy-extra==1\n"
@@ -264,10 +263,10 @@ class TestMachines:
         table = tomlkit.parse((book.root / "notebooks/reference.toml").read_text())
         assert list(table) == ["01_a"]
         assert table["01_a"]["figures"] == {
-            "near": {"at_most": 9, "smoke": [8.0, 8.5]},
-            "new": {"smoke": 1.0},
+            "near": {"at_most": 9, "seen": [8.0, 8.5]},
+            "new": {"seen": 1.0},
         }
-        seen = table["01_a"]["seen"]["smoke"]
+        seen = table["01_a"]["runs"]
         for each, path in zip(seen, ("default", "avx2"), strict=True):
             assert f", {path}, 1 cores; Python 3.12.4, torch torch-1" in each
 
@@ -371,15 +370,13 @@ class TestFile:
 
     @pytest.mark.usefixtures("book")
     def test_tells_how_it_came_about(self, fake):
-        flags = "--cpu default --threads 2 --cores 1 --profile full"
+        flags = "--cpu default --threads 2 --cores 1"
         write_chapters(fake, chapter(near=8.25), chapter(own=1, other="x"))
         _, found = run(fake, "2.15.0", flags=flags)
         assert found["command"] == (
             "cdopt-tutorial matrix --torch 2.15.0 --python python --cpu default "
-            "--threads 2 --cores 1 --profile full"
+            "--threads 2 --cores 1"
         )
-        assert found["profile"] == "full"
-        assert " --profile full " in next(x for x in calls(fake) if "execute" in x)
         figures = {"01_a": {"near": 8.25}, "02_b": {"own": 1, "other": "x"}}
         assert found["environments"][0]["figures"] == figures
         text = (fake / "out.json").read_text()
@@ -408,9 +405,9 @@ class TestFile:
         change = dict(figure="04-x", was="1", now="2", allowed="± 0", holds=0)
         tried = environment(), environment(cpu="default", threads=0, changes=[change])
         where = {"processor": "A CPU", "cores": 2}
-        run = {"date": "d", "profile": "full", "machine": where, "environments": tried}
+        run = {"date": "d", "machine": where, "environments": tried}
         head, _, _, _, one, other, *_, names, _, moved = matrix.table(run).splitlines()
-        assert head == "Run on d, on A CPU with 2 cores, in the profile full:"
+        assert head == "Run on d, on A CPU with 2 cores:"
         assert one.endswith("| – | – | avx2 | 1 | 2 | 7 of 7 | 9 of 9 | 2 |")
         assert other.endswith("| – | – | default | – | 2 | 7 of 7 | 9 of 9 | 2 |")
         assert names == (

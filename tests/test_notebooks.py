@@ -1,4 +1,4 @@
-"""The chapters: they run through, and keep the rules of CONTRIBUTING.md."""
+"""The chapters, which `execute` runs: they keep the rules of CONTRIBUTING.md."""
 
 import ast
 import importlib.util
@@ -15,10 +15,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from notebook_errors import unannounced
 from notebook_types import complaints
 
+from cdopt_tutorial.publish.chapter import read_chapter
+from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
-from cdopt_tutorial.publish.reference import Reference
 
-pytestmark = pytest.mark.xdist_group("chapters")
+pytestmark = pytest.mark.xdist_group("chapters")  # which share a type checker's cache
 
 # Without the cell that all begin with, and without the exercises and what follows.
 CELLS = range(20, 43)
@@ -39,27 +40,11 @@ def test_there_are_chapters():
     assert CHAPTERS
 
 
-# The last first: another process runs them for the pages, in the order of the book.
-@pytest.fixture(scope="module", params=CHAPTERS[::-1], ids=lambda path: path.stem)
-def done(request, run_short):
-    """What became of a short run."""
-    return run_short(request.param)
-
-
-def test_runs_through(done):
-    assert done.error is None, done.error
-
-
-def test_claims_the_figures_of_the_reference(done, project):
-    # Also of a chapter that failed: what moved says why.
-    drift = Reference(project).drift(
-        done.path.stem, "smoke", done.figures, complete=done.error is None
-    )
-    assert not drift, drift
-
-
-def test_shows_no_error_that_its_cell_does_not_announce(done):
-    assert unannounced(done.notebook) == []
+@every_chapter
+def test_shows_no_error_that_its_cell_does_not_announce(path, project):
+    ran = find_result(project, read_chapter(path), "cpu")
+    assert ran is not None, f"run `cdopt-tutorial execute {project.relative(path)}`"
+    assert unannounced(ran) == []
 
 
 TYPE_ERROR = "TypeError: join() got an unexpected keyword argument 'num_gpus'"

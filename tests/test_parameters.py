@@ -88,13 +88,3 @@ def test_notebook_without_the_cell_is_refused():
 )
 def test_a_value_is_a_literal_or_a_text(text, value):
     assert read_value(text) == value
-
-
-def test_smoke_sets_parameters_that_every_chapter_has(project):
-    from cdopt_tutorial.publish.reference import Reference
-
-    reference = Reference(project)
-    for path in project.chapters():
-        values = reference.parameters(path.stem, "smoke")
-        assert values, path.stem
-        read_chapter(path, values)

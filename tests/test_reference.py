@@ -15,24 +15,22 @@ from cdopt_tutorial.publish.reference import Change, Reference
 
 TABLE = """\
 # A comment that stays.
-[01_a.smoke]
-epochs = 1
+[01_a]
+runs = ["one", "other"]
 
 [01_a.figures]
-near = {full = [9.5, 10.0], smoke = 8.0}
-share = {full = [-2.0, -1.9]}  # so does this
-gap = {at_most = 1e-10, full = 0.0}
-speed = {machine = true, full = 3.0}
-rounds = {chaotic = true, full = 3}
-count = {exact = true, full = 7}
-part = {exact = true, full = 0.333333}
-
-[01_a.seen]
-full = ["one", "other"]
+near = {seen = [9.5, 10.0]}
+far = {seen = 8.0}
+share = {seen = [-2.0, -1.9]}  # so does this
+gap = {at_most = 1e-10, seen = 0.0}
+speed = {machine = true, seen = 3.0}
+rounds = {chaotic = true, seen = 3}
+count = {exact = true, seen = 7}
+part = {exact = true, seen = 0.333333}
 """
 
 FIGURES = {"near": 10.0, "share": -2.0, "gap": 0.0, "speed": 3.0, "count": 7}
-FIGURES |= {"part": 1 / 3, "rounds": 9}
+FIGURES |= {"part": 1 / 3, "rounds": 9, "far": 8.0}
 
 
 @pytest.fixture
@@ -44,8 +42,8 @@ def book(tmp_path) -> Project:
     return Project(tmp_path)
 
 
-def moved(book, profile="full", complete=True, **figures) -> list[str]:
-    drift = Reference(book).drift("01_a", profile, figures, complete=complete)
+def moved(book, complete=True, **figures) -> list[str]:
+    drift = Reference(book).drift("01_a", figures, complete=complete)
     return [f"{name}: {how}" for name, how in drift.items()]
 
 
@@ -60,14 +58,15 @@ def test_what_is_near_enough_has_not_moved(book):
 
 
 def test_where_all_machines_agreed_three_percent_is_near_enough(book):
-    assert moved(book, "smoke", near=8.23) == moved(book, "smoke", near=7.77) == []
-    assert moved(book, "smoke", near=8.25)
-    assert moved(book, "smoke", near=7.75)
+    for far in (8.23, 7.77):
+        assert moved(book, **FIGURES | {"far": far}) == []
+    for far in (8.25, 7.75):
+        assert moved(book, **FIGURES | {"far": far})
 
 
 def test_what_lies_outside_of_what_was_seen_is_a_change_that_may_hold(book):
     figures = FIGURES | {"near": 10.2, "gap": 1e-11, "speed": 5.0}
-    found = Reference(book).changes("01_a", "full", figures)
+    found = Reference(book).changes("01_a", figures)
     assert found == {
         "near": Change("9.5 to 10", "10.2", "9 to 10.5", holds=True),
         "gap": Change("0", "1e-11", "at most 1e-10", holds=True),
@@ -111,24 +110,10 @@ def test_what_is_measured_with_a_module_may_be_missing_without_it(book):
     path = book.root / "notebooks" / "reference.toml"
     for module, told in ("json", ["x: was 1, is claimed no more"]), ("no_such", []):
         path.write_text(
-            f'[01_a.figures]\nx = {{needs = "{module}", at_most = 1, full = 1}}'
+            f'[01_a.figures]\nx = {{needs = "{module}", at_most = 1, seen = 1}}'
         )
         assert moved(book) == told
         assert moved(book, x=2) == ["x: was 1, is 2 (allowed: at most 1)"]
-
-
-def test_profiles_have_values_of_their_own(book):
-    assert moved(book, "smoke", near=8.23) == []
-    assert moved(book, "smoke", near=10.0) == [
-        "near: was 8, is 10 (allowed: 7.76 to 8.24)"
-    ]
-    share = moved(book, "smoke", near=8.0, share=-2.0)
-    assert share == ["share: -2, and the reference has none"]
-    reference = Reference(book)
-    assert reference.parameters("01_a", "smoke") == {"epochs": 1}
-    assert reference.parameters("01_a", "full") == {}
-    with pytest.raises(ValueError, match="02_b has no profile 'smoke'"):
-        reference.parameters("02_b", "smoke")
 
 
 def test_update_adds_a_run_to_what_was_seen(book):
@@ -136,17 +121,17 @@ def test_update_adds_a_run_to_what_was_seen(book):
     figures |= {"count": 8, "text": "gloo"}
     del figures["gap"]
     for origin in ("third", "third", "fourth"):
-        Reference(book).update("01_a", "full", figures, origin, "")
+        Reference(book).update("01_a", figures, origin, "")
     assert moved(book, **figures) == moved(book, **figures | {"near": 9.5}) == []
     text = (book.root / "notebooks" / "reference.toml").read_text()
     for line in (
         "# A comment that stays.",
-        "near = {full = [9.5, 12.3457], smoke = 8.0}",
-        "share = {full = [-2.0, -1.9]}  # so does this",
-        "speed = {machine = true, full = [3.0, 99.0]}",
-        "count = {exact = true, full = 8}",
-        'text = {full = "gloo"}',
-        'full = ["one", "other", "third", "fourth"]',
+        "near = {seen = [9.5, 12.3457]}",
+        "share = {seen = [-2.0, -1.9]}  # so does this",
+        "speed = {machine = true, seen = [3.0, 99.0]}",
+        "count = {exact = true, seen = 8}",
+        'text = {seen = "gloo"}',
+        'runs = ["one", "other", "third", "fourth"]',
     ):
         assert line in text
     assert "gap" not in text
@@ -155,52 +140,46 @@ def test_update_adds_a_run_to_what_was_seen(book):
 
 def test_what_was_seen_can_be_forgotten(book):
     reference = Reference(book)
-    reference.forget("01_a", "full")
-    reference.update("01_a", "full", FIGURES | {"near": 4.0, "gap": 1e-12}, "new", "")
+    reference.forget("01_a")
+    reference.update("01_a", FIGURES | {"near": 4.0, "gap": 1e-12}, "new", "")
     assert moved(book, **FIGURES | {"near": 4.0}) == []
     near = moved(book, **FIGURES | {"near": 9.5})
     assert near == ["near: was 4, is 9.5 (allowed: 3.88 to 4.12)"]
     text = (book.root / "notebooks" / "reference.toml").read_text()
-    assert '"new"' in text and "one" not in text and "smoke = 8.0" in text
+    assert '"new"' in text and "one" not in text
 
 
 def test_what_needs_a_module_that_is_not_here_keeps_its_rule(book):
     path = book.root / "notebooks" / "reference.toml"
-    path.write_text('[01_a.figures]\nx = {needs = "no_such", at_most = 1, full = 1}\n')
+    path.write_text('[01_a.figures]\nx = {needs = "no_such", at_most = 1, seen = 1}\n')
     reference = Reference(book)
-    reference.forget("01_a", "full")
-    reference.update("01_a", "full", {"y": "text"}, "here", "")
-    reference.update("01_a", "full", {"y": 2}, "here", "")
+    reference.forget("01_a")
+    reference.update("01_a", {"y": "text"}, "here", "")
+    reference.update("01_a", {"y": 2}, "here", "")
     text = path.read_text()
-    assert "needs" in text and "at_most = 1" in text and "y = {full = 2}" in text
-
-
-def test_update_keeps_a_figure_that_another_profile_claims(book):
-    Reference(book).update("01_a", "full", {"count": 7}, "", "")
-    text = (book.root / "notebooks" / "reference.toml").read_text()
-    assert moved(book, "smoke", near=8.0) == [] and "share" not in text
+    assert "needs" in text and "at_most = 1" in text and "y = {seen = 2}" in text
 
 
 def test_nothing_is_near_to_infinity(book):
     path = book.root / "notebooks" / "reference.toml"
-    path.write_text("[01_a.figures]\nx = {full = inf}\n")
+    path.write_text("[01_a.figures]\nx = {seen = inf}\n")
     assert len(moved(book, x=5.0)) == 1
     assert len(moved(book, x=-inf)) == 1
 
 
 def test_update_begins_a_table(book):
     (book.root / "notebooks" / "reference.toml").unlink()
-    Reference(book).update("01_a", "smoke", {"x": 1.0}, "here", "")
-    assert moved(book, "smoke", x=1.0) == []
+    Reference(book).update("01_a", {"x": 1.0}, "here", "")
+    assert moved(book, x=1.0) == []
 
 
 @pytest.mark.parametrize(
     "row",
-    ["{within = 1, full = 1}", "{exact = true, machine = true, full = 1}", "3", "[1]"]
-    + ["{whole = 1}", "{exact = 0.5, full = 1}", "{within", "{full = [1]}"]
-    + ['{full = ["1", 2]}', "{machine = false, full = 1}", "1\nx = 2"]
-    + ['{at_most = "1e-10", full = 0.0}', "{exact = false, full = 1}"]
-    + ["{needs = 1, full = 1}", "{full = [1, 2, 3]}", "{full = true}"],
+    ["{within = 1, seen = 1}", "{exact = true, machine = true, seen = 1}", "3", "[1]"]
+    + ["{whole = 1}", "{exact = 0.5, seen = 1}", "{within", "{seen = [1]}"]
+    + ['{seen = ["1", 2]}', "{machine = false, seen = 1}", "1\nx = 2"]
+    + ['{at_most = "1e-10", seen = 0.0}', "{exact = false, seen = 1}"]
+    + ["{needs = 1, seen = 1}", "{seen = [1, 2, 3]}", "{seen = true}"],
 )
 def test_a_table_that_says_nothing_clear_is_refused(book, row):
     path = book.root / "notebooks" / "reference.toml"
@@ -239,11 +218,8 @@ def test_command_tells_drift_and_updates(here, capsys):
     assert cli.main(["execute"]) == 0
 
 
-def test_command_sets_profiles_and_parameters(here, capsys):
-    path = write(here, {"near": 8.0})
-    assert cli.main(["execute", "--profile", "smoke", str(path)]) == 0
-    assert printed(here, {"epochs": 1}) == "1\n"
-    capsys.readouterr()
+def test_command_sets_parameters(here, capsys):
+    write(here, {"near": 10.0})
     for again in ("ran for", "reused"):
         assert cli.main(["execute", "-p", "epochs", "5"]) == 0
         said = capsys.readouterr().out
@@ -267,7 +243,7 @@ def test_a_bound_stays_and_goes_on_to_fail(here, capsys):
     for _ in range(2):
         assert cli.main(["execute", "--update-reference"]) == 3
         assert "at most 1e-10" in capsys.readouterr().err
-    assert "near = {full = [9.5, 11.0]" in (
+    assert "near = {seen = [9.5, 11.0]" in (
         (here.root / "notebooks" / "reference.toml").read_text()
     )
 
@@ -305,7 +281,7 @@ def test_command_begins_anew(here, capsys):
     write(here, FIGURES | {"near": 4.0})
     assert cli.main(["execute", "--update-reference", "--anew"]) == 0
     text = (here.root / "notebooks" / "reference.toml").read_text()
-    assert "full = 4.0" in text and "one" not in text
+    assert "seen = 4.0" in text and "one" not in text
     assert f"torch {version('torch')}" in text
 
 
@@ -313,8 +289,8 @@ def test_command_begins_anew(here, capsys):
 def test_drift_by_another_text_is_told(same, here, capsys):
     table = here.root / "notebooks" / "reference.toml"
     digest = data.documentation_digest()
-    text = f'[01_a]\ntext = "{digest if same else "of old"}"\n'
-    table.write_text(text + TABLE)
+    text = f'text = "{digest if same else "of old"}"'
+    table.write_text(TABLE.replace("[01_a]", f"[01_a]\n{text}"))
     write(here, FIGURES | {"near": 90.0})
     assert cli.main(["execute"]) == 3
     assert ("its text is another IPython's" in capsys.readouterr().err) != same
@@ -327,7 +303,7 @@ def test_drift_by_another_text_is_told(same, here, capsys):
 
 def test_a_text_that_is_no_name_is_refused(here):
     table = here.root / "notebooks" / "reference.toml"
-    table.write_text("[01_a]\ntext = 3\n" + TABLE)
+    table.write_text("[01_a]\ntext = 3\n")
     with pytest.raises(ValueError, match="01_a: text is no name of one"):
         Reference(here)
 

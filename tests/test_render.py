@@ -107,7 +107,7 @@ def test_a_page_quotes_figures_minutes_and_the_versions_that_were_tried(book):
     change = {"figure": "01-x", "was": "1", "now": "2", "allowed": "± 0", "holds": 0}
     tried = {"torch": "2.99", "python": "3.99", "cdopt": "0.5", "chapters": "1 of 1"}
     tried |= {"seconds": 90, "failures": ["KeyError: `x`"], "changes": [change]}
-    found = {"date": "2026-11-22", "profile": "smoke", "environments": [tried]}
+    found = {"date": "2026-11-22", "environments": [tried]}
     found["machine"] = {"processor": "x86_64", "cores": 2}
     (book.root / "book/versions.json").write_text(json.dumps(found))
     quote = "\nx is {{ figures['01-x'] }}, {{ minutes['01_a'] }} minutes\n"
@@ -247,8 +247,8 @@ def test_a_chapter_of_which_nothing_is_kept_has_a_page(larger):
 
 def test_a_figure_that_moved_is_shown_where_it_is_quoted(larger, capfd):
     table = larger.root / "notebooks/reference.toml"
-    rows = """[01_a.figures]\n"01-x" = {full = 0.2, at_most = 0.2}\n
-    [02_b.figures]\n"02-y" = {full = 6, at_most = 8}\n"""
+    rows = """[01_a.figures]\n"01-x" = {seen = 0.2, at_most = 0.2}\n
+    [02_b.figures]\n"02-y" = {seen = 6, at_most = 8}\n"""
     table.write_text(rows)
     assert main(["build"]) == 0
     note = "Figures that moved They moved farther than they may, so a sentence that "

@@ -32,8 +32,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     chapters = "path of a chapter (default: all chapters)"
     flag("notebooks", metavar="NOTEBOOK", type=Path, nargs="*", help=chapters)
     flag("--force", action="store_true", help="run even if a valid result is cached")
-    profiles = "full: as the book shows them; smoke: short runs (default: full)"
-    flag("--profile", choices=project.PROFILES, default="full", help=profiles)
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
     flag("-p", "--parameter", dest="values", default=[], help=values, **pairs)
@@ -55,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
         book = project.this_project()
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
-        values = _values(args, book, was)
+        values = _values(args)
+        notebooks = _notebooks(args, book, values)
         execute.make_place(book)  # or minutes later there were none
     done = execute.execute(
-        values, project=book, device=args.device, force=args.force,
+        notebooks, project=book, device=args.device, force=args.force,
         parameters=values, cell_timeout=args.cell_timeout,
     )  # fmt: skip
     chapters = {str(book.relative(each.path)): _as_json(each) for each in done}
@@ -69,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
         return failed
     # A reader's own notebook has no reference.
     done = [result for result in done if result.path.resolve() in book.chapters()]
-    moved = _compare(done, book, was, args.profile)
+    moved = _compare(done, book, was)
     if args.update_reference:
         _update(done, was, args)
         print("\nnow in the reference, but for bounds, which are yours to change:")
-        moved = _compare(done, book, was, args.profile)
+        moved = _compare(done, book, was)
     return failed or (DRIFTED if moved else 0)
 
 
@@ -82,8 +81,8 @@ def _update(done: Executions, was: Reference, args: argparse.Namespace) -> None:
     digest, origin = data.documentation_digest(), reference.origin()
     for name, result in {r.path.stem: r for r in done if r.error is None}.items():
         if args.anew:
-            was.forget(name, args.profile)
-        was.update(name, args.profile, result.figures, origin, digest)
+            was.forget(name)
+        was.update(name, result.figures, origin, digest)
 
 
 def _as_json(result: execute.Execution) -> dict:
@@ -92,23 +91,26 @@ def _as_json(result: execute.Execution) -> dict:
     return found | {"figures": dict(result.figures)}
 
 
-def _values(args: argparse.Namespace, book: Project, was: Reference) -> dict:
-    """What is set from outside in each notebook that is to run, once it is checked."""
-    own = {name: chapter.read_value(text) for name, text in args.values}
+def _values(args: argparse.Namespace) -> dict[str, object]:
+    """What is set from outside in every notebook that is to run."""
+    values = {name: chapter.read_value(text) for name, text in args.values}
     if args.anew and not args.update_reference:
         raise ValueError("--anew is for --update-reference")
-    if args.update_reference and (own or args.device != "cpu"):
+    if args.update_reference and (values or args.device != "cpu"):
         raise ValueError("--update-reference is for runs on the cpu with no -p")
-    values = {}
-    for path in args.notebooks or book.chapters():
+    return values
+
+
+def _notebooks(args: argparse.Namespace, book: Project, values: dict) -> list[Path]:
+    """What is to run, once it is known that it can be read, and takes these values."""
+    for path in (paths := args.notebooks or book.chapters()):
         if not path.is_file():
             raise ValueError(f"no such notebook: {path}")
-        values[path] = was.parameters(path.stem, args.profile) | own
         try:
-            chapter.read_chapter(path, values[path])
+            chapter.read_chapter(path, values)
         except ValueError as error:
             raise ValueError(f"{book.relative(path)}: {error}") from error
-    return values
+    return paths
 
 
 def _report(done: Executions, book: Project) -> int:
@@ -125,12 +127,12 @@ def _report(done: Executions, book: Project) -> int:
     return 1 if errors else 0
 
 
-def _compare(done: Executions, book: Project, was: Reference, profile: str) -> int:
+def _compare(done: Executions, book: Project, was: Reference) -> int:
     """Print every figure that is not as the reference has it; return how many."""
     moved = 0
     for result in done:
         name, complete = result.path.stem, result.error is None
-        drift = was.drift(name, profile, result.figures, complete=complete)
+        drift = was.drift(name, result.figures, complete=complete)
         if drift:
             print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
             if not was.has_text(name, data.documentation_digest()):

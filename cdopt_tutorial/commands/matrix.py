@@ -35,9 +35,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, kind, what) in CHOICES.items():
         options = {"action": "append", "default": [], "help": what}
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, **options)
-    profiles = "full: as the book shows them; smoke: short runs (default: smoke)"
-    options = {"choices": project.PROFILES, "default": "smoke", "help": profiles}
-    parser.add_argument("--profile", **options)
     update = "add what these machines gave to notebooks/reference.toml"
     parser.add_argument("--update-reference", action="store_true", help=update)
     add_json(parser)
@@ -64,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
     tried: list[matrix.Found] = []
     found = {"date": datetime.now(UTC).date().isoformat(), "command": _command(args)}
     found["machine"] = {"processor": processor(), "cores": os.cpu_count()}
-    found |= {"profile": args.profile, "environments": tried}
+    found["environments"] = tried
     progress = partial(print, flush=True)
     for versions in wanted:
         with scratch() as folder:
             place = matrix.Place(folder, book, versions)
             for machine in machines:
-                tried.append(matrix.try_out(place, machine, args.profile, progress))
+                tried.append(matrix.try_out(place, machine, progress))
                 write_json(args.json, {"runs": [*args.after, found]})
                 if args.update_reference:
                     _update(was, tried[-1], place.passed)
@@ -87,11 +84,10 @@ def _update(was: Reference, found: matrix.Found, passed: list[str]) -> None:
     names = "cpu", "threads", "cores", "python", "torch"
     here, digest = origin(**{n: found[n] for n in names}), data.documentation_digest()
     for chapter in passed:
-        figures = found["figures"][chapter]
-        was.update(chapter, found["profile"], figures, here, digest)
+        was.update(chapter, found["figures"][chapter], here, digest)
 
 
 def _command(args: argparse.Namespace) -> str:
     """The command line, without where things are."""
     given = [f"--{n} {Path(str(v)).name}" for n in CHOICES for v in getattr(args, n)]
-    return " ".join(["cdopt-tutorial matrix", *given, f"--profile {args.profile}"])
+    return " ".join(["cdopt-tutorial matrix", *given])

@@ -37,7 +37,7 @@ from cdopt_tutorial.scratch import scratch
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # The libraries that decide a result.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
-_KEPT = 48  # results: of seven chapters in two profiles, and of a change taken back
+_KEPT = 24  # results: of seven chapters, and of a change taken back
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,15 @@ def execute(
     project: Project,
     device: str = "cpu",
     force: bool = False,
-    parameters: Mapping[Path, Mapping[str, object]] | None = None,
+    parameters: Mapping[str, object] | None = None,
     cell_timeout: int = CELL_TIMEOUT,
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
-    One that fails does not stop the others. With `force` all are run; `parameters` has
-    what to set in each, and a name that a notebook has not is a ValueError before any.
+    One that fails does not stop the others. With `force` all are run; `parameters` are
+    set in each, and a name that a notebook has not is a ValueError before any.
     """
-    values = parameters or {}
-    chapters = {path: read_chapter(path, values.get(path)) for path in notebooks}
+    chapters = {path: read_chapter(path, parameters) for path in notebooks}
     make_place(project)
     done = []
     for path, chapter in chapters.items():

@@ -198,7 +198,7 @@ class Place:
         return done.stdout
 
 
-def try_out(place: Place, machine: Machine, profile: str, progress: Callable) -> Found:
+def try_out(place: Place, machine: Machine, progress: Callable) -> Found:
     """Run the chapters and the tests as on this machine; return what came out.
 
     The versions are installed before, unless they are. It calls `progress` with a line
@@ -208,7 +208,6 @@ def try_out(place: Place, machine: Machine, profile: str, progress: Callable) ->
     found: Found = asdict(place.versions) | place.installed | asdict(machine)
     found |= {"chapters": "", "tests": "", "figures": {}, "changes": [], "failures": []}
     del found["interpreter"]
-    found["profile"] = profile
     steps = {} if place.installed else {"installing": _install}
     steps |= {"running the chapters": _run_chapters}
     steps |= {"running the equality tests": _run_tests}
@@ -246,17 +245,17 @@ def _install(place: Place, found: Found) -> None:
 
 def _run_chapters(place: Place, found: Found) -> None:
     """Run all chapters; note failures, figures, and those that moved."""
-    file, profile = place.folder / "chapters.json", found["profile"]
+    file = place.folder / "chapters.json"
     # By force, or a result of the machine before would be reused.
     command: list = ["-m", "cdopt_tutorial.cli", "execute", "--force"]
-    command += ["--profile", profile, "--cell-timeout", PATIENCE, "--json", file]
+    command += ["--cell-timeout", PATIENCE, "--json", file]
     place.call(place.python, *command, file=file, codes=CHAPTERS_RAN)
     chapters = json.loads(file.read_text("utf-8"))["chapters"]
     reference = Reference(place.project)
     for path, chapter in chapters.items():
         name, passed = Path(path).stem, chapter["error"] is None
         figures = found["figures"][name] = chapter["figures"]
-        moved = reference.changes(name, profile, figures, complete=passed)
+        moved = reference.changes(name, figures, complete=passed)
         found["changes"] += [{"figure": n} | asdict(c) for n, c in moved.items()]
         if passed:
             place.passed.append(name)
@@ -292,7 +291,7 @@ def table(kept: Mapping[str, Any]) -> str:
 def _table(run: Found) -> str:
     tried, machine = run["environments"], run["machine"]
     where = f"{machine['processor']} with {machine['cores']} cores"
-    text = f"Run on {run['date']}, on {where}, in the profile {run['profile']}:\n\n"
+    text = f"Run on {run['date']}, on {where}:\n\n"
     simulated = [name for name in _MACHINE if any(name in each for each in tried)]
     columns = ["python", *_SHOWN, *simulated, "chapters", "tests"]
     rows = [[str(each.get(c) or "–") for c in columns] for each in tried]

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-PROFILES = ("full", "smoke")  # as the book shows chapters, or as short as checks allow
-
 
 class Project:
     """The folder of one book: its sources and everything built from them."""

@@ -21,13 +21,14 @@ from torch.backends import cpu
 
 from cdopt_tutorial import whole_file
 from cdopt_tutorial.publish.chapter import Figures
-from cdopt_tutorial.publish.project import PROFILES, Project
+from cdopt_tutorial.publish.project import Project
 
 # What was seen may be exceeded by its own width, since few machines were tried, and at
 # least by this share of the figure: with one seed on one machine, two trainings of
 # chapter 4's RNN in which workers add in another order end half a percent apart in
 # perplexity, and 3 % in their distance from the manifold.
 MARGIN = 0.03
+SEEN = "seen"  # the key of a row's value, or of its least and most
 NOT_COMPARED = ("machine", "chaotic")  # rules of rows that are kept for reading
 
 
@@ -66,16 +67,8 @@ class Reference:
             name = project.relative(self._path)
             raise ValueError(f"{name} can't be read: {why}") from error
 
-    def parameters(self, chapter: str, profile: str) -> dict[str, object]:
-        """Return what a profile sets in a chapter; a ValueError if it has no such."""
-        if profile == "full":  # that is the chapter as it stands
-            return {}
-        if profile not in self._table.get(chapter, {}):
-            raise ValueError(f"{chapter} has no profile {profile!r}")
-        return self._table[chapter][profile].unwrap()
-
     def changes(
-        self, chapter: str, profile: str, figures: Figures, *, complete: bool = True
+        self, chapter: str, figures: Figures, *, complete: bool = True
     ) -> dict[str, Change]:
         """Return what lies outside of what was seen, by name, if it is compared at all.
 
@@ -85,34 +78,32 @@ class Reference:
         found = {}
         for name, value in figures.items():
             row = rows.get(name, {})
-            if profile not in row:
+            if SEEN not in row:
                 found[name] = Change(None, _short(value))
             elif not any(row.get(rule) for rule in NOT_COMPARED):
-                seen, bounds = row[profile], _bounds(row, row[profile])
+                seen, bounds = row[SEEN], _bounds(row, row[SEEN])
                 holds = _within(bounds, value)
                 if not (holds and _within(seen, value)):
                     now, allowed = _short(value), _words(bounds)
                     found[name] = Change(_words(seen), now, allowed, holds)
         for name, row in rows.items():
-            due = complete and profile in row and _is_here(row.get("needs"))
+            due = complete and SEEN in row and _is_here(row.get("needs"))
             if due and name not in figures:
-                found[name] = Change(_words(row[profile]), None)
+                found[name] = Change(_words(row[SEEN]), None)
         return found
 
     def drift(
-        self, chapter: str, profile: str, figures: Figures, *, complete: bool = True
+        self, chapter: str, figures: Figures, *, complete: bool = True
     ) -> dict[str, str]:
         """Return what is not as it may be, and how, by name."""
-        found = self.changes(chapter, profile, figures, complete=complete)
+        found = self.changes(chapter, figures, complete=complete)
         return {name: str(each) for name, each in found.items() if not each.holds}
 
     def has_text(self, chapter: str, digest: str) -> bool:
         """Tell whether a chapter has learned from this text, if it does from any."""
         return self._table.get(chapter, {}).get("text", digest) == digest
 
-    def update(
-        self, chapter: str, profile: str, figures: Figures, origin: str, digest: str
-    ) -> None:
+    def update(self, chapter: str, figures: Figures, origin: str, digest: str) -> None:
         """Add a run's figures, on a machine named by `origin`, to what was seen.
 
         What is exact, or a text, is replaced; what is claimed no more goes.
@@ -120,29 +111,26 @@ class Reference:
         part = self._table.setdefault(chapter, tomlkit.table())
         if "text" in part:
             part["text"] = digest
-        seen = part.setdefault("seen", tomlkit.table())
-        runs = seen.setdefault(profile, tomlkit.array().multiline(True))
+        runs = part.setdefault("runs", tomlkit.array().multiline(True))
         if origin not in runs:
             runs.append(origin)
         rows = part.setdefault("figures", tomlkit.table())
         for name, value in figures.items():
             row = rows.setdefault(name, tomlkit.inline_table())
-            row[profile] = _joined(row, row.get(profile), value)
+            row[SEEN] = _joined(row, row.get(SEEN), value)
         for name in [name for name in rows if name not in figures]:
             if _is_here(rows[name].get("needs")):
-                rows[name].pop(profile, None)
-                if not set(PROFILES) & set(rows[name]):
-                    del rows[name]
+                del rows[name]
         # Behind what is added to a row tomlkit leaves no space.
-        text = re.sub(",(?=(full|smoke) =)", ", ", tomlkit.dumps(self._table))
+        text = re.sub(f",(?={SEEN} =)", ", ", tomlkit.dumps(self._table))
         whole_file.write(self._path, text.encode())
 
-    def forget(self, chapter: str, profile: str) -> None:
+    def forget(self, chapter: str) -> None:
         """Forget what was seen in a chapter, to begin anew; rules stay."""
         part = self._table.get(chapter, {})
-        part.get("seen", {}).pop(profile, None)
+        part.pop("runs", None)
         for row in part.get("figures", {}).values():
-            row.pop(profile, None)
+            row.pop(SEEN, None)
 
 
 def processor() -> str:
@@ -171,21 +159,22 @@ def _check_chapter(chapter: str, parts: object) -> None:
     inner = dict(parts) if isinstance(parts, dict) else {"": parts}
     if not isinstance(inner.pop("text", ""), str):
         raise ValueError(f"{chapter}: text is no name of one")
+    if not isinstance(inner.pop("runs", []), list):
+        raise ValueError(f"{chapter}: runs is no list of them")
     if not all(isinstance(part, dict) for part in inner.values()):
-        raise ValueError(f"{chapter}: tables are needed, `smoke` and `figures`")
+        raise ValueError(f"{chapter}: a table is needed, `figures`")
     for name, row in parts.get("figures", {}).items():
         _check(f"{chapter}: {name}", row)
 
 
 def _check(place: str, row: object) -> None:
-    """Raise ValueError unless a row has what was seen in profiles, and a known rule."""
+    """Raise ValueError unless a row has what was seen, or nothing, and a known rule."""
     given = dict(row) if isinstance(row, dict) else {"": row}
-    for profile in PROFILES:
-        seen = given.pop(profile, 0)
-        ends = seen if isinstance(seen, list) and len(seen) == 2 else [seen]
-        if not all(_is_number(each) for each in ends) and not isinstance(seen, str):
-            needed = "a number, two, or a text is needed"
-            raise ValueError(f"{place}: {profile} is {seen!r}: {needed}")
+    seen = given.pop(SEEN, 0)
+    ends = seen if isinstance(seen, list) and len(seen) == 2 else [seen]
+    if not all(_is_number(each) for each in ends) and not isinstance(seen, str):
+        needed = "a number, two, or a text is needed"
+        raise ValueError(f"{place}: {SEEN} is {seen!r}: {needed}")
     if not isinstance(given.pop("needs", ""), str):
         raise ValueError(f"{place}: needs must be a module")
     match [*given.items()]:

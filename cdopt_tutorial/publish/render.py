@@ -31,22 +31,15 @@ class RenderError(Exception):
     """The pages could not be built cleanly; the message says what is wrong."""
 
 
-def render(
-    project: Project,
-    *,
-    device: str = "cpu",
-    partial: bool = False,
-    profile: str = "full",
-) -> bool:
+def render(project: Project, *, device: str = "cpu", partial: bool = False) -> bool:
     """Build `_build/html` from the sources and the cached results.
 
     A build is a full one, or a second try would pass: a page that is not read again
     does not repeat its warnings. Returns False if the pages were up to date. Raises
     RenderError if a chapter has no valid result, or at a warning; see also `read_site`.
     With `partial` such a chapter is shown as far as it ran, and is never up to date.
-    The results are those of a profile.
     """
-    config = _config(project, device, partial, profile)
+    config = _config(project, device, partial)
     files = [*_sources(project.root), *sorted(project.pages.iterdir())]
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, files, (config, VERSION))
@@ -80,10 +73,10 @@ def _sources(root: Path) -> list[Path]:
     return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 
 
-def _config(project: Project, device: str, partial: bool, profile: str) -> dict:
+def _config(project: Project, device: str, partial: bool) -> dict:
     """Return the book's configuration, with what pages may quote, and must note."""
     site = read_site()
-    quotes, notes = _results(project, device, partial, profile)
+    quotes, notes = _results(project, device, partial)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     config["execute"] = {"execute_notebooks": "off"}
     quotes["versions"] = _versions(project)
@@ -96,9 +89,7 @@ def _config(project: Project, device: str, partial: bool, profile: str) -> dict:
     return config
 
 
-def _results(
-    project: Project, device: str, partial: bool, profile: str
-) -> tuple[dict, dict]:
+def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
     """Put chapters with their outputs where the pages find them; quotes, and notes."""
     reference = Reference(project)
     quotes, notes = {"figures": {}, "minutes": {}}, {"failed": {}, "moved": {}}
@@ -106,8 +97,7 @@ def _results(
     project.pages.mkdir(parents=True)
     notes["pages"] = str(project.pages)
     for path in project.chapters():
-        values = reference.parameters(path.stem, profile)
-        chapter, name = read_chapter(path, values), project.relative(path)
+        chapter, name = read_chapter(path), project.relative(path)
         if ran := find_result(project, chapter, device):
             quotes["minutes"][path.stem] = ran.metadata["seconds"] / 60
         elif partial:
@@ -119,7 +109,7 @@ def _results(
             raise RenderError(f"{name} has no valid result: {how}")
         figures = claimed(ran)
         quotes["figures"] |= figures
-        for figure, change in reference.changes(path.stem, profile, figures).items():
+        for figure, change in reference.changes(path.stem, figures).items():
             if change.was and change.now and not change.holds:
                 notes["moved"][figure] = str(change)
         nbformat.write(with_outputs(path, ran), project.pages / path.name)
