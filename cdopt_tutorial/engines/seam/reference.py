@@ -170,7 +170,7 @@ def _apply(rref: Any, method: str | Callable, *args: Any) -> Any:
 
 
 def _serve(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
-    """What a call from elsewhere leads to, in whichever thread answers it.
+    """What a call leads to, in whichever thread answers it.
 
     The thread learns before with how many it computes. Torch would tell it at its first
     parallel operator, or way back, and a product of matrices is neither: one thread
@@ -181,7 +181,7 @@ def _serve(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _answer(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
-    result = call_method(value, method, *args, **kwargs)
+    result = _serve(value, method, *args, **kwargs)
     return result.wait() if isinstance(result, Future) else result
 
 
