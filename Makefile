@@ -9,10 +9,10 @@ LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint(
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
-.PHONY: help book test engines lost soak lint serve clean
+.PHONY: help book test engines machines lost soak lint serve clean
 
 help: ## show this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 book: $(STAMP) ## run the chapters and render the book into _build/html
 	@$(BIN)/python -m cdopt_tutorial.cli build
@@ -25,6 +25,14 @@ test: lint ## lint, chapters without a result, unit tests, strict build, pages i
 
 engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers; hosts need root
 	@$(BIN)/python -m pytest -n 2 -m engines
+
+# Both at once, each on a core of its own; a moved figure is a failure here.
+machines: $(STAMP) ## the chapters and the equality tests as on two other machines
+	@mkdir -p _build
+	@set -- $$($(BIN)/python -c "import os; print(*sorted(os.sched_getaffinity(0))[-2:])"); \
+	taskset -c $$1 $(BIN)/python -m cdopt_tutorial.cli matrix --cpu default --threads 1 & one=$$!; \
+	taskset -c $${2-$$1} $(BIN)/python -m cdopt_tutorial.cli matrix --cpu avx2 --threads 2; two=$$?; \
+	wait $$one && exit $$two
 
 lost: $(STAMP) ## lose workers and hosts at many moments; needs root
 	@mkdir -p _build && PYTHONPATH=tests $(BIN)/python -m sweeps lost --json _build/lost.json

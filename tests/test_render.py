@@ -28,16 +28,6 @@ def run(project: Project):
     return execute(project.chapters(), project=project)
 
 
-def test_pages_hold_the_result_and_the_prose_of_today(book):
-    run(book)
-    write_chapter(book, "print(6 * 7)", prose="# New prose")
-    assert run(book)[0].cached
-    assert [render(book), render(book)] == [True, False]
-    page = (book.html / "notebooks/01_a.html").read_text()
-    assert "New prose" in page and "42" in page
-    assert "notebooks/01_a" in (book.html / "book/index.html").read_text()
-
-
 @pytest.fixture
 def builds(book, monkeypatch):
     """Builds nothing but an empty front page; raises what the list begins with."""
@@ -98,9 +88,12 @@ def test_a_build_that_failed_is_not_up_to_date(book, builds):
     assert render(book) is True
 
 
-def test_a_page_quotes_figures_minutes_and_the_versions_that_were_tried(book):
-    write_chapter(book, "glue('01-x', 0.25)")
+def test_pages_hold_the_result_the_prose_of_today_and_what_they_quote(book):
+    code = "print(6 * 7)", "glue('01-x', 0.25)"
+    write_chapter(book, *code)
     (done,) = run(book)
+    write_chapter(book, *code, prose="# New prose")
+    assert run(book)[0].cached
     config = yaml.safe_load((book.root / "_config.yml").read_text())
     config["parse"] = {"myst_enable_extensions": ["substitution"]}
     (book.root / "_config.yml").write_text(yaml.safe_dump(config))
@@ -111,12 +104,19 @@ def test_a_page_quotes_figures_minutes_and_the_versions_that_were_tried(book):
     found["machine"] = {"processor": "x86_64", "cores": 2}
     (book.root / "book/versions.json").write_text(json.dumps(found))
     quote = "\nx is {{ figures['01-x'] }}, {{ minutes['01_a'] }} minutes\n"
+    quote += "y is {{ figures['01-y'] }}\n"
+    rows = "01-x = {seen = 0.25}\n01-y = {needs = 'no_such', seen = 1}"
+    (book.root / "notebooks/reference.toml").write_text(f"[01_a.figures]\n{rows}")
     quote += "\n{{ versions }}\n"
     with (book.root / "book/index.md").open("a") as file:
         file.write(quote)
-    render(book)
+    assert [render(book), render(book)] == [True, False]
+    chapter = (book.html / "notebooks/01_a.html").read_text()
+    assert "New prose" in chapter and "42" in chapter
     page = (book.html / "book/index.html").read_text()
+    assert "notebooks/01_a" in page
     assert f"x is 0.25, {done.seconds / 60} minutes" in page
+    assert "y is (not measured)" in page
     rows = [" ".join(re.sub("<.*?>", " ", r).split()) for r in page.split("</tr>")]
     assert "3.99 2.99 0.5 – – 1 of 1 – 2" in rows
     assert rows[-2] == "01-x 1 ± 0 2" and rows[-3].endswith("stored allowed torch 2.99")

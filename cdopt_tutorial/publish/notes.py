@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-ABSENT = "(not measured)"  # stands for a figure that a failed chapter did not reach
+ABSENT = "(not measured)"  # a figure not reached, or without its library
 # What fills in a figure; behind a backtick it is shown as it is written.
 _QUOTE = re.compile(r"(?<!`)\{glue:text\}`([^`]+?)(?::[^:`]*)?`|\{\{.+?\}\}")
 _NAME = re.compile(r"""\[["'](.+?)["']\]""")
@@ -46,6 +46,7 @@ def setup(app: Any) -> None:
 def _annotate(app: Any, page: str, source: list[str]) -> None:
     """Change the source of a page, in place, where it has outputs, or needs a note."""
     failed, moved = app.config.page_notes["failed"], app.config.page_notes["moved"]
+    absent = set(app.config.page_notes["absent"])
     ran = Path(app.config.page_notes["pages"], Path(app.env.doc2path(page)).name)
     if ran.exists():
         source[0] = ran.read_text("utf-8")
@@ -56,8 +57,8 @@ def _annotate(app: Any, page: str, source: list[str]) -> None:
     def fill(match: re.Match) -> str:
         names = {match[1]} if match[1] else {*_NAME.findall(match[0])}
         quoted.update(names)
-        lost = {name for name in names - known if re.split("[-_]", name)[0] in numbers}
-        return ABSENT if lost else match[0]
+        lost = {name for name in names if re.split("[-_]", name)[0] in numbers}
+        return ABSENT if (lost | names & absent) - known else match[0]
 
     text, note = _QUOTE.sub(fill, source[0]), ""
     if page in failed:

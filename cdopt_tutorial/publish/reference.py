@@ -99,6 +99,12 @@ class Reference:
         found = self.changes(chapter, figures, complete=complete)
         return {name: str(each) for name, each in found.items() if not each.holds}
 
+    def absent(self) -> list[str]:
+        """Return the figures that are measured with a module that is not here."""
+        tables = [dict(part.get("figures", {})) for part in self._table.values()]
+        rows = [row for each in tables for row in each.items()]
+        return [name for name, row in rows if not _is_here(row.get("needs"))]
+
     def has_text(self, chapter: str, digest: str) -> bool:
         """Tell whether a chapter has learned from this text, if it does from any."""
         return self._table.get(chapter, {}).get("text", digest) == digest

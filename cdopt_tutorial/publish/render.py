@@ -92,7 +92,8 @@ def _config(project: Project, device: str, partial: bool) -> dict:
 def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
     """Put chapters with their outputs where the pages find them; quotes, and notes."""
     reference = Reference(project)
-    quotes, notes = {"figures": {}, "minutes": {}}, {"failed": {}, "moved": {}}
+    quotes = {"figures": {}, "minutes": {}}
+    notes = {"failed": {}, "moved": {}, "absent": reference.absent()}
     shutil.rmtree(project.pages, ignore_errors=True)
     project.pages.mkdir(parents=True)
     notes["pages"] = str(project.pages)

@@ -16,6 +16,7 @@ from functools import cache
 from itertools import cycle
 from pathlib import Path
 
+import torch
 from hosts import NET, Hosts
 
 from cdopt_tutorial.bench.rows import Measured, Progress, Row
@@ -200,6 +201,7 @@ def _is_right(file: Path, told: str) -> bool:
 @cache
 def without(config: ReinforceConfig, lost: tuple[Lost, ...]) -> list[float]:
     """Rewards in one process of a training in which these observers are lost."""
+    torch.set_num_threads(1)  # as the workers have
     agent, score = Agent(config), Score()
     observers = [Observer(number, config) for number in range(config.num_observers)]
     lives = [0] * config.num_observers

@@ -127,6 +127,7 @@ def load(settings: Settings, packed: bytes) -> tuple[Any, Any]:
 
 def play(role: Any) -> bytes:
     """Run a role in its worker; what it returned, which must pickle."""
+    torch.set_num_threads(role.num_threads)  # an actor's thread is not that of `load`
     try:
         return pickle.dumps(role.function(*role.args, **role.kwargs))
     finally:
