@@ -23,19 +23,18 @@ follow_imports = silent
 """
 
 
-def complaints(sources: list[str], folder: Path, root: Path, cache: Path) -> list[str]:
+def complaints(notebooks: dict[str, list[str]], folder: Path, root: Path) -> list[str]:
     """Return what is wrong in code cells, each with its file and line.
 
     Args:
-        sources: of the code cells of one notebook.
+        notebooks: by name, the sources of the code cells.
         folder: an empty one, which the modules are written to.
         root: the folder of the package.
-        cache: where the checker keeps what it knows of the package.
     """
-    files = write_modules(sources, folder)
+    files = [f for each in notebooks.items() for f in write_modules(*each, folder)]
     config = folder / "mypy.ini"
     config.write_text(CONFIG)
-    options = [f"--config-file={config}", f"--cache-dir={cache}"]
+    options = [f"--config-file={config}", f"--cache-dir={folder / 'cache'}"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *options, "--no-error-summary", *files],
         cwd=folder,
@@ -48,13 +47,14 @@ def complaints(sources: list[str], folder: Path, root: Path, cache: Path) -> lis
     return [line for line in lines if line.endswith(tuple(f"[{c}]" for c in COUNTS))]
 
 
-def write_modules(sources: list[str], folder: Path) -> list[str]:
+def write_modules(name: str, sources: list[str], folder: Path) -> list[str]:
     """Write the cells as one module, and each `%%writefile` cell as one of its own."""
-    notebook, names = ["from IPython import get_ipython"], ["notebook.py"]
+    notebook, names = ["from IPython import get_ipython"], [f"of_{name}.py"]
     for source in sources:
         first, _, rest = source.partition("\n")
         if first.startswith("%%writefile"):
             names.append(first.split()[-1])
+            assert not (folder / names[-1]).exists(), names[-1]
             (folder / names[-1]).write_text(rest)
         else:
             notebook.append(TransformerManager().transform_cell(source))

@@ -88,12 +88,10 @@ def converse(other, calls):
     return rpc.rpc_sync(other, identify)[0]
 
 
-def talk(other, calls, then=None):
-    """The same call several times; and then another worker does so."""
+def talk(other, calls):
+    """The same call several times."""
     for number in range(calls):
         rpc.rpc_sync(other, sleep, args=(0.01 * number,))
-    if then is not None:
-        rpc.rpc_sync(then, talk, args=(other, calls))
 
 
 def leave_call(other, seconds):

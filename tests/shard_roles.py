@@ -146,11 +146,11 @@ def largest(tried: list[dict]) -> dict:
 def weights(case: Kind, name: str, mesh: DeviceMesh) -> Iterator[tuple]:
     """Weights of many shapes, each in every placement on a mesh."""
     seed = mesh.size() + len(name)  # what one mesh has not, another has
-    for number, shape in enumerate(shapes(case, seed)):
-        if mesh.ndim > 1 and number != seed % 3:
+    # What is gathered is so whatever its shape.
+    tried = [(7, 3)] if name in OTHERS else [*shapes(case, seed)]
+    for number, shape in enumerate(tried):
+        if mesh.ndim > 1 and number != seed % len(tried[:3]):
             continue  # there are many placements
-        if name in OTHERS:
-            shape = 7 + number, 3
         value, onto = 0.6 * drawn(shape, number), drawn(shape, number + 99)
         axes = [Shard(axis) for axis in range(len(shape))]
         each = [Replicate(), *(axes if mesh.ndim == 1 else axes[:2])]

@@ -2,9 +2,7 @@
 
 from types import SimpleNamespace
 
-import pytest
-
-from cdopt_tutorial.bench import bare, hybrid, launch, reinforce, rnn, rows
+from cdopt_tutorial.bench import bare, hybrid, reinforce, rnn, rows
 from cdopt_tutorial.engines.probes.trace import Span
 from cdopt_tutorial.hybrid import HybridConfig
 
@@ -120,21 +118,3 @@ def test_figures_of_a_conversation_are_those_of_a_run_and_of_a_traced_one(monkey
         "solved": 1.0, "calls": 0.25, "bytes": 10.0,
     }  # fmt: skip
     assert configs == [(50, 3, False), (32, 3, True)]
-
-
-@pytest.mark.parametrize("smoke", [False, True])
-def test_each_way_to_start_is_in_a_parent_of_its_own(smoke, monkeypatch):
-    asked = []
-
-    def run(command, **_):
-        asked.append(command[-1].partition("; ")[2])
-        return SimpleNamespace(stdout=f"a warning\n{len(asked)}.5\n")
-
-    monkeypatch.setattr(launch.subprocess, "run", run)
-    _, more = launch.measure(lambda _: None, smoke)
-    turns, number = (1, 2) if smoke else (5, 4)
-    assert more["values"][launch.BASELINE]["start to end"] == [
-        1.5 + 3 * turn for turn in range(turns)
-    ]
-    spawn, start = (f"print(time_{way}({number}))" for way in ("spawn", "launch"))
-    assert asked == [spawn, start, f"{start}; {start}"] * turns

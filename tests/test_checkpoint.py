@@ -2,10 +2,7 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -56,31 +53,33 @@ def assert_same(one, other, within=0.0):
     assert len(one[0].weights) == 1 + 8 + 2
 
 
-class TestResume:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def whole(cls):
-        return distributed(CONFIG)
+@pytest.fixture(scope="module")
+def whole():
+    """A run that was not cut off, and keeps nothing."""
+    return distributed(CONFIG)
 
-    @pytest.mark.parametrize("steps", [8, 20], ids=["within a pass", "between two"])
-    def test_is_the_run_that_was_not_cut_off(self, whole, steps, tmp_path):
-        resume = until(steps, CONFIG, tmp_path / "file")
-        assert (resume.epoch, resume.window) == divmod(steps, 20)
+
+@pytest.mark.xdist_group("checkpoint")
+class TestResume:
+    def test_is_the_run_that_was_not_cut_off(self, whole, tmp_path):
+        """Cut off within a pass, and between two."""
+        resume = until(8, CONFIG, tmp_path / "file")
+        assert (resume.epoch, resume.window) == (0, 8)
+        parts = {"resume": resume, "keep": tmp_path / "more"}
+        distributed(replace(CONFIG, max_steps=20), **parts)
+        resume = checkpoints.load(tmp_path / "more")
+        assert (resume.epoch, resume.window) == (1, 0)
         resumed = distributed(CONFIG, resume=resume)
         assert_same(resumed, whole)
-        assert resumed[0].tokens == sum(4 * 7 for _ in range(steps, 23))
+        assert resumed[0].tokens == 3 * 4 * 7
 
-    def test_a_run_that_keeps_checkpoints_is_the_run_that_does_not(
-        self, whole, tmp_path
-    ):
-        assert_same(distributed(CONFIG, keep=tmp_path / "file"), whole)
-
-    def test_needs_everything_that_is_kept(self, whole, tmp_path):
-        resume = until(8, CONFIG, tmp_path / "file")
+    def test_needs_everything_that_is_kept(self, tmp_path):
+        resume = until(8, STILL, tmp_path / "file", local)
+        (whole,) = local(STILL)
         for lost in ({"optimizer": {}}, {"window": 7}, {"hidden": zeros(resume)}):
-            (other,) = distributed(CONFIG, resume=replace(resume, **lost))
-            assert other.losses[:8] == whole[0].losses[:8]
-            assert max(gaps(other.losses[8:], whole[0].losses[8:])) > 1e-6
+            (other,) = local(STILL, resume=replace(resume, **lost))
+            assert other.losses[:8] == whole.losses[:8]
+            assert max(gaps(other.losses[8:], whole.losses[8:])) > 1e-6
 
     @pytest.mark.parametrize(
         "more",
@@ -124,10 +123,9 @@ class TestResume:
 
 
 class TestAnyNumberOfWorkers:
-    @pytest.mark.parametrize("config", [STILL, TWO], ids=["one trainer", "two"])
-    def test_a_distributed_run_goes_on_in_one_process(self, config, tmp_path):
-        resume = until(8, config, tmp_path / "file")
-        assert_same(local(config, resume=resume), local(STILL), 1e-10)
+    def test_a_distributed_run_goes_on_in_one_process(self, tmp_path):
+        resume = until(8, TWO, tmp_path / "file")
+        assert_same(local(TWO, resume=resume), local(STILL), 1e-10)
 
     @pytest.mark.parametrize("config", [STILL, TWO], ids=["one trainer", "two"])
     def test_one_process_goes_on_distributed(self, config, tmp_path):
@@ -150,7 +148,9 @@ class TestAnyNumberOfWorkers:
 @pytest.mark.xdist_group("checkpoint")
 class TestDeath:
     @pytest.mark.parametrize("victim", ["ps", "trainer0"])
-    def test_of_a_worker_leaves_a_checkpoint_to_go_on_from(self, victim, tmp_path):
+    def test_of_a_worker_leaves_a_checkpoint_to_go_on_from(
+        self, victim, whole, tmp_path
+    ):
         def kill(_, note):
             if note.step >= 10:
                 for child in multiprocessing.active_children():
@@ -162,7 +162,7 @@ class TestDeath:
             run(Job(CONFIG, CORPUS, keep=file), **LIMITS, on_report=kill)
         resume = checkpoints.load(file)
         assert len(resume.losses[0]) >= 8
-        assert_same(distributed(CONFIG, resume=resume), distributed(CONFIG))
+        assert_same(distributed(CONFIG, resume=resume), whole)
 
     def test_of_a_trainer_that_others_wait_for_ends_the_run(self, tmp_path):
         # The second trainer alone can't go on: its columns have no hidden state.
@@ -184,15 +184,6 @@ class TestSave:
             losses=[[1.0]],
         )  # fmt: skip
 
-    def test_and_load(self, state, tmp_path):
-        checkpoints.save(tmp_path / "file", state)
-        loaded = checkpoints.load(tmp_path / "file")
-        assert loaded.config == state.config
-        assert loaded.words == list(CORPUS.vocabulary.words)
-        assert (loaded.epoch, loaded.window, loaded.losses) == (0, 1, [[1.0]])
-        for name, weight in state.weights.items():
-            assert torch.equal(loaded.weights[name], weight)
-
     @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
     def test_that_fails_leaves_the_last_one(self, state, error, tmp_path, monkeypatch):
         file = tmp_path / "file"
@@ -210,19 +201,18 @@ class TestSave:
     def test_that_is_killed_leaves_the_last_one(self, state, tmp_path):
         file = tmp_path / "file"
         checkpoints.save(file, state)
-        script = f"""
-import os, signal
-from pathlib import Path
-from cdopt_tutorial.parameter_server import checkpoint
-state = checkpoint.load({str(file)!r})
-def stop_halfway(opened):
-    os.ftruncate(opened, 100)
-    os.kill(os.getpid(), signal.SIGKILL)
-os.fsync = stop_halfway
-checkpoint.save(Path({str(file)!r}), state)
-"""
-        done = subprocess.run([sys.executable, "-c", script])
-        assert done.returncode == -signal.SIGKILL
+
+        def stop_halfway(opened):
+            os.ftruncate(opened, 100)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if (child := os.fork()) == 0:
+            os.fsync = stop_halfway
+            try:
+                checkpoints.save(file, state)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
         assert checkpoints.load(file).window == 1
         (left,) = set(tmp_path.iterdir()) - {file}
         assert left.name.startswith(".")
@@ -255,17 +245,13 @@ class TestLoad:
         (tmp_path / "file").write_bytes(whole[: int(share * len(whole))])
         assert "truncated" in self.refused(tmp_path / "file")
 
-    @pytest.mark.parametrize("kind", ["pickle", "state_dict", "list", "text", "code"])
+    @pytest.mark.parametrize("kind", ["state_dict", "text", "code"])
     def test_refuses_a_foreign_file(self, kind, tmp_path):
         file = tmp_path / "file"
         ran = tmp_path / "ran"
         match kind:
-            case "pickle":
-                file.write_bytes(pickle.dumps({"epoch": 1}))
             case "state_dict":
                 torch.save(torch.nn.Linear(2, 2).state_dict(), file)
-            case "list":
-                torch.save([1, 2], file)
             case "text":
                 file.write_text("It was a dark and stormy night.\n")
             case "code":
@@ -273,10 +259,6 @@ class TestLoad:
         message = self.refused(file)
         assert "another program" in message or "no checkpoint at all" in message
         assert not ran.exists()
-
-    def test_refuses_what_is_no_file(self, tmp_path):
-        assert "there is no such file" in self.refused(tmp_path / "none")
-        assert "directory" in self.refused(tmp_path)
 
 
 class Runs:
@@ -290,20 +272,16 @@ class Runs:
 
 
 class TestFit:
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"embedding": 7}, {"hidden": 6}, {"num_layers": 1}, {"batch_size": 5},
-            {"seq_len": 6}, {"optimizer": "sgd"}, {"dtype": "float32"},
-        ],
-        ids=lambda change: next(iter(change)),
-    )  # fmt: skip
-    def test_refuses_another_model(self, change, tmp_path):
+    def test_refuses_another_model(self, tmp_path):
         resume = until(1, STILL, tmp_path / "file", local)
-        ((name, value),) = change.items()
-        message = f"has {name} {getattr(STILL, name)!r}, but {value!r} was asked for"
-        with pytest.raises(ValueError, match=message):
-            check(Job(replace(STILL, **change), CORPUS, resume))
+        changes = {
+            "embedding": 7, "hidden": 6, "num_layers": 1, "batch_size": 5, "seq_len": 6,
+            "optimizer": "sgd", "dtype": "float32",
+        }  # fmt: skip
+        for name, value in changes.items():
+            message = f"has {name} {getattr(STILL, name)!r}, but {value!r} was asked"
+            with pytest.raises(ValueError, match=message):
+                check(Job(replace(STILL, **{name: value}), CORPUS, resume))
 
     def test_refuses_another_text(self, tmp_path):
         resume = until(8, STILL, tmp_path / "file", local)

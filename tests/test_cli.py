@@ -33,17 +33,6 @@ class TestReinforce:
         ]
         assert f"Average reward: {results['running_reward']:.2f}" in log[-1]
 
-    def test_world_size_counts_the_agent(self, tmp_path):
-        file = tmp_path / "out.json"
-        base = ["reinforce", "--smoke", "--json", str(file)]
-        assert main([*base, "--world-size", "3"]) == 0
-        by_size = json.loads(file.read_text())["rewards"]
-        assert main([*base, "--num-observers", "2"]) == 0
-        assert json.loads(file.read_text())["rewards"] == by_size
-
-    def test_giving_up_is_a_failure(self):
-        assert main(["reinforce", "--max-episodes", "1", "--num-envs", "1"]) == 1
-
 
 @pytest.mark.usefixtures("no_process_starts")
 class TestBadInput:
@@ -82,36 +71,36 @@ class TestBadInput:
 
 @pytest.mark.xdist_group("cli")
 class TestDeath:
-    @pytest.fixture
-    def running(self, runs):
-        args = ["reinforce", "--conversation=per-step", "--log-interval=1"]
-        runs.begin(args, sign="Episode")
-        return runs
+    UNDER_WAY = {  # arguments, and what a run says as it trains
+        "reinforce": ("--conversation=per-step --log-interval=1", "Episode"),
+        "hybrid": ("--epochs 100000", "Training"),
+    }
 
-    @pytest.mark.parametrize("name", ["agent", "observer0", "observer1"])
-    def test_of_any_worker_is_named_and_ends_the_run(self, running, name):
-        assert f"{name} was killed by SIGKILL" in running.kill_worker(name)
+    def begin(self, runs, command):
+        args, sign = self.UNDER_WAY[command]
+        runs.begin([command, *args.split()], sign)
 
     @pytest.mark.parametrize(
-        ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-    )
-    def test_of_the_command_takes_the_workers_with_it(self, running, number, code):
-        assert "Traceback" not in running.send_signal(number, code)
+        ("command", "name"),
+        [
+            ("reinforce", "agent"), ("reinforce", "observer0"), ("hybrid", "trainer0"),
+            ("hybrid", "master"), ("hybrid", "ps"),
+        ],
+    )  # fmt: skip
+    def test_of_any_worker_is_named_and_ends_the_run(self, runs, command, name):
+        self.begin(runs, command)
+        assert f"{name} was killed by SIGKILL" in runs.kill_worker(name)
+
+    def test_of_the_command_takes_the_workers_with_it(self, runs):
+        self.begin(runs, "reinforce")
+        assert "Traceback" not in runs.send_signal(signal.SIGTERM, 143)
 
 
 class TestBench:
+    # The others' smoke runs are in tests of their own.
     @pytest.mark.parametrize(
         "name",
-        [
-            "launch",
-            "reinforce",
-            "rnn",
-            "constraints",
-            "copying",
-            "holding",
-            "shards",
-            "engines",
-        ],
+        ["launch", "reinforce", "rnn", "hybrid", "copying", "holding", "engines"],
     )
     def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path, monkeypatch):
         fork_programs(monkeypatch)

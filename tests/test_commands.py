@@ -43,15 +43,6 @@ class TestFlags:
             assert action.choices or action.help.strip("default: 0123456789.()")
         assert f"cdopt-tutorial {command}" in capsys.readouterr().out
 
-    def test_have_the_first_sentence_and_the_default(self):
-        helps = {each.dest: each.help for each in parser_of("rnn")._actions}
-        assert helps["seed"].endswith("the dropout (default: 1)")
-        assert helps["save_every"] == (
-            "steps between two checkpoints within an epoch, where a run keeps any "
-            "(default: 50)"
-        )
-        assert "default" not in helps["max_steps"]
-
     def test_of_other_commands_are_not_imported(self):
         code = (
             "import sys; from cdopt_tutorial.cli import main\n"
@@ -292,24 +283,6 @@ class TestReinforce:
         assert ("Not solved after 7 episodes." in said) != solved
         assert "7 environment steps in 2.0 s: 4 a second" in said
 
-    def test_logs_every_few_rounds(self, monkeypatch, capsys):
-        def run(_, engine, on_report, **__):
-            for number in range(1, 8):
-                record = SimpleNamespace(
-                    number=number, episodes=10 * number,
-                    last_reward=1.0, running_reward=2.0,
-                )  # fmt: skip
-                on_report("agent", record)
-            return training(7, True)
-
-        monkeypatch.setattr(RUNS["reinforce"], run)
-        assert cli.main(["reinforce", "--log-interval", "3"]) == 0
-        lines = [x for x in capsys.readouterr().out.splitlines() if "Episode" in x]
-        assert lines == [
-            f"Episode {episodes}\tLast reward: 1.00\tAverage reward: 2.00"
-            for episodes in (30, 60)
-        ]
-
 
 def note(train_loss=1.0, valid=None, epoch=1):
     return SimpleNamespace(epoch=epoch, train_loss=train_loss, valid=valid)
@@ -320,60 +293,17 @@ def score(loss):
 
 
 class TestHybrid:
-    @pytest.fixture
-    def hybrid(self, monkeypatch, tmp_path):
-        """Run the command; what is trained is made up, and so is what is reported."""
-
-        def hybrid(*args, notes=(), feasibility=None):
-            def run(_, engine, on_report, **__):
-                for each in notes:
-                    on_report("trainer0", each)
-                found = {
-                    "test_accuracy": 0.875, "loss": 0.5, "feasibility": feasibility,
-                    "replica_difference": 0.25, "samples_per_second": 9.0,
-                    "transport": "by hand",
-                }  # fmt: skip
-                return SimpleNamespace(
-                    as_json=lambda: found,
-                    losses=[3.0, 0.5],
-                    max_parameter_difference=lambda local: local,
-                )
-
-            monkeypatch.setattr(RUNS["hybrid"], run)
-            monkeypatch.setattr("cdopt_tutorial.hybrid.run_locally", lambda _: 0.125)
-            file = tmp_path / "out.json"
-            code = cli.main(["hybrid", "--json", str(file), *args])
-            return code, json.loads(file.read_text()) if file.exists() else None
-
-        return hybrid
-
-    def test_writes_what_it_found_and_says_it_in_short(self, hybrid, capsys):
-        notes = [note(), note(0.75, score(1.5), epoch=2)]
-        code, found = hybrid(notes=notes)
-        assert code == 0
-        assert found["losses"] == [3.0, 0.5]
-        assert found["max_parameter_difference"] is None
-        assert capsys.readouterr().out.splitlines() == [
-            "Training epoch 2\tloss 0.750\tvalidation accuracy 0.500",
-            "test accuracy 0.875, loss 0.500, replica difference 2.5e-01; "
-            "9 samples/s; by hand",
-        ]
-
-    def test_says_what_is_off_the_manifold_and_off_one_process(self, hybrid, capsys):
-        _, found = hybrid("--against-local", feasibility=1e-5)
-        assert found["max_parameter_difference"] == 0.125
-        said = capsys.readouterr().out
-        assert "from one process: 1.2e-01\n" in said
-        assert "loss 0.500, feasibility 1.0e-05, replica" in said
-
     @pytest.mark.parametrize(
         "bad", [note(math.nan), note(math.inf), note(1.0, score(math.inf))]
     )
-    def test_that_diverges_writes_nothing(self, bad, hybrid, capsys):
-        assert hybrid(notes=[bad]) == (1, None)
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err == f"cdopt-tutorial: {DIVERGED}\n"
+    def test_that_diverges_writes_nothing(self, bad, monkeypatch, tmp_path, capsys):
+        def run(_, engine, on_report, **__):
+            on_report("trainer0", bad)
+
+        monkeypatch.setattr(RUNS["hybrid"], run)
+        assert cli.main(["hybrid", "--json", str(tmp_path / "out.json")]) == 1
+        assert list(tmp_path.iterdir()) == []
+        assert capsys.readouterr() == ("", f"cdopt-tutorial: {DIVERGED}\n")
 
 
 class TestExitCode:

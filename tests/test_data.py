@@ -124,10 +124,6 @@ def test_tokens_are_joined_readably(line):
     assert detokenize(tokenize(line)) == line
 
 
-def test_unknown_words_are_joined_like_any_other():
-    assert detokenize(["a", "<unk>", "<unk>", "(", ")", "."]) == "a <unk> <unk>()."
-
-
 @given(st.text(alphabet=st.sampled_from("aBs_7éΣ \n'\"’.,:-*=<>/|()[]{}!?`@")))
 def test_joined_tokens_are_cut_again_in_the_same_places(line):
     tokens = tokenize(line)
@@ -395,7 +391,7 @@ def conditional_entropy(joint: dict[tuple[int, ...], float], order: int) -> floa
     return -sum(mass * math.log(mass / seen[pair[:-1]]) for pair, mass in pairs.items())
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(grammars())
 def test_entropies_are_those_of_the_chain_followed_step_by_step(grammar):
     joint = joint_of(grammar)
@@ -515,18 +511,6 @@ def test_a_grammar_out_of_range_is_refused(options):
 # Baselines
 
 
-@given(st.integers(1, 8), st.data())
-def test_probabilities_sum_to_one_after_every_word(vocab_size, data):
-    words = st.lists(st.integers(0, vocab_size - 1), min_size=2, max_size=60)
-    tokens, every = torch.tensor(data.draw(words)), np.arange(vocab_size)
-    table = KneserNey(tokens, vocab_size).probability(every[:, None], every)
-    assert table.shape == (vocab_size, vocab_size) and table.min() > 0
-    np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-12)
-    alone = unigram(tokens.numpy(), vocab_size)
-    assert alone.shape == (vocab_size,) and alone.min() > 0
-    np.testing.assert_allclose(alone.sum(), 1, atol=1e-12)
-
-
 def test_probabilities_of_the_reference_sum_to_one(reference):
     every = np.arange(len(reference.vocabulary))
     model = KneserNey(reference.train, len(every))
@@ -553,14 +537,18 @@ def test_freed_mass_goes_by_how_many_words_a_word_follows_not_how_often():
     assert widely > 1.5 * often
 
 
-@given(st.integers(2, 4), st.integers(1, 4), st.data())
-def test_probabilities_sum_to_one_after_several_words(order, vocab_size, data):
+@given(st.integers(2, 4), st.integers(1, 8), st.data())
+@settings(max_examples=40)
+def test_probabilities_sum_to_one_after_any_words(order, vocab_size, data):
     words = st.lists(st.integers(0, vocab_size - 1), min_size=order, max_size=60)
     tokens, every = torch.tensor(data.draw(words)), np.arange(vocab_size)
     before = np.arange(vocab_size ** (order - 1))
     table = KneserNey(tokens, vocab_size, order).probability(before[:, None], every)
     assert table.min() > 0
     np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-12)
+    alone = unigram(tokens.numpy(), vocab_size)
+    assert alone.shape == (vocab_size,) and alone.min() > 0
+    np.testing.assert_allclose(alone.sum(), 1, atol=1e-12)
 
 
 def test_a_longer_sequence_falls_back_on_a_shorter_one():

@@ -12,8 +12,6 @@ PROGRAMS = sorted((BOOK / "elsewhere").glob("*.py"))
 LINES, COLUMNS = 60, 88  # as a bare program of a chapter
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where pip's name is another one
 
-every_program = pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-
 
 def imported(source):
     """The modules outside of Python's library that a program imports."""
@@ -38,22 +36,12 @@ def test_there_are_programs():
     assert [path.stem for path in PROGRAMS] == ["torchrec_digits", "torchrl_cartpole"]
 
 
-@every_program
-def test_it_compiles_and_fits_a_page(path):
-    source = path.read_text()
-    compile(source, path.name, "exec")
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_fits_a_page_which_installs_what_it_imports(path):
+    source, own = path.read_text(), section(path)
     lines = source.splitlines()
     assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
-
-
-@every_program
-def test_it_says_how_to_run_it(path):
-    assert f"`python {path.name}`" in ast.get_docstring(ast.parse(path.read_text()))
-
-
-@every_program
-def test_the_page_installs_what_it_imports_at_a_version(path):
-    own = section(path)
-    for name in imported(path.read_text()):
+    assert f"`python {path.name}`" in ast.get_docstring(ast.parse(source))
+    for name in imported(source):
         pip = DISTRIBUTIONS.get(name, name)
         assert re.search(rf"pip install .*\b{pip}(==|<|\n| )", own), name

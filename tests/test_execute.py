@@ -188,7 +188,7 @@ def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_chapter_that_fails_says_where_and_stops_no_other(book, capsys):
+def test_a_chapter_that_fails_says_where_and_stops_no_other(book, monkeypatch, capsys):
     bad = write_chapter(
         book, "print('so far')", " \n", "y = 0\n1 / y", "print('never')", name="01_bad"
     )  # of no code there is nothing to run
@@ -207,6 +207,7 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(book, capsys):
     assert kept.metadata["failed"] == f"{where}{failed.why}\n{last}"
     assert "[2/3] y = 0" in capsys.readouterr().out
     assert not execute([bad], project=book)[0].cached
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
     write_chapter(book, "y = 1", name="01_bad")
     execute([bad], project=book)
     assert "failed" not in read_failed(book, bad).metadata

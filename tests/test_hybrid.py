@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pickle
 import threading
 import time
 from collections import Counter
@@ -97,9 +96,14 @@ class TestEquality:
         """Fewer of them: 5 joint batches a pass."""
         return replace(data, train=data.train.select(torch.arange(FEW)))
 
-    @pytest.mark.parametrize("num_trainers", [1, 2, 3])
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_with_one_process(self, data, num_trainers, kind, way):
+    @pytest.mark.parametrize(
+        ("kind", "num_trainers"),
+        [
+            ("free", 1), ("free", 3), ("stiefel", 2), ("stiefel by cdopt", 3),
+            ("oblique", 2), ("oblique table", 3),
+        ],
+    )  # fmt: skip
+    def test_with_one_process(self, data, kind, num_trainers, way):
         config = replace(
             EXACT, num_trainers=num_trainers, shares=SHARES[num_trainers], **KINDS[kind]
         )
@@ -544,12 +548,6 @@ def test_the_originals_penalty_dies_at_the_remote_module(data):
     assert "not supported for RemoteModule" in found
 
 
-def test_a_trainer_is_handed_no_more_than_its_own_part(data):
-    sizes = [len(pickle.dumps(task)) for task in system.tasks(Job(EXACT, data))]
-    half = data.train.tokens.nbytes / 2
-    assert all(half < size < 2 * half for size in sizes)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_who_calls_whom(data, way):
     trace = Trace()
@@ -635,51 +633,18 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
     assert all(each.why.startswith(backend) for each in found)
 
 
-def test_trainers_share_the_one_gpu_that_is_named():
-    found = [process_group.devices(i, 2, ["cuda:1"]) for i in range(2)]
-    assert [each.device for each in found] == ["cuda:1", "cuda:1"]
-    assert {each.backend for each in found} == {"gloo"}
-
-
 def test_the_digits_are_told_apart():
     accuracy = {}
     for kind in ("free", "stiefel", "oblique", "oblique table"):
         results = [
             run_locally(Job(HybridConfig(seed=seed, epochs=15, **KINDS[kind])))
-            for seed in range(1, 6)
+            for seed in range(1, 4)
         ]
-        accuracy[kind] = sum(each.test.accuracy for each in results) / 5
+        accuracy[kind] = sum(each.test.accuracy for each in results) / 3
         if kind != "free":
             assert max(each.feasibility.mapped for each in results) < 1e-2
     assert accuracy["free"] >= 0.93
     assert all(each >= accuracy["free"] - 0.02 for each in accuracy.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"semantics": "hope"}, "semantics is 'hope', but must be exact or original"),
-        ({"num_trainers": 0}, "num_trainers is 0, but must be at least 1"),
-        ({"shares": (1.0,)}, "one above 0 for each of 2 trainers"),
-        ({"shares": (1.0, 0.0)}, "one above 0 for each of 2 trainers"),
-        ({"manifold": "stiefel", "where": "server"}, "oblique on the server"),
-        (
-            {"manifold": "oblique", "where": "server", "by": "cdopt"},
-            "by is 'cdopt', but must be dissolve on the server",
-        ),
-        ({"max_steps": 0}, "max_steps is 0"),
-        (
-            {"seed": 2**31},
-            r"seed is 2147483648, but must be at least 0 and below 2\*\*31",
-        ),
-        ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
-        ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
-        ({"device": "abacus"}, "device is 'abacus', but must be auto, cpu, cuda or"),
-    ],
-)
-def test_a_config_out_of_range_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        HybridConfig(**change)
 
 
 def test_the_master_and_the_server_need_room_beside_the_trainers(data, monkeypatch):

@@ -185,7 +185,6 @@ def test_a_rayjob_has_a_place_for_each_worker_and_lets_few_in(tmp_path):
     (container,) = group["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["cpu"] == "1"
     assert cluster["authOptions"] == {"mode": "token"}
-    assert head["serviceType"] == "ClusterIP"
     own = policy["podSelector"]
     for each in (head, group):
         assert each["template"]["metadata"]["labels"] == own["matchLabels"]

@@ -32,9 +32,13 @@ def workers_alive():
     return [p for p in psutil.Process().children(recursive=True) if p.name() != "sleep"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fork_server():
+    launch({"warm": Role(serve)})  # it stays, and is not counted
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
-    launch({"warm": Role(serve)})  # the fork server stays, and is not counted
+def nothing_left_behind(fork_server):
     before = {p.pid for p in workers_alive()}
     yield
     assert {p.pid for p in workers_alive()} == before
@@ -210,7 +214,7 @@ class TestFailure:
 
     @pytest.mark.parametrize(
         ("method", "kind"),
-        [("fail", "KeyError"), ("fail", "ValueError"), ("fail_oddly", "TwoArguments")],
+        [("fail", "KeyError"), ("fail_oddly", "TwoArguments")],
     )
     def test_an_exception_in_a_call_names_the_callee(self, method, kind):
         args = ("observer0", method, *([kind] if method == "fail" else []))
@@ -230,10 +234,8 @@ class TestFailure:
         ("number", "polling", "reason"),
         [
             ("SIGKILL", False, "was killed by SIGKILL"),
-            ("SIGKILL", True, "was killed by SIGKILL"),
-            ("SIGSEGV", False, "was killed by SIGSEGV"),
+            ("SIGSEGV", True, "was killed by SIGSEGV"),
             ("SIGSTOP", False, "was stopped (SIGSTOP) and did not go on"),
-            ("SIGSTOP", True, "was stopped (SIGSTOP) and did not go on"),
         ],
     )
     def test_who_is_killed_or_stopped_is_named_not_who_waits_for_it(
@@ -244,9 +246,7 @@ class TestFailure:
         error = failure({"agent": waiting, "observer0": sent}, polling=polling)
         assert error.headline == f"observer0 {reason}"
 
-    @pytest.mark.parametrize(
-        ("leave", "code"), [(os._exit, 0), (os._exit, 3), (sys.exit, 4)]
-    )
+    @pytest.mark.parametrize(("leave", "code"), [(os._exit, 0), (sys.exit, 4)])
     def test_an_early_exit(self, leave, code):
         error = failure({"a": Role(leave, (code,)), "b": Role(serve)})
         assert error.headline == f"a exited with code {code} before it finished"

@@ -3,66 +3,14 @@
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from hosts import need_hosts
 from sweeps import lost, soak
-from sweeps.disturbed import Way
 
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 from cdopt_tutorial.reinforce.steady import Anew
-
-TWO = lost.WAYS["torch RPC, two hosts"]
-REINFORCE, RNN, *_ = lost.SYSTEMS
-NAMED = "cdopt-tutorial: observer1 was killed by SIGKILL"
-CUT_OFF = "cdopt-tutorial: agent on host1 was not heard of for 15 s"
-
-
-def test_loses_50_workers_and_20_hosts_each_in_its_turn_over_a_whole_run():
-    planned = [
-        run for name, way in lost.WAYS.items() for run in lost._planned(name, way)
-    ]
-    kinds = Counter(run.kind for run in planned)
-    whole = len(lost.WAYS) * len(lost.SYSTEMS)
-    assert kinds == {"no loss": whole, "kill": 50, "cut": 20}
-    killed = {(run.system, run.whom) for run in planned if run.kind == "kill"}
-    assert killed == {
-        (s, w) for s, names in lost.SYSTEMS.items() for w in names.split()
-    }
-    for name in lost.WAYS:
-        for kind in ("kill", "cut"):
-            found = [r.moment for r in planned if (r.way, r.kind) == (name, kind)]
-            even = [(number + 0.5) / len(found) for number in range(len(found))]
-            assert sorted(found) == even
-
-
-@pytest.mark.parametrize(
-    ("run", "way", "told", "is_right"),
-    [
-        (("kill", "observer1"), TWO, [f"{NAMED} (on host2)", NAMED], True),
-        (("kill", "observer1"), TWO, [NAMED, NAMED], False),  # on which host?
-        (("kill", "observer0"), TWO, [f"{NAMED} (on host2)", NAMED], False),
-        (("kill", "observer1"), Way("rpc", 1, 1), [NAMED], True),
-        (("kill", "observer1"), Way("ray", 1, 1), [NAMED], False),
-        (("cut", "cut host1"), TWO, ["", CUT_OFF], False),
-        (("cut", "unplug host1"), Way("ray", 2, 0, 1), [CUT_OFF], False),  # its own
-        (("cut", ""), Way("ray", 2, 0, 1), [CUT_OFF], False),  # nobody was cut off
-    ],
-)
-def test_who_is_lost_must_be_named_everywhere(run, way, told, is_right, tmp_path):
-    found = lost.Found("", REINFORCE, *run)
-    wrong = lost._wrong(found, way, tmp_path / "none", [(1, text) for text in told])
-    assert (wrong == "") == is_right
-
-
-@pytest.mark.parametrize(("gap", "is_right"), [(1e-11, True), (1e-9, False)])
-def test_a_result_must_be_that_of_one_process(gap, is_right, tmp_path):
-    file = tmp_path / "found.json"
-    file.write_text(json.dumps({"max_parameter_difference": gap}))
-    wrong = lost._wrong(lost.Found("", RNN, "kill", "ps"), TWO, file, [(0, "")])
-    assert (wrong == "") == is_right
 
 
 def test_of_no_loss_the_rewards_are_those_of_one_process():
@@ -80,18 +28,6 @@ def test_no_two_observers_draw_from_one_stream_whichever_lives_they_are_in():
         for number in range(3)
     ]
     assert len(set(seeds)) == len(seeds) == 18
-
-
-def test_a_run_in_which_nobody_can_be_lost_is_tried_only_so_often(monkeypatch):
-    def end_at_once(run, *_):
-        run.whom = ""
-        moments.append(run.moment)
-
-    moments: list[float] = []
-    monkeypatch.setattr(lost, "_run", end_at_once)
-    planned = lost.Found("", RNN, "kill", "ps", moment=1.0)
-    found = lost._until_lost(planned, Way("rpc", 1, 1), (None, None))
-    assert (found.whom, moments) == ("", [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32])
 
 
 @pytest.mark.engines

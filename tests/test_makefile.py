@@ -1,7 +1,6 @@
 """The two commands: what they say, and that they only do what is needed."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -62,12 +61,6 @@ def book(folder: Path) -> list[str]:
     """What `make book` asked of the fake Python."""
     assert make(folder, "book", PYTHON="./python").returncode == 0
     return [call for call in calls(folder) if "preflight" not in call]
-
-
-def test_help_is_the_default_and_names_every_target(clone):
-    said = make(clone).stdout
-    targets = re.findall(r"^([a-z]+):", (clone / "Makefile").read_text(), re.M)
-    assert "serve" in targets and all(f"make {each} " in said for each in targets)
 
 
 def test_set_up_is_done_once_and_again_when_it_must(clone):

@@ -283,24 +283,18 @@ class TestMachines:
         (tried,) = json.loads(file.read_text())["runs"][0]["environments"]
         assert (tried["python"], tried["torch"]) == (python_version(), "torch-1")
 
-    @pytest.mark.parametrize(
-        ("flags", "line"),
-        [
-            (
-                "--cpu avx512",
-                "cpu is 'avx512', but must be default or avx2 on this CPU",
-            ),
-            ("--cpu sse", "cpu is 'sse', but must be default or avx2 on this CPU"),
-            ("--threads -1", "threads is -1, but must be at least 0"),
-            ("--cores 0", "cores is 0, but must be from 1 to {} here"),
-            ("--cores 1 --cores 9999", "cores is 9999, but must be from 1 to {} here"),
-        ],
-    )
-    def test_have_no_more_than_this_one(self, capable, capsys, fake, flags, line):
+    def test_have_no_more_than_this_one(self, capable, capsys, fake):
         capable("AVX2")
-        assert cli.main(["matrix", f"--python={fake}/python", *flags.split()]) == 2
-        line = line.format(len(os.sched_getaffinity(0)))
-        assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
+        refused = {
+            "--cpu avx512": "cpu is 'avx512', but must be default or avx2 on this CPU",
+            "--threads -1": "threads is -1, but must be at least 0",
+            "--cores 0": "cores is 0, but must be from 1 to {} here",
+            "--cores 1 --cores 9999": "cores is 9999, but must be from 1 to {} here",
+        }
+        for flags, line in refused.items():
+            assert cli.main(["matrix", f"--python={fake}/python", *flags.split()]) == 2
+            line = line.format(len(os.sched_getaffinity(0)))
+            assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
         assert not (fake / "seen").exists()
 
     def test_are_combined_each_once(self, capable):
@@ -313,7 +307,7 @@ class TestMachines:
         (own,) = matrix.simulate([], [], [1])
         assert str(own) == "cpu sve256, threads –, cores 1" and own.variables() == {}
 
-    @pytest.mark.parametrize("path", ["default", "avx2", "avx512"])
+    @pytest.mark.parametrize("path", ["default", "avx2"])
     def test_are_obeyed_without_a_warning(self, project, tmp_path, path):
         """By torch and numpy themselves, in a process of this very Python."""
         if path not in matrix._paths():
@@ -322,11 +316,8 @@ class TestMachines:
         place.copy.mkdir()
         (place.machine,) = matrix.simulate([path], [3], [1])
         said = place.call(sys.executable, "-W", "error", "-c", ASK).splitlines()
-        found = {"default": set(), "avx2": {"X86_V3"}}
-        here = {name for name in __cpu_dispatch__ if __cpu_features__[name]}
-        assert said == [
-            path.upper(), "3", "1", f"{sorted(found.get(path, here) & here)}",
-        ]  # fmt: skip
+        found = [] if path == "default" else ["X86_V3"]
+        assert said == [path.upper(), "3", "1", f"{found}"]
 
 
 class TestVersions:
@@ -346,23 +337,15 @@ class TestVersions:
         assert str(here) == f"Python {python_version()}, {installed}"
         assert here.interpreter is None
 
-    @pytest.mark.parametrize("version", ["", ">=2.1", "2.13; rm", "-r x", "2.*"])
-    def test_are_nothing_else(self, book, version):
-        with pytest.raises(ValueError, match="but must be a version, such as"):
-            matrix.combine(book, [], ["2.13.0", version], [])
-
-    @pytest.mark.parametrize("version", ["3.10.2", "2.7.18", "", "else"])
-    def test_of_python_are_those_the_package_takes(self, book, fake, version):
-        write_fake(fake, version)
-        with pytest.raises(ValueError, match="must be a Python here, 3.11 or newer"):
-            matrix.combine(book, [str(fake / "python")], [], [])
-
-
-def environment(**facts):
-    """One that was tried, and in which nothing failed or moved but for these."""
-    found = {"python": "3.11.7", "torch": "2.13.0", "cdopt": "0.5.5", "cpu": "avx2"}
-    found |= {"threads": 1, "cores": 2, "chapters": "7 of 7", "tests": "9 of 9"}
-    return found | {"seconds": 90, "failures": [], "changes": []} | facts
+    def test_are_nothing_else(self, book, fake):
+        for bad in ("", ">=2.1", "2.13; rm", "-r x", "2.*"):
+            with pytest.raises(ValueError, match="but must be a version, such as"):
+                matrix.combine(book, [], ["2.13.0", bad], [])
+        for bad in ("3.10.2", "2.7.18", "", "else"):
+            write_fake(fake, bad)
+            refused = "must be a Python here, 3.11 or newer"
+            with pytest.raises(ValueError, match=refused):
+                matrix.combine(book, [str(fake / "python")], [], [])
 
 
 class TestFile:
@@ -371,19 +354,14 @@ class TestFile:
     @pytest.mark.usefixtures("book")
     def test_tells_how_it_came_about(self, fake):
         flags = "--cpu default --threads 2 --cores 1"
-        write_chapters(fake, chapter(near=8.25), chapter(own=1, other="x"))
         _, found = run(fake, "2.15.0", flags=flags)
-        assert found["command"] == (
-            "cdopt-tutorial matrix --torch 2.15.0 --python python --cpu default "
-            "--threads 2 --cores 1"
-        )
-        figures = {"01_a": {"near": 8.25}, "02_b": {"own": 1, "other": "x"}}
-        assert found["environments"][0]["figures"] == figures
+        told = f"cdopt-tutorial matrix --torch 2.15.0 --python python {flags}"
+        assert found["command"] == told
         text = (fake / "out.json").read_text()
         assert str(fake) not in text and found["machine"]["processor"]
 
     @pytest.mark.usefixtures("book")
-    def test_may_begin_with_earlier_runs(self, fake):
+    def test_may_begin_with_earlier_runs(self, fake, capsys):
         file = fake / "out.json"
         run(fake)
         file.write_text(json.dumps(json.loads(file.read_text())["runs"][0]))  # older
@@ -391,31 +369,14 @@ class TestFile:
             run(fake, flags=f"--after {file} --cores 1")
             cores = [x["environments"][0]["cores"] for x in read_runs(file)]
             assert cores == [len(os.sched_getaffinity(0)), *[1] * (count - 1)]
-
-    @pytest.mark.parametrize("text", ["", "{", "3"])
-    def test_of_earlier_runs_is_one(self, fake, capsys, text):
-        (fake / "earlier").write_text(text)
-        assert cli.main(["matrix", f"--after={fake}/earlier"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "argument --after: invalid earlier value: " in line
+        capsys.readouterr()
+        for text in ("", "{", "3"):
+            (fake / "earlier").write_text(text)
+            assert cli.main(["matrix", f"--after={fake}/earlier"]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "argument --after: invalid earlier value: " in line
         assert cli.main(["matrix", f"--after={fake}/none"]) == 2
         assert "No such file" in capsys.readouterr().err
-
-    def test_shows_machines_beside_versions(self):
-        change = dict(figure="04-x", was="1", now="2", allowed="± 0", holds=0)
-        tried = environment(), environment(cpu="default", threads=0, changes=[change])
-        where = {"processor": "A CPU", "cores": 2}
-        run = {"date": "d", "machine": where, "environments": tried}
-        head, _, _, _, one, other, *_, names, _, moved = matrix.table(run).splitlines()
-        assert head == "Run on d, on A CPU with 2 cores:"
-        assert one.endswith("| – | – | avx2 | 1 | 2 | 7 of 7 | 9 of 9 | 2 |")
-        assert other.endswith("| – | – | default | – | 2 | 7 of 7 | 9 of 9 | 2 |")
-        assert names == (
-            "| figure | stored | allowed | cpu avx2, threads 1 "
-            "| cpu default, threads – |"
-        )
-        assert moved == "| 04-x | 1 | ± 0 | same | **2** |"
-        assert matrix.table({"runs": [run, run]}) == "\n".join([matrix.table(run)] * 2)
 
 
 def read_runs(file):

@@ -64,8 +64,7 @@ def by_jacobians(rnn: nn.RNNBase, inputs, direction) -> list[float]:
 
 
 @pytest.mark.parametrize("name", flow.LAYERS)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_gradient_norms_are_those_of_the_product_of_jacobians(name, seed):
+def test_gradient_norms_are_those_of_the_product_of_jacobians(name, seed=1):
     rnn = flow.start(flow.LAYERS[name], 4, seed)
     draw = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     inputs = torch.randn(5, flow.NUM_INPUTS, **draw)
@@ -101,7 +100,7 @@ def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
     assert max(per_gate) < min(first["Stiefel RNN"])
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.integers(0, 99))
 def test_only_gates_that_are_constrained_each_are_orthogonal(seed):
     hidden = 16
@@ -189,12 +188,12 @@ def test_only_two_models_are_penalised_and_by_the_same_formula():
 
 def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
     config = replace(TINY, hidden=16, steps=200, interval=50)
-    runs = {name: train(Job(name, 3e-3, seed=1), config) for name in MODELS}
-    dissolved, exact = runs["Stiefel"], runs["torch's orthogonal"]
+    names = "Stiefel", "torch's orthogonal", "orthogonal start"
+    dissolved, exact, start = (train(Job(n, 3e-3, seed=1), config) for n in names)
     assert dissolved.weight < 0.2
     assert dissolved.mapped <= dissolved.weight**2
     assert exact.mapped < 1e-5
-    assert runs["orthogonal start"].weight > 5 * dissolved.weight
+    assert start.weight > 5 * dissolved.weight
 
 
 @pytest.mark.parametrize("name", ["free", "LSTM", "Stiefel", "penalty alone"])
@@ -297,21 +296,6 @@ def test_a_bench_of_rates_compares_with_the_best_and_the_free_model():
             seconds = [r["seconds"] for r in of]
             assert step.value == pytest.approx(1e3 * sum(seconds) / 2 / 25)
             assert step.baseline == f"{task}, free: step"
-
-
-@pytest.mark.parametrize("smoke", [False, True])
-def test_a_smoke_run_alone_of_that_bench_leaves_out_rates_and_seeds(smoke, monkeypatch):
-    def made_up(_, jobs, **__):
-        configs.extend(config for _, config in jobs)
-        return [Run(job, [1], [1.0], [0.0], 0.0, 0.0, 1.0) for job, _ in jobs]
-
-    configs = []
-    monkeypatch.setattr(copying, "share", made_up)
-    _, more = copying.measure(lambda _: None, smoke)
-    lrs, seeds = (2, 1) if smoke else (7, 5)
-    assert len({each["lr"] for each in more["values"]}) == lrs
-    assert len(more["values"]) == len(configs) == 2 * lrs * seeds * len(MODELS)
-    assert all((config.hidden == 8) == smoke for config in configs)
 
 
 # The task that needs no long memory

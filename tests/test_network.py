@@ -15,7 +15,7 @@ from cdopt_tutorial.own_network import VARIABLE
 TESTS = Path(__file__).parent
 WARNING = "workers share this machine's network: see the page 'Who can reach a run'"
 #: Systems, and whether their workers poll.
-RUNS = [("reinforce", True), ("rnn", False), ("hybrid", False), ("hybrid", True)]
+RUNS = [("reinforce", True), ("rnn", False), ("hybrid", True)]
 
 
 class Talk(subprocess.Popen):

@@ -57,40 +57,42 @@ def still(config):
 
 def assert_equal_to_local(config, way):
     config = replace(config, max_steps=11)  # a pass, and a part of the next one
-    distributed = run(Job(config, SHORT), engine=TorchRPC(way))
+    trace = Trace()
+    distributed = run(Job(config, SHORT), engine=TorchRPC(way), trace=trace)
+    # Only a cut calls for its backward pass in Python.
+    assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
+    assert all(history.staleness == [0] * 11 for history in distributed)
     local = run_locally(Job(config, SHORT))
     begin = run_locally(Job(still(config), SHORT)).weights
     assert len(local.losses) == 11
     assert difference(local.weights, begin) > 0.01  # they moved
     assert difference(distributed[0].weights, local.weights) <= 5e-11
-    return distributed, local
+    if config.num_trainers == 1:
+        assert distributed[0].losses == pytest.approx(local.losses, abs=5e-10)
+
+
+CLIPPED = {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5}
+ADAM = {"optimizer": "adam", "lr": 0.01}
 
 
 class TestEquality:
-    @both_ways
-    @pytest.mark.parametrize("num_trainers", [1, 2])
-    @pytest.mark.parametrize("cut", ["logits", "loss"])
     @pytest.mark.parametrize(
-        "how",
+        ("num_trainers", "cut", "way", "how"),
         [
-            {},
-            {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5},
-            {"optimizer": "adam", "lr": 0.01},
+            (1, "logits", "cut", CLIPPED),
+            (1, "logits", "distributed", ADAM),
+            (1, "loss", "cut", ADAM),
+            (1, "loss", "distributed", CLIPPED),
+            (2, "logits", "cut", ADAM),
+            (2, "logits", "distributed", CLIPPED),
+            (2, "loss", "cut", CLIPPED),
+            (2, "loss", "distributed", ADAM),
         ],
-        ids=["sgd", "clipped momentum", "adam"],
+        ids=str,
     )
-    def test_with_one_process(self, num_trainers, cut, how, way):
+    def test_with_one_process(self, num_trainers, cut, way, how):
         config = replace(EXACT, num_trainers=num_trainers, cut=cut, **how)
-        distributed, local = assert_equal_to_local(config, way)
-        if num_trainers == 1:
-            assert distributed[0].losses == pytest.approx(local.losses, abs=5e-10)
-
-    @both_ways
-    def test_is_that_of_the_way_that_was_asked_for(self, way):
-        trace = Trace()
-        run(Job(replace(EXACT, max_steps=1), CORPUS), engine=TorchRPC(way), trace=trace)
-        # Only a cut calls for its backward pass in Python.
-        assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
+        assert_equal_to_local(config, way)
 
     @both_ways
     def test_of_uneven_shards(self, way):
@@ -160,10 +162,10 @@ class TestTwin:
 
     def test_begins_with_some_parameters(self):
         bias = {"decoder.decoder.bias": torch.arange(9.0).double()}
-        for config in (EXACT, replace(EXACT, num_trainers=2)):
-            (first, *_) = run(Job(still(config), CORPUS, begin=bias))
-            own = run_locally(Job(still(EXACT), CORPUS)).weights
-            assert difference(first.weights, own | bias) < 1e-12
+        config = still(replace(EXACT, num_trainers=2))
+        first, _ = run(Job(config, CORPUS, begin=bias))
+        own = run_locally(Job(still(EXACT), CORPUS)).weights
+        assert difference(first.weights, own | bias) < 1e-12
 
     @pytest.mark.parametrize("name", ["decoder.decoder.bias", "bias"])
     def test_does_not_begin_with_what_is_no_parameter(self, name):
@@ -286,15 +288,11 @@ class TestModel:
         assert modes == [(False, False), (True, True), (False, False)]
 
     def test_the_cuts_differ_in_what_comes_back(self):
-        calls, sent = {}, {}
         corpus = Grammar(num_words=200, branching=3).corpus(700, 200)
-        for cut in ("logits", "loss"):
-            job, trace = Job(replace(EXACT, cut=cut, max_steps=1), corpus), Trace()
-            run(job, trace=trace)
-            calls[cut] = {call.method for call in trace.calls}
-            sent[cut] = traffic.measured_bytes(job)
-        assert "Decoder.forward" in calls["logits"] - calls["loss"]
-        assert "Decoder.loss" in calls["loss"] - calls["logits"]
+        sent = {
+            cut: traffic.measured_bytes(Job(replace(EXACT, cut=cut), corpus))
+            for cut in ("logits", "loss")
+        }
         # For each of 7 x 5 tokens a number of 8 bytes a word, there and back, against
         # its target.
         more = 7 * 5 * (2 * len(corpus.vocabulary) * 8 - 8)
@@ -324,11 +322,6 @@ class TestTrainers:
         assert len(histories[0].losses) == len(histories[1].losses) > 30
         for history in histories:
             assert sum(history.losses[-10:]) < 0.9 * sum(history.losses[:10])
-
-    def test_synchronous_ones_are_never_stale(self):
-        few = replace(EXACT, num_trainers=2, max_steps=5)
-        for history in run(Job(few, CORPUS)):
-            assert history.staleness == [0] * 5
 
     @pytest.mark.parametrize("cut", ["logits", "loss"])
     def test_to_evaluate_keeps_nothing_for_a_backward_pass(self, cut):
@@ -398,6 +391,9 @@ def test_it_comes_near_to_the_floor_of_the_grammar():
         ({"cut": "diagonal"}, "cut is 'diagonal', but must be logits or loss"),
         ({"num_trainers": 0}, "num_trainers is 0"),
         ({"num_trainers": 21}, "each needs a column"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"seed": -3}, "seed is -3"),
+        ({"save_every": 0}, "save_every is 0"),
         ({"dropout": 1.0}, "dropout is 1.0, but must be 0 to below 1"),
         ({"optimizer": "hope"}, "optimizer is 'hope'"),
         ({"lr_decay": 1.5}, "lr_decay is 1.5"),

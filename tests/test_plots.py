@@ -118,27 +118,21 @@ def episode(steps: int):
 
 @pytest.mark.parametrize("steps", [1, 50])
 def test_timeline_has_a_lane_per_worker_and_a_row_per_method(steps):
-    calls = episode(steps)
-    fig = plots.timeline(calls)
-    labels = [t.get_text() for t in fig.axes[0].get_yticklabels()]
+    fig = plots.timeline(episode(steps))
+    (ax,) = fig.axes
+    labels = [t.get_text() for t in ax.get_yticklabels()]
     assert sorted(labels[:3]) == ["agent", "observer0", "observer1"]
-    assert sorted(labels[3:]) == [
-        "report_reward",
-        "run_episode",
-        "run_episode",
-        "select_action",
-    ]
-    assert f"time in {'µs'}" in texts(fig)
-    bottom, top = fig.axes[0].get_ylim()
-    for lane in fig.axes[0].patches:  # each of them is whole
+    methods = ["report_reward", "run_episode", "run_episode", "select_action"]
+    assert sorted(labels[3:]) == methods and "time in µs" in texts(fig)
+    bottom, top = ax.get_ylim()
+    for lane in ax.patches:  # each of them is whole
         assert top <= lane.get_y() < lane.get_y() + lane.get_height() <= bottom
-    FigureCanvasAgg(fig).draw()
-    renderer = fig.canvas.get_renderer()
-    words = [
-        t.get_window_extent(renderer).padded(-0.5)
-        for t in fig.axes[0].get_yticklabels()
-    ]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(words, 2))
+    assert_apart(t.get_window_extent() for t in ax.get_yticklabels())
+
+
+def assert_apart(boxes) -> None:
+    for one, two in itertools.combinations(boxes, 2):
+        assert not one.padded(-0.5).overlaps(two)
 
 
 def test_timeline_draws_every_call_where_it_was():
@@ -210,20 +204,9 @@ def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     assert len(part.collections) < len(whole.collections) / 5
 
 
-def test_timeline_of_many_calls_can_do_without_arrows():
-    calls = episode(50)
-    fig = plots.timeline(calls, arrows=False)
-    (ax,) = fig.axes
-    assert not ax.lines and len(ax.collections) == len(calls)
-    (whole,) = plots.timeline(calls).axes
-    drawn = [c.get_paths()[0].get_extents().bounds for c in ax.collections]
-    also = [c.get_paths()[0].get_extents().bounds for c in whole.collections]
-    assert set(drawn) < set(also)
-    names = [text.get_text() for text in fig.legends[0].get_texts()]
-    assert names == ["agent", "observer0", "observer1"]
-
-
 def test_timeline_says_whose_colour_is_whose():
+    few = plots.timeline(episode(1), arrows=False)
+    assert not few.axes[0].lines
     fig = plots.timeline(episode(1))
     *named, _ = fig.legends[0].legend_handles
     shown = {patch.get_label(): to_rgb(patch.get_facecolor()) for patch in named}
@@ -231,13 +214,10 @@ def test_timeline_says_whose_colour_is_whose():
     assert shown == {name: to_rgb(style.look(name).color) for name in callers}
 
 
-def test_timeline_window_and_unit():
+def test_timeline_has_its_window_and_a_unit_that_fits():
     calls = [call("agent", "observer0", "run_episode", 0, 5_000_000)]
     fig = plots.timeline(calls, window=(1, 2))
-    assert fig.axes[0].get_xlim() == (1, 2)
-    assert "time in ms" in texts(fig)
-    with pytest.raises(ValueError, match="no calls"):
-        plots.timeline([])
+    assert fig.axes[0].get_xlim() == (1, 2) and "time in ms" in texts(fig)
 
 
 def test_curves_are_the_median_in_a_band_from_worst_to_best():
@@ -263,16 +243,26 @@ def test_curve_of_a_run_that_stopped_keeps_its_last_value():
     assert sorted(map(tuple, ends)) == [(5, 50), (10, 10), (20, 20)]
 
 
-def test_curves_take_a_logarithmic_x_and_refuse_bad_seeds():
+def test_bad_values_are_refused():
+    good, named = ([1, 2], [1, 2]), {"xlabel": "x", "ylabel": "y"}
+    # One that is bad beside a good one is enough.
+    for bad in ([], [([1, 2], [1])], [([], [])], [good, ([1, 2], [1])]):
+        with pytest.raises(ValueError, match="'a' needs seeds"):
+            plots.learning_curves({"a": bad}, **named)
+    for bad in (0, -1):
+        with pytest.raises(ValueError, match="'a' has a y that is not above 0"):
+            seeds = [good, ([1, 2], [1, bad])]
+            plots.learning_curves({"a": seeds}, log_y=True, **named)
+    with pytest.raises(ValueError, match="no calls"):
+        plots.timeline([])
+
+
+def test_curves_take_a_logarithmic_x():
     curves = {"a": [([1, 1000], [1, 2])], "b": [([10, 100], [1, 2])]}
     fig = plots.learning_curves(curves, xlabel="x", ylabel="y", log_x=True)
     assert fig.axes[0].get_xscale() == "log"
     x, y = fig.axes[0].lines[0].get_data()  # straight on the axis that is seen
     np.testing.assert_allclose(y, 1 + np.log10(x) / 3)
-    good = ([1, 2], [1, 2])  # one that is bad beside it is enough
-    for bad in ([], [([1, 2], [1])], [([], [])], [good, ([1, 2], [1])]):
-        with pytest.raises(ValueError, match="'a' needs seeds"):
-            plots.learning_curves({"a": bad}, xlabel="x", ylabel="y")
 
 
 def test_curves_take_a_logarithmic_y():
@@ -289,14 +279,6 @@ def test_curves_take_a_logarithmic_y():
     np.testing.assert_allclose(
         linear.axes[0].lines[0].get_ydata(), 1e-4 + (2 - 1e-4) * x / 10
     )
-
-
-@pytest.mark.parametrize("bad", [0, -1])
-def test_curves_refuse_what_a_logarithmic_y_cannot_show(bad):
-    shown = {"xlabel": "x", "ylabel": "y", "log_y": True}
-    with pytest.raises(ValueError, match="'a' has a y that is not above 0"):
-        seeds = [([1, 2], [3, 4]), ([1, 2], [1, bad])]
-        plots.learning_curves({"a": seeds}, **shown)
 
 
 LONG = [
@@ -320,27 +302,13 @@ def test_a_legend_of_long_names_is_whole(number):
     found = legend.get_texts()
     assert [" ".join(t.get_text().split()) for t in found] == LONG[:number]
     boxes = [t.get_window_extent() for t in found]
-    for one, two in itertools.combinations(boxes, 2):
-        assert not one.padded(-0.5).overlaps(two)
+    assert_apart(boxes)
     frame = legend.get_window_extent()
     assert fig.bbox.x0 <= frame.x0 and frame.x1 <= fig.bbox.x1
     assert frame.y1 <= fig.bbox.y1 and frame.y0 >= ax.get_window_extent().y1
     # However many rows the legend has, the curves have the same room.
     assert ax.get_window_extent().height == pytest.approx(2.9 * fig.dpi, rel=0.05)
     assert ax.get_window_extent().width > 0.8 * style.WIDTH * fig.dpi
-
-
-def test_a_legend_has_as_many_columns_as_fit():
-    def rows(names):
-        curves = {name: [([0, 1], [0, 1])] for name in names}
-        fig = plots.learning_curves(curves, xlabel="x", ylabel="y")
-        FigureCanvasAgg(fig).draw()
-        texts = fig.legends[0].get_texts()
-        return len({round(t.get_window_extent().y0) for t in texts})
-
-    assert rows("abcd") == 1
-    assert rows("abcde") == 2
-    assert rows([f"{name} of a name that is rather long" for name in "abc"]) == 2
 
 
 # The figures in which methods of several chapters meet.
@@ -399,8 +367,8 @@ def lines_of(ax) -> list[np.ndarray]:
     return [line.get_xydata() for line in ax.lines]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_landscape_shows_all_and_nothing_overlaps(number):
+@pytest.mark.parametrize(("number", "columns"), [(1, 1), (2, 2), (3, 2), (4, 2)])
+def test_landscape_shows_all_in_equal_squares_and_nothing_overlaps(number, columns):
     titles = [f"penalty only, β = {k}" for k in range(number)]
     fig = landscape(titles)
     axes = [ax for ax in fig.axes if ax.get_visible()]
@@ -412,24 +380,16 @@ def test_landscape_shows_all_and_nothing_overlaps(number):
     for ax in axes:
         labels = (ax.xaxis.label, ax.yaxis.label, ax.title)
         words += [t for t in labels if t.get_text()]
-    boxes = [word.get_window_extent() for word in words]
-    boxes += [ax.get_window_extent() for ax in axes]
-    for one, two in itertools.combinations(boxes, 2):
-        assert not one.padded(-0.5).overlaps(two)
+    panels = [ax.get_window_extent() for ax in axes]
+    boxes = [word.get_window_extent() for word in words] + panels
+    assert_apart(boxes)
     page = fig.bbox.padded(1)
     assert all(page.contains(*b.min) and page.contains(*b.max) for b in boxes)
     assert fig.get_figwidth() <= style.WIDTH
-
-
-@pytest.mark.parametrize(("number", "columns"), [(1, 1), (2, 2), (3, 2), (4, 2)])
-def test_landscape_panels_are_equal_squares(number, columns):
-    fig = landscape([str(k) for k in range(number)])
-    FigureCanvasAgg(fig).draw()
-    boxes = [ax.get_window_extent() for ax in fig.axes if ax.get_visible()]
-    assert len(boxes) == number and len({round(b.x0) for b in boxes}) == columns
-    for box in boxes:
+    assert len({round(b.x0) for b in panels}) == columns
+    for box in panels:
         assert box.width == pytest.approx(box.height, rel=0.01)
-        assert box.width == pytest.approx(boxes[0].width, rel=0.01)
+        assert box.width == pytest.approx(panels[0].width, rel=0.01)
         assert box.width > 2.2 * fig.dpi
 
 
@@ -476,13 +436,6 @@ def test_landscape_keeps_its_axes_where_a_path_runs_away():
     FigureCanvasAgg(fig).draw()
     assert fig.axes[0].get_xlim() == fig.axes[0].get_ylim() == (-2, 2)
     assert np.isfinite(fig.get_tightbbox().bounds).all()
-
-
-def test_ticks_are_the_few_x_that_were_measured():
-    few = {"a": [([1, 2, 4], [3.0, 2.0, 1.0])], "b": [([2, 8], [3.0, 2.0])]}
-    figure = plots.learning_curves(few, xlabel="epoch", ylabel="loss", log_x=True)
-    labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
-    assert labels == ["1", "2", "4", "8"]
 
 
 @pytest.mark.parametrize(("number", "are_few"), [(8, True), (9, False), (49, False)])

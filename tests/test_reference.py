@@ -77,16 +77,12 @@ def test_what_lies_outside_of_what_was_seen_is_a_change_that_may_hold(book):
     "name, value, message",
     [
         ("near", 10.6, "near: was 9.5 to 10, is 10.6 (allowed: 9 to 10.5)"),
-        ("near", 8.9, "near: was 9.5 to 10, is 8.9 (allowed: 9 to 10.5)"),
         ("share", -1.7, "share: was -2 to -1.9, is -1.7 (allowed: -2.1 to -1.8)"),
-        ("share", -2.3, "share: was -2 to -1.9, is -2.3 (allowed: -2.1 to -1.8)"),
         ("share", 2.0, "share: was -2 to -1.9, is 2 (allowed: -2.1 to -1.8)"),
         ("gap", 1e-9, "gap: was 0, is 1e-09 (allowed: at most 1e-10)"),
         ("gap", float("nan"), "gap: was 0, is nan (allowed: at most 1e-10)"),
         ("near", float("nan"), "near: was 9.5 to 10, is nan (allowed: 9 to 10.5)"),
-        ("near", -inf, "near: was 9.5 to 10, is -inf (allowed: 9 to 10.5)"),
         ("count", 8, "count: was 7, is 8 (allowed: 7)"),
-        ("count", 6, "count: was 7, is 6 (allowed: 7)"),
         ("part", 0.33334, "part: was 0.333333, is 0.33334 (allowed: 0.333333)"),
         ("count", "seven", "count: was 7, is seven (allowed: 7)"),
     ],
@@ -163,8 +159,7 @@ def test_what_needs_a_module_that_is_not_here_keeps_its_rule(book):
 def test_nothing_is_near_to_infinity(book):
     path = book.root / "notebooks" / "reference.toml"
     path.write_text("[01_a.figures]\nx = {seen = inf}\n")
-    assert len(moved(book, x=5.0)) == 1
-    assert len(moved(book, x=-inf)) == 1
+    assert len(moved(book, x=5.0)) == len(moved(book, x=-inf)) == 1
 
 
 def test_update_begins_a_table(book):

@@ -89,8 +89,6 @@ def test_progress_shows_its_share_and_its_text(states):
     assert label == "solving <it>" and text == "reward <7>"
     assert (attributes["value"], attributes["max"]) == ("100", "400")
     assert repr(bar) == "solving <it>: 100 of 400 reward <7>"
-    with pytest.raises(ValueError, match="above 0"):
-        show.Progress(0, "nothing")
 
 
 def test_progress_leaves_its_last_state(states):
@@ -227,11 +225,6 @@ def test_figure_is_one_labelled_svg_in_the_colour_of_the_page():
     assert "max-width:691px" in svg.attrib["style"]
 
 
-def test_figure_needs_words():
-    with pytest.raises(ValueError, match="alt text"):
-        show.figure(some_figure(), alt=" ")
-
-
 def test_figures_are_the_same_each_time_and_share_no_ids():
     first, again = (show.figure(some_figure(), alt="a").data for _ in range(2))
     assert first == again
@@ -272,18 +265,17 @@ def test_video_is_the_same_each_time():
     assert film(frames()) == film(frames())
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [[], frames()[:1] + frames(1, 10), [np.zeros((4, 4, 3))], [frames()[0][..., 0]]],
-)
-def test_video_refuses_other_frames(bad):
-    with pytest.raises(ValueError, match="frames"):
-        film(bad)
-
-
-def test_video_needs_words():
+def test_what_can_not_be_shown_or_has_no_words_is_refused():
+    sizes, plain = frames()[:1] + frames(1, 10), [frames()[0][..., 0]]
+    for bad in ([], sizes, [np.zeros((4, 4, 3))], plain):
+        with pytest.raises(ValueError, match="frames"):
+            film(bad)
     with pytest.raises(ValueError, match="label"):
         film(frames(), label=" ")
+    with pytest.raises(ValueError, match="alt text"):
+        show.figure(some_figure(), alt=" ")
+    with pytest.raises(ValueError, match="above 0"):
+        show.Progress(0, "nothing")
 
 
 def test_glue_is_read_by_the_book_and_shown_nowhere(monkeypatch):

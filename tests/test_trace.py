@@ -11,6 +11,8 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 from cdopt_tutorial.engines import Role, Trace, launch, serve, span
 from cdopt_tutorial.engines.probes import trace
 
+pytestmark = pytest.mark.xdist_group("trace")
+
 
 @pytest.fixture(scope="module")
 def recorded():
@@ -77,19 +79,6 @@ def test_two_callers_at_once_are_told_apart():
             assert call.ended - call.started >= 0.01e9 * number
 
 
-def test_two_callers_one_after_the_other_are_told_apart():
-    first = Role(roles.talk, ("other", 4, "b"))
-    recorded = recorded_run(a=first, b=Role(serve), other=Role(serve))
-    own = [
-        [c for c in recorded.calls if (c.caller, c.method) == (caller, "sleep")]
-        for caller in "ab"
-    ]
-    assert [len(calls) for calls in own] == [4, 4]
-    assert own[0][-1].ended < own[1][0].sent
-    for call in own[0] + own[1]:
-        assert call.sent < call.started <= call.ended < call.received
-
-
 def test_of_a_call_that_was_cut_off_nothing_is_left():
     asked = {key: ("other", key, 10 * n) for n, key in enumerate(("no", "yes", "half"))}
     agent = trace.Record("agent", asked, received={"yes": 19, "no": 9})
@@ -116,16 +105,6 @@ def test_calls_by_the_helpers_of_the_book_have_the_name_of_what_they_call():
     assert names == ["Counter", "add", "Counter.add", "Counter", "Counter.add"]
 
 
-def test_spans():
-    calling = Role(roles.call, ("other", "add", torch.ones(1)))
-    recorded = recorded_run(a=calling, other=Role(serve))
-    (marked,) = recorded.spans
-    call = recorded.calls[-1]
-    assert (marked.worker, marked.name) == ("a", "calling")
-    # When the answer came is noted by another thread, perhaps after the span.
-    assert marked.started <= call.sent < call.ended <= marked.ended
-
-
 def test_what_a_worker_marks_is_a_span():
     recorded, work = Trace(), {"a": Role(roles.be_marked, ("b",)), "b": Role(serve)}
     grad = launch(work, trace=recorded)["a"]
@@ -134,6 +113,9 @@ def test_what_a_worker_marks_is_a_span():
     call, calling, backward, until = recorded.spans
     assert {s.worker for s in recorded.spans} == {"a"}
     assert call.started <= calling.started < calling.ended <= call.ended
+    # When the answer came is noted by another thread, perhaps after the span.
+    add = recorded.calls[-1]
+    assert calling.started <= add.sent < add.ended <= calling.ended
     # The backward pass, without the forward pass and what was between, and all of it:
     # the operation that it comes to last takes 0.1 s.
     assert backward.started - call.ended > 0.3e9 > backward.ended - backward.started
