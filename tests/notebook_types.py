@@ -49,7 +49,8 @@ def complaints(notebooks: dict[str, list[str]], folder: Path, root: Path) -> lis
 
 def write_modules(name: str, sources: list[str], folder: Path) -> list[str]:
     """Write the cells as one module, and each `%%writefile` cell as one of its own."""
-    notebook, names = ["from IPython import get_ipython"], [f"of_{name}.py"]
+    notebook = ["from IPython import get_ipython", "_exit_code = 0"]
+    names = [f"of_{name}.py"]
     for source in sources:
         first, _, rest = source.partition("\n")
         if first.startswith("%%writefile"):

@@ -137,6 +137,16 @@ def test_code_cells_are_short_and_narrow(path):
 
 
 @every_chapter
+def test_a_program_that_fails_fails_its_chapter(path):
+    for cell in code_cells(path):
+        lines = cell.source.splitlines()
+        assert "{sys.executable}" not in cell.source.replace('"{sys.executable}"', "")
+        for line, following in zip(lines, [*lines[1:], ""], strict=True):
+            if line.startswith("!"):
+                assert following == "assert _exit_code == 0"
+
+
+@every_chapter
 def test_what_is_shown_is_the_last_in_its_cell(path):
     # Jupyter displays the last expression only; another one is lost without a word.
     for cell in code_cells(path):

@@ -221,8 +221,10 @@ def _run_cells(
         client = NotebookClient(notebook, timeout=cell_timeout, **options, **hooks)
         connection = str(Path(folder, "kernel.json"))
         client.km = manager = _KernelManager(connection_file=connection)
-        # A reader's own IPython configuration must not change a result.
-        env = {**os.environ, "IPYTHONDIR": folder, "XDG_RUNTIME_DIR": folder}
+        # A reader's own configuration of IPython and matplotlib must not change a
+        # result, nor a home that can't be written.
+        own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
+        env = {**os.environ, **own}
         env["CDOPT_TUTORIAL_DEVICE"] = device
         env["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
         # In a thread, or nbclient would take the process's signals for itself.
