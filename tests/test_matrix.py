@@ -135,7 +135,7 @@ class TestRun:
         }  # fmt: skip
         asked, venv, install, _, execute, tests = calls(fake)
         assert re.fullmatch(rf"-m venv {scratch}/[^/]+/env", venv)
-        assert install.endswith(" -e .[ray,test] torch==2.0 cdopt==0.5")
+        assert install.endswith(" -e .[book,ray,test] torch==2.0 cdopt==0.5")
         assert " --force --cell-timeout 3600 --json " in execute
         assert " -k one_process " in tests
         # Torch chooses the others for itself.

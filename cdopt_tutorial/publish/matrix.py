@@ -237,7 +237,7 @@ def _install(place: Place, found: Found) -> None:
         place.call(versions.interpreter, "-m", "venv", place.environment)
         pip = [place.python, "-m", "pip", "--disable-pip-version-check", "install"]
         asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
-        place.call(*pip, "-q", "-c", constraints, "-e", ".[ray,test]", *asked)
+        place.call(*pip, "-q", "-c", constraints, "-e", ".[book,ray,test]", *asked)
     *_, last = place.call(place.python, "-c", _INSTALLED, *_SHOWN).splitlines()
     place.installed = json.loads(last)
     found |= place.installed
