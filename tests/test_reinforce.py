@@ -374,24 +374,23 @@ class TestTwin:
     @pytest.mark.parametrize("conversation", CONVERSATIONS)
     def test_learns_the_same_without_anything_of_the_package(self, conversation):
         config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
-        ours, weights = self.both(config, "CartPole-v1")
-        assert all(map(torch.equal, ours.weights.values(), weights))
+        self.both(config, "CartPole-v1")
 
     def test_and_where_the_time_limit_cuts_episodes(self, short_episodes):
         environment = short_episodes(15)
         config = ReinforceConfig("batched", num_observers=2, **self.FEW)
-        ours, weights = self.both(config, environment)
+        ours = self.both(config, environment)
         assert min(ours.score.rewards) < max(ours.score.rewards) == 15
-        for one, other in zip(ours.weights.values(), weights, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
 
     def both(self, config, environment):
         ours = run_locally(config)
         rewards, env_steps, weights = reinforce_twin.train(config, environment, 6)
         assert ours.score.rewards == rewards
         assert ours.score.env_steps == env_steps
-        assert len(ours.weights) == len(weights) == 4
-        return ours, weights
+        # Its products and its loss are other ones, so they round otherwise.
+        for one, other in zip(ours.weights.values(), weights, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+        return ours
 
 
 def conversing(conversation, **changed):
