@@ -136,7 +136,7 @@ class TestRun:
         asked, venv, install, _, execute, tests = calls(fake)
         assert re.fullmatch(rf"-m venv {scratch}/[^/]+/env", venv)
         assert install.endswith(" -e .[book,ray,test] torch==2.0 cdopt==0.5")
-        assert " --force --cell-timeout 3600 --json " in execute
+        assert "execute notebooks/01_a.ipynb --force --cell-timeout 3600" in execute
         assert " -k one_process " in tests
         # Torch chooses the others for itself.
         assert (fake / "constraints").read_text() == "numpy==2.4\nnumpy-extra==1\n"
@@ -312,7 +312,8 @@ class TestMachines:
         """By torch and numpy themselves, in a process of this very Python."""
         if path not in matrix._paths():
             pytest.skip(f"this CPU has no {path}")
-        place = matrix.Place(tmp_path, project, *matrix.combine(project, [], [], []))
+        (here,) = matrix.combine(project, [], [], [])
+        place = matrix.Place(tmp_path, project, here, chapters=[])
         place.copy.mkdir()
         (place.machine,) = matrix.simulate([path], [3], [1])
         said = place.call(sys.executable, "-W", "error", "-c", ASK).splitlines()

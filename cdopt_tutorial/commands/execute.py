@@ -29,8 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
     flag = parser.add_argument
-    chapters = "path of a chapter (default: all chapters)"
-    flag("notebooks", metavar="NOTEBOOK", type=Path, nargs="*", help=chapters)
+    add_notebooks(parser)
     flag("--force", action="store_true", help="run even if a valid result is cached")
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
@@ -46,6 +45,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def add_notebooks(parser: argparse.ArgumentParser) -> None:
+    """Add the chapters, by their paths."""
+    chapters = "path of a chapter (default: all chapters)"
+    parser.add_argument(
+        "notebooks", metavar="NOTEBOOK", type=Path, nargs="*", help=chapters
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
     with bad_input():
@@ -54,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args)
-        notebooks = _notebooks(args, book, values)
+        notebooks = named(args, book, values)
         execute.make_place(book)  # or minutes later there were none
     done = execute.execute(
         notebooks, project=book, device=args.device, force=args.force,
@@ -101,7 +108,7 @@ def _values(args: argparse.Namespace) -> dict[str, object]:
     return values
 
 
-def _notebooks(args: argparse.Namespace, book: Project, values: dict) -> list[Path]:
+def named(args: argparse.Namespace, book: Project, values: dict) -> list[Path]:
     """What is to run, once it is known that it can be read, and takes these values."""
     for path in (paths := args.notebooks or book.chapters()):
         if not path.is_file():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cdopt_tutorial import data
 from cdopt_tutorial.commands.common import Failed, add_json, bad_input, write_json
-from cdopt_tutorial.commands.execute import DRIFTED
+from cdopt_tutorial.commands.execute import DRIFTED, add_notebooks, named
 from cdopt_tutorial.publish import matrix, project
 from cdopt_tutorial.publish.reference import Reference, origin, processor
 from cdopt_tutorial.scratch import scratch
@@ -32,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "no version is chosen, in the environment that is there. "
         "exit code 1: an environment failed; 3: all ran, but a figure moved"
     )
+    add_notebooks(parser)
     for name, (metavar, kind, what) in CHOICES.items():
         options = {"action": "append", "default": [], "help": what}
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, **options)
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         was = Reference(book)
         wanted = matrix.combine(book, args.python, args.torch, args.cdopt)
         machines = matrix.simulate(args.cpu, args.threads, args.cores)
+        chapters = [book.relative(path) for path in named(args, book, {})]
     tried: list[matrix.Found] = []
     found = {"date": datetime.now(UTC).date().isoformat(), "command": _command(args)}
     found["machine"] = {"processor": processor(), "cores": os.cpu_count()}
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     progress = partial(print, flush=True)
     for versions in wanted:
         with scratch() as folder:
-            place = matrix.Place(folder, book, versions)
+            place = matrix.Place(folder, book, versions, chapters)
             for machine in machines:
                 tried.append(matrix.try_out(place, machine, progress))
                 write_json(args.json, {"runs": [*args.after, found]})

@@ -166,8 +166,11 @@ class Place:
     machine: Machine  #: what processes see of this one, at the time
     passed: list[str]  #: the chapters that ran through on it
 
-    def __init__(self, folder: str, project: Project, versions: Versions) -> None:
+    def __init__(
+        self, folder: str, project: Project, versions: Versions, chapters: list[Path]
+    ) -> None:
         self.folder, self.project, self.versions = Path(folder), project, versions
+        self.chapters = chapters  #: to run, relative to the project
         self.copy, self.environment = self.folder / "project", self.folder / "env"
         made = self.environment / "bin" / "python"
         self.python = made if versions.interpreter else sys.executable
@@ -247,8 +250,8 @@ def _run_chapters(place: Place, found: Found) -> None:
     """Run all chapters; note failures, figures, and those that moved."""
     file = place.folder / "chapters.json"
     # By force, or a result of the machine before would be reused.
-    command: list = ["-m", "cdopt_tutorial.cli", "execute", "--force"]
-    command += ["--cell-timeout", PATIENCE, "--json", file]
+    command: list = ["-m", "cdopt_tutorial.cli", "execute", *place.chapters]
+    command += ["--force", "--cell-timeout", PATIENCE, "--json", file]
     place.call(place.python, *command, file=file, codes=CHAPTERS_RAN)
     chapters = json.loads(file.read_text("utf-8"))["chapters"]
     reference = Reference(place.project)
