@@ -18,6 +18,7 @@ from filelock import FileLock
 from playwright.sync_api import sync_playwright
 from running import Running
 
+from cdopt_tutorial import own_network
 from cdopt_tutorial.engines.launcher import group
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
@@ -48,6 +49,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # started: two processes of tests keep two cores busy.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Where the kernel refuses it each run says so, and most tests are about something else.
+if not own_network.is_allowed():
+    os.environ[own_network.VARIABLE] = "host"
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, or of no such run: refused in one line."""
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,7 @@ class TestCheckpoint:
         torch.save(content, tmp_path / "file")
         refused(tmp_path / "file", PART.format(name))
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
     def test_of_someone_else(self, saved, refused, as_another):
         with as_another(saved.parent):
             refused(saved, LOCKED)

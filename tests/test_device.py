@@ -223,7 +223,7 @@ def ask(*_):
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = ask
 for module in {forking.PRELOAD!r}:
     importlib.import_module(module)
-print("all imported")
+print("all imported", flush=True)
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
