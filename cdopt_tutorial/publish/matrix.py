@@ -247,7 +247,7 @@ def _install(place: Place, found: Found) -> None:
 
 
 def _run_chapters(place: Place, found: Found) -> None:
-    """Run all chapters; note failures, figures, and those that moved."""
+    """Run the chapters; note failures, figures, and those that moved."""
     file = place.folder / "chapters.json"
     # By force, or a result of the machine before would be reused.
     command: list = ["-m", "cdopt_tutorial.cli", "execute", *place.chapters]
