@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cdopt_tutorial.bench import engines, hybrid, launch, reinforce, rnn, rows
+from cdopt_tutorial.bench import engines, holding, hybrid, launch, reinforce, rnn, rows
 from cdopt_tutorial.cli import main
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 
 
@@ -56,8 +57,9 @@ class TestRows:
 # Those of `constraints`, `copying` and `shards` are in tests of their own.
 @pytest.mark.parametrize("name", ["reinforce", "rnn", "hybrid", "holding", "engines"])
 def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
-    one = engines.BASELINE, engines.ENGINES[engines.BASELINE]
-    monkeypatch.setattr(engines, "ENGINES", dict([one]))  # the others have their tests
+    # The others have tests of their own.
+    monkeypatch.setattr(engines, "ENGINES", {engines.BASELINE: TorchRPC})
+    monkeypatch.setattr(holding, "KINDS", ["free"])
     file = tmp_path / "bench.json"
     assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
     written = json.loads(file.read_text())["rows"]
@@ -72,7 +74,7 @@ def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
             [values[f"{of}: {figure}"] for of in ("per-step", "packed", "local-policy")]
             for figure in ("calls", "bytes")
         )
-        assert calls[0] > 1.9 * calls[1] and calls[2] < 0.05 * calls[1]
+        assert calls[0] > 1.7 * calls[1] and calls[2] < 0.05 * calls[1]
         assert sent[0] > sent[1]
 
 

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cdopt_tutorial import data, hybrid, reinforce
 from cdopt_tutorial import parameter_server as rnn
@@ -26,12 +26,8 @@ UNITS = {"start and end": "s", "call": "s", "rnn": "s/step", "hybrid": "images/s
 UNITS |= dict.fromkeys(EPISODES, "steps/s")
 
 
-class Training(NamedTuple):
-    """What is trained on each engine."""
-
-    system: Any  #: module with `run` and `run_locally`
-    job: Any  #: of the system
-    speed: Callable[[Any], float]  #: of what either function returns
+# A system with `run` and `run_locally`, its job, and the speed of what either returns.
+Training = tuple[Any, Any, Callable[[Any], float]]
 
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
@@ -49,13 +45,13 @@ def make_trainings(smoke: bool, device: str) -> dict[str, Training]:
     few = {"max_steps": steps, "device": device}
     config = rnn.RNNConfig(embedding=64, hidden=64, dropout=0.0, **few)
     job = rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))
-    found = {"rnn": Training(rnn, job, _step_seconds)}
+    found: dict[str, Training] = {"rnn": (rnn, job, _step_seconds)}
     job = hybrid.Job(hybrid.HybridConfig(manifold="stiefel", **few))
-    found["hybrid"] = Training(hybrid, job, _images_per_second)
+    found["hybrid"] = hybrid, job, _images_per_second
     for conversation, episodes in EPISODES.items():
         few = {"max_episodes": 4 if smoke else episodes, "device": device}
         job = reinforce.ReinforceConfig(conversation, **few)
-        found[conversation] = Training(reinforce, job, _steps_per_second)
+        found[conversation] = reinforce, job, _steps_per_second
     return found
 
 

@@ -68,25 +68,20 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     found = launch(roles, deadline=3600, on_report=lambda _, line: progress(line))
     measured, values = [], found["rank0"]  # of the slowest, or largest, rank
     for n, of in values.items():
-        named = {f"{name}, n={n}": found for name, found in of.items()}
-        measured += rows(named, UNITS, f"{BASELINE}, n={n}")
+        measured += rows(of, UNITS, f"{BASELINE}, n={n}")
     return measured, {"values": values}
 
 
 def _measure_rank(rank: int, sizes: tuple[Size, ...], device: str) -> dict[int, Values]:
     chosen = process_group.join(rank, RANKS, gpus_of(device)).device
     mesh, values = init_device_mesh(chosen.partition(":")[0], (RANKS,)), {}
-    for size in sizes:
-
-        def tell(line: str, n: int = size.n) -> None:
-            if rank == 0:
-                report(f"n={n}: {line}")
-
-        timed = {
-            name: partial(_figures, name, *make_step(name, size.n, size.p, mesh))
-            for name in size.variants
+    tell = report if rank == 0 else lambda _: None
+    for n, p, names, turns in sizes:
+        variants = {
+            f"{name}, n={n}": partial(_figures, name, *make_step(name, n, p, mesh))
+            for name in names
         }
-        values[size.n] = interleave(timed, size.turns, tell)
+        values[n] = interleave(variants, turns, tell)
     return values
 
 

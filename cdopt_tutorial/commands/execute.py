@@ -23,8 +23,8 @@ Executions = list[execute.Execution]
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
-    flag = parser.add_argument
     add_notebooks(parser)
+    flag = parser.add_argument
     flag("--force", action="store_true", help="run even if a valid result is cached")
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
@@ -42,10 +42,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_notebooks(parser: argparse.ArgumentParser) -> None:
     """Add the chapters, by their paths."""
-    chapters = "path of a chapter (default: all chapters)"
-    parser.add_argument(
-        "notebooks", metavar="NOTEBOOK", type=Path, nargs="*", help=chapters
-    )
+    options = {"help": "path of a chapter (default: all chapters)", "nargs": "*"}
+    parser.add_argument("notebooks", metavar="NOTEBOOK", type=Path, **options)
 
 
 def run(args: argparse.Namespace) -> int:
