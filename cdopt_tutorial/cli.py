@@ -23,8 +23,6 @@ COMMANDS = {
     "build": "run the chapters, then render the book",
     "matrix": "run chapters and tests under other versions, and as on other machines",
 }
-
-
 STOPS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
@@ -51,16 +49,11 @@ def _stop(number: int, _: object) -> None:
     All processes below end with this one, and files are written as a whole or not.
     """
     os.write(2, f"cdopt-tutorial: {STOPS[number]}\n".encode())
-    _kill_below()  # who would complain of what is removed
-    scratch.remove_all()
-    os._exit(128 + number)
-
-
-def _kill_below() -> None:
-    """Kill those that this process has started, and those that they have."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended by now
-            process.kill()
+            process.kill()  # or it would complain of what is removed
+    scratch.remove_all()
+    os._exit(128 + number)
 
 
 def main(argv: list[str] | None = None) -> int:

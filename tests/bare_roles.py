@@ -68,51 +68,40 @@ def named(names, modules):
     }
 
 
-def attach_shards():
-    """In float64, and one thread each, as the program's own workers."""
+def in_float64():
     torch.set_default_dtype(torch.float64)
 
 
 def train_shards(rank):
-    """The role of a rank of the program: its parameters, whole, and its all-reduces."""
-    path = meeting("bare")
-    names = "vectors", "up", "down"
+    """The role of a rank: parameters, whole, by the program and by the package."""
+    module, names = importlib.import_module("bare_shards"), ("vectors", "up", "down")
     with CommDebugMode() as counted:
-        found = importlib.import_module("bare_shards").train(rank, path)
-    return dict(zip(names, found, strict=True)), counted.get_comm_counts()[ALL_REDUCE]
+        bare = module.train(rank, meeting("ranks"))
+    text = module.read_text()
+    start = module.starts(int(text.max()) + 1)  # the random stream goes on from there
+    found = {"bare": bare, "start": start, "package": train_parts(module, text, *start)}
+    whole = {who: dict(zip(names, each, strict=True)) for who, each in found.items()}
+    return whole | {"all-reduces": counted.get_comm_counts()[ALL_REDUCE]}
 
 
-def start_of(module):
-    """The parameters that the program begins with; its random stream goes on there."""
-    values = module.starts(int(module.read_text().max()) + 1)
-    return dict(zip(("vectors", "up", "down"), values, strict=True))
-
-
-def train_parts(rank):
+def train_parts(module, text, vectors, up, down):
     """The same by torch's tensor parallel and the package's `dissolve`."""
-    module = importlib.import_module("bare_shards")
-    torch.distributed.init_process_group(
-        "gloo", meeting("parts"), rank=rank, world_size=2
-    )
-    torch.set_default_dtype(torch.float64)
-    model = nn.ModuleDict({"up": nn.Linear(1, 1), "down": nn.Linear(1, 1)})
-    text, start = module.read_text(), start_of(module)  # last: what is drawn goes on
-    for name, layer in model.items():
-        layer.weight, layer.bias = nn.Parameter(start[name]), None
-    mesh = init_device_mesh("cpu", (2,))
+    model = nn.ModuleDict()
+    for name, value in ("up", up), ("down", down):
+        model[name] = nn.Linear(1, 1, device="meta")  # where nothing is drawn
+        model[name].weight, model[name].bias = nn.Parameter(value.clone()), None
     cuts = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    parallelize_module(model, mesh, cuts)
+    parallelize_module(model, init_device_mesh("cpu", (2,)), cuts)
     dissolve(model["up"], penalty_param=module.PENALTY_PARAM)
-    vectors = nn.Parameter(start["vectors"])
-    parameters = [vectors, *model.parameters()]
+    parameters = [nn.Parameter(vectors.clone()), *model.parameters()]
     optimizer, constraints = torch.optim.Adam(parameters, module.LR), Constraints(model)
     for _ in range(module.STEPS):
         at = torch.randint(len(text) - module.CONTEXT, (module.BATCH, 1))
         window = text[at + torch.arange(module.CONTEXT + 1)]
-        hidden = torch.tanh(model["up"](vectors[window[:, :-1]].flatten(1)))
+        hidden = torch.tanh(model["up"](parameters[0][window[:, :-1]].flatten(1)))
         loss = nn.functional.cross_entropy(model["down"](hidden), window[:, -1])
         (loss + constraints.penalty()).backward()
         optimizer.step()
         optimizer.zero_grad()
-    ends = vectors, *(each.full_tensor() for each in parameters[1:])
-    return start, {n: w.detach() for n, w in zip(start, ends, strict=True)}
+    ends = parameters[0], *(each.full_tensor() for each in parameters[1:])
+    return [each.detach() for each in ends]

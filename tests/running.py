@@ -34,29 +34,6 @@ def preload_little() -> None:
     forking.PRELOAD = network, process
 
 
-FORKED = """
-import functools
-torch.multiprocessing.spawn = functools.partial(
-    torch.multiprocessing.start_processes, start_method="fork"
-)
-"""
-
-
-def fork_programs(monkeypatch) -> None:
-    """Have the bare programs that a bench times fork their workers.
-
-    Each worker that is spawned, as a reader sees it, imports torch anew, in 3 s: so it
-    is in test_bare.
-    """
-    from cdopt_tutorial.bench import bare
-
-    # The programs set these for workers that begin anew, and so read them.
-    read = {"PYTORCH_JIT": "0", "PYTHONWARNINGS": "ignore:You are using a Backend"}
-    read |= bare.alone()
-    monkeypatch.setattr(bare, "alone", lambda: read)
-    monkeypatch.setattr(bare, "_TIMED", bare._TIMED + FORKED)
-
-
 LISTENS, ACCEPTS = "0A", "00010000"  # states of a socket in /proc/net
 
 

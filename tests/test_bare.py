@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -13,14 +14,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from running import FORKED, wait_for_end
+from running import wait_for_end
 from torch.futures import Future
 from torch.nn import functional as F
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.bench import bare
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.data.bags import Bags, BagSplit
 from cdopt_tutorial.engines import Role, launch, serve
@@ -31,29 +31,33 @@ from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 
 LINES, COLUMNS = 60, 88
-PROGRAMS = [name.removesuffix(".py") for name in read_programs(this_project())]
-
-PROCESSES = {"bare_reinforce": 3, "bare_rnn": 2, "bare_hybrid": 4, "bare_shards": 2}
+TEXTS = {
+    name.removesuffix(".py"): text
+    for name, text in read_programs(this_project()).items()
+}
 MODULES = {
     "bare_reinforce": {"torch", "gymnasium"},
     "bare_hosts": {"torch", "gymnasium"},
     "bare_ray": {"ray", "bare_hosts"},
 }
-# What makes a run short, behind the definitions. The chapters run each as it stands;
-# here all but one fork their workers, since each that is spawned imports torch anew,
-# and reads what the program sets.
-READ = {"PYTORCH_JIT": "0", "PYTHONWARNINGS": "ignore:You are using a Backend"}
-SHORT = {
-    "bare_reinforce": f"GOAL = 30{FORKED}",
-    "bare_rnn": "WIDTH = 32\ntorch.manual_seed(1)",
-    "bare_hybrid": f"EPOCHS = 4{FORKED}",
-    "bare_shards": f"STEPS = 51{FORKED}",
-}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def program(name, more=""):
+    """A program's text, with more code between its definitions and its start."""
+    definitions, *start = TEXTS[name].partition('\nif __name__ == "__main__":\n')
+    return "".join([definitions, f"\n{more}\n" if more else "", *start])
+
+
+def load(name):
+    """A program's definitions, which no worker can import."""
+    found = {"__name__": name}
+    exec(program(name), found)
+    return SimpleNamespace(**found)
+
+
+@pytest.mark.parametrize("name", TEXTS)
 def test_fits_a_page_and_needs_torch_and_gymnasium_only(name):
-    text = bare.program(name)
+    text = program(name)
     assert len(text.splitlines()) <= LINES
     assert max(map(len, text.splitlines())) <= COLUMNS
     imported = set()
@@ -65,35 +69,60 @@ def test_fits_a_page_and_needs_torch_and_gymnasium_only(name):
     assert imported - sys.stdlib_module_names == MODULES.get(name, {"torch"})
 
 
-def test_a_program_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="no chapter has a bare_sums.py"):
-        bare.program("bare_sums")
+# What makes a run short, behind the definitions; chapter 7 runs its own, and checks.
+SHORT = {
+    "bare_reinforce": "GOAL = 15",
+    "bare_rnn": "WIDTH, all_tokens = 32, read_tokens\ntorch.manual_seed(1)\n"
+    "def read_tokens(): return all_tokens()[:35_100]",
+    "bare_hybrid": "EPOCHS = 2",
+    "bare_shards": "STEPS = 2",
+}
+PROCESSES = 1 + (1 + 3) + (1 + 2) + (1 + 4) + (1 + 2)  # of the runner, and of each run
+# Runs them in processes that have imported torch already, as have their workers. The
+# chapters run each as it stands.
+RUNNER = """
+import functools, os, runpy, sys
+import gymnasium, torch.distributed.optim, torch.distributed.tensor
+from torch import multiprocessing
+
+spawn = functools.partial(multiprocessing.start_processes, start_method="fork")
+multiprocessing.spawn = spawn
+for name in sys.argv[1:]:
+    if not os.fork():
+        for number, kind in enumerate(("out", "err"), 1):
+            os.dup2(os.open(f"{name}.{kind}", os.O_CREAT | os.O_WRONLY), number)
+        runpy.run_path(f"{name}.py", run_name="__main__")
+        sys.exit()
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]))
+"""
 
 
-class Run:
-    """A short run of a program, by itself in an empty folder, and what was seen."""
+class Runs:
+    """Short runs, one after another, in an empty folder, and what was seen of them."""
 
-    def __init__(self, name, folder):
-        path, self.temporary = bare.write(folder, name, SHORT[name]), folder / "tmp"
-        self.temporary.mkdir()
-        environment = bare.alone() | {"TMPDIR": str(self.temporary)}
-        environment |= READ if FORKED in SHORT[name] else {}
-        with subprocess.Popen(
-            [sys.executable, path.name], cwd=folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as process:  # fmt: skip
-            self.seen, self.listening = set(), set()
+    def __init__(self, folder):
+        self.folder, self.seen, self.listening = folder, set(), set()
+        for name, more in SHORT.items():
+            (folder / f"{name}.py").write_text(program(name, more))
+        (folder / "tmp").mkdir()
+        env = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+        # The programs set two of these for workers that begin anew, and so read them.
+        env |= {"PYTORCH_JIT": "0", "PYTHONWARNINGS": "ignore:You are using a Backend"}
+        env["TMPDIR"] = str(folder / "tmp")
+        command = [sys.executable, "-c", RUNNER, *SHORT]
+        options = {"cwd": folder, "env": env, "text": True, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, **options) as process:
             while process.poll() is None:
                 self.look(psutil.Process(process.pid))
                 try:
-                    process.wait(0.2)
+                    process.wait(0.3)
                 except subprocess.TimeoutExpired:
                     continue
-            self.output, self.error = process.communicate()
-        self.code = process.returncode
+            self.codes = process.stdout.read().split()[1::2]
 
     def look(self, process):
         try:
+            self.seen.add(process)
             for each in process.children(recursive=True):
                 self.seen.add(each)
                 found = each.net_connections(kind="inet")
@@ -101,67 +130,49 @@ class Run:
         except psutil.Error:  # it has just gone
             pass
 
-    @property
-    def numbers(self):
+    def numbers(self, name):
         """The last number of each line."""
-        lines = map(re.compile(r"[\d.]+").findall, self.output.splitlines())
-        return [float(line[-1]) for line in lines if line]  # two may share a line
+        lines = (self.folder / f"{name}.out").read_text().splitlines()
+        return [float(re.findall(r"[\d.]+", line)[-1]) for line in lines]
 
 
-@pytest.fixture(scope="module", params=PROCESSES)  # chapter 7 runs its own, and checks
-def done(request, tmp_path_factory):
-    return request.param, Run(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("bare"))
 
 
 @pytest.mark.xdist_group("bare")
 class TestByItself:
     def test_ends_without_a_word_of_complaint(self, done):
-        _, run = done
-        assert (run.code, run.error) == (0, "")
-
-    def test_learns(self, done):
-        name, run = done
-        numbers = run.numbers
-        if name == "bare_reinforce":  # at random an episode is worth about 20
-            assert numbers[0] < 20 and 30 <= numbers[-1] <= 500
-        elif name == "bare_rnn":
-            tokens = load(name).read_tokens()
-            shares = tokens.bincount() / len(tokens)
-            unigram = torch.special.entr(shares).sum().exp()
-            assert round(unigram.item()) == 111  # as chapter 2 says
-            # It starts at random, and the first steps bring it half way at the least.
-            assert numbers[-1] < numbers[0] / 2 and numbers[-1] < unigram / 1.5
-        elif name == "bare_shards":
-            text = load(name).read_text()
-            unigram = torch.special.entr(text.bincount() / len(text)).sum()
-            losses = [float(n) for n in re.findall(r"loss ([\d.]+)", run.output)]
-            assert losses[0] > unigram and losses[-1] < 0.9 * unigram
-            assert max(numbers[-len(losses) :]) < 0.1  # the squared distance
-        else:
-            labels = load(name).read_bags()[:, 0]
-            frequent = 100 * (labels.bincount().max() / len(labels))
-            assert len(numbers) == 1 and 2 * frequent < numbers[0] <= 100
+        assert done.codes == ["0"] * len(SHORT)
+        assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 4
 
     def test_listens_on_loopback_only(self, done):
-        _, run = done
-        assert run.listening == {"127.0.0.1"}
+        assert done.listening == {"127.0.0.1"}
 
     def test_leaves_nothing_behind(self, done):
-        name, run = done
-        assert len(run.seen) >= PROCESSES[name]
-        wait_for_end(list(run.seen))
+        assert len(done.seen) >= PROCESSES
+        wait_for_end(list(done.seen))
         # Torch's own cache, which every program that makes an optimizer begins.
-        left = [path.name for path in run.temporary.iterdir()]
+        left = [path.name for path in done.folder.glob("tmp/*")]
         assert all(name.startswith("torchinductor_") for name in left), left
-        left = {path.name for path in run.temporary.parent.iterdir()}
-        assert left == {"tmp", f"{name}.py"}
+        files = {f"{name}.{kind}" for name in SHORT for kind in ("py", "out", "err")}
+        assert {path.name for path in done.folder.iterdir()} == files | {"tmp"}
 
+    def test_an_rnn_learns(self, done):
+        tokens = load("bare_rnn").read_tokens()
+        shares = tokens.bincount() / len(tokens)
+        unigram = torch.special.entr(shares).sum().exp()
+        assert round(unigram.item()) == 111  # as chapter 2 says
+        # It starts at random, and the first steps bring it half way at the least.
+        first, last = done.numbers("bare_rnn")
+        assert last < first / 2 and last < unigram
 
-def load(name):
-    """A program's definitions, which no worker can import."""
-    found = {"__name__": name}
-    exec(bare.program(name), found)
-    return SimpleNamespace(**found)
+    def test_a_hybrid_learns(self, done):
+        labels = load("bare_hybrid").read_bags()[:, 0]
+        frequent = 100 * (labels.bincount().max() / len(labels))
+        (right,) = done.numbers("bare_hybrid")
+        assert 2 * frequent < right <= 100
 
 
 @pytest.fixture
@@ -169,7 +180,7 @@ def importable(tmp_path, monkeypatch):
     """Makes a program a module that workers import, too."""
 
     def write(name, more=""):
-        bare.write(tmp_path, name, more)
+        (tmp_path / f"{name}.py").write_text(program(name, more))
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, name, raising=False)
         return importlib.import_module(name)
@@ -294,39 +305,27 @@ class TestHybrid:
         return hybrid.run(hybrid.Job(config, data, begin)).weights
 
 
-class TestHosts:
-    def test_threads_of_the_caller_do_not_matter(self, importable, monkeypatch):
-        # Threads cut the sum over a round of more than 32,768 steps.
-        module = importable("bare_hosts", "EPISODES, ROUNDS = 900, 1")
-        monkeypatch.chdir(Path(module.__file__).parent)
-        parts, found = [], []
-
-        def ask(policy, seeds):  # the first round's policy is the same
-            parts.extend([] if parts else [module.play(policy, seed) for seed in seeds])
-            return parts
-
-        for threads in (1, 2):
-            with set_torch_threads(threads):
-                module.train(2, ask, f"{threads}.pt")
-            found.append(torch.load(f"{threads}.pt")[1])
-        assert sum(len(actions) for _, actions, _ in parts) > 32_768
-        assert max_difference(*found) == 0
+def test_threads_of_the_caller_do_not_matter_on_hosts(importable, monkeypatch):
+    module, steps = importable("bare_hosts", "ROUNDS = 1"), 20_000
+    monkeypatch.chdir(Path(module.__file__).parent)
+    # Threads cut the sum over a round of more than 32,768 steps.
+    part = torch.randn(steps, 4), torch.randint(2, (steps, 1)), torch.rand(steps)
+    found = []
+    for threads in (1, 2):
+        with set_torch_threads(threads):
+            module.train(2, lambda *_: [part, part], f"{threads}.pt")
+        found.append(torch.load(f"{threads}.pt")[1])
+    assert max_difference(*found) == 0
 
 
-class TestShards:
-    STEPS = 12
-
-    def test_come_to_the_parameters_of_the_package(self, importable):
-        sizes = "CONTEXT, WIDTH, HIDDEN, BATCH, LR = 4, 3, 32, 8, 0.05"
-        importable("bare_shards", f"{sizes}\nSTEPS = {self.STEPS}")
-        ranks = {f"rank{i}": Role(bare_roles.train_shards, (i,)) for i in range(2)}
-        found = launch(ranks, attach=bare_roles.attach_shards)
-        parts = {f"rank{i}": Role(bare_roles.train_parts, (i,)) for i in range(2)}
-        there = launch(parts, attach=bare_roles.attach_shards)
-        for one, other in zip(found.values(), there.values(), strict=True):
-            (whole, sent), (begin, end) = one, other
-            assert max_difference(whole, begin) > 0.01  # they moved
-            assert max_difference(whole, end) <= 1e-10
-            # A step: the constraint and the scores; the constraint's gradient by both
-            # factors; and that of the vectors, within Adam.
-            assert sent == (2 + 2 + 1) * self.STEPS
+def test_shards_come_to_the_parameters_of_the_package(importable):
+    steps = 12
+    sizes = "CONTEXT, WIDTH, HIDDEN, BATCH, LR = 4, 3, 32, 8, 0.05"
+    importable("bare_shards", f"{sizes}\nSTEPS = {steps}")
+    ranks = {f"rank{i}": Role(bare_roles.train_shards, (i,)) for i in range(2)}
+    for found in launch(ranks, attach=bare_roles.in_float64).values():
+        assert max_difference(found["bare"], found["start"]) > 0.01  # they moved
+        assert max_difference(found["bare"], found["package"]) <= 1e-10
+        # A step: the constraint and the scores; the constraint's gradient by both
+        # factors; and that of the vectors, within Adam.
+        assert found["all-reduces"] == (2 + 2 + 1) * steps

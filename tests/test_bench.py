@@ -1,9 +1,15 @@
-"""What the benches have in common, and what each makes of a run; nothing is timed."""
+"""What the benches have in common, and what each makes of a run; no time is held."""
 
+import json
+from contextlib import redirect_stdout
+from io import StringIO
 from types import SimpleNamespace
 
-from cdopt_tutorial.bench import bare, hybrid, reinforce, rnn, rows
-from cdopt_tutorial.engines.probes.trace import Span
+import pytest
+
+from cdopt_tutorial.bench import engines, holding, hybrid, launch, reinforce, rnn, rows
+from cdopt_tutorial.cli import main
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 
 
@@ -47,56 +53,29 @@ class TestRows:
         assert lines[0].split() == "a: x 2 (1 to 5) s 0.5 x b: x".split()
         assert len(lines) == 2 and len(set(map(len, lines))) == 1
 
-    def test_hold_one_variant_against_another_too(self):
-        units = {"x": "s", "own": "B"}
-        found = rows.rows(self.VALUES, units, baseline="b")
-        more, same = rows.against((found, self.VALUES), "c", "a", "own")
-        assert same == self.VALUES and more[:-1] == found
-        last = rows.Row("c, over a: own", 3.0, "B", "a: own", 0.5, 3.0, 3.0)
-        assert more[-1] == last
 
-    def test_phases_are_of_one_worker_and_in_seconds(self):
-        spans = [
-            Span(worker, name, begin, begin + 10**8 * length)
-            for worker, name, begin, length in [
-                ("trainer0", "forward", 0, 1), ("trainer0", "backward", 5, 2),
-                ("trainer0", "forward", 7, 3), ("trainer0", "forward", 9, 7),
-                ("trainer1", "forward", 0, 9), ("trainer1", "else", 0, 9),
-            ]
-        ]  # fmt: skip
-        found = rows.phases(lambda job, trace: trace.spans.extend(job), spans)
-        assert found == {"forward": 0.3, "backward": 0.2}
-
-
-def test_a_step_of_a_program_is_that_of_its_slowest_worker(monkeypatch):
-    called = [[1.0, 9.0, 11.0, 14.0, 64.0], [2.0, 3.0, 4.0, 5.5, 6.5]]
-    monkeypatch.setattr(bare, "call_times", lambda *asked: asked and called)
-    assert bare.step_seconds("program", "step", warm_up=1) == 3.0
-    assert bare.step_seconds("program", "step", warm_up=0) == 5.5
-
-
-class TestRnn:
-    def test_the_text_lasts_for_all_steps(self):
-        corpus = rnn.random_corpus(50, rnn.CONFIG)
-        read = rnn.CONFIG.max_steps * rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
-        assert len(corpus.train) == read + 1
-        assert 0 <= corpus.train.min() and corpus.train.max() == 49
-        assert len(corpus.vocabulary) == 50
-
-    def test_figures_are_of_steps_that_count(self):
-        history = SimpleNamespace(step_seconds=[100.0] * rnn.WARM_UP + [0.5, 50.0, 0.5])
-        tokens = rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
-        expected = {"step": 0.5, "tokens": tokens / 0.5}
-        assert rnn._speed(rnn.CONFIG, history) == expected
-
-
-def test_a_step_of_the_hybrid_is_that_of_its_slowest_trainer():
-    slow, fast = (
-        SimpleNamespace(step_seconds=[100.0] * hybrid.WARM_UP + [each, 50.0, each])
-        for each in (0.5, 0.25)
-    )
-    result = SimpleNamespace(config=HybridConfig(), trainers=[fast, slow])
-    assert hybrid._speed(result) == {"step": 0.5, "samples": 64 / 0.5}
+# Those of `constraints`, `copying` and `shards` are in tests of their own.
+@pytest.mark.parametrize("name", ["reinforce", "rnn", "hybrid", "holding", "engines"])
+def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
+    # The others have tests of their own.
+    monkeypatch.setattr(engines, "ENGINES", {engines.BASELINE: TorchRPC})
+    monkeypatch.setattr(holding, "KINDS", ["free"])
+    file = tmp_path / "bench.json"
+    assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
+    written = json.loads(file.read_text())["rows"]
+    values = {row["name"]: row["value"] for row in written}
+    assert len(values) == len(written) > 1
+    for row in written:
+        ends = row["least"], row["value"], row["most"]
+        assert list(ends) == sorted(ends)
+        assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])
+    if name == "reinforce":  # traffic falls from one conversation to the next
+        calls, sent = (
+            [values[f"{of}: {figure}"] for of in ("per-step", "packed", "local-policy")]
+            for figure in ("calls", "bytes")
+        )
+        assert calls[0] > 1.7 * calls[1] and calls[2] < 0.05 * calls[1]
+        assert sent[0] > sent[1]
 
 
 def test_figures_of_a_conversation_are_those_of_a_run_and_of_a_traced_one(monkeypatch):
@@ -118,3 +97,50 @@ def test_figures_of_a_conversation_are_those_of_a_run_and_of_a_traced_one(monkey
         "solved": 1.0, "calls": 0.25, "bytes": 10.0,
     }  # fmt: skip
     assert configs == [(50, 3, False), (32, 3, True)]
+
+
+def test_the_rnns_text_lasts_for_all_steps():
+    corpus = rnn.random_corpus(50, rnn.CONFIG)
+    read = rnn.CONFIG.max_steps * rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
+    assert len(corpus.train) == read + 1
+    assert 0 <= corpus.train.min() and corpus.train.max() == 49
+    assert len(corpus.vocabulary) == 50
+
+
+def test_a_step_of_the_rnn_is_the_median_of_those_that_count():
+    history = SimpleNamespace(step_seconds=[100.0] * rnn.WARM_UP + [0.5, 50.0, 0.5])
+    tokens = rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
+    assert rnn._speed(rnn.CONFIG, history) == {"step": 0.5, "tokens": tokens / 0.5}
+
+
+def test_a_step_of_the_hybrid_is_that_of_its_slowest_trainer():
+    slow, fast = (
+        SimpleNamespace(step_seconds=[100.0] * hybrid.WARM_UP + [each, 50.0, each])
+        for each in (0.5, 0.25)
+    )
+    result = SimpleNamespace(config=HybridConfig(), trainers=[fast, slow])
+    assert hybrid.step_seconds(result) == 0.5
+
+
+class TestLaunch:
+    def test_takes_a_while(self):
+        for begin in (launch.time_spawn, launch.time_launch):
+            assert 0 < begin(1) < 60
+
+    def test_counts_the_last_call_in_a_parent(self, monkeypatch):
+        spawns, launches = iter([4.0]), iter([3.0, 2.0, 1.0])
+
+        def run(command, **_):
+            with redirect_stdout(StringIO()) as said:
+                exec(command[-1], {})
+            return SimpleNamespace(stdout=said.getvalue())
+
+        monkeypatch.setattr(launch, "time_spawn", lambda number: next(spawns))
+        monkeypatch.setattr(launch, "time_launch", lambda number: next(launches))
+        monkeypatch.setattr(launch.subprocess, "run", run)
+        found, _ = launch.measure(lambda _: None, smoke=True)
+        assert [(row.value, row.ratio) for row in found] == [
+            (4, 1),
+            (3, 0.75),
+            (1, 0.25),
+        ]

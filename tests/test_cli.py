@@ -2,14 +2,10 @@
 
 import json
 import signal
-from dataclasses import replace
 
 import pytest
-from running import fork_programs
 
-from cdopt_tutorial.bench import reinforce as bench
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 
 
 class TestReinforce:
@@ -94,38 +90,3 @@ class TestDeath:
     def test_of_the_command_takes_the_workers_with_it(self, runs):
         self.begin(runs, "reinforce")
         assert "Traceback" not in runs.send_signal(signal.SIGTERM, 143)
-
-
-class TestBench:
-    # The others' smoke runs are in tests of their own.
-    @pytest.mark.parametrize(
-        "name",
-        ["launch", "reinforce", "rnn", "hybrid", "copying", "holding", "engines"],
-    )
-    def test_a_smoke_run_has_rows_with_ratios(self, name, tmp_path, monkeypatch):
-        fork_programs(monkeypatch)
-        # Ray's own start takes long, and has its tests.
-        monkeypatch.setattr("cdopt_tutorial.bench.engines.OnRay", TorchRPC)
-        file = tmp_path / "bench.json"
-        assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
-        written = json.loads(file.read_text())["rows"]
-        values = {row["name"]: row["value"] for row in written}
-        assert len(values) == len(written) > 1
-        for row in written:
-            ends = row["least"], row["value"], row["most"]
-            assert list(ends) == sorted(ends)
-            assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])
-
-    def test_traffic_falls_from_one_conversation_to_the_next(self, monkeypatch):
-        whole = bench.run
-
-        def run(config, deadline=None, **traced):  # what is not traced is only timed
-            few = replace(config, max_episodes=2)
-            return whole(config if traced else few, **traced)
-
-        monkeypatch.setattr(bench, "run", run)
-        names = ("per-step", "packed", "local-policy")
-        per_step, packed, local_policy = (bench.figures(name, 1, 32) for name in names)
-        assert per_step["calls"] > 1.9 * packed["calls"]
-        assert per_step["bytes"] > packed["bytes"]
-        assert local_policy["calls"] < 0.05 * packed["calls"]

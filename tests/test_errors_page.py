@@ -5,81 +5,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from clumsy import DIVERGED, pattern
+from clumsy import pattern
 
 ROW = re.compile(r"^\| (`+) ?(.+?) ?\1 \|", re.MULTILINE)
-# Lines of which another file holds the longest part that never differs.
-ELSEWHERE = {
-    "Makefile": [
-        "... is missing: install Python 3.11 or newer, or name one with make "
-        "PYTHON=...",
-    ],
-    ".ci/preflight.py": [
-        "Python is ...: 3.11 is needed; make PYTHON=... names another",
-        "Python has no venv module: apt install python...-venv",
-        "... GB of disk are free here: ... GB are needed",
-    ],
-    "tests/test_launch.py": [
-        "... returned what can't be unpickled",
-        "... was killed as it started",
-        "... was killed by ...",
-        "... exited with code ... before it finished",
-        "... raised ... in a call that ... made",
-        "... missed the deadline of ... s to join",
-        "... missed the run's deadline of ... s",
-    ],
-    "tests/test_hybrid.py": [
-        "... was stopped (SIGSTOP) and did not go on",
-        "... missed its deadline of ... s for its part of a step",
-    ],
-    "tests/clumsy.py": [DIVERGED],
-    "tests/test_commands.py": ["... raised ..."],
-    "tests/test_rnn_command.py": ["... can't write ...: ..."],
-    "tests/test_stopping.py": [
-        "interrupted",
-        "terminated",
-        "the terminal was closed",
-        "... missed the deadline of ... s to start",
-        "... was ended, since the process that starts workers was killed",
-    ],
-    "tests/test_network.py": [
-        "workers share this machine's network: see the page 'Who can reach a run'",
-    ],
-    "tests/test_torchrun.py": [
-        "torchrun has started ... processes, but this run has ... workers, ...",
-        "... on ... was not heard of for 15 s",
-    ],
-    "tests/test_monarch.py": [
-        "monarch would keep its log in ..., which is not this user's folder",
-        "the engine monarch needs Monarch, which is not here: pip install ...",
-    ],
-    "tests/test_ray.py": [
-        "... can't be reached",
-        "ray has lost its ...",
-        "ray could not be started on this host",
-        "address is of a cluster of Ray, so it needs engine ray",
-        "the engine ray needs Ray, which is not here: pip install ...",
-        "the engine ... starts its workers itself, not torchrun",
-        "trace is for torch RPC, and not for the engine ...",
-        "max-restarts is ..., which needs a checkpoint",
-        "... died",
-        "... was not heard of for ... s",
-        "ray can't join the cluster at ...",
-    ],
-    "notebooks/01_reinforce.ipynb": ["the book's package is missing: see 'Set up'"],
-    "tests/test_execute.py": [
-        "... failed in code cell ... of ..., which begins",
-        "... failed in no cell: the kernel did not start",
-        "A cell timed out while it was being executed, after ... seconds.",
-    ],
-    "tests/test_render.py": [
-        "the pages do not build cleanly:",
-        "a chapter failed: its page says what to do",
-        "... has no valid result: run ...",
-        "book/versions.json can't be read: ...",
-    ],
-    "tests/test_matrix.py": ["... of ... environments failed"],
-}
+# What besides the tests says a line, or holds who says it.
+BESIDE = "Makefile", ".ci/preflight.py", "notebooks/01_reinforce.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -89,28 +19,26 @@ def page(project) -> list[str]:
     return [line for _, line in ROW.findall(text)]
 
 
-def test_every_line_that_is_said_is_on_the_page(page):
-    known = [*map(pattern, page)]
-    for file in Path(__file__).parent.glob("test_clumsy_*.py"):
-        for line in import_module(file.stem).LINES:
-            assert any(each.fullmatch(line) for each in known), (file.name, line)
-
-
-def test_every_line_on_the_page_is_said(page, project):
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """The lines that clumsy calls come to."""
     files = Path(__file__).parent.glob("test_clumsy_*.py")
-    said = [line for file in files for line in import_module(file.stem).LINES]
-    elsewhere = [line for lines in ELSEWHERE.values() for line in lines]
+    return [line for file in files for line in import_module(file.stem).LINES]
+
+
+def test_every_line_that_is_said_is_on_the_page(page, said):
+    known = [*map(pattern, page)]
+    for line in said:
+        assert any(each.fullmatch(line) for each in known), line
+
+
+def test_every_line_on_the_page_is_said(page, said, project):
+    files = *project.root.glob("tests/*.py"), *(project.root / name for name in BESIDE)
+    text = "".join(file.read_text() for file in files).replace('\\"', '"')
     for line in page:
-        known = line in elsewhere or any(map(pattern(line).fullmatch, said))
-        assert known, line
-    assert set(elsewhere) <= set(page)
-
-
-@pytest.mark.parametrize("file", ELSEWHERE)
-def test_lines_that_other_files_hold_are_there(file, project):
-    text = (project.root / file).read_text().replace('\\"', '"')
-    for line in ELSEWHERE[file]:
-        assert max(line.split("..."), key=len).strip() in text, line
+        # Elsewhere a test has the longest part that never differs.
+        part = max(line.split("..."), key=len).strip()
+        assert any(map(pattern(line).fullmatch, said)) or part in text, line
 
 
 def test_every_test_that_a_page_names_is_there(project):

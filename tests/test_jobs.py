@@ -15,7 +15,7 @@ import yaml
 from torch.distributed import run as torchrun
 
 from cdopt_tutorial import cli
-from cdopt_tutorial.commands import engine
+from cdopt_tutorial.commands.training import read_engine
 
 JOBS = Path(__file__).parents[1] / "book" / "jobs"
 KEPT = "/kept/"  # where the pods see the volume of checkpoints
@@ -52,7 +52,7 @@ def workers(args):
     """How many workers a command of the book has, which must take all its flags."""
     assert args[0] == "rnn"
     read = cli._parser(args[:1]).parse_args(args)
-    engine.chosen(read)  # or a ValueError
+    read_engine(read)  # or a ValueError
     return 1 + read.num_trainers
 
 

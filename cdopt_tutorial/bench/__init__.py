@@ -2,5 +2,5 @@
 
 ``measure(progress, smoke, device)`` calls ``progress`` with a line before each
 measurement, and returns the rows, and what else goes into the JSON; ``smoke`` asks for
-a run of seconds. Bare programs and launches leave the device.
+a run of seconds.
 """

@@ -5,13 +5,12 @@ from cdopt_tutorial.dissolving.costs import BASELINE, make_steps, step_seconds
 
 WIDTHS = (64, 128, 256, 512, 1024)
 BUDGET = 0.3  # seconds of a variant's turn
-COMPARED = ("cdopt.nn", "geoopt")  # with "fused", beside the plain layer
 
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
-    """Time all variants; "fused over" has the step of "fused" over others', by d/2."""
+    """Time all variants of a width in turns, over the plain layer; width by width."""
     widths, turns = (WIDTHS[:1], 1) if smoke else (WIDTHS, 7)
-    measured, values, over = [], {}, {name: {} for name in COMPARED}
+    measured, values = [], {}
     for d in widths:
         variants = {
             f"{name}, d={d}": lambda _, step=step: {"step": step_seconds(step, BUDGET)}
@@ -21,8 +20,4 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
             variants, turns, progress, {"step": "s"}, f"{BASELINE}, d={d}"
         )
         measured, values = measured + found, values | more["values"]
-        medians = {row.name: row.value for row in found}
-        for name in COMPARED:
-            own, other = (medians[f"{n}, d={d}: step"] for n in ("fused", name))
-            over[name][d // 2] = own / other
-    return measured, {"fused over": over, "values": values}
+    return measured, {"values": values}

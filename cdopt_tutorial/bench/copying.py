@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 
-from cdopt_tutorial.bench.rates import Trial, best_lr, loss_rows, time_rows
+from cdopt_tutorial.bench.rates import Trial, best_lr, trial_rows
 from cdopt_tutorial.bench.rows import Measured, Progress
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.dissolving.memory import MODELS, Job, Run, train
@@ -24,7 +25,7 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     """Train each model at each learning rate from each seed."""
     lrs, seeds = (LRS[:2], SEEDS[:1]) if smoke else (LRS, SEEDS)
     # Models take turns, so that a slow minute of the machine hits all.
-    jobs = [Job(model, lr, seed) for seed in seeds for lr in lrs for model in MODELS]
+    jobs = [Job(model, lr, seed) for seed, lr, model in product(seeds, lrs, MODELS)]
     measured, chosen, values = [], {}, []
     for name, config in CONFIGS.items():
         if smoke:
@@ -39,8 +40,7 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
         runs = share(train, each, on_done=tell, deadline=3600)
         trials = trials_of(name, runs)
         chosen[name] = {model: best_lr(trials, f"{name}, {model}") for model in MODELS}
-        measured += loss_rows(trials, "loss")
-        measured += time_rows(trials, config.steps, f"{name}, free")
+        measured += trial_rows(trials, "loss", config.steps, f"{name}, free")
         for run in runs:
             found = {figure: getattr(run, figure) for figure in FIGURES}
             values.append({"task": name, **asdict(run.job), **found})

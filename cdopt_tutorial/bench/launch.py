@@ -12,11 +12,10 @@ import torch.multiprocessing
 from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.launcher import process
-from cdopt_tutorial.publish.execute import end_with_parent
 from cdopt_tutorial.scratch import scratch
 
 BASELINE = "torch.multiprocessing.spawn"
-WAYS = {  # a function, and which of its calls in a parent counts
+WAYS = {  # a function, and which of its calls in a fresh parent counts
     BASELINE: ("time_spawn", 1),
     "launch, first in a parent": ("time_launch", 1),  # starts the fork server, too
     "launch, later": ("time_launch", 2),  # the fork server has imported torch
@@ -31,18 +30,17 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     num_workers, turns = (2, 1) if smoke else (4, 5)
     variants = {}
     for name, (function, calls) in WAYS.items():
-        variants[name] = partial(_in_fresh_parent, function, num_workers, calls)
+        code = f"from {__name__} import {function}"
+        code += f"; print({function}({num_workers}))" * calls
+        variants[name] = partial(_last_number, code)
     return sweep(variants, turns, progress, {"start to end": "s"}, BASELINE)
 
 
-def _in_fresh_parent(function: str, num_workers: int, calls: int, _) -> dict:
-    """The value of the last of these calls, which a new interpreter prints."""
-    call = f"print({function}({num_workers}))"
-    code = f"from {__name__} import {function}; {'; '.join([call] * calls)}"
+def _last_number(code: str, _: int) -> dict[str, float]:
+    """The last of the numbers that a new interpreter prints."""
     command = [sys.executable, "-c", code]
-    pipe = {"stdout": subprocess.PIPE, "preexec_fn": end_with_parent}
-    done = subprocess.run(command, check=True, text=True, **pipe)
-    return {"start to end": float(done.stdout.splitlines()[-1])}
+    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE)
+    return {"start to end": float(done.stdout.split()[-1])}
 
 
 def time_spawn(num_workers: int) -> float:

@@ -23,27 +23,26 @@ def best_lr(trials: Sequence[Trial], method: str) -> float:
     return min(losses, key=lambda lr: statistics.fmean(losses[lr]))
 
 
-def loss_rows(trials: Sequence[Trial], what: str) -> list[Row]:
-    """Mean loss of each method and rate, over that of the method's best one."""
-    found = []
+def trial_rows(
+    trials: Sequence[Trial], what: str, steps: int, baseline: str
+) -> list[Row]:
+    """Mean loss of each method and rate, and median time of a step of each method.
+
+    A loss is over that of the method's best rate, a time over that of one of them.
+    """
+    found, seconds = [], {}
     for method in dict.fromkeys(trial.method for trial in trials):
-        losses, best = _losses(trials, method), best_lr(trials, method)
-        names = {lr: f"{method}, lr {lr:g}: {what}" for lr in losses}
-        least = statistics.fmean(losses[best])
-        for lr, several in losses.items():
-            mean, ends = statistics.fmean(several), (min(several), max(several))
-            row = names[lr], mean, "nats", names[best], mean / least
-            found.append(Row(*row, *ends))
-    return found
-
-
-def time_rows(trials: Sequence[Trial], steps: int, baseline: str) -> list[Row]:
-    """Median time of a step of each method, over that of one of them."""
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for trial in trials:
-        of = seconds.setdefault(trial.method, {"step": []})
-        of["step"].append(1e3 * trial.seconds / steps)
-    return rows(seconds, {"step": "ms"}, baseline)
+        named = {
+            f"{method}, lr {lr:g}": {what: losses}
+            for lr, losses in _losses(trials, method).items()
+        }
+        best = f"{method}, lr {best_lr(trials, method):g}"
+        found += rows(named, {what: "nats"}, best, statistics.fmean)
+        times = [
+            1e3 * trial.seconds / steps for trial in trials if trial.method == method
+        ]
+        seconds[method] = {"step": times}
+    return found + rows(seconds, {"step": "ms"}, baseline)
 
 
 def _losses(trials: Sequence[Trial], method: str) -> dict[float, list[float]]:

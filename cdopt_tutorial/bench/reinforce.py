@@ -1,9 +1,8 @@
-"""The four conversations and the bare program: speed, time to solve, calls, bytes."""
+"""The four conversations: speed, time to solve, calls, bytes."""
 
 from dataclasses import replace
 from functools import partial
 
-from cdopt_tutorial.bench import bare
 from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
@@ -11,30 +10,17 @@ from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 SEEDS = 5  # 1 to 5, one of each turn
 SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
-BARE_GOAL = 195  # running reward, after which episodes are long and rates alike
 BASELINE = "per-step"
 UNITS = {"environment steps": "1/s", "time to solve": "s"}
 UNITS |= {"calls": "1/step", "bytes": "B/step"}
 
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
-    """Train every conversation to the end, seed by seed; in a smoke run, not so far.
-
-    The bare program ends earlier, by a running reward; it has no seed.
-    """
+    """Train each conversation to the end, seed by seed; in a smoke run, not so far."""
     limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
     options = {"max_episodes": limit, "device": device}
-    each = {name: partial(figures, name, **options) for name in CONVERSATIONS}
-    goal = 1 if smoke else BARE_GOAL
-    program = bare.program("bare_reinforce", f"GOAL = {goal}")
-    each["bare"] = partial(bare_figures, program)
-    return sweep(each, 1 if smoke else SEEDS, progress, UNITS, BASELINE)
-
-
-def bare_figures(program: str, _: int) -> dict[str, float]:
-    """Environment steps per second of the program, from its first to its last."""
-    (times,) = bare.call_times(program, "Agent.report_reward")
-    return {"environment steps": (len(times) - 1) / (times[-1] - times[0])}
+    variants = {name: partial(figures, name, **options) for name in CONVERSATIONS}
+    return sweep(variants, 1 if smoke else SEEDS, progress, UNITS, BASELINE)
 
 
 def figures(

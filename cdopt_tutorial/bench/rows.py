@@ -3,13 +3,11 @@
 import platform
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from joblib import cpu_count
-
-from cdopt_tutorial.engines import Trace
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Row:
     """One figure of a bench."""
 
     name: str  #: what was measured
-    value: float  #: its median
+    value: float  #: its median, or what else is said of several
     unit: str  #: of the value
     baseline: str  #: name of the row that it is compared with; its own if of none
     ratio: float  #: value over the baseline's value
@@ -28,7 +26,7 @@ class Row:
 Progress = Callable[[str], None]
 Measured = tuple[list[Row], dict[str, Any]]
 Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # give a turn's figures
-Values = dict[str, dict[str, list[float]]]  # by variant and figure, one of each turn
+Values = Mapping[str, Mapping[str, list[float]]]  # by variant and figure, of each turn
 Units = Mapping[str, str]
 
 
@@ -45,7 +43,7 @@ def sweep(
 
 def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
     """Every value of variants that are measured in turns."""
-    values: Values = {name: {} for name in variants}
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
     for turn in range(1, turns + 1):
         for name, measure in variants.items():
             progress(f"{name}, turn {turn}")
@@ -54,39 +52,20 @@ def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
     return values
 
 
-def rows(values: Values, units: Units, baseline: str) -> list[Row]:
-    """Medians over the baseline variant's, or the first one's where it has none."""
+def rows(
+    values: Values, units: Units, baseline: str, average: Callable = statistics.median
+) -> list[Row]:
+    """Averages over the baseline variant's, or the first one's where it has none."""
     found = []
     for figure, unit in units.items():
         of = {name: each[figure] for name, each in values.items() if figure in each}
         base = baseline if baseline in of else next(iter(of), None)
         for name, measured in of.items():
-            median = statistics.median(measured)
-            ratio = median / statistics.median(of[base])
-            row = f"{name}: {figure}", median, unit, f"{base}: {figure}", ratio
-            found.append(Row(*row, min(measured), max(measured)))
+            value = average(measured)
+            row = f"{name}: {figure}", value, unit, f"{base}: {figure}"
+            ratio = value / average(of[base])
+            found.append(Row(*row, ratio, min(measured), max(measured)))
     return found
-
-
-def against(measured: Measured, name: str, other: str, figure: str) -> Measured:
-    """The same, and one variant's figure over another's, of the same unit."""
-    found, more = measured
-    value = {row.name: row for row in found}
-    own, base = value[f"{name}: {figure}"], value[f"{other}: {figure}"]
-    ratio = own.value / base.value
-    named = f"{name}, over {other}: {figure}"
-    row = replace(own, name=named, baseline=base.name, ratio=ratio)
-    return [*found, row], more
-
-
-def phases(run: Callable, job: Any) -> dict[str, float]:
-    """Median seconds of each phase of the first trainer's step, from a traced run."""
-    trace, seconds = Trace(), {}
-    run(job, trace=trace)
-    for span in trace.spans:
-        if span.worker == "trainer0":
-            seconds.setdefault(span.name, []).append((span.ended - span.started) / 1e9)
-    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def report(measured: list[Row], **more: Any) -> dict[str, Any]:
@@ -97,7 +76,7 @@ def report(measured: list[Row], **more: Any) -> dict[str, Any]:
 
 
 def table(measured: list[Row]) -> str:
-    """The rows as text, a line each: the median, the least and most, the ratio."""
+    """The rows as text, a line each: the value, the least and most, the ratio."""
     width = max(len(row.name) for row in measured)
     lines = []
     for row in measured:

@@ -11,14 +11,12 @@ batches.
 torch's parametrizations take seconds to minutes at the full size, so they have smaller
 ones, with fewer turns of a single step, and base rows of their own. geoopt's metric is
 the Euclidean one: by default it makes an n x n matrix, and is 40 times slower.
-
-At last comes a dissolved layer compiled, in one process: see `bench.compiled`.
 """
 
 import statistics
 import time
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import geoopt
 import torch
@@ -28,7 +26,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import parametrizations
 
-from cdopt_tutorial.bench import compiled
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.dissolving.costs import EXACT, PENALTY_PARAM, Step
@@ -37,15 +34,13 @@ from cdopt_tutorial.engines.probes.counted import Sent, peak_memory
 from cdopt_tutorial.engines.seam.device import gpus_of, wait_for
 
 RANKS = 2
-DEADLINE = 3600.0  # seconds of the whole run
 BASELINE = "sharded"
 STEPS = 5  # of a turn, whose median counts
 UNITS = {"step": "s", "bytes": "B/step", "collectives": "1/step"}
 UNITS |= dict.fromkeys(("peak", "shard and peak"), "B")
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """Which variants are measured with a weight of n x p, and how often."""
 
     n: int
@@ -70,29 +65,23 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
         f"rank{rank}": Role(_measure_rank, (rank, sizes, device))
         for rank in range(RANKS)
     }
-    found = launch(roles, deadline=DEADLINE, on_report=lambda _, line: progress(line))
+    found = launch(roles, deadline=3600, on_report=lambda _, line: progress(line))
     measured, values = [], found["rank0"]  # of the slowest, or largest, rank
     for n, of in values.items():
-        named = {f"{name}, n={n}": found for name, found in of.items()}
-        measured += rows(named, UNITS, f"{BASELINE}, n={n}")
-    more, found = compiled.measure(progress, smoke, device)
-    return measured + more, {"values": values, "compiled": found["values"]}
+        measured += rows(of, UNITS, f"{BASELINE}, n={n}")
+    return measured, {"values": values}
 
 
 def _measure_rank(rank: int, sizes: tuple[Size, ...], device: str) -> dict[int, Values]:
     chosen = process_group.join(rank, RANKS, gpus_of(device)).device
     mesh, values = init_device_mesh(chosen.partition(":")[0], (RANKS,)), {}
-    for size in sizes:
-
-        def tell(line: str, n: int = size.n) -> None:
-            if rank == 0:
-                report(f"n={n}: {line}")
-
-        timed = {
-            name: partial(_figures, name, *make_step(name, size.n, size.p, mesh))
-            for name in size.variants
+    tell = report if rank == 0 else lambda _: None
+    for n, p, names, turns in sizes:
+        variants = {
+            f"{name}, n={n}": partial(_figures, name, *make_step(name, n, p, mesh))
+            for name in names
         }
-        values[size.n] = interleave(timed, size.turns, tell)
+        values[n] = interleave(variants, turns, tell)
     return values
 
 

@@ -5,12 +5,7 @@ import importlib
 from functools import partial
 
 from cdopt_tutorial.bench.rows import report, table
-from cdopt_tutorial.commands.common import (
-    add_device,
-    add_run_flags,
-    bad_input,
-    write_json,
-)
+from cdopt_tutorial.commands import common
 from cdopt_tutorial.engines.seam.device import pick_device
 
 BENCHES = {
@@ -18,10 +13,10 @@ BENCHES = {
     "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
     "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
     "holding": "the learning rates of chapter 6's transformers, free and held",
-    "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers, bare",
+    "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
     "launch": "starting four workers, against torch.multiprocessing.spawn",
-    "reinforce": "chapter 1's four conversations, until solved, and its bare program",
-    "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers, bare",
+    "reinforce": "chapter 1's four conversations, until solved",
+    "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",
 }
 
@@ -31,17 +26,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     benches = parser.add_subparsers(metavar="BENCH", required=True)
     for name, what in BENCHES.items():
         bench = benches.add_parser(name, help=what)
-        add_run_flags(bench)
-        add_device(bench)
+        common.add_run_flags(bench)
+        common.add_device(bench)
         bench.set_defaults(run=run, bench=name)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
-    with bad_input():
+    with common.bad_input():
         device = pick_device(args.device)
     bench = importlib.import_module(f"cdopt_tutorial.bench.{args.bench}")
     measured, more = bench.measure(partial(print, flush=True), args.smoke, device)
-    write_json(args.json, report(measured, **more))
+    common.write_json(args.json, report(measured, **more))
     print(table(measured))
     return 0

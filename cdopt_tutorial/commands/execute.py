@@ -6,12 +6,7 @@ from pathlib import Path
 
 from cdopt_tutorial import data
 from cdopt_tutorial.checks import at_least
-from cdopt_tutorial.commands.common import (
-    add_device,
-    add_json,
-    bad_input,
-    write_json,
-)
+from cdopt_tutorial.commands.common import add_device, add_json, bad_input, write_json
 from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project, reference
 from cdopt_tutorial.publish.execute import CELL_TIMEOUT
@@ -28,8 +23,8 @@ Executions = list[execute.Execution]
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
-    flag = parser.add_argument
     add_notebooks(parser)
+    flag = parser.add_argument
     flag("--force", action="store_true", help="run even if a valid result is cached")
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
@@ -47,10 +42,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_notebooks(parser: argparse.ArgumentParser) -> None:
     """Add the chapters, by their paths."""
-    chapters = "path of a chapter (default: all chapters)"
-    parser.add_argument(
-        "notebooks", metavar="NOTEBOOK", type=Path, nargs="*", help=chapters
-    )
+    options = {"help": "path of a chapter (default: all chapters)", "nargs": "*"}
+    parser.add_argument("notebooks", metavar="NOTEBOOK", type=Path, **options)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +60,13 @@ def run(args: argparse.Namespace) -> int:
         notebooks, project=book, device=args.device, force=args.force,
         parameters=values, cell_timeout=args.cell_timeout,
     )  # fmt: skip
-    chapters = {str(book.relative(each.path)): _as_json(each) for each in done}
+    chapters = {
+        str(book.relative(each.path)): {
+            "seconds": each.seconds, "error": each.error, "why": each.why,
+            "figures": dict(each.figures),
+        }
+        for each in done
+    }  # fmt: skip
     write_json(args.json, {"chapters": chapters})
     failed = _report(done, book)
     if args.values:
@@ -77,25 +76,20 @@ def run(args: argparse.Namespace) -> int:
     done = [result for result in done if result.path.resolve() in book.chapters()]
     moved = _compare(done, book, was)
     if args.update_reference:
-        _update(done, was, args)
+        _update(done, was, args.anew)
         print("\nnow in the reference, but for bounds, which are yours to change:")
         moved = _compare(done, book, was)
     return failed or (DRIFTED if moved else 0)
 
 
-def _update(done: Executions, was: Reference, args: argparse.Namespace) -> None:
+def _update(done: Executions, was: Reference, anew: bool) -> None:
     """Add to the reference what chapters gave that ran through."""
     digest, origin = data.documentation_digest(), reference.origin()
-    for name, result in {r.path.stem: r for r in done if r.error is None}.items():
-        if args.anew:
-            was.forget(name)
-        was.update(name, result.figures, origin, digest)
-
-
-def _as_json(result: execute.Execution) -> dict:
-    """What became of a chapter: seconds, the error or None, figures by their names."""
-    found = {"seconds": result.seconds, "error": result.error, "why": result.why}
-    return found | {"figures": dict(result.figures)}
+    for result in done:
+        if result.error is None:
+            if anew:
+                was.forget(result.path.stem)
+            was.update(result.path.stem, result.figures, origin, digest)
 
 
 def _values(args: argparse.Namespace) -> dict[str, object]:

@@ -4,7 +4,7 @@ import argparse
 import math
 
 from cdopt_tutorial import hybrid
-from cdopt_tutorial.commands import common, engine
+from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.hybrid import HybridConfig, Job
 
 SMOKE = {"max_steps": 30}
@@ -12,24 +12,23 @@ SMOKE = {"max_steps": 30}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    common.add_training_flags(parser, HybridConfig, run)
-    engine.add(parser)
+    training.add_flags(parser, HybridConfig, run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, test, and compare; losses are in nats, null is what there is none of."""
     with common.bad_input():
-        job = Job(common.read_config(args, HybridConfig, SMOKE))
+        job = Job(training.read_config(args, HybridConfig, SMOKE))
         if args.against_local and job.config.semantics == "original":
             raise ValueError("semantics original has no equal in one process")
         hybrid.check(job)
-        chosen = engine.chosen(args)
-    result = hybrid.run(job, chosen, deadline=math.inf, on_report=_log)
+        engine = training.read_engine(args)
+    result = hybrid.run(job, engine, deadline=math.inf, on_report=_log)
     found = result.as_json() | {"losses": result.losses}
     found["max_parameter_difference"] = None
     if args.against_local:
         gap = result.max_parameter_difference(hybrid.run_locally(job))
-        found["max_parameter_difference"] = common.print_difference(gap)
+        found["max_parameter_difference"] = training.print_difference(gap)
     common.write_json(args.json, found)
     held = found["feasibility"]
     print(
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 def _log(_, note: hybrid.Progress) -> None:
     """Print what the first trainer reports after an epoch."""
     score = note.valid  # checked at once: what is not finite can't be projected
-    common.check_finite(note.train_loss + (score.loss if score else 0))
+    training.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
-        training = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
-        print(f"{training}\tvalidation accuracy {score.accuracy:.3f}", flush=True)
+        line = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
+        print(f"{line}\tvalidation accuracy {score.accuracy:.3f}", flush=True)

@@ -5,7 +5,7 @@ import math
 from functools import partial
 
 from cdopt_tutorial import reinforce
-from cdopt_tutorial.commands import common, engine
+from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.reinforce import ReinforceConfig
 from cdopt_tutorial.reinforce.steady import Lost
 
@@ -14,8 +14,7 @@ SMOKE = {"max_episodes": 40}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    common.add_training_flags(parser, ReinforceConfig, run, without="hidden")
-    engine.add(parser)
+    training.add_flags(parser, ReinforceConfig, run, without="hidden")
     workers = "workers: one agent and N - 1 observers"
     parser.add_argument("--world-size", type=int, metavar="N", help=workers)
     parser.set_defaults(num_observers=None)  # so that the two can be compared
@@ -25,19 +24,19 @@ def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless it was only to be tried."""
     with common.bad_input():
         args.num_observers = _num_observers(args.world_size, args.num_observers)
-        config = common.read_config(args, ReinforceConfig, SMOKE)
+        config = training.read_config(args, ReinforceConfig, SMOKE)
         reinforce.check(config)
-        chosen = engine.chosen(args)
+        engine = training.read_engine(args)
     goal = f"reward threshold of {reinforce.Score.threshold}"
     print(f"This will run until {goal} is reached. Ctrl+C to exit.")
     log = partial(_log, config.log_interval)
-    training = reinforce.run(config, chosen, deadline=math.inf, on_report=log)
-    score = training.score
-    common.write_json(args.json, training.as_json())
-    solved = f"Solved! Running reward is now {score.running_reward:.1f}!"
-    print(
-        solved if score.solved else f"Not solved after {len(score.rewards)} episodes."
-    )
+    found = reinforce.run(config, engine, deadline=math.inf, on_report=log)
+    score = found.score
+    common.write_json(args.json, found.as_json())
+    if score.solved:
+        print(f"Solved! Running reward is now {score.running_reward:.1f}!")
+    else:
+        print(f"Not solved after {len(score.rewards)} episodes.")
     speed = f"{score.env_steps / score.seconds:.0f} a second"
     print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {speed}")
     return 0 if score.solved or args.smoke else 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.commands import common, engine
+from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
@@ -20,8 +20,7 @@ GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    common.add_training_flags(parser, RNNConfig, run, without="momentum")
-    engine.add(parser)
+    training.add_flags(parser, RNNConfig, run)
     flag = parser.add_argument
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
     keep = "keep checkpoints here"
@@ -37,18 +36,18 @@ def run(args: argparse.Namespace) -> int:
         job = read_job(args)
         rnn.check(job)
         rnn.restart.check(job, args.max_restarts)
-        chosen = engine.chosen(args)
+        engine = training.read_engine(args)
     options = {"max_restarts": args.max_restarts, "on_restart": _tell}
     options |= {"deadline": math.inf, "on_report": _log}
-    histories = rnn.restart.run_again(job, chosen, **options)
+    histories = rnn.restart.run_again(job, engine, **options)
     # The bytes are torch RPC's: the sockets of other engines carry much besides.
     wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
-    common.check_finite(histories[0].perplexity)
+    training.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
     if args.against_local:
         local = rnn.run_locally(replace(job, keep=None))
         gap = max_difference(histories[0].weights, local.weights)
-        found["max_parameter_difference"] = common.print_difference(gap)
+        found["max_parameter_difference"] = training.print_difference(gap)
     common.write_json(args.json, found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}, "
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_job(args: argparse.Namespace) -> Job:
     """The job that the flags describe; ValueError if it can't be done."""
-    config = common.read_config(args, RNNConfig, SMOKE)
+    config = training.read_config(args, RNNConfig, SMOKE)
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     _check_checkpoint(args.checkpoint, args.json)
@@ -124,7 +123,7 @@ def _tell(error: WorkerLost, job: Job) -> None:
 
 
 def _log(_, note: rnn.Progress) -> None:
-    common.check_finite(note.train_loss)  # at once, as in `hybrid`
+    training.check_finite(note.train_loss)  # at once, as in `hybrid`
     if note.valid_loss is not None:
-        training = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
-        print(f"{training}\tvalidation perplexity {note.perplexity:.1f}", flush=True)
+        line = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
+        print(f"{line}\tvalidation perplexity {note.perplexity:.1f}", flush=True)

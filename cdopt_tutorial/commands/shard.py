@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from cdopt_tutorial import sharding
-from cdopt_tutorial.commands import common, engine
+from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs
 
 SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
@@ -13,24 +13,23 @@ SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    common.add_training_flags(parser, ShardConfig, run)
-    engine.add(parser)
+    training.add_flags(parser, ShardConfig, run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, measure, compare; losses are in nats, null is what there is none of."""
     with common.bad_input():
-        job = Job(common.read_config(args, ShardConfig, SMOKE))
+        job = Job(training.read_config(args, ShardConfig, SMOKE))
         sharding.check(job)
-        chosen = engine.chosen(args)
-    result = sharding.run(job, chosen, deadline=math.inf)
-    common.check_finite(result.losses[-1])
+        engine = training.read_engine(args)
+    result = sharding.run(job, engine, deadline=math.inf)
+    training.check_finite(result.losses[-1])
     perplexity = sharding.perplexity(job, result.weights)
-    common.check_finite(perplexity)
+    training.check_finite(perplexity)
     found = _found(job, result, perplexity)
     if args.against_local:
         gap = result.max_parameter_difference(sharding.run_locally(job))
-        found["max_parameter_difference"] = common.print_difference(gap)
+        found["max_parameter_difference"] = training.print_difference(gap)
     common.write_json(args.json, found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}; a step takes "

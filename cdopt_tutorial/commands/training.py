@@ -1,0 +1,116 @@
+"""What the commands that train share: a flag for each setting, and for the engine."""
+
+import argparse
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from cdopt_tutorial import torchrun
+from cdopt_tutorial.commands import common
+from cdopt_tutorial.engines.on_monarch import OnMonarch
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.torchrun import store
+from cdopt_tutorial.engines.workers import Workers
+
+LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, config: type, run: Callable, without: str = ""
+) -> None:
+    """Add a flag for each field of a config but one, and those of all that train."""
+    types, helps = get_type_hints(config), _comments(config)
+    for field in fields(config):
+        if field.name in (without, "dtype", "device"):
+            continue
+        text = helps[field.name].partition(". ")[0].removesuffix(".")
+        if not isinstance(field.default, bool | None):
+            text += f" (default: {field.default})"
+        parser.add_argument(
+            "--" + field.name.removesuffix("_param").replace("_", "-"),
+            dest=field.name,
+            default=field.default,
+            help=text.replace("%", "%%").replace("``", ""),
+            **_reading(types[field.name], field.default),
+        )
+    if "dtype" in types:
+        same = "run the same in one process, too; in float64, and with no dropout"
+        parser.add_argument("--against-local", action="store_true", help=same)
+    common.add_run_flags(parser)
+    common.add_device(parser, config.device)
+    _add_engine(parser)
+    parser.set_defaults(run=run)
+
+
+def _comments(config: type) -> dict[str, str]:
+    """What the comments ``#:`` say above a class's fields, or behind them, by name."""
+    field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
+    texts = {}
+    for above, name, behind in re.findall(field, inspect.getsource(config), re.M):
+        texts[name] = " ".join((above + behind).replace("#:", "").split())
+    return texts
+
+
+def _reading(hint: Any, default: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type, which may be None as well."""
+    kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction if default else "store_true"}
+    if get_origin(kind) is tuple:
+        return _reading(get_args(kind)[0], None) | {"nargs": "+"}
+    return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind)}
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
+    engine = "what starts the workers, and carries their calls (default: rpc)"
+    flag("--engine", choices=("rpc", "ray", "monarch"), default="rpc", help=engine)
+    address = "of a cluster of Ray, host:port or auto; by default one is started"
+    flag("--address", help=address)
+    interface = "that workers listen on under torchrun, such as eth0; by default the "
+    interface += "one that leads to the first host"
+    flag("--interface", metavar="NAME", help=interface)
+
+
+def read_config(args: argparse.Namespace, config: type, smoke: Mapping) -> Any:
+    """The config that the flags describe, with what a smoke run has instead."""
+    values = {}
+    for field in fields(config):
+        value = getattr(args, field.name, field.default)
+        if field.name in LIKE_ONE_PROCESS and args.against_local:
+            value = LIKE_ONE_PROCESS[field.name]
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return config(**values | (smoke if args.smoke else {}))
+
+
+def read_engine(args: argparse.Namespace) -> Workers:
+    """The engine that the flags name; ValueError if it is not to be had."""
+    if args.interface is not None:
+        if not torchrun.is_here():
+            alone = "but only a run under torchrun can choose one"
+            raise ValueError(f"interface is {args.interface!r}, {alone}")
+        os.environ[store.INTERFACE] = store.device(args.interface)
+    if args.engine == "ray":
+        return OnRay(address=args.address)
+    if args.address is not None:
+        raise ValueError("address is of a cluster of Ray, so it needs engine ray")
+    return OnMonarch() if args.engine == "monarch" else TorchRPC()
+
+
+def check_finite(loss: float) -> None:
+    """End a training that diverged."""
+    if not math.isfinite(loss):
+        line = "the training diverged; lower --lr, or --penalty if it is above 1"
+        raise common.Failed(line)
+
+
+def print_difference(difference: float) -> float:
+    """Print, and return, how far a run is from the same one in one process."""
+    print(f"largest difference from one process: {difference:.1e}")
+    return difference
