@@ -63,7 +63,7 @@ class TestStiefelMap:
     @example((1, 1), 0)
     @example((7, 7), 0)
     @example((3, 2, 9), 0)
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     def test_equals_cdopts(self, shape, seed):
         x = drawn(shape, seed, requires_grad=True)
         ours = derivatives(constraints.stiefel_map, x, seed)
@@ -71,11 +71,9 @@ class TestStiefelMap:
         for one, other in zip(ours, theirs, strict=True):
             assert_near(one.detach(), other.detach())
 
-    @given(st.tuples(st.integers(1, 4), st.integers(1, 4)) | shapes, seeds)
-    @settings(max_examples=15)
-    def test_is_differentiable_twice(self, shape, seed):
-        shape = tuple(min(n, 4) for n in shape)
-        x = drawn(shape, seed, requires_grad=True)
+    @pytest.mark.parametrize("shape", [(4, 2), (2, 3), (2, 3, 2)])
+    def test_is_differentiable_twice(self, shape):
+        x = drawn(shape, 0, requires_grad=True)
         assert torch.autograd.gradcheck(constraints.stiefel_map, x)
         assert torch.autograd.gradgradcheck(constraints.stiefel_map, x)
 
@@ -99,10 +97,9 @@ class TestStiefelMap:
         assert_near(mapped, x)
         assert distance < 1e-28
 
-    @pytest.mark.parametrize("shape", [(), (4,)])
-    def test_refuses_what_is_no_matrix(self, shape):
+    def test_refuses_what_is_no_matrix(self):
         with pytest.raises(ValueError, match="axes, but must have at least 2"):
-            constraints.stiefel_map(torch.ones(shape))
+            constraints.stiefel_map(torch.ones(4))
 
 
 class TestSurface:

@@ -1,6 +1,5 @@
 """The copying memory problem against its definition."""
 
-import dataclasses
 import math
 
 import pytest
@@ -91,10 +90,8 @@ def test_recall_counts_only_what_was_to_be_recalled():
     assert task.recall(logits, targets) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "least"),
-    [("num_symbols", 1, 2), ("num_copies", 0, 1), ("delay", 0, 1)],
-)
-def test_a_problem_that_makes_no_sense_is_refused(field, value, least):
-    with pytest.raises(ValueError, match=f"{field} is {value}, but .* least {least}"):
-        dataclasses.replace(CopyingMemory(), **{field: value})
+def test_a_problem_that_makes_no_sense_is_refused():
+    for field, value, least in (("num_symbols", 1, 2), ("delay", 0, 1)):
+        why = f"{field} is {value}, but must be at least {least}"
+        with pytest.raises(ValueError, match=why):
+            CopyingMemory(**{field: value})

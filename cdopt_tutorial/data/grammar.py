@@ -93,26 +93,8 @@ class Grammar:
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         return float(self.stationary @ entropies)
 
-    def cross_entropy_of(self, order: int) -> float:
-        """Nats per word of the best model that sees only the last ``order`` words.
-
-        0 is the unigram model, 1 the bigram model; from the grammar's own order on it
-        is the entropy rate. Raises ValueError if ``order`` is negative.
-        """
-        if order < 0:
-            raise ValueError(f"order is {order}, but must be at least 0")
-        if order >= self.order:
-            return self.entropy_rate
-        seen = self._walks[:, self.order - order :]  # what such a model sees of each
-        seen = np.repeat(seen, self.branching, axis=0)
-        following = np.column_stack([seen, self._next_words.ravel()])
-        joint = self.stationary[:, None] * self.probabilities
-        return _entropy(following, joint.ravel()) - _entropy(seen, joint.ravel())
-
     def sample(self, length: int, seed: int = 0) -> Tensor:
         """Words (length,) int64 of a text, which begins in a stationary context."""
-        if length < 0 or seed < 0:
-            raise ValueError(f"length {length} and seed {seed} must be 0 or more")
         rng = np.random.default_rng([self.seed, 2, seed])
         context = rng.choice(self.num_contexts, p=self.stationary)
         words = self._walks[context].tolist()
@@ -152,11 +134,3 @@ class Grammar:
         choices = np.arange(self.num_contexts * self.branching)
         base = self.branching ** (self.order - 1)
         return second * base + choices.reshape(-1, self.branching) % base
-
-
-def _entropy(rows: NDArray[np.int64], weights: NDArray[np.float64]) -> float:
-    """Nats of the distribution of rows (n, m) with a weight each; equal ones add up."""
-    keys = rows @ (rows.max(initial=0) + 1) ** np.arange(rows.shape[1])
-    _, groups = np.unique(keys, return_inverse=True)
-    probabilities = np.bincount(groups, weights)
-    return float(-(probabilities * np.log(probabilities)).sum())
