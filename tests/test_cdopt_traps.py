@@ -24,6 +24,7 @@ from cdopt.nn import (
 )
 from cdopt.nn.modules.utils import set_forward_type
 from cdopt.nn.utils.set_constraints import set_constraint_dissolving
+from constraint_roles import message
 from torch import nn, optim
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
@@ -430,12 +431,3 @@ def train():
         "theirs": message(get_quad_penalty, remote),
         "ours": message(constraints.penalty, remote),
     }
-
-
-def message(function, argument):
-    """The error that a call raises."""
-    try:
-        function(argument)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"

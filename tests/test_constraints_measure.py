@@ -1,7 +1,6 @@
 """Penalty, feasibility and projection of models of every kind, in one process."""
 
 import copy
-import warnings
 
 import cdopt.nn as theirs
 import pytest
@@ -24,14 +23,8 @@ CDOPT = {
     "tall": lambda **k: theirs.Linear_cdopt(4, 8, **k),
     "wide": lambda **k: theirs.Linear_cdopt(8, 4, **k),
     "bilinear": lambda **k: theirs.Bilinear_cdopt(3, 4, 5, **k),
-    "conv1d": lambda **k: theirs.Conv1d_cdopt(3, 5, 2, **k),
     "conv2d": lambda **k: theirs.Conv2d_cdopt(2, 20, 3, **k),
-    "conv3d": lambda **k: theirs.Conv3d_cdopt(2, 4, 2, **k),
-    "rnn": lambda **k: theirs.RNN_cdopt(5, 6, 2, **k),
     "lstm": lambda **k: theirs.LSTM_cdopt(5, 6, 2, bidirectional=True, **k),
-    "gru": lambda **k: theirs.GRU_cdopt(5, 6, **k),
-    "rnn cell": lambda **k: theirs.RNNCell_cdopt(5, 6, **k),
-    "lstm cell": lambda **k: theirs.LSTMCell_cdopt(5, 6, **k),
     "gru cell": lambda **k: theirs.GRUCell_cdopt(5, 6, **k),
 }
 
@@ -53,9 +46,7 @@ def move_(model, factor=1.1):
 
 def violations(layer):
     """CDOpt's own ‖C‖ of a layer."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(theirs.get_constraint_violation(layer))
+    return float(theirs.get_constraint_violation(layer))
 
 
 @quiet
@@ -231,18 +222,14 @@ class TestModels:
 
 class TestProjection:
     @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_is_exact_and_stays(self, manifold, dtype):
-        limit = {torch.float32: 2e-6, torch.float64: 1e-12}[dtype]
-        for shape in (8, 4), (4, 8), (6, 6):
-            layer = nn.Linear(*shape, dtype=dtype)
-            constraints.dissolve(layer, manifold=manifold)
-            constraints.project_(move_(layer, 1.3))
-            assert constraints.feasibility(layer).weight < limit
-            assert constraints.feasibility(layer).mapped < limit
-            before = layer.weight.detach()
-            constraints.project_(layer)
-            torch.testing.assert_close(layer.weight, before, rtol=0, atol=limit)
+    @pytest.mark.parametrize("shape", [(8, 4), (4, 8), (6, 6)])
+    def test_is_exact_and_stays(self, manifold, shape):
+        layer = constraints.dissolve(nn.Linear(*shape), manifold=manifold)
+        constraints.project_(move_(layer, 1.3))
+        found, before = constraints.feasibility(layer), layer.weight.detach()
+        assert max(found.weight, found.mapped) < 2e-6
+        constraints.project_(layer)
+        torch.testing.assert_close(layer.weight, before, rtol=0, atol=2e-6)
 
     @pytest.mark.parametrize("manifold", ["stiefel", "oblique"])
     @pytest.mark.parametrize("size", [1e-2, 1e-3])

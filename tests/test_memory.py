@@ -152,31 +152,15 @@ def test_only_the_forget_gates_of_the_lstm_begin_open():
     assert is_one.tolist() == [False, True, False, False]
 
 
-def test_the_gradient_reaches_the_parameter_behind_the_map():
-    model = made("Stiefel").double()
-    inputs, targets = TASK.batch(3, torch.Generator().manual_seed(0))
-    original = next(p for n, p in model.named_parameters() if "original" in n)
-    TASK.loss(model(inputs), targets).backward()
-    step = 1e-5 * torch.randn_like(original)
-    with torch.no_grad():
-        slope = (original.grad * step).sum().item()
-        losses = []
-        for sign in (1, -2):
-            original += sign * step
-            losses.append(TASK.loss(model(inputs), targets).item())
-    assert (losses[0] - losses[1]) / 2 == pytest.approx(slope, rel=1e-4)
-
-
 def test_only_two_models_are_penalised_and_by_the_same_formula():
     for name in MODELS:
         model = made(name)
-        with torch.no_grad():
-            for parameter in model.rnn.parameters():
-                parameter += 0.05
+        for parameter in model.rnn.parameters():
+            parameter.data += 0.05
+        expected = 0.1 * model.distances()[0] ** 2
         if name in ("Stiefel", "penalty alone"):
-            weight, _ = model.distances()
-            assert model.penalty().item() == pytest.approx(0.1 * weight**2, rel=1e-4)
-            assert weight > 0.1
+            assert model.penalty().item() == pytest.approx(expected, rel=1e-4)
+            assert expected > 1e-3
         else:
             assert model.penalty() == 0
 

@@ -163,7 +163,7 @@ class Constraints:
     def __init__(self, *models: Model):
         self._here: dict[str, Constraint] = {}
         self._elsewhere: dict[str, Reference] = {}
-        self._asked: set = set()  # the objects that are known, by owner and id
+        self._known: set = set()  # the objects elsewhere, by owner and id
         for number, model in enumerate(models):
             self._add(str(number) if len(models) > 1 else "", model)
         if not (self._here or self._elsewhere):
@@ -230,9 +230,9 @@ class Constraints:
             number, is_constrained = apply(reference, _look)
         except RuntimeError as error:
             raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
-        if (owner, number) not in self._asked and is_constrained:
+        if is_constrained and (owner, number) not in self._known:
+            self._known.add((owner, number))
             self._elsewhere[name] = reference
-        self._asked.add((owner, number))
 
 
 def penalty(*models: Model) -> Tensor:

@@ -97,14 +97,14 @@ class Grammar:
         """Words (length,) int64 of a text, which begins in a stationary context."""
         rng = np.random.default_rng([self.seed, 2, seed])
         context = rng.choice(self.num_contexts, p=self.stationary)
-        words = self._walks[context].tolist()
+        words = list(self._walks[context])
         # The last bound is left out, so that rounding cannot lead past the last choice.
         bounds = self.probabilities.cumsum(axis=1)[:, :-1].tolist()
-        after, names = self._next_contexts.tolist(), self._next_words.tolist()
+        after = self._next_contexts.tolist()
         for chance in rng.random(max(0, length - self.order)).tolist():
             choice = sum(chance >= bound for bound in bounds[context])
-            words.append(names[context][choice])
             context = after[context][choice]
+            words.append(self._walks[context][-1])
         return torch.tensor(words[:length], dtype=torch.int64)
 
     def corpus(self, train_tokens: int, valid_tokens: int) -> Corpus:
@@ -113,24 +113,17 @@ class Grammar:
         return Corpus(self.vocabulary, train, valid)
 
     @cached_property
-    def _walks(self) -> NDArray[np.int64]:
-        """The words (num_contexts, order) of each context."""
-        contexts = np.arange(self.num_contexts)
-        walks = [contexts // self.branching ** (self.order - 1)]
-        for place in range(self.order - 2, -1, -1):
-            choices = contexts // self.branching**place % self.branching
-            walks.append(self.successors[walks[-1], choices])
-        return np.column_stack(walks)
+    def _walks(self) -> list[tuple[int, ...]]:
+        """The words of each context, by its number."""
+        after, walks = self.successors.tolist(), [(n,) for n in range(self.num_words)]
+        for _ in range(self.order - 1):
+            walks = [(*walk, word) for walk in walks for word in after[walk[-1]]]
+        return walks
 
-    @property
-    def _next_words(self) -> NDArray[np.int64]:
-        """The word (num_contexts, branching) that each choice leads to."""
-        return self.successors[self._walks[:, -1]]
-
-    @property
+    @cached_property
     def _next_contexts(self) -> NDArray[np.int64]:
         """The context (num_contexts, branching) that each choice leads to."""
-        second = self._walks[:, 1:2] if self.order > 1 else self._next_words
-        choices = np.arange(self.num_contexts * self.branching)
-        base = self.branching ** (self.order - 1)
-        return second * base + choices.reshape(-1, self.branching) % base
+        after = self.successors.tolist()
+        number = {walk: n for n, walk in enumerate(self._walks)}
+        found = [[number[*w[1:], word] for word in after[w[-1]]] for w in self._walks]
+        return np.array(found)
