@@ -1,19 +1,16 @@
 """Texts, streams, the grammar of known entropy, and the baselines."""
 
-import inspect
 import itertools
 import math
 import pickle
 from collections import defaultdict
 from types import SimpleNamespace
 
-import IPython
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from IPython.core.magics import OSMagics
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -40,14 +37,6 @@ def reference() -> Corpus:
 
 
 # Text
-
-
-def test_the_documentation_says_what_docstrings_say_and_each_paragraph_once():
-    told = documentation().strip().split("\n\n")
-    assert len(told) == len(set(told)) > 1_000
-    for documented in (IPython, OSMagics, OSMagics.pushd):
-        for paragraph in inspect.getdoc(documented).split("\n\n"):
-            assert " ".join(paragraph.split()) in told
 
 
 def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
@@ -177,7 +166,6 @@ def test_what_is_held_out_of_the_reference_is_not_in_its_training_part(reference
 
 def test_the_reference_is_a_real_text_with_learnable_unknown_words(reference):
     assert len(reference.train) > 50_000 and len(reference.valid) > 5_000
-    assert 0.05 < len(reference.valid) / len(reference.train) < 0.2
     assert (reference.train == 0).sum() > 500
     assert (reference.valid == 0).float().mean() < 0.1
 
@@ -274,43 +262,32 @@ def grammars(draw, orders=(1, 2, 3)) -> Grammar:
 
 def next_words(grammar: Grammar) -> dict[tuple[int, ...], dict[int, float]]:
     """The grammar written out, as its docstring says: probabilities by context."""
-    written = {}
+    written, choices = {}, range(grammar.branching)
     for first in range(grammar.num_words):
-        for choices in itertools.product(
-            range(grammar.branching), repeat=grammar.order - 1
-        ):
-            walk, number = [first], first
-            for choice in choices:
+        for chosen in itertools.product(choices, repeat=grammar.order - 1):
+            walk = [first]
+            for choice in chosen:
                 walk.append(int(grammar.successors[walk[-1], choice]))
-                number = number * grammar.branching + choice
-            written[tuple(walk)] = dict(
-                zip(
-                    grammar.successors[walk[-1]].tolist(),
-                    grammar.probabilities[number].tolist(),
-                    strict=True,
-                )
-            )
+            words = grammar.successors[walk[-1]].tolist()
+            likely = grammar.probabilities[len(written)].tolist()
+            written[tuple(walk)] = dict(zip(words, likely, strict=True))
     return written
 
 
 def joint_of(grammar: Grammar) -> dict[tuple[int, ...], float]:
     """Probabilities of ``order`` + 1 successive words, by following the chain."""
-    written = next_words(grammar)
+    written, before = next_words(grammar), {}
     share = dict.fromkeys(written, 1 / len(written))
-    for _ in range(2_000):
-        after = dict.fromkeys(written, 0.0)
-        for walk, mass in share.items():
-            for word, likely in written[walk].items():
-                after[*walk[1:], word] += mass * likely
-        moved = max(abs(after[walk] - share[walk]) for walk in share)
-        share = after
-        if moved < 1e-15:
-            break
-    return {
-        (*walk, word): mass * likely
-        for walk, mass in share.items()
-        for word, likely in written[walk].items()
-    }
+    while max(abs(share[walk] - before.get(walk, 0)) for walk in share) > 1e-14:
+        before, share = share, dict.fromkeys(written, 0.0)
+        joint = {
+            (*walk, word): mass * likely
+            for walk, mass in before.items()
+            for word, likely in written[walk].items()
+        }
+        for words, mass in joint.items():
+            share[words[1:]] += mass
+    return joint
 
 
 def conditional_entropy(joint: dict[tuple[int, ...], float], order: int) -> float:
@@ -337,11 +314,6 @@ def is_ergodic(grammar: Grammar) -> bool:
     for _ in range((grammar.num_words - 1) ** 2 + 1):
         steps = np.minimum(steps @ follows, 1)
     return bool(steps.all())
-
-
-@pytest.mark.parametrize("num_words", [2, 3, 5])
-def test_the_sparsest_grammars_are_ergodic_for_every_seed(num_words):
-    assert all(is_ergodic(Grammar(num_words, 2, seed)) for seed in range(50))
 
 
 @given(grammars())

@@ -51,6 +51,7 @@ def well_posed(f) -> torch.Tensor:
 
 
 @given(seeds)
+@settings(max_examples=10)
 def test_map_and_constraint_are_those_of_cdopt(seed):
     manifold = sphere_torch((2,), dtype=torch.float64)
     for x in points(seed):
@@ -59,6 +60,7 @@ def test_map_and_constraint_are_those_of_cdopt(seed):
 
 
 @given(seeds, betas)
+@settings(max_examples=25)
 def test_gradient_of_the_dissolved_function(seed, beta):
     f, matrix, centre = quadratic(seed)
     x = points(seed).requires_grad_()
@@ -185,6 +187,7 @@ def test_the_penalty_alone_ends_off_the_circle_where_dissolving_ends_on_it():
 
 
 @given(seeds)
+@settings(max_examples=25)
 def test_violation_of_what_is_used_is_that_of_the_formula(seed):
     c = plane.constraint(points(seed))
     mapped = plane.constraint(plane.dissolving_map(points(seed)))
