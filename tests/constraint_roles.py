@@ -6,7 +6,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.api.remote_module import RemoteModule
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
@@ -45,20 +52,6 @@ class Bag(nn.EmbeddingBag):
             self.parametrizations.weight.original.mul_(1.2)
 
 
-class Hybrid(nn.Module):
-    """A model of its own that holds others, some of them more than once."""
-
-    def __init__(self, server):
-        super().__init__()
-        self.own = Tail(seed=1)
-        self.tail = self.again = rpc.remote(server, Tail)
-        named = rpc.rpc_sync(server, Ref.named, ("second", Tail, 2))
-        self.more = [self.tail, named]
-        self.free = {"free": rpc.remote(server, nn.Linear, args=(3, 3))}
-        self.data = rpc.remote(server, torch.ones, args=((3, 3),))
-        self.bag = RemoteModule(f"{server}/cpu", Bag)
-
-
 def loss_of(model, x):
     return model(x).square().sum()
 
@@ -67,14 +60,6 @@ def kept(module, context):
     """On the owner: what a context holds for each parameter."""
     found = gradients.gradients(context, module.parameters())
     return {name: found[p] for name, p in module.named_parameters()}
-
-
-class Chain(nn.Module):
-    """On a server, a module that refers to another one there."""
-
-    def __init__(self):
-        super().__init__()
-        self.tail = rpc.RRef(Tail())
 
 
 def with_penalty(ref, x, penalties=1, way="distributed"):
@@ -110,9 +95,11 @@ def play(server, meeting, rank):
     torch.manual_seed(rank)
     results = concurrent(server)
     if rank == 0:
-        results |= equality(server) | references(server) | projection(server)
+        results |= equality(server) | several(server) | projection(server)
+    join_replicas(meeting, rank)
+    if rank == 0:  # at last, because it spoils the server for the other trainer
         results |= interrupted(server)
-    return results | {"replicas": replicas(meeting, rank)}
+    return results | {"replicas": replicas(rank), "compiled": compiled()}
 
 
 def equality(server):
@@ -128,34 +115,29 @@ def equality(server):
         "rref": difference(with_penalty(tail, x), once),
         "twice": difference(with_penalty(tail, x, 2), twice),
         "by name": difference(with_penalty(named, x, 2), twice),
-        "explicit cut": difference(with_penalty(named, x, way="cut"), once),
         "cut, twice": difference(with_penalty(tail, x, 2, "cut"), twice),
         "remote module": difference(of_bag, locally(Bag(), tokens)),
         "no penalty": difference(once, locally(Tail(), x, 0)),
     }
 
 
-def references(server):
-    hybrid = Hybrid(server)
+def several(server):
+    """What a model may be, all together, and one of them given twice."""
+    tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
+    named = rpc.rpc_sync(server, Ref.named, ("second", Tail, 2))
+    given = Tail(seed=1), tail, named, tail, bag
     parts = Tail(1), Tail(), Tail(2), Bag()
+    found = constraints.feasibility(*given)
+    each = [constraints.feasibility(part).weight ** 2 for part in parts]
+    free = rpc.remote(server, nn.Linear, args=(3, 3))
     return {
-        "names": list(constraints.feasibility(hybrid).layers),
-        "hybrid": (
-            constraints.penalty(hybrid).item(),
+        "names": set(found.layers),
+        "penalty": (
+            constraints.penalty(*given).item(),
             sum(constraints.penalty(part).item() for part in parts),
         ),
-        "squares": (
-            constraints.feasibility(hybrid).weight ** 2,
-            sum(constraints.feasibility(part).weight ** 2 for part in parts),
-        ),
-        "several": (
-            constraints.penalty(hybrid.more[1], hybrid.tail, hybrid.tail).item(),
-            sum(constraints.penalty(part).item() for part in parts[1:3]),
-        ),
-        "free": message(constraints.penalty, hybrid.free["free"]),
-        "data": message(constraints.penalty, hybrid.data),
-        "chain": message(constraints.penalty, rpc.remote(server, Chain)),
-        "unknown": message(constraints.penalty, rpc.remote(server, Bag), hybrid.data),
+        "squares": (found.weight**2, sum(each)),
+        "free": message(constraints.penalty, free),
         "gone": message(constraints.penalty, Ref("nobody", 0)),
     }
 
@@ -184,12 +166,9 @@ def step_between(rref, x):
     return {name: value for name, value in found.items() if "original" in name}
 
 
-def compute_on_the_weight_itself(on):
-    """On the owner: leave out what protects a call from others, or put it back."""
-    if on:
-        layers._kept, layers._for_this_call = layers._for_this_call, plainly
-    else:
-        layers._for_this_call = layers._kept
+def compute_on_the_weight_itself():
+    """On the owner: leave out what protects a call from others, from now on."""
+    layers._for_this_call = plainly
 
 
 def plainly(weight):
@@ -199,11 +178,9 @@ def plainly(weight):
 def interrupted(server):
     rref = rpc.remote(server, constraints.dissolve, args=(nn.Linear(6, 4, **F64),))
     x = torch.randn(5, 6, **F64)
-    expected = message(step_between, rref, x)
-    rpc.rpc_sync(server, compute_on_the_weight_itself, args=(True,))
-    unprotected = message(step_between, rref, x)
-    rpc.rpc_sync(server, compute_on_the_weight_itself, args=(False,))
-    return {"interrupted": expected, "unprotected": unprotected}
+    protected = message(step_between, rref, x)
+    rpc.rpc_sync(server, compute_on_the_weight_itself)
+    return {"interrupted": protected, "unprotected": message(step_between, rref, x)}
 
 
 _tail, _lock = [], threading.Lock()
@@ -256,9 +233,8 @@ def joint_batch():
     return torch.randn(6, 8, 3, generator=torch.Generator().manual_seed(5), **F64)
 
 
-def replicas(meeting, rank):
+def replicas(rank):
     """The parameters of one of two replicas, each with its half of the batch."""
-    join_replicas(meeting, rank)
     model = DistributedDataParallel(Recurrent())
     return fit(model, joint_batch().chunk(2, dim=1)[rank])
 
@@ -270,3 +246,31 @@ def join_replicas(meeting, rank):
     gloo's thread and holds the GIL, which that thread needs to let go of its work.
     """
     dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
+
+
+def compiled():
+    """Gradients of a weight in shards without torch.compile and with it, by style."""
+    mesh = init_device_mesh("cpu", (2,))
+    styles = {"columns": (ColwiseParallel, 24), "rows": (RowwiseParallel, 4)}
+    return {name: two_ways(mesh, *style) for name, style in styles.items()}
+
+
+def two_ways(mesh, style, rows):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, rows, **F64), torch.randn(3, 8, **F64)
+    parallelize_module(layer, mesh, style(input_layouts=Replicate()))
+    penalty = constraints.Constraints(constraints.dissolve(layer)).penalty
+    weight = layer.parametrizations.weight.original
+    with torch.no_grad():
+        weight.add_(0.1)
+
+    def loss():
+        y = layer(x)
+        return y.square().sum() + penalty()
+
+    found = []
+    for way in (loss, torch.compile(loss, backend="aot_eager")):
+        weight.grad = None
+        way().backward()
+        found.append(weight.grad.full_tensor())
+    return found

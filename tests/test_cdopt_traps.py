@@ -7,9 +7,7 @@ beside it what the package does. Where the package does no better, the test says
 import copy
 import inspect
 import pickle
-import warnings
 
-import constraint_roles
 import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -26,26 +24,30 @@ from cdopt.nn import (
 )
 from cdopt.nn.modules.utils import set_forward_type
 from cdopt.nn.utils.set_constraints import set_constraint_dissolving
+from constraint_roles import message
 from torch import nn, optim
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.rpc import RRef
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.engines import Role, launch
 
 F64 = {"dtype": torch.float64}
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.1, **F64}
 OBLIQUE = {**STIEFEL, "manifold_class": oblique_torch}
-RECURRENT = [(RNN_cdopt, nn.RNN), (GRU_cdopt, nn.GRU), (LSTM_cdopt, nn.LSTM)]
-SEEDS = range(3)
+X = torch.ones(5, 3, 8, **F64)
 
-recurrent = pytest.mark.parametrize(("theirs", "plain"), RECURRENT)
+recurrent = pytest.mark.parametrize(
+    ("theirs", "plain"),
+    [(RNN_cdopt, nn.RNN), (GRU_cdopt, nn.GRU), (LSTM_cdopt, nn.LSTM)],
+)
 
 
-def dissolved(manifold="stiefel", **options):
-    """A linear layer from 8 to 4, as the package constrains it."""
-    return constraints.dissolve(nn.Linear(8, 4, **F64), manifold=manifold, **options)
+def layers():
+    """A Stiefel layer from 8 to 4 of cdopt, and one of ours."""
+    return Linear_cdopt(8, 4, **STIEFEL), dissolve(nn.Linear(8, 4, **F64))
 
 
 def free(layer, name="weight"):
@@ -70,22 +72,23 @@ def off(w):
 
 def penalty(layer):
     """By cdopt's own function for a layer of cdopt, and by ours for ours."""
-    by_cdopt = any(hasattr(module, "quad_penalty") for module in layer.modules())
+    by_cdopt = hasattr(layer, "quad_penalty")
     return get_quad_penalty(layer) if by_cdopt else constraints.penalty(layer)
 
 
-def run(layer):
-    """A step of plain SGD on the squared output, for inputs of width 8, and penalty."""
-    optimizer = optim.SGD(layer.parameters(), lr=0.1)
-    x = torch.randn(5, 3, 8, **F64)
-    (output(layer, x).square().mean() + penalty(layer)).backward()
-    optimizer.step()
+def fit_(layer, steps, loss=lambda: 0.0):
+    """Plain SGD on a loss and the penalty."""
+    optimizer = optim.SGD(layer.parameters(), 0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (loss() + penalty(layer)).backward()
+        optimizer.step()
 
 
-def moved(layer, name):
-    """Whether a step of plain SGD moves the free weight."""
+def moves(layer, name="weight_hh_l0"):
+    """Whether a step moves the free weight of a recurrent layer."""
     before = free(layer, name).detach().clone()
-    run(layer)
+    fit_(layer, 1, lambda: layer(X)[0].square().mean())
     return not torch.equal(before, free(layer, name))
 
 
@@ -96,46 +99,39 @@ class TestRecurrent:
         of_gates = torch.linalg.svdvals(torch.stack(theirs.weight_hh_l0.chunk(4)))
         assert off(theirs.weight_hh_l0) < 1e-12
         assert of_gates.min() < 0.1 and of_gates.max() < 0.95
-        ours = nn.LSTM(8, 16, **F64)
-        constraints.dissolve_recurrent(ours, per_gate=True)
+        ours = dissolve_recurrent(nn.LSTM(8, 16, **F64), per_gate=True)
         assert max(off(gate) for gate in ours.weight_hh_l0.chunk(4)) < 1e-12
 
-    @pytest.mark.parametrize("seed", SEEDS)
-    def test_vanishing_gradients(self, seed):
+    def test_vanishing_gradients(self):
         """An LSTM_cdopt forgets as fast as an LSTM; only a Stiefel RNN does not.
 
         With orthogonal gates an LSTM forgets thousands of times less, which is far
         from a cure: what remains is the gates' own factors, below 1.
         """
-        torch.manual_seed(seed)
-        of_rnn = constraints.dissolve_recurrent(nn.RNN(4, 32, **F64))
-        by_gate = constraints.dissolve_recurrent(nn.LSTM(4, 32, **F64), per_gate=True)
+        of_rnn = dissolve_recurrent(nn.RNN(4, 32, **F64))
+        by_gate = dissolve_recurrent(nn.LSTM(4, 32, **F64), per_gate=True)
         assert 1e-4 < gradient_through_time(of_rnn) < 1
-        assert gradient_through_time(nn.RNN(4, 32, **F64)) < 1e-9
-        for lstm in nn.LSTM(4, 32, **F64), LSTM_cdopt(4, 32, **STIEFEL):
-            assert gradient_through_time(lstm) < 1e-9
+        for layer in nn.LSTM(4, 32, **F64), LSTM_cdopt(4, 32, **STIEFEL):
+            assert gradient_through_time(layer) < 1e-9
         assert 1e-9 < gradient_through_time(by_gate) < 1e-6
 
     @recurrent
     def test_plain_tensor(self, theirs, plain):
         """weight_hh of cdopt is no Parameter, but is trained and saved like one."""
-        theirs, ours = theirs(8, 6, **STIEFEL), plain(8, 6, **F64)
-        constraints.dissolve_recurrent(ours)
+        theirs, ours = theirs(8, 6, **STIEFEL), dissolve_recurrent(plain(8, 6, **F64))
         assert type(theirs.weight_hh_l0) is torch.Tensor
         assert type(free(ours, "weight_hh_l0")) is nn.Parameter
         assert any(p is theirs.weight_hh_l0 for p in theirs.parameters())
         assert "weight_hh_l0" in theirs.state_dict()
-        assert moved(theirs, "weight_hh_l0") and moved(ours, "weight_hh_l0")
+        assert moves(theirs) and moves(ours)
 
     @recurrent
     @pytest.mark.parametrize("manifold", [oblique_torch, sphere_torch])
     def test_frozen(self, theirs, plain, manifold):
         """On the oblique manifold and the sphere cdopt never trains weight_hh."""
-        theirs = theirs(8, 6, **{**STIEFEL, "manifold_class": manifold})
-        assert not theirs.weight_hh_l0.requires_grad
-        assert not moved(theirs, "weight_hh_l0")
-        ours = constraints.dissolve_recurrent(plain(8, 6, **F64), manifold=manifold)
-        assert moved(ours, "weight_hh_l0")
+        theirs = theirs(8, 6, **STIEFEL | {"manifold_class": manifold})
+        assert not theirs.weight_hh_l0.requires_grad and not moves(theirs)
+        assert moves(dissolve_recurrent(plain(8, 6, **F64), manifold=manifold))
 
     @recurrent
     def test_reset_parameters(self, theirs, plain):
@@ -143,26 +139,23 @@ class TestRecurrent:
 
         Ours trains the one that it computes with, but has to be projected first.
         """
-        theirs, ours = theirs(8, 6, **STIEFEL), plain(8, 6, **F64)
-        constraints.dissolve_recurrent(ours)
+        theirs, ours = theirs(8, 6, **STIEFEL), dissolve_recurrent(plain(8, 6, **F64))
         for layer in theirs, ours:
             layer.reset_parameters()
-        assert not moved(theirs, "weight_hh_l0") and theirs.weight_hh_l0.grad is None
+        assert not moves(theirs) and theirs.weight_hh_l0.grad is None
         assert constraints.feasibility(ours).mapped > 0.1
         constraints.project_(ours)
-        assert constraints.feasibility(ours).mapped < 1e-12
-        assert moved(ours, "weight_hh_l0")
+        assert constraints.feasibility(ours).mapped < 1e-12 and moves(ours)
 
     def test_functional_call(self):
         """functional_call ignores the weights that it is given for an LSTM_cdopt."""
-        x = torch.randn(5, 3, 8, **F64)
         for make, right in (
             (lambda: LSTM_cdopt(8, 6, **STIEFEL), False),
-            (lambda: constraints.dissolve_recurrent(nn.LSTM(8, 6, **F64)), True),
+            (lambda: dissolve_recurrent(nn.LSTM(8, 6, **F64)), True),
         ):
             one, other = make(), make()
-            called = torch.func.functional_call(other, dict(one.named_parameters()), x)
-            assert torch.equal(called[0], one(x)[0]) is right
+            called = torch.func.functional_call(other, dict(one.named_parameters()), X)
+            assert torch.equal(called[0], one(X)[0]) is right
 
     def test_loading(self):
         """An LSTM_cdopt loads by copy, but not by assignment and not onto meta."""
@@ -171,22 +164,18 @@ class TestRecurrent:
             other.load_state_dict(one.state_dict(), assign=True)
         with pytest.raises(AssertionError):
             copy.deepcopy(other).to("meta")
-        mine, yours = (
-            constraints.dissolve_recurrent(nn.LSTM(8, 6, **F64)) for _ in range(2)
-        )
+        mine, yours = (dissolve_recurrent(nn.LSTM(8, 6, **F64)) for _ in range(2))
         yours.to("meta").load_state_dict(mine.state_dict(), assign=True)
         other.load_state_dict(one.state_dict())
-        x = torch.randn(5, 3, 8, **F64)
-        assert torch.equal(one(x)[0], other(x)[0])
-        assert torch.equal(mine(x)[0], yours(x)[0])
+        assert torch.equal(one(X)[0], other(X)[0])
+        assert torch.equal(mine(X)[0], yours(X)[0])
 
     def test_projections(self):
         """proj_size fails in cdopt: its manifold has the size of the hidden state."""
-        theirs = "must match the size of tensor"
-        with pytest.raises(RuntimeError, match=theirs):
+        with pytest.raises(RuntimeError, match="must match the size of tensor"):
             LSTM_cdopt(8, 6, proj_size=3, **STIEFEL)
-        ours = constraints.dissolve_recurrent(nn.LSTM(8, 6, proj_size=3, **F64))
-        assert off(ours.weight_hh_l0) < 1e-12 and moved(ours, "weight_hh_l0")
+        ours = dissolve_recurrent(nn.LSTM(8, 6, proj_size=3, **F64))
+        assert off(ours.weight_hh_l0) < 1e-12 and moves(ours)
 
 
 def gradient_through_time(layer, steps=50):
@@ -202,10 +191,9 @@ def gradient_through_time(layer, steps=50):
 class TestLinear:
     def test_identity_is_a_parameter(self):
         """Linear_cdopt counts and saves an identity matrix among its parameters."""
-        theirs, ours = Linear_cdopt(8, 4, **STIEFEL), dissolved()
+        theirs, ours = layers()
         assert sum(p.numel() for p in theirs.parameters()) == 8 * 4 + 4 + 4 * 4
         assert sum(p.numel() for p in ours.parameters()) == 8 * 4 + 4
-        assert "Ip" in theirs.state_dict() and len(ours.state_dict()) == 2
         with pytest.raises(RuntimeError, match='Unexpected .*"Ip"'):
             nn.Linear(8, 4).load_state_dict(theirs.state_dict())
 
@@ -214,7 +202,7 @@ class TestLinear:
 
         Of a dissolved linear layer it draws a new bias only: torch draws into A(W).
         """
-        theirs, ours = Linear_cdopt(8, 4, **STIEFEL), dissolved()
+        theirs, ours = layers()
         before = free(theirs), free(ours), free(ours).detach().clone()
         for layer in theirs, ours:
             layer.reset_parameters()
@@ -223,42 +211,35 @@ class TestLinear:
 
     def test_identity_is_trained(self):
         """Freeze and unfreeze a Linear_cdopt, and training moves its constraint."""
-        theirs, ours = Linear_cdopt(8, 4, **STIEFEL), dissolved()
+        theirs, ours = layers()
         for layer in theirs, ours:
             scale_(layer, 1.5).requires_grad_(False).requires_grad_(True)
-            optimizer = optim.SGD(layer.parameters(), 0.1)
-            for _ in range(1000):
-                optimizer.zero_grad()
-                penalty(layer).backward()
-                optimizer.step()
-            assert penalty(layer) < 1e-20
-        assert off(theirs.weight) > 0.3 and off(free(ours)) < 1e-9
+            fit_(layer, 400)
+            assert penalty(layer) < 1e-12
+        assert off(theirs.weight) > 0.3 and off(free(ours)) < 1e-6
 
     def test_identity_is_initialised(self):
         """Initialise all parameters of a Linear_cdopt, and its constraint is noise."""
-        theirs, ours = Linear_cdopt(8, 4, **STIEFEL), dissolved()
+        theirs, ours = layers()
         for parameter in [*theirs.parameters(), *ours.parameters()]:
             nn.init.uniform_(parameter, -0.1, 0.1)
         assert not torch.equal(theirs.Ip, torch.eye(4, **F64))
-        with torch.no_grad():
-            for layer in theirs, ours:
-                free(layer).copy_(torch.eye(4, 8, **F64))
-        assert get_quad_penalty(theirs) > 0.1 and constraints.penalty(ours) == 0
+        for layer in theirs, ours:
+            free(layer).data = torch.eye(4, 8, **F64)
+        assert penalty(theirs) > 0.1 and penalty(ours) == 0
 
 
 class TestCopies:
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: Linear_cdopt(8, 4, **STIEFEL),
-            lambda: Conv2d_cdopt(3, 4, 3, **STIEFEL),
-            lambda: LSTM_cdopt(8, 4, **STIEFEL),
-        ],
-    )
-    def test_pickle(self, make):
+    def test_pickle(self):
         """No layer of cdopt pickles: none can be sent to a worker or saved whole."""
-        with pytest.raises(AttributeError, match="Can't pickle local object"):
-            pickle.dumps(make())
+        for sizes, make in {
+            (8, 4): Linear_cdopt,
+            (3, 4, 3): Conv2d_cdopt,
+            (8, 6): LSTM_cdopt,
+        }.items():
+            with pytest.raises(AttributeError, match="Can't pickle local object"):
+                pickle.dumps(make(*sizes, **STIEFEL))
+        pickle.dumps(layers()[1])
 
     @pytest.mark.parametrize(
         ("make", "name"),
@@ -282,43 +263,29 @@ class TestCopies:
 
         It takes float32 whatever the layer is, and remembers that for later calls.
         """
-        single = {**STIEFEL, "dtype": torch.float32}
+        single = STIEFEL | {"dtype": torch.float32}
         for layer in Linear_cdopt(8, 4, **single), LSTM_cdopt(8, 4, **single):
             assert get_quad_penalty(layer.double()).dtype == torch.float64
         layer = nn.Linear(8, 4, **F64)
         set_constraint_dissolving(layer, "weight", stiefel_torch)
         with pytest.raises(RuntimeError, match="must have the same dtype"):
-            layer(torch.randn(3, 8, **F64))
+            layer(X)
         arguments = inspect.signature(set_constraint_dissolving).parameters
         assert arguments["manifold_args"].default == {"dtype": torch.float32}
-        ours = constraints.dissolve(nn.Linear(8, 4)).double()
-        assert ours(torch.randn(3, 8, **F64)).dtype == torch.float64
-        assert constraints.penalty(ours).dtype == torch.float64
-
-
-def output(layer, x):
-    """What a layer says to x, without its state."""
-    result = layer(x)
-    return result[0] if isinstance(result, tuple) else result
+        ours = dissolve(nn.Linear(8, 4)).double()
+        assert ours(X).dtype == constraints.penalty(ours).dtype == torch.float64
 
 
 class TestPenalty:
     def test_factor(self):
         """penalty_param is half of the papers' β, which the manifolds take."""
-        theirs, ours = Linear_cdopt(8, 4, **STIEFEL), dissolved(penalty_param=0.1)
-        with torch.no_grad():
-            free(ours).copy_(theirs.weight.add_(0.1))
+        theirs, ours = (scale_(layer, 1.1) for layer in layers())
+        c = 1.1**2 - 1  # times the identity of size 4
         x = theirs.weight.mT
         with_beta = theirs.manifold.generate_cdf_fun(lambda _: 0.0, beta=0.2)(x)
-        for each in (
-            get_quad_penalty(theirs),
-            constraints.penalty(theirs),
-            constraints.penalty(ours),
-        ):
-            torch.testing.assert_close(
-                each, 0.1 * (x.mT @ x - torch.eye(4)).norm() ** 2
-            )
-            torch.testing.assert_close(each, with_beta)
+        for each in penalty(theirs), constraints.penalty(theirs), penalty(ours):
+            assert each.item() == pytest.approx(0.1 * 4 * c**2)
+            assert each.item() == pytest.approx(with_beta.item())
 
     def test_no_penalty_by_default(self):
         """cdopt's default penalty is 0: a layer can leave its manifold in silence."""
@@ -326,9 +293,7 @@ class TestPenalty:
         assert get_quad_penalty(theirs) == 0
         with pytest.raises(ValueError, match="penalty_param of weight is 0"):
             constraints.penalty(theirs)
-        with pytest.raises(ValueError, match="must be above 0"):
-            dissolved(penalty_param=0)
-        assert constraints.penalty(scale_(dissolved(), 3)) > 0
+        assert penalty(scale_(dissolve(nn.Linear(8, 4, **F64)), 3)) > 0
 
     def test_drift(self):
         """Without a penalty, a fit that strains the constraint can run away.
@@ -337,11 +302,16 @@ class TestPenalty:
         """
         torch.manual_seed(2)
         theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
-        ours, target = dissolved(), torch.randn(4, 8, **F64)
-        with torch.no_grad():
-            free(ours).copy_(theirs.weight)
-        assert drift(theirs, target) > 0.5
-        assert drift(ours, target) < 0.1
+        ours, target = dissolve(nn.Linear(8, 4, **F64)), torch.randn(4, 8, **F64)
+        free(ours).data.copy_(theirs.weight)
+        for layer in theirs, ours:
+
+            def loss(layer=layer):
+                x = torch.randn(16, 8, **F64)
+                return (layer(x) - x @ target.mT).square().mean()
+
+            fit_(layer, 300, loss)
+        assert off(theirs.weight) > 0.5 and off(free(ours)) < 0.1
 
     def test_no_manifold_by_default(self):
         """Without manifold_class cdopt constrains nothing, and the penalty is 0."""
@@ -360,38 +330,33 @@ class TestPenalty:
 
     def test_of_a_shared_layer(self):
         """get_quad_penalty counts a layer that two parents share twice."""
-        theirs = scale_(Linear_cdopt(4, 4, **STIEFEL), 2**0.5)
-        ours = scale_(constraints.dissolve(nn.Linear(4, 4, **F64)), 2**0.5)
+        theirs, ours = layers()
         for layer, function, times in (
             (theirs, get_quad_penalty, 2),
             (theirs, constraints.penalty, 1),
             (ours, constraints.penalty, 1),
         ):
+            one = function(scale_(layer, 1.1)).item()
             twice = nn.Sequential(layer, nn.Sequential(layer))
-            assert function(twice).item() == pytest.approx(times * 0.1 * 4)
+            assert function(twice).item() == pytest.approx(times * one)
 
+    @pytest.mark.filterwarnings("ignore")  # of a tensor with a graph made a number
     def test_violation(self):
         """The quadratic penalty is no distance: it is squared, and has a factor."""
-        theirs, ours = (
-            scale_(Linear_cdopt(8, 4, **STIEFEL), 1.1),
-            scale_(dissolved(), 1.1),
-        )
+        theirs, ours = (scale_(layer, 1.1) for layer in layers())
         # C = 0.21 I, of size 4
         assert get_quad_penalty(theirs).item() == pytest.approx(0.1 * 0.42**2)
         assert theirs.quad_penalty().item() == pytest.approx(0.42**2)
         assert constraints.feasibility(ours).weight == pytest.approx(0.42)
-        with warnings.catch_warnings():  # of a tensor with a graph made a number
-            warnings.simplefilter("ignore")
-            violation = get_constraint_violation(theirs)
+        violation = get_constraint_violation(theirs)
         assert violation.item() == pytest.approx(0.42) and not violation.requires_grad
 
     def test_feasibility_in_a_loss(self):
         """The gradient of cdopt's recurrent feasibility() is NaN on the manifold."""
         theirs = RNN_cdopt(8, 4, **STIEFEL)
-        ours = constraints.dissolve_recurrent(nn.RNN(8, 4, **F64))
-        with torch.no_grad():
-            for layer in theirs, ours:
-                free(layer, "weight_hh_l0").copy_(torch.eye(4))
+        ours = dissolve_recurrent(nn.RNN(8, 4, **F64))
+        for layer in theirs, ours:
+            free(layer, "weight_hh_l0").data.copy_(torch.eye(4))
         theirs.feasibility().backward()
         assert theirs.weight_hh_l0.grad.isnan().all()
         constraints.penalty(ours).backward()
@@ -404,39 +369,22 @@ class TestPenalty:
         assert theirs.forward_with_A
 
 
-def drift(layer, target, steps=300):
-    """‖C(W)‖ after fitting a linear map that is not on the manifold."""
-    optimizer = optim.SGD(layer.parameters(), 0.05)
-    for _ in range(steps):
-        x = torch.randn(16, 8, **F64)
-        optimizer.zero_grad()
-        ((layer(x) - x @ target.mT).square().mean() + penalty(layer)).backward()
-        optimizer.step()
-    return off(free(layer))
-
-
 class TestMap:
-    @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("columns", [1, 4, 16])
-    def test_stiefel(self, seed, columns):
+    def test_stiefel(self, columns):
         """The penalty is on W, the output from A(W), and C(A) = −¾ C² + ¼ C³."""
-        torch.manual_seed(seed)
-        layer = constraints.dissolve(nn.Linear(columns, 20, **F64))
-        with torch.no_grad():
-            free(layer).add_(0.01 * torch.randn_like(free(layer)))
+        layer = dissolve(nn.Linear(columns, 20, **F64))
+        free(layer).data.add_(0.01 * torch.randn_like(free(layer)))
         w, a = free(layer).detach(), layer.weight.detach()
         c, mapped = (x.mT @ x - torch.eye(columns, **F64) for x in (w, a))
         torch.testing.assert_close(mapped, -0.75 * c @ c + 0.25 * c @ c @ c)
         found = constraints.feasibility(layer)
         assert found.weight == pytest.approx(c.norm().item())
         assert found.mapped == pytest.approx(mapped.norm().item())
-        # all of the violation in one direction, or spread evenly over all
-        assert found.mapped <= 0.76 * found.weight**2
-        assert found.mapped >= 0.74 * found.weight**2 / columns**0.5
 
     def test_is_not_a_projection(self):
         """Twice an orthogonal W is mapped to its negative: feasible, while W is not."""
-        layer = scale_(dissolved(), 2)
+        layer = scale_(layers()[1], 2)
         found = constraints.feasibility(layer)
         assert found.weight == pytest.approx(6) and found.mapped < 1e-12
         torch.testing.assert_close(layer.weight, -free(layer) / 2)
@@ -448,90 +396,38 @@ class TestMap:
         Ours are always rows, one vector for each output.
         """
         theirs = Linear_cdopt(inputs, outputs, **OBLIQUE).weight
-        ours = constraints.dissolve(
-            nn.Linear(inputs, outputs, **F64), manifold="oblique"
-        )
-        columns, rows = (
-            torch.allclose(theirs.norm(dim=d), torch.ones(1, **F64)) for d in (0, 1)
-        )
+        ours = dissolve(nn.Linear(inputs, outputs, **F64), manifold="oblique").weight
+        one = torch.ones(1, **F64)
+        columns, rows = (torch.allclose(theirs.norm(dim=d), one) for d in (0, 1))
         assert (columns, rows) == (inputs >= outputs, inputs < outputs)
-        torch.testing.assert_close(ours.weight.norm(dim=1), torch.ones(outputs, **F64))
+        assert torch.allclose(ours.norm(dim=1), one)
 
 
 class TestDistributed:
-    def test_training(self, tmp_path):
-        """On workers, too, a Stiefel LSTM_cdopt is trained, an oblique one is not.
-
-        Both by RRefs and by DDP, which keeps the plain tensor the same on all ranks.
-        """
-        meeting = f"file://{tmp_path}/meet"
-        roles = {f"trainer{i}": Role(train, (i, meeting)) for i in range(2)}
-        one, other = launch(roles).values()
-        assert one["by_rref"] == other["by_rref"] == [True, False, True]
-        assert one["by_ddp"] == other["by_ddp"] == [True, False, True]
-        for mine, yours in zip(one["weights"], other["weights"], strict=True):
-            assert torch.equal(mine, yours)
-        assert "``children`` not supported for RemoteModule" in one["theirs"]
-        assert "no weight of this model is constrained" in one["ours"]
+    def test_training(self):
+        """On a worker, too, a Stiefel LSTM_cdopt is trained, an oblique one is not."""
+        found = launch({"trainer": Role(train)})["trainer"]
+        assert found["moved"] == [True, False, True]
+        assert "``children`` not supported for RemoteModule" in found["theirs"]
+        assert "no weight of this model is constrained" in found["ours"]
 
 
-def train(rank, meeting):
-    """On each trainer: what moves by RRefs, by DDP, and penalties of a RemoteModule."""
-    torch.manual_seed(rank)
-    remote = RemoteModule(f"trainer{rank}/cpu", nn.Linear, (8, 4))
-    by_rref = by_rrefs(lstms())
-    constraint_roles.join_replicas(meeting, rank)
-    layers = lstms()
-    replicas = [nn.parallel.DistributedDataParallel(layer) for layer in layers]
-    before = [snapshot(layer) for layer in layers]  # equal by now: DDP has sent them
-    for replica in replicas:
-        run(replica)
-    by_ddp = changed(before, layers)
+def train():
+    """What moves by RRefs, and the penalties of a RemoteModule."""
+    remote = RemoteModule("trainer/cpu", nn.Linear, (8, 4))
+    ours = dissolve_recurrent(nn.LSTM(8, 4, **F64), manifold="oblique")
+    lstms = [LSTM_cdopt(8, 4, **STIEFEL), LSTM_cdopt(8, 4, **OBLIQUE), ours]
+    weights = [free(lstm, "weight_hh_l0") for lstm in lstms]
+    before = [weight.detach().clone() for weight in weights]
+    rrefs = [RRef(p) for lstm in lstms for p in lstm.parameters()]
+    optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=0.1)
+    with dist_autograd.context() as context:
+        loss = sum(lstm(X)[0].square().sum() for lstm in lstms)
+        dist_autograd.backward(context, [loss + constraints.penalty(*lstms)])
+        optimizer.step(context)
+    pairs = zip(before, weights, strict=True)
     return {
-        "by_rref": by_rref,
-        "by_ddp": by_ddp,
-        "weights": [snapshot(layer) for layer in layers],
+        "moved": [not torch.equal(old, new) for old, new in pairs],
         "theirs": message(get_quad_penalty, remote),
         "ours": message(constraints.penalty, remote),
     }
-
-
-def lstms():
-    """A Stiefel and an oblique LSTM_cdopt, and an oblique LSTM of ours."""
-    ours = constraints.dissolve_recurrent(nn.LSTM(8, 4, **F64), manifold="oblique")
-    return [LSTM_cdopt(8, 4, **STIEFEL), LSTM_cdopt(8, 4, **OBLIQUE), ours]
-
-
-def snapshot(lstm):
-    """What the free recurrent weight is now."""
-    return free(lstm, "weight_hh_l0").detach().clone()
-
-
-def changed(before, layers):
-    """Which weights are no more what they were."""
-    return [
-        not torch.equal(old, snapshot(layer))
-        for old, layer in zip(before, layers, strict=True)
-    ]
-
-
-def by_rrefs(layers):
-    """Which weights move in a step of the original's optimizer."""
-    before = [snapshot(layer) for layer in layers]
-    rrefs = [RRef(p) for layer in layers for p in layer.parameters()]
-    optimizer = DistributedOptimizer(optim.SGD, rrefs, lr=0.1)
-    with dist_autograd.context() as context:
-        x = torch.randn(5, 3, 8, **F64)
-        loss = sum(layer(x)[0].square().sum() for layer in layers)
-        dist_autograd.backward(context, [loss + constraints.penalty(*layers)])
-        optimizer.step(context)
-    return changed(before, layers)
-
-
-def message(function, argument):
-    """The error that a call raises."""
-    try:
-        function(argument)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"

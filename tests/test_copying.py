@@ -1,6 +1,5 @@
 """The copying memory problem against its definition."""
 
-import dataclasses
 import math
 
 import pytest
@@ -60,15 +59,6 @@ def test_a_perfect_answer_recalls_all_and_costs_nothing(task, seed):
     assert task.loss(logits, targets).item() < 1e-12
 
 
-def test_a_constant_answer_recalls_as_chance():
-    task = CopyingMemory(num_symbols=8, num_copies=5)
-    _, targets = task.batch(4_000, generator(0))
-    for symbol in range(1, 9):
-        answer = functional.one_hot(torch.full_like(targets, symbol), 9)
-        # The standard deviation of the share is 0.0023.
-        assert task.recall(answer.float(), targets) == pytest.approx(1 / 8, abs=0.012)
-
-
 @given(tasks, st.integers(0, 99))
 def test_the_best_answer_without_memory_costs_the_chance_loss(task, seed):
     _, targets = task.batch(5, generator(seed))
@@ -91,10 +81,8 @@ def test_recall_counts_only_what_was_to_be_recalled():
     assert task.recall(logits, targets) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "least"),
-    [("num_symbols", 1, 2), ("num_copies", 0, 1), ("delay", 0, 1)],
-)
-def test_a_problem_that_makes_no_sense_is_refused(field, value, least):
-    with pytest.raises(ValueError, match=f"{field} is {value}, but .* least {least}"):
-        dataclasses.replace(CopyingMemory(), **{field: value})
+def test_a_problem_that_makes_no_sense_is_refused():
+    for field, value, least in (("num_symbols", 1, 2), ("delay", 0, 1)):
+        why = f"{field} is {value}, but must be at least {least}"
+        with pytest.raises(ValueError, match=why):
+            CopyingMemory(**{field: value})

@@ -1,20 +1,17 @@
 """Texts, streams, the grammar of known entropy, and the baselines."""
 
-import dataclasses
-import inspect
 import itertools
 import math
 import pickle
 from collections import defaultdict
 from types import SimpleNamespace
 
-import IPython
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from IPython.core.magics import OSMagics
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from cdopt_tutorial.data import (
@@ -42,14 +39,6 @@ def reference() -> Corpus:
 # Text
 
 
-def test_the_documentation_says_what_docstrings_say_and_each_paragraph_once():
-    told = documentation().strip().split("\n\n")
-    assert len(told) == len(set(told)) > 1_000
-    for documented in (IPython, OSMagics, OSMagics.pushd):
-        for paragraph in inspect.getdoc(documented).split("\n\n"):
-            assert " ".join(paragraph.split()) in told
-
-
 def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
     monkeypatch, tmp_path
 ):
@@ -69,38 +58,29 @@ def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
 def test_a_file_is_read_with_or_without_a_byte_order_mark(tmp_path):
     for data in (b"gr\xc3\xbc\xc3\x9f\n", b"\xef\xbb\xbfgr\xc3\xbc\xc3\x9f\n"):
         (tmp_path / "text").write_bytes(data)
-        assert read_text(tmp_path / "text") == "grüß\n"
         assert read_text(str(tmp_path / "text")) == "grüß\n"
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"", "it is empty"),
-        (b" \n\t", "it is empty"),
-        (b"text\0text", "binary"),
-        (b"text \xff", "byte 5 is not UTF-8"),
-        ("text".encode("utf-16"), "binary"),
-    ],
-)
-def test_a_file_that_is_no_text_is_refused_in_one_line(tmp_path, data, why):
-    (tmp_path / "odd").write_bytes(data)
-    with pytest.raises(ValueError, match=why) as caught:
-        load_corpus(tmp_path / "odd")
-    assert "odd'" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_path_that_is_no_file_is_refused_in_one_line(tmp_path):
-    unreadable = tmp_path / ("x" * 1_000)  # root may read anything else
-    for path, why in [
-        (tmp_path / "gone", "there is no such file"),
-        (tmp_path / "go\nne", "there is no such file"),
-        (tmp_path, "it is a directory"),
-        (unreadable, "it cannot be read"),
-        ("/dev/null", "it is not a regular file"),
-    ]:
+def test_what_is_no_text_is_refused_in_one_line(tmp_path):
+    odd = {
+        "empty": (b"", "it is empty"),
+        "blank": (b" \n\t", "it is empty"),
+        "nul": (b"text\0text", "binary"),
+        "latin": (b"text \xff", "byte 5 is not UTF-8"),
+        "short": (b"a b " * 499 + b"c", "it has 999 tokens .* at least 1000"),
+        "new": (b"%d " * 999 % (*range(999),) + b".", "no word occurs twice"),
+    }
+    for name, (data, _) in odd.items():
+        (tmp_path / name).write_bytes(data)
+    refused = {tmp_path / name: why for name, (_, why) in odd.items()} | {
+        tmp_path / "go\nne": "there is no such file",
+        tmp_path: "it is a directory",
+        tmp_path / ("x" * 1_000): "it cannot be read",  # root may read anything else
+        "/dev/null": "it is not a regular file",
+    }
+    for path, why in refused.items():
         with pytest.raises(ValueError, match=why) as caught:
-            read_text(path)
+            load_corpus(path)
         assert "\n" not in str(caught.value)
 
 
@@ -111,17 +91,14 @@ def test_tokens_are_lower_cased_words_and_single_marks():
     ]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_tokens_are_joined_readably():
+    for line in (
         'the name "x" is bound, but "y" isn’t (see below).',
         "it doesn't matter: f() returns x (new in version 3.11); so what?",
         "if x == y and z >= 2: lambda: x ** 2",
         "a well-known *target* of object.__init__",
-    ],
-)
-def test_tokens_are_joined_readably(line):
-    assert detokenize(tokenize(line)) == line
+    ):
+        assert detokenize(tokenize(line)) == line
 
 
 @given(st.text(alphabet=st.sampled_from("aBs_7éΣ \n'\"’.,:-*=<>/|()[]{}!?`@")))
@@ -136,15 +113,13 @@ def test_joined_tokens_are_cut_again_in_the_same_places(line):
 def test_a_vocabulary_is_unk_and_then_the_most_frequent_words():
     tokens = "c b a c b e c b a d".split()
     assert Vocabulary.build(tokens).words == ("<unk>", "b", "c", "a")
-    assert Vocabulary.build(tokens, max_size=3).words == ("<unk>", "b", "c")
 
 
 def test_unknown_words_become_unk_and_the_rest_comes_back():
-    vocabulary = Vocabulary.build("a b a b".split())
+    vocabulary = pickle.loads(pickle.dumps(Vocabulary.build("a b a b".split())))
     ids = vocabulary.encode(["b", "z", "a"])
     assert ids.dtype == torch.int64
     assert vocabulary.decode(ids) == ["b", "<unk>", "a"]
-    assert vocabulary.decode([0, 1]) == ["<unk>", "a"]
     assert len(vocabulary) == 3
     assert vocabulary.encode([]).tolist() == []
 
@@ -154,54 +129,20 @@ def test_a_vocabulary_without_unk_refuses_an_unknown_word():
         Vocabulary(("a", "b")).encode(["a", "z"])
 
 
-def test_a_vocabulary_does_not_change_and_travels():
-    vocabulary = Vocabulary.build("a b a b".split())
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        vocabulary.words = ()
-    copy = pickle.loads(pickle.dumps(vocabulary))
-    assert copy == vocabulary and copy.encode(["b"]).tolist() == [2]
-
-
-@pytest.mark.parametrize("words", [(), ("a", "b", "a")])
-def test_a_vocabulary_of_nothing_or_with_a_word_twice_is_refused(words):
-    with pytest.raises(ValueError, match=f"of {len(words)} words differ, but all"):
-        Vocabulary(words)
-
-
 # Corpus
 
 
 def test_the_end_of_a_file_is_held_out_and_adds_nothing_to_the_vocabulary(tmp_path):
-    words = [f"w{i % 90}" for i in range(900)] + ["new", "w0"] * 50
+    words = [f"w{i % 90:02}" for i in range(900)] + ["new", "w00"] * 50
     (tmp_path / "text").write_text(" ".join(words))
     corpus = load_corpus(tmp_path / "text")
     assert corpus.vocabulary.decode(corpus.train) == words[:900]
-    assert corpus.vocabulary.decode(corpus.valid) == ["<unk>", "w0"] * 50
+    assert corpus.vocabulary.decode(corpus.valid) == ["<unk>", "w00"] * 50
     assert corpus.train.dtype == corpus.valid.dtype == torch.int64
-
-
-def test_a_vocabulary_has_at_most_as_many_words_as_asked(tmp_path):
-    (tmp_path / "text").write_text("a b c d " * 500)
-    corpus = load_corpus(tmp_path / "text", max_vocab=3)
-    assert (len(corpus.train), len(corpus.valid)) == (1_800, 200)
-    assert corpus.vocabulary.words == ("<unk>", "a", "b")
+    small = load_corpus(tmp_path / "text", max_vocab=3)
+    assert small.vocabulary.words == ("<unk>", "w00", "w01")
     with pytest.raises(ValueError, match="max_size is 1, but must be at least 2"):
         load_corpus(tmp_path / "text", max_vocab=1)
-
-
-def test_a_corpus_that_is_too_short_says_what_is_needed(tmp_path):
-    (tmp_path / "text").write_text("a b " * 499 + "c")
-    with pytest.raises(
-        ValueError, match="it has 999 tokens .* at least 1000"
-    ) as caught:
-        load_corpus(tmp_path / "text")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_corpus_without_repetition_is_refused(tmp_path):
-    (tmp_path / "text").write_text(" ".join(f"w{i}" for i in range(2_000)))
-    with pytest.raises(ValueError, match="no word occurs twice"):
-        load_corpus(tmp_path / "text")
 
 
 def test_of_ten_blocks_of_the_reference_the_fifth_is_held_out(monkeypatch):
@@ -225,7 +166,6 @@ def test_what_is_held_out_of_the_reference_is_not_in_its_training_part(reference
 
 def test_the_reference_is_a_real_text_with_learnable_unknown_words(reference):
     assert len(reference.train) > 50_000 and len(reference.valid) > 5_000
-    assert 0.05 < len(reference.valid) / len(reference.train) < 0.2
     assert (reference.train == 0).sum() > 500
     assert (reference.valid == 0).float().mean() < 0.1
 
@@ -241,10 +181,14 @@ def streams(draw) -> tuple[Tensor, Stream]:
     return tokens, Stream(tokens, seq_len, batch_size)
 
 
-@given(streams())
-def test_a_column_is_a_part_of_the_text_in_order_and_targets_are_the_next(drawn):
+@given(streams(), st.data())
+def test_a_column_is_a_part_of_the_text_in_order_and_targets_are_the_next(drawn, data):
     tokens, stream = drawn
-    inputs, targets = (torch.cat(part) for part in zip(*stream.windows(), strict=True))
+    windows = list(stream.windows())
+    assert len(windows) == len(stream)
+    assert {len(inputs) for inputs, _ in windows[:-1]} <= {stream.seq_len}
+    assert 1 <= len(windows[-1][0]) <= stream.seq_len
+    inputs, targets = (torch.cat(part) for part in zip(*windows, strict=True))
     rows = len(inputs)
     for column in range(stream.batch_size):
         part = tokens[column * rows :]
@@ -252,24 +196,9 @@ def test_a_column_is_a_part_of_the_text_in_order_and_targets_are_the_next(drawn)
         assert targets[:, column].tolist() == part[1 : rows + 1].tolist()
     assert inputs.numel() == stream.num_tokens
     assert 0 <= len(tokens) - 1 - stream.num_tokens < stream.batch_size
-
-
-@given(streams())
-def test_all_windows_but_the_last_are_full(drawn):
-    _, stream = drawn
-    shapes = [tuple(inputs.shape) for inputs, _ in stream.windows()]
-    assert len(shapes) == len(stream)
-    assert set(shapes[:-1]) <= {(stream.seq_len, stream.batch_size)}
-    assert 1 <= shapes[-1][0] <= stream.seq_len
-
-
-@given(streams(), st.data())
-def test_a_stream_resumed_is_the_tail_of_the_whole(drawn, data):
-    _, stream = drawn
     start = data.draw(st.integers(0, len(stream)))
-    whole, tail = list(stream.windows())[start:], list(stream.windows(start=start))
-    assert len(tail) == len(whole)
-    for one, other in zip(whole, tail, strict=True):
+    tail = list(stream.windows(start=start))
+    for one, other in zip(windows[start:], tail, strict=True):
         assert all(map(torch.equal, one, other))
 
 
@@ -318,16 +247,6 @@ def test_a_stream_that_cannot_be_cut_is_refused(length, seq_len, batch_size):
         Stream(torch.arange(length), seq_len, batch_size)
 
 
-def test_positions_and_shards_that_do_not_exist_are_refused():
-    stream = Stream(torch.arange(31), seq_len=5, batch_size=3)
-    for start in (-1, len(stream) + 1):
-        with pytest.raises(ValueError, match="start"):
-            stream.windows(start=start)
-    for rank, num_trainers in ((0, 4), (0, 0), (2, 2), (-1, 2)):
-        with pytest.raises(ValueError, match="trainers|rank"):
-            stream.shard(rank, num_trainers)
-
-
 # Grammar
 
 
@@ -343,43 +262,32 @@ def grammars(draw, orders=(1, 2, 3)) -> Grammar:
 
 def next_words(grammar: Grammar) -> dict[tuple[int, ...], dict[int, float]]:
     """The grammar written out, as its docstring says: probabilities by context."""
-    written = {}
+    written, choices = {}, range(grammar.branching)
     for first in range(grammar.num_words):
-        for choices in itertools.product(
-            range(grammar.branching), repeat=grammar.order - 1
-        ):
-            walk, number = [first], first
-            for choice in choices:
+        for chosen in itertools.product(choices, repeat=grammar.order - 1):
+            walk = [first]
+            for choice in chosen:
                 walk.append(int(grammar.successors[walk[-1], choice]))
-                number = number * grammar.branching + choice
-            written[tuple(walk)] = dict(
-                zip(
-                    grammar.successors[walk[-1]].tolist(),
-                    grammar.probabilities[number].tolist(),
-                    strict=True,
-                )
-            )
+            words = grammar.successors[walk[-1]].tolist()
+            likely = grammar.probabilities[len(written)].tolist()
+            written[tuple(walk)] = dict(zip(words, likely, strict=True))
     return written
 
 
 def joint_of(grammar: Grammar) -> dict[tuple[int, ...], float]:
     """Probabilities of ``order`` + 1 successive words, by following the chain."""
-    written = next_words(grammar)
+    written, before = next_words(grammar), {}
     share = dict.fromkeys(written, 1 / len(written))
-    for _ in range(2_000):
-        after = dict.fromkeys(written, 0.0)
-        for walk, mass in share.items():
-            for word, likely in written[walk].items():
-                after[*walk[1:], word] += mass * likely
-        moved = max(abs(after[walk] - share[walk]) for walk in share)
-        share = after
-        if moved < 1e-15:
-            break
-    return {
-        (*walk, word): mass * likely
-        for walk, mass in share.items()
-        for word, likely in written[walk].items()
-    }
+    while max(abs(share[walk] - before.get(walk, 0)) for walk in share) > 1e-14:
+        before, share = share, dict.fromkeys(written, 0.0)
+        joint = {
+            (*walk, word): mass * likely
+            for walk, mass in before.items()
+            for word, likely in written[walk].items()
+        }
+        for words, mass in joint.items():
+            share[words[1:]] += mass
+    return joint
 
 
 def conditional_entropy(joint: dict[tuple[int, ...], float], order: int) -> float:
@@ -393,14 +301,9 @@ def conditional_entropy(joint: dict[tuple[int, ...], float], order: int) -> floa
 
 @settings(max_examples=10)
 @given(grammars())
-def test_entropies_are_those_of_the_chain_followed_step_by_step(grammar):
-    joint = joint_of(grammar)
-    for order in range(grammar.order + 1):
-        expected = conditional_entropy(joint, order)
-        assert grammar.cross_entropy_of(order) == pytest.approx(expected, abs=1e-9)
-    rate = conditional_entropy(joint, grammar.order)
-    assert grammar.entropy_rate == pytest.approx(rate, abs=1e-9)
-    assert grammar.cross_entropy_of(grammar.order + 3) == grammar.entropy_rate
+def test_the_entropy_rate_is_that_of_the_chain_followed_step_by_step(grammar):
+    expected = conditional_entropy(joint_of(grammar), grammar.order)
+    assert grammar.entropy_rate == pytest.approx(expected, abs=1e-9)
 
 
 def is_ergodic(grammar: Grammar) -> bool:
@@ -413,11 +316,6 @@ def is_ergodic(grammar: Grammar) -> bool:
     return bool(steps.all())
 
 
-@pytest.mark.parametrize("num_words", [2, 3, 4, 5])
-def test_the_sparsest_grammars_are_ergodic_for_every_seed(num_words):
-    assert all(is_ergodic(Grammar(num_words, 2, seed)) for seed in range(200))
-
-
 @given(grammars())
 def test_every_choice_is_another_word_and_no_context_is_left_out(grammar):
     assert is_ergodic(grammar)
@@ -428,29 +326,11 @@ def test_every_choice_is_another_word_and_no_context_is_left_out(grammar):
     assert grammar.stationary.min() > 0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_bigram_model_does_not_suffice_for_the_default_order(seed):
-    unigram, bigram, rate = map(Grammar(seed=seed).cross_entropy_of, (0, 1, 2))
-    assert unigram > 1.5 * rate
-    assert 1.1 * rate < bigram < 1.5 * rate
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_a_long_sample_is_as_surprising_as_the_entropy_rate(order):
-    grammar = Grammar(seed=3, order=order)
-    sample, written = grammar.sample(100_000, seed=5).tolist(), next_words(grammar)
-    logs = [
-        math.log(written[tuple(sample[place - order : place])][sample[place]])
-        for place in range(order, len(sample))
-    ]
-    assert -np.mean(logs) == pytest.approx(grammar.entropy_rate, rel=0.015)
-
-
 def test_the_first_context_of_a_sample_is_stationary():
     grammar = Grammar(num_words=3, branching=2, seed=1)
-    first = [grammar.sample(1, seed).item() for seed in range(3_000)]
+    first = [grammar.sample(1, seed).item() for seed in range(1_000)]
     expected = grammar.stationary.reshape(3, 2).sum(axis=1)
-    np.testing.assert_allclose(np.bincount(first) / 3_000, expected, atol=0.04)
+    np.testing.assert_allclose(np.bincount(first) / 1_000, expected, atol=0.06)
 
 
 def test_samples_are_reproducible_and_differ_between_seeds():
@@ -466,20 +346,6 @@ def test_samples_are_reproducible_and_differ_between_seeds():
     assert [len(Grammar().sample(length)) for length in (0, 1, 5)] == [0, 1, 5]
 
 
-@pytest.mark.parametrize(("length", "seed"), [(-1, 0), (1, -1)])
-def test_a_sample_of_less_than_nothing_is_refused(length, seed):
-    with pytest.raises(ValueError, match=f"length {length} and seed {seed} must be 0"):
-        Grammar().sample(length, seed)
-    with pytest.raises(ValueError, match="order is -1, but must be at least 0"):
-        Grammar().cross_entropy_of(-1)
-
-
-def test_a_grammar_travels():
-    grammar = Grammar(seed=4)
-    copy = pickle.loads(pickle.dumps(grammar))
-    assert copy == grammar and copy.entropy_rate == grammar.entropy_rate
-
-
 def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
     grammar = Grammar()
     corpus = grammar.corpus(500, 300)
@@ -492,30 +358,25 @@ def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
     assert len(Grammar(num_words=100).vocabulary) == 100
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_a_grammar_out_of_range_is_refused():
+    for options in (
         {"num_words": 1},
         {"branching": 1},
         {"num_words": 3, "branching": 4},
         {"order": 0},
         {"seed": -1},
         {"order": 6},
-    ],
-)
-def test_a_grammar_out_of_range_is_refused(options):
-    with pytest.raises(ValueError, match="but must be at"):
-        Grammar(**options)
+    ):
+        with pytest.raises(ValueError, match="but must be at"):
+            Grammar(**options)
 
 
 # Baselines
 
 
-def test_probabilities_of_the_reference_sum_to_one(reference):
-    every = np.arange(len(reference.vocabulary))
-    model = KneserNey(reference.train, len(every))
-    for before in range(0, len(every), 100):
-        assert model.probability(before, every).sum() == pytest.approx(1, abs=1e-9)
+def after(model: KneserNey, before: ArrayLike, words: ArrayLike) -> np.ndarray:
+    """Probabilities of words after others, the number of which has them as digits."""
+    return model.probability(np.asarray(before) * model.vocab_size + np.asarray(words))
 
 
 def test_kneser_ney_by_hand():
@@ -524,7 +385,7 @@ def test_kneser_ney_by_hand():
     model = KneserNey(torch.tensor([0, 1, 0, 2]), vocab_size=3)
     after_0 = [1 / 2 / 3, (1 - 0.5) / 2 + 1 / 2 / 3, (1 - 0.5) / 2 + 1 / 2 / 3]
     after_1 = [(1 - 0.5) + 1 / 2 / 3, 1 / 2 / 3, 1 / 2 / 3]
-    table = model.probability(np.arange(3)[:, None], np.arange(3))
+    table = after(model, np.arange(3)[:, None], np.arange(3))
     np.testing.assert_allclose(table, [after_0, after_1, [1 / 3] * 3])
 
 
@@ -533,7 +394,7 @@ def test_freed_mass_goes_by_how_many_words_a_word_follows_not_how_often():
     model = KneserNey(
         torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 2, 3, 2]), vocab_size=5
     )
-    often, widely = model.probability(4, [1, 2])  # nothing was seen to follow 4
+    often, widely = after(model, 4, [1, 2])  # nothing was seen to follow 4
     assert widely > 1.5 * often
 
 
@@ -543,7 +404,7 @@ def test_probabilities_sum_to_one_after_any_words(order, vocab_size, data):
     words = st.lists(st.integers(0, vocab_size - 1), min_size=order, max_size=60)
     tokens, every = torch.tensor(data.draw(words)), np.arange(vocab_size)
     before = np.arange(vocab_size ** (order - 1))
-    table = KneserNey(tokens, vocab_size, order).probability(before[:, None], every)
+    table = after(KneserNey(tokens, vocab_size, order), before[:, None], every)
     assert table.min() > 0
     np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-12)
     alone = unigram(tokens.numpy(), vocab_size)
@@ -556,8 +417,7 @@ def test_a_longer_sequence_falls_back_on_a_shorter_one():
     # all that there is after 1 1.
     tokens = torch.tensor([0, 0, 1, 0, 0, 1])
     longer = KneserNey(tokens, vocab_size=2, order=3)
-    shorter = longer.probability(3, np.arange(2))
-    after_01 = longer.probability(1, np.arange(2))
+    shorter, after_01 = (after(longer, before, np.arange(2)) for before in (3, 1))
     np.testing.assert_allclose(after_01, [0.5, 0] + 0.5 * shorter)
 
 
@@ -567,14 +427,6 @@ def test_an_order_that_does_not_fit_is_refused():
             KneserNey(torch.arange(9), vocab_size, order)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_a_sequence_as_long_as_the_grammar_looks_back_reaches_its_floor(order):
-    grammar = Grammar(seed=2, num_words=8, order=order)
-    corpus = grammar.corpus(100_000, 50_000)
-    best = math.exp(grammar.entropy_rate)
-    assert ngram_perplexity(corpus, order + 1) == pytest.approx(best, rel=0.02)
-
-
 def test_discounts_are_those_of_chen_and_goodman():
     counts = np.repeat([0, 1, 2, 3, 4, 9], [5, 40, 20, 10, 6, 3])
     share = 40 / (40 + 2 * 20)
@@ -582,13 +434,19 @@ def test_discounts_are_those_of_chen_and_goodman():
     np.testing.assert_allclose(_discounts(counts), expected)
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, 2, 3])
 def test_baselines_reach_what_the_best_of_their_kind_can(order):
-    grammar = Grammar(seed=2, order=order)
-    corpus = grammar.corpus(100_000, 50_000)
-    for perplexity, seen in ((unigram_perplexity, 0), (bigram_perplexity, 1)):
-        best = math.exp(grammar.cross_entropy_of(seen))
-        assert perplexity(corpus) == pytest.approx(best, rel=0.02)
+    """And so a long sample is as surprising as the entropy rate says."""
+    grammar = Grammar(seed=2, num_words=8, order=order)
+    corpus, joint = grammar.corpus(60_000, 30_000), joint_of(grammar)
+    assert unigram_perplexity(corpus) == pytest.approx(
+        math.exp(conditional_entropy(joint, 0)), rel=0.02
+    )
+    for seen in range(1, order + 1):
+        best = math.exp(conditional_entropy(joint, seen))
+        assert ngram_perplexity(corpus, seen + 1) == pytest.approx(best, rel=0.03)
+    assert bigram_perplexity(corpus) == ngram_perplexity(corpus, 2)
+    assert (conditional_entropy(joint, 1) > 1.05 * grammar.entropy_rate) == (order > 1)
 
 
 def test_baselines_learn_from_the_training_part_alone():
@@ -597,21 +455,3 @@ def test_baselines_learn_from_the_training_part_alone():
     # Of a word that was never seen; had they seen it, both would come near 1.
     assert unigram_perplexity(corpus) > 100
     assert bigram_perplexity(corpus) > len(vocabulary)
-
-
-def test_baselines_are_better_than_adding_one(reference):
-    vocab_size = len(reference.vocabulary)
-    train, valid = reference.train.numpy(), reference.valid.numpy()
-    counts = np.ones((vocab_size, vocab_size))
-    np.add.at(counts, (train[:-1], train[1:]), 1)
-    likely = counts[valid[:-1], valid[1:]] / counts.sum(axis=1)[valid[:-1]]
-    add_one = math.exp(-np.log(likely).mean())
-    assert bigram_perplexity(reference) < 0.5 * unigram_perplexity(reference)
-    assert bigram_perplexity(reference) < 0.5 * add_one
-
-
-@pytest.mark.parametrize("perplexity", [unigram_perplexity, bigram_perplexity])
-def test_a_corpus_with_nothing_to_predict_is_refused(perplexity):
-    corpus = Corpus(Vocabulary(("a",)), torch.zeros(9, dtype=int), torch.zeros(1))
-    with pytest.raises(ValueError, match="valid has 1 tokens"):
-        perplexity(corpus)

@@ -46,10 +46,6 @@ def test_the_digits_are_those_of_scikit_learn():
     assert images.min() == 0 and images.max() == 1
     assert torch.equal(images * 16, (images * 16).round())
     assert labels.unique().tolist() == list(range(10))
-    # The first is a 0: a ring, with nothing in the middle.
-    assert labels[0] == 0
-    ring = images[0].view(8, 8)
-    assert ring[3:5, 3:5].max() < 0.1 < 0.4 < ring[3, 2]
 
 
 def test_the_problem_is_of_the_covariance_about_the_mean(problem):
@@ -91,47 +87,35 @@ def test_the_polar_projection_is_feasible_and_keeps_the_span(problem):
     assert polar(x).isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("matrix", "p", "message"),
-    [
-        (torch.eye(3), 3, "p is 3"),
-        (torch.eye(3), 0, "p is 0"),
-    ],
-)
-def test_a_problem_out_of_range_is_refused(matrix, p, message):
-    with pytest.raises(ValueError, match=message):
-        Problem(matrix, p)
+def test_a_problem_out_of_range_is_refused():
+    for p in 0, 3:
+        with pytest.raises(ValueError, match=f"p is {p}"):
+            Problem(torch.eye(3), p)
 
 
 # The methods
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("method", DISSOLVING)
-def test_dissolving_finds_the_answer_of_eigh(method, seed, problem):
-    run = solve(method, problem, seed)
-    assert run.gap[0] > 0.5 and abs(run.gap[-1]) <= 1e-6
-    assert run.feasibility[-1] <= 1e-6
-    assert distance(run.x) <= 1e-10
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_finds_the_answer_of_eigh(method, problem):
+    # Those with a schedule or a line search have their own number of steps.
+    own = method in ("dissolving, Adam", "dissolving, L-BFGS")
+    run = solve(method, problem, seed=1, **({} if own else {"steps": 250}))
+    assert run.gap[0] == pytest.approx(problem.gap(problem.start(1)))
+    assert run.gap[0] > 0.5
+    assert len(run.seconds) == len(run.gap) == len(run.feasibility)
+    assert run.seconds[0] == 0 and run.seconds == sorted(run.seconds)
+    assert abs(run.gap[-1]) <= TARGET
+    if method not in DISSOLVING:  # which never leave the manifold
+        assert max(run.feasibility) < 1e-10
+    assert run.feasibility[-1] <= 1e-6 and distance(run.x) <= 1e-10
     best = problem.eigen[1][:, : problem.p]
     assert torch.linalg.norm(run.x @ run.x.T - best @ best.T) < 1e-3
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - set(DISSOLVING)))
-def test_the_peers_find_it_and_never_leave_the_manifold(method, problem):
-    run = solve(method, problem, seed=1)
-    assert abs(run.gap[-1]) <= TARGET
-    assert max(run.feasibility) < 1e-10
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_all_start_at_the_same_point_and_record_every_step(method, problem):
-    run = solve(method, problem, seed=4, steps=3)
-    assert run.gap[0] == pytest.approx(problem.gap(problem.start(4)))
-    assert len(run.seconds) == len(run.gap) == len(run.feasibility) == 4
-    assert run.seconds[0] == 0 and run.seconds == sorted(run.seconds)
-    again = solve(method, problem, seed=4, steps=3)
-    assert again.gap == run.gap and torch.equal(again.x, run.x)
+def test_a_run_repeats(problem):
+    one, again = (solve("matrix_exp", problem, seed=4, steps=3) for _ in range(2))
+    assert again.gap == one.gap and torch.equal(again.x, one.x)
 
 
 def test_to_evaluate_does_not_count_into_the_time(problem, monkeypatch):
@@ -170,19 +154,13 @@ def test_the_penalty_must_outweigh_the_least_curvature(problem):
     shifted = Problem(problem.matrix - torch.eye(64, dtype=torch.float64))
     threshold = 3 / 8 * (1 - problem.eigen[0][4].item())
 
-    def feasibility(share: float) -> float:
-        run = solve(
-            "dissolving, SGD",
-            shifted,
-            steps=2_500,
-            lr=0.1,
-            penalty_param=share * threshold,
-        )
-        return run.feasibility[-1]
+    def feasibility(share: float, steps: int) -> float:
+        changes = {"lr": 0.1, "penalty_param": share * threshold, "steps": steps}
+        return solve("dissolving, SGD", shifted, **changes).feasibility[-1]
 
-    assert feasibility(1.1) < 1e-6
-    assert feasibility(0.9) > 0.05
-    assert feasibility(0) > 1
+    assert feasibility(1.15, steps=900) < 1e-4
+    assert feasibility(0.85, steps=300) > 0.05
+    assert feasibility(0, steps=100) > 1
 
 
 def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
@@ -201,26 +179,19 @@ def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
 # The learning rates
 
 
-def steps_to_the_target(method: str, problem: Problem, lr: float, seed: int) -> float:
+def steps_to_the_target(problem: Problem, lr: float, seed: int) -> float:
     """Steps after which a run is near the answer and the manifold, for good."""
-    run = solve(method, problem, seed, lr=lr)
-    away = [
-        place
-        for place, (gap, off) in enumerate(zip(run.gap, run.feasibility, strict=True))
-        if not (gap <= TARGET and off <= NEAR)
-    ]
-    return math.inf if away[-1] == len(run.gap) - 1 else away[-1] + 1
+    run = solve("dissolving, SGD", problem, seed, lr=lr, steps=450)
+    pairs = zip(run.gap, run.feasibility, strict=True)
+    near = [gap <= TARGET and off <= NEAR for gap, off in pairs]  # NaN is not
+    return len(near) - near[::-1].index(False) if near[-1] else math.inf
 
 
-@pytest.mark.parametrize("method", ["dissolving, SGD", "projection"])
-def test_no_learning_rate_nearby_arrives_sooner(method, problem):
-    """The seed that takes longest counts: a rate must do for all, and be at most 32."""
-    own = METHODS[method].lr
+def test_no_learning_rate_nearby_arrives_sooner(problem):
+    """The seed that takes longest counts: a rate must do for all."""
+    own = METHODS["dissolving, SGD"].lr
     slowest = {
-        share: max(
-            steps_to_the_target(method, problem, share * own, seed) for seed in range(3)
-        )
+        share: max(steps_to_the_target(problem, share * own, seed) for seed in (0, 1))
         for share in (2**-0.5, 1, 2**0.5)
-        if share * own <= 32
     }
     assert slowest[1] == min(slowest.values()) < math.inf

@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.functional import jacobian
 from torch.nn import functional
@@ -32,7 +30,6 @@ from cdopt_tutorial.dissolving.memory import (
     run,
     train,
 )
-from cdopt_tutorial.engines import share
 
 TASK = CopyingMemory(num_symbols=3, num_copies=2, delay=4)
 TINY = MemoryConfig(task=TASK, hidden=8, batch_size=4, steps=20, interval=5)
@@ -74,21 +71,12 @@ def test_gradient_norms_are_those_of_the_product_of_jacobians(name, seed=1):
     assert norms == pytest.approx(by_jacobians(rnn, inputs, direction), rel=1e-12)
 
 
-def test_without_inputs_an_orthogonal_rnn_keeps_the_norm():
-    rnn = flow.start(flow.LAYERS["Stiefel RNN"], 16, 0)
-    nn.init.zeros_(rnn.bias_ih_l0)
-    nn.init.zeros_(rnn.bias_hh_l0)
-    inputs = torch.zeros(20, flow.NUM_INPUTS, dtype=torch.float64)
-    direction = functional.normalize(torch.ones(16, dtype=torch.float64), dim=0)
-    norms = flow.gradient_norms(rnn, inputs, direction)
-    assert norms == pytest.approx([1] * 21, rel=1e-6)
-
-
 def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
     state = torch.get_rng_state()
     found = flow.flows(hidden=32, steps=30, seeds=(1, 2))
     assert torch.equal(torch.get_rng_state(), state)
-    assert found == flow.flows(hidden=32, steps=30, seeds=(1, 2))
+    again = flow.flows(hidden=32, steps=30, seeds=(2,))
+    assert again == {name: runs[1:] for name, runs in found.items()}
     for norms in (norms for runs in found.values() for norms in runs):
         assert len(norms) == 31 and norms[-1] == pytest.approx(1)
     first = {name: [norms[0] for norms in runs] for name, runs in found.items()}
@@ -100,12 +88,10 @@ def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
     assert max(per_gate) < min(first["Stiefel RNN"])
 
 
-@settings(max_examples=5)
-@given(st.integers(0, 99))
-def test_only_gates_that_are_constrained_each_are_orthogonal(seed):
+def test_only_gates_that_are_constrained_each_are_orthogonal():
     hidden = 16
     values = {
-        name: flow.gate_singular_values(flow.start(flow.LAYERS[name], hidden, seed))
+        name: flow.gate_singular_values(flow.start(flow.LAYERS[name], hidden, seed=0))
         for name in ("LSTM", "LSTM, stacked", "LSTM, per gate")
     }
     # A float32 projection, before the layer became one of float64.
@@ -121,7 +107,7 @@ def test_only_gates_that_are_constrained_each_are_orthogonal(seed):
 # The models
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["LSTM", "Stiefel", "torch's orthogonal"])
 def test_training_repeats_and_leaves_the_random_state_alone(name):
     state, begin = torch.get_rng_state(), time.perf_counter()
     first, again = (train(Job(name, 1e-2, seed=1), TINY) for _ in range(2))
@@ -156,44 +142,27 @@ def test_only_the_forget_gates_of_the_lstm_begin_open():
     assert is_one.tolist() == [False, True, False, False]
 
 
-@pytest.mark.parametrize("name", ["Stiefel", "torch's orthogonal"])
-def test_the_gradient_reaches_the_parameter_behind_the_map(name):
-    model = made(name).double()
-    inputs, targets = TASK.batch(3, torch.Generator().manual_seed(0))
-    original = next(p for n, p in model.named_parameters() if "original" in n)
-    TASK.loss(model(inputs), targets).backward()
-    step = 1e-5 * torch.randn_like(original)
-    with torch.no_grad():
-        slope = (original.grad * step).sum().item()
-        losses = []
-        for sign in (1, -2):
-            original += sign * step
-            losses.append(TASK.loss(model(inputs), targets).item())
-    assert (losses[0] - losses[1]) / 2 == pytest.approx(slope, rel=1e-4)
-
-
 def test_only_two_models_are_penalised_and_by_the_same_formula():
     for name in MODELS:
         model = made(name)
-        with torch.no_grad():
-            for parameter in model.rnn.parameters():
-                parameter += 0.05
+        for parameter in model.rnn.parameters():
+            parameter.data += 0.05
+        expected = 0.1 * model.distances()[0] ** 2
         if name in ("Stiefel", "penalty alone"):
-            weight, _ = model.distances()
-            assert model.penalty().item() == pytest.approx(0.1 * weight**2, rel=1e-4)
-            assert weight > 0.1
+            assert model.penalty().item() == pytest.approx(expected, rel=1e-4)
+            assert expected > 1e-3
         else:
             assert model.penalty() == 0
 
 
 def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
-    config = replace(TINY, hidden=16, steps=200, interval=50)
+    config = replace(TINY, hidden=16, steps=100, interval=50)
     names = "Stiefel", "torch's orthogonal", "orthogonal start"
     dissolved, exact, start = (train(Job(n, 3e-3, seed=1), config) for n in names)
     assert dissolved.weight < 0.2
     assert dissolved.mapped <= dissolved.weight**2
     assert exact.mapped < 1e-5
-    assert start.weight > 5 * dissolved.weight
+    assert start.weight > 4 * dissolved.weight
 
 
 @pytest.mark.parametrize("name", ["free", "LSTM", "Stiefel", "penalty alone"])
@@ -244,21 +213,6 @@ def test_a_comparison_has_each_models_runs_in_the_order_of_the_seeds():
         assert runs == [train(job, config) for job in jobs]
     assert [number for number, _ in done] == [1, 2, 3, 4]
     assert {job for _, job in done} == {one.job for of in found.values() for one in of}
-
-
-def test_the_runs_do_not_depend_on_the_number_of_workers():
-    jobs = [Job(name, 1e-2, 1) for name in MODELS][:5]
-    alone = [train(job, TINY) for job in jobs]
-    for num_workers in (1, 2):
-        told = []
-        runs = share(
-            train,
-            [(job, TINY) for job in jobs],
-            num_workers=num_workers,
-            on_done=lambda number, run, told=told: told.append(run.job),
-        )
-        assert runs == alone
-        assert sorted(told, key=jobs.index) == jobs
 
 
 def a_run(lr: float, seed: int, *losses: float) -> Run:
@@ -315,9 +269,9 @@ def test_next_word_batches_are_pieces_of_the_language():
 def test_next_word_loss_of_the_language_itself_is_near_its_floor():
     task = NextWord()
     grammar, order = task.grammar, task.grammar.order
-    inputs, targets = task.batch(400, torch.Generator().manual_seed(1))
+    inputs, targets = task.batch(200, torch.Generator().manual_seed(1))
     exact = torch.zeros(*targets.shape, 8, dtype=torch.float64)
-    for place, sequence in itertools.product(range(order - 1, 35), range(400)):
+    for place, sequence in itertools.product(range(order - 1, 35), range(200)):
         context, *after = inputs[place + 1 - order : place + 1, sequence].tolist()
         last = context
         for word in after:
@@ -342,7 +296,7 @@ def test_next_word_loss_leaves_out_what_nobody_can_know():
 
 
 def test_next_word_is_learned_by_a_short_run():
-    config = replace(next_word_config(), hidden=16, steps=100)
+    config = replace(next_word_config(), hidden=16, steps=75)
     run = train(Job("LSTM", 3e-2, seed=1), config)
     assert run.losses[-1] < run.losses[0] - 0.3
     assert run.losses[-1] > config.task.floor - 0.02
@@ -351,28 +305,20 @@ def test_next_word_is_learned_by_a_short_run():
 # Bad values
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
+def test_a_comparison_that_makes_no_sense_is_refused():
+    known = "model is 'GRU', but must be free or orthogonal start"
+    for change, why in [
         ({"hidden": 0}, "hidden is 0, but must be at least 1"),
-        ({"interval": 0}, "interval is 0, but must be at least 1"),
         ({"steps": 21}, "steps is 21, but must be a multiple of interval, 5"),
-        ({"lrs": {"GRU": 0.1}}, "model is 'GRU', but must be free or orthogonal start"),
+        ({"lrs": {"GRU": 0.1}}, known),
         ({"lrs": {"free": 0.0}}, "lr is 0.0, but must be above 0 for 'free'"),
         ({"seeds": (1, -1)}, "seed is -1, but must be at least 0"),
-    ],
-)
-def test_a_comparison_that_makes_no_sense_is_refused(change, why):
-    with pytest.raises(ValueError, match=why):
-        replace(TINY, **change)
+    ]:
+        with pytest.raises(ValueError, match=why):
+            replace(TINY, **change)
 
 
 @pytest.mark.parametrize("change", [{"seq_len": 3}, {"text_len": 35}])
 def test_a_text_too_short_is_refused(change):
     with pytest.raises(ValueError, match="but must be at least (4|36)"):
         replace(NextWord(), **change)
-
-
-def test_the_dissolved_weights_are_seen_by_the_books_own_measures():
-    model = made("Stiefel")
-    assert constraints.feasibility(model).weight == pytest.approx(model.distances()[0])

@@ -8,7 +8,6 @@ import torch
 from cdopt.manifold_torch import sphere_torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.autograd.functional import hessian
 
 from cdopt_tutorial.dissolving import plane
 
@@ -52,6 +51,7 @@ def well_posed(f) -> torch.Tensor:
 
 
 @given(seeds)
+@settings(max_examples=10)
 def test_map_and_constraint_are_those_of_cdopt(seed):
     manifold = sphere_torch((2,), dtype=torch.float64)
     for x in points(seed):
@@ -59,18 +59,8 @@ def test_map_and_constraint_are_those_of_cdopt(seed):
         torch.testing.assert_close(plane.constraint(x), manifold.C(x))
 
 
-@given(seeds)
-def test_map_leaves_the_circle_alone_and_takes_the_plane_into_the_disk(seed):
-    x = points(seed)
-    unit = x / x.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(plane.dissolving_map(unit), unit)
-    mapped = plane.dissolving_map(x)
-    assert (mapped.norm(dim=1) <= 1 + 1e-12).all()
-    mirrored = x / x.square().sum(1, keepdim=True)
-    torch.testing.assert_close(plane.dissolving_map(mirrored), mapped)
-
-
 @given(seeds, betas)
+@settings(max_examples=25)
 def test_gradient_of_the_dissolved_function(seed, beta):
     f, matrix, centre = quadratic(seed)
     x = points(seed).requires_grad_()
@@ -92,7 +82,7 @@ def test_objective_has_the_optimum_that_its_docstring_says():
 
 
 @given(seeds)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_stationary_points_on_the_circle(seed):
     f, matrix, centre = quadratic(seed)
     found = plane.circle_stationary_points(f)
@@ -105,7 +95,7 @@ def test_stationary_points_on_the_circle(seed):
 
 
 @given(seeds, betas)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_dissolving_is_exact_for_every_beta(seed, beta):
     """What is stationary for f on the circle is so for h, with known curvatures."""
     f, matrix, _ = quadratic(seed)
@@ -122,53 +112,43 @@ def test_dissolving_is_exact_for_every_beta(seed, beta):
 
 
 @given(seeds)
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_with_a_large_beta_the_minima_are_those_on_the_circle(seed):
     f, *_ = quadratic(seed)
     on_circle = well_posed(f)
     h = plane.dissolved(f, 50.0)
     assert len(plane.spurious_minima(f, 50.0)) == 0
     found = plane.stationary_points(h)
-    minima = found[plane.curvatures(h, found)[:, 0] > 0]
+    curvatures = plane.curvatures(h, found)
+    minima = found[curvatures[:, 0] > 0]
     best = on_circle[plane.curvatures(h, on_circle)[:, 0] > 0]
     assert len(minima) == len(best) >= 1
     assert torch.cdist(minima, best).amin(1).max() < 1e-8
-
-
-@given(seeds, st.floats(0.6, 10.0))
-@settings(max_examples=6)
-def test_no_stationary_point_is_missed(seed, beta):
-    """Of a function that grows to all sides the indices add up to one."""
-    h = plane.dissolved(quadratic(seed)[0], beta)
-    curvatures = plane.curvatures(h, plane.stationary_points(h))
+    # Of a function that grows to all sides the indices add up to one: none is missed.
     assume(curvatures.abs().min() > 1e-3)
     assert curvatures.prod(1).sign().sum() == 1
 
 
 def ends(beta: float) -> list[torch.Tensor]:
     h = plane.dissolved(plane.objective, beta)
-    return [plane.descend(h, at, 0.1, 600)[-1] for at in (INSIDE, OUTSIDE)]
+    return [plane.descend(h, at, 0.1, 400)[-1] for at in (INSIDE, OUTSIDE)]
 
 
 def test_too_small_a_beta_leaves_the_circle_and_undercuts_the_optimum():
     optimum = plane.objective(OPTIMUM)
     least, _ = plane.curvatures(plane.dissolved(plane.objective, 0.05), OPTIMUM)
     assert least < 0
+    spurious = plane.spurious_minima(plane.objective, 0.05)
     for end, sign in zip(ends(0.05), (-1, 1), strict=True):
         assert sign * plane.constraint(end) > 0.6
         assert plane.objective(plane.dissolving_map(end)) < 0.9 * optimum
-        spurious = plane.spurious_minima(plane.objective, 0.05)
         assert (spurious - end).norm(dim=1).min() < 1e-6
 
 
-def test_a_medium_beta_is_right_from_one_start_and_wrong_from_the_other():
+def test_a_larger_beta_is_right_from_one_start_and_then_from_both():
     inside, outside = ends(0.2)
     assert plane.constraint(inside) < -0.7
     torch.testing.assert_close(outside, OPTIMUM, atol=1e-6, rtol=0)
-    assert len(plane.spurious_minima(plane.objective, 0.2)) == 1
-
-
-def test_a_large_enough_beta_is_right_from_both():
     for end in ends(1.0):
         torch.testing.assert_close(end, OPTIMUM, atol=1e-12, rtol=0)
 
@@ -183,7 +163,7 @@ def test_the_smallest_safe_beta_is_above_what_the_curvature_asks():
 
 
 @given(seeds)
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_the_penalty_alone_misses_the_circle_by_half_the_multiplier_over_beta(seed):
     f, *_ = quadratic(seed)
     best = well_posed(f)[0]
@@ -199,41 +179,26 @@ def test_the_penalty_alone_misses_the_circle_by_half_the_multiplier_over_beta(se
     assert errors[1] < 0.01 * (1 + abs(slope)) ** 2
 
 
-@pytest.mark.parametrize("beta", [1.0, 4.0])
-def test_the_penalty_alone_ends_off_the_circle_where_dissolving_ends_on_it(beta):
-    p, h = (make(plane.objective, beta) for make in (plane.penalised, plane.dissolved))
-    lr = 0.05
-    missed = abs(plane.constraint(plane.descend(p, INSIDE, lr, 1000)[-1]))
-    assert 0.05 < missed * beta < 0.25
-    assert abs(plane.constraint(plane.descend(h, INSIDE, lr, 1000)[-1])) < 1e-12
+def test_the_penalty_alone_ends_off_the_circle_where_dissolving_ends_on_it():
+    p, h = (make(plane.objective, 4.0) for make in (plane.penalised, plane.dissolved))
+    missed = abs(plane.constraint(plane.descend(p, INSIDE, 0.05, 600)[-1]))
+    assert 0.05 < missed * 4.0 < 0.25
+    assert abs(plane.constraint(plane.descend(h, INSIDE, 0.05, 600)[-1])) < 1e-12
 
 
 @given(seeds)
+@settings(max_examples=25)
 def test_violation_of_what_is_used_is_that_of_the_formula(seed):
     c = plane.constraint(points(seed))
     mapped = plane.constraint(plane.dissolving_map(points(seed)))
     torch.testing.assert_close(mapped, -((c / (2 + c)) ** 2), atol=1e-14, rtol=1e-9)
 
 
-@pytest.mark.parametrize("beta", [0.3, 1.0, 8.0])
+@pytest.mark.parametrize("beta", [0.3, 8.0])
 def test_the_largest_stable_lr_is_two_over_the_curvature(beta):
     h = plane.dissolved(plane.objective, beta)
     curvature = max(4 * beta - 0.5, 0.86)
     assert plane.largest_stable_lr(h, OPTIMUM) == pytest.approx(2 / curvature, rel=0.01)
-
-
-@given(seeds)
-@settings(max_examples=5)
-def test_the_largest_stable_lr_of_others(seed):
-    f, *_ = quadratic(seed)
-    best = well_posed(f)[0]
-    h = plane.dissolved(f, 5.0)
-    bound = 2 / plane.curvatures(h, best)[1].item()
-    # In 100 steps it must get away along the steepest direction, from a part of its
-    # start that is too small for one problem in sixteen.
-    steepest = torch.linalg.eigh(hessian(h, best)).eigenvectors[:, -1]
-    assume(abs(steepest @ plane.on_circle(torch.tensor(1.0).double())) > 0.1)
-    assert plane.largest_stable_lr(h, best) == pytest.approx(bound, rel=0.01)
 
 
 def test_descent_takes_plain_gradient_steps_and_shows_when_it_runs_away():

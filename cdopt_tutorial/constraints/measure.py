@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from cdopt import nn as cdopt_nn
@@ -14,13 +14,8 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
-from cdopt_tutorial.constraints.surface import (
-    Surface,
-    feasible,
-    is_sharded,
-    placed,
-    whole,
-)
+from cdopt_tutorial.constraints.manifold import feasible
+from cdopt_tutorial.constraints.surface import Surface, is_sharded, placed, whole
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
@@ -82,7 +77,7 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
     Raises ValueError for a layer of such a model that is given without the model.
     """
     found = {}
-    for prefix, module in _modules("", model):
+    for prefix, module in model.named_modules():
         if is_under_fsdp(module) and hasattr(module, "reshard"):
             module.reshard()
         for name, constraint in _of_layer(module):
@@ -93,45 +88,12 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
     return found
 
 
-def references_of(model: nn.Module) -> dict[str, Reference]:
-    """The references in a model's attributes, or in lists and dicts there, by name."""
-    found: dict[str, Reference] = {}
-    for prefix, module in _modules("", model):
-        if isinstance(module, RemoteModule):
-            found[prefix] = module.get_module_rref()
-            continue
-        for name, value in vars(module).items():
-            for own, one in _each(value).items():
-                if is_reference(one):
-                    found[joined(joined(prefix, name), own)] = one
-    return found
-
-
 def joined(prefix: str, name: str) -> str:
     """A name inside a module of that name, either of which may be empty."""
     return f"{prefix}.{name}".strip(".")
 
 
-def _modules(prefix: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """``named_modules``, which remote ones refuse: they are given, not entered."""
-    yield prefix, model
-    if not isinstance(model, RemoteModule):
-        for name, child in model.named_children():
-            yield from _modules(joined(prefix, name), child)
-
-
-def _each(value: Any) -> dict[str, Any]:
-    """What an attribute holds, by its key or place; itself by the empty name."""
-    if isinstance(value, list | tuple):
-        value = dict(enumerate(value))
-    if isinstance(value, dict):
-        return {str(key): one for key, one in value.items()}
-    return {"": value}
-
-
 def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
-    if isinstance(module, RemoteModule):
-        return
     if parametrize.is_parametrized(module):
         for name, listed in module.parametrizations.items():
             rule, weight = listed[0], listed.original
@@ -188,19 +150,20 @@ class Feasibility:
 class Constraints:
     """The constrained weights of models, wherever they live.
 
-    Models are modules, DDP or not, or references to modules; what a module refers to is
-    followed, too. Other workers are asked once, when this is made; after that only
-    those are asked that have constrained weights. Numbers travel, not weights. Of
-    weights in shards, as DTensors, all ranks must ask: each has the same answer.
+    Models are modules, DDP or not, remote ones, or references to modules; a module that
+    another one only refers to has to be given, too. Other workers are asked once, when
+    this is made; after that only those are asked that have constrained weights. Numbers
+    travel, not weights. Of weights in shards, as DTensors, all ranks must ask: each has
+    the same answer.
 
-    Raises ValueError if no weight is constrained, or a module on another worker holds
-    references of its own, and RuntimeError if a worker can't be reached.
+    Raises ValueError if no weight is constrained, and RuntimeError if a worker can't be
+    reached.
     """
 
     def __init__(self, *models: Model):
         self._here: dict[str, Constraint] = {}
         self._elsewhere: dict[str, Reference] = {}
-        self._asked: set = set()  # the modules that were met, by owner and id
+        self._known: set = set()  # the objects elsewhere, by owner and id
         for number, model in enumerate(models):
             self._add(str(number) if len(models) > 1 else "", model)
         if not (self._here or self._elsewhere):
@@ -248,39 +211,28 @@ class Constraints:
             apply(reference, project_)
 
     def _add(self, name: str, model: Model) -> None:
-        """Take a model's own constraints, and go after its references."""
+        """Take a model's constraints, those that are known already only once."""
+        if isinstance(model, RemoteModule):
+            model = model.get_module_rref()
         if is_reference(model):
-            self._ask(name, model)
-            return
-        if ("", id(model)) in self._asked:  # a module may refer to itself
-            return
-        self._asked.add(("", id(model)))
+            if not model.is_owner():
+                self._ask(name, model)
+                return
+            model = model.local_value()
         for own, constraint in constraints_of(model).items():
             if all(constraint.weight is not e.weight for e in self._here.values()):
                 self._here[joined(name, own)] = constraint
-        for own, reference in references_of(model).items():
-            self._ask(joined(name, own), reference)
 
     def _ask(self, name: str, reference: Reference) -> None:
-        """Find out what is behind a reference, unless that is known already."""
-        if reference.is_owner():
-            value = reference.local_value()
-            if isinstance(value, nn.Module):
-                self._add(name, value)
-            return
+        """Find out what is behind a reference to another worker."""
         owner = reference.owner_name()
         try:
-            number, is_constrained, refers = apply(reference, _look)
+            number, is_constrained = apply(reference, _look)
         except RuntimeError as error:
             raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
-        if refers:
-            raise ValueError(
-                f"{name or 'a module'} on {owner} refers to modules elsewhere: name "
-                "these references, too, or their constraints would count 0"
-            )
-        if (owner, number) not in self._asked and is_constrained:
+        if is_constrained and (owner, number) not in self._known:
+            self._known.add((owner, number))
             self._elsewhere[name] = reference
-        self._asked.add((owner, number))
 
 
 def penalty(*models: Model) -> Tensor:
@@ -318,8 +270,6 @@ def _term(name: str, constraint: Constraint) -> Tensor:
     return constraint.penalty_param * constraint.distance()
 
 
-def _look(value: Any) -> tuple[int, bool, bool]:
-    """Which object, whether it is constrained, and refers on; runs on its owner."""
-    if not isinstance(value, nn.Module):
-        return id(value), False, False
-    return id(value), bool(constraints_of(value)), bool(references_of(value))
+def _look(module: nn.Module) -> tuple[int, bool]:
+    """Which object, and whether it is constrained; runs on its owner."""
+    return id(module), bool(constraints_of(module))

@@ -7,9 +7,7 @@ of its own, one all-reduce adds them up, and the map of a row needs nothing more
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
 from torch import Tensor
@@ -17,23 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from cdopt_tutorial.constraints.fused import radial_map, stiefel_map
-
-
-class Surface(Protocol):
-    """A manifold, of which this module maps the weights that lie in shards."""
-
-    make: Any  #: CDOpt's class of it
-    blocks: int  #: into how many equal blocks a weight's rows are split
-    transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
-
-    def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """A(W) and ‖C(W)‖² of a whole weight."""
-
-    def distance(self, weight: Tensor) -> Tensor:
-        """‖C(W)‖² of a whole weight."""
-
-    def nearest(self, weight: Tensor) -> Tensor:
-        """The feasible weight nearest to a whole one."""
+from cdopt_tutorial.constraints.manifold import PlainSurface
 
 
 @dataclass(frozen=True)
@@ -44,7 +26,7 @@ class Layout:
     placements: tuple[Placement, ...]  #: of the weight, by dimension of the mesh
     inner: tuple[int, ...]  #: dimensions of the mesh that split each sum
     outer: tuple[int, ...]  #: those that split the sums among them, each one whole
-    wide: bool = False  #: whether rows are made orthonormal, on the Stiefel manifold
+    wide: bool  #: whether rows are made orthonormal, on the Stiefel manifold
 
     def inside(self, part: Tensor) -> None:
         """Complete sums to which several ranks contribute."""
@@ -57,7 +39,7 @@ class Layout:
             dist.all_reduce(part, group=self.mesh.get_group(dim))
 
 
-def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
+def map_and_distance(on: PlainSurface, weight: DTensor) -> tuple[DTensor, Tensor]:
     """A(W), placed as the weight, and ‖C(W)‖², a plain scalar, the same on each rank.
 
     All ranks of the mesh must call it. What they send to each other, on the way there
@@ -81,27 +63,16 @@ def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
     if layout is None:
         mapped, distance = on.map_and_distance(weight.full_tensor())
         return placed(mapped, weight), distance
-    part = _part(weight, layout)
-    mapped, distance = _map(on, _blocks(on, part, weight), layout)
-    return _placed(mapped.reshape(part.shape), weight, layout.placements), distance
+    mapped, distance = _map(on, weight, layout)
+    return _placed(mapped, weight, layout.placements), distance
 
 
-def distance(on: Surface, weight: DTensor) -> Tensor:
+def distance(on: PlainSurface, weight: DTensor) -> Tensor:
     """‖C(W)‖², a plain scalar; a gradient reaches the weight once, not once a rank."""
     layout = _layout(on, weight)
     if layout is None:
         return on.distance(weight.full_tensor())
-    return _map(on, _blocks(on, _part(weight, layout), weight), layout)[1]
-
-
-@torch.no_grad()
-def nearest(on: Surface, weight: DTensor) -> DTensor:
-    """The nearest weight on the manifold, placed as the weight, which is gathered.
-
-    That is done once, and not in a step: by sums alone, which square what is small, a
-    weight far from its manifold would come to another point of it.
-    """
-    return placed(on.nearest(weight.full_tensor()), weight)
+    return _map(on, weight, layout)[1]
 
 
 def placed(value: Tensor, like: DTensor) -> DTensor:
@@ -111,7 +82,7 @@ def placed(value: Tensor, like: DTensor) -> DTensor:
     return _placed(value.to(like.device), like, [Replicate()] * like.device_mesh.ndim)
 
 
-def _layout(on: Surface, weight: DTensor) -> Layout | None:
+def _layout(on: PlainSurface, weight: DTensor) -> Layout | None:
     """How a weight is mapped where it lies; None if it must be gathered."""
     cuts = [_cut(placement) for placement in weight.placements]
     by_rows = [dim for dim, cut in enumerate(cuts) if cut == 0]
@@ -148,7 +119,9 @@ def _cut(placement: Placement) -> int | None:
     return None if placement.is_replicate() else placement.dim  # strided shards, too
 
 
-def _exchange(on: Surface, cut: int, wide: bool, split: bool) -> tuple[int | None, str]:
+def _exchange(
+    on: PlainSurface, cut: int, wide: bool, split: bool
+) -> tuple[int | None, str]:
     """Which axis to cut in place of the one that is cut, and which sums that splits."""
     between_blocks = cut == 0 and on.blocks > 1 and not split
     if on.make is sphere_torch:
@@ -166,9 +139,17 @@ def _exchange(on: Surface, cut: int, wide: bool, split: bool) -> tuple[int | Non
     return (0 if on.blocks == 1 else None), "inner"
 
 
-def _part(weight: DTensor, layout: Layout) -> Tensor:
-    """What this rank maps."""
-    return weight.redistribute(placements=layout.placements).to_local()
+def _map(on: PlainSurface, weight: DTensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """This rank's part of A(W), and ‖C(W)‖²."""
+    part = weight.redistribute(placements=layout.placements).to_local()
+    x = _blocks(on, part, weight)
+    if on.make is stiefel_torch:
+        mapped, distance = stiefel_map(x, layout.wide, layout)
+    else:
+        of_each = (-2,) if on.transpose else (-1,)
+        axes = (0, 1) if on.make is sphere_torch else of_each
+        mapped, distance = radial_map(x, axes, layout)
+    return mapped.reshape(part.shape), distance
 
 
 def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTensor:
@@ -180,7 +161,7 @@ def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTe
     return made.redistribute(placements=like.placements)
 
 
-def _blocks(on: Surface, part: Tensor, weight: DTensor) -> Tensor:
+def _blocks(on: PlainSurface, part: Tensor, weight: DTensor) -> Tensor:
     """The rows of a part as matrices, in whole blocks if there are several."""
     matrix = part.flatten(1) if part.ndim > 2 else part
     by_rows = on.make is oblique_torch and not on.transpose
@@ -188,16 +169,3 @@ def _blocks(on: Surface, part: Tensor, weight: DTensor) -> Tensor:
         return matrix
     rows = weight.shape[0] // on.blocks
     return matrix.unflatten(0, (matrix.shape[0] // rows, rows))
-
-
-def _axes(on: Surface) -> tuple[int, ...]:
-    """Over which axes of a part the squares are summed."""
-    if on.make is sphere_torch:
-        return (0, 1)
-    return (-2,) if on.transpose else (-1,)
-
-
-def _map(on: Surface, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    if on.make is stiefel_torch:
-        return stiefel_map(x, layout.wide, layout)
-    return radial_map(x, _axes(on), layout)

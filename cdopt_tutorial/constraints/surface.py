@@ -1,10 +1,8 @@
-"""CDOpt's manifolds for weights: the map A, the constraint C, the nearest point."""
+"""The manifold of any weight: plain or in shards, and of any dtype."""
 
-import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +15,7 @@ from cdopt.manifold_torch import (
 )
 from torch import Tensor, nn
 
-from cdopt_tutorial.constraints.fused import stiefel_map
+from cdopt_tutorial.constraints.manifold import PlainSurface
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
 HALF = torch.bfloat16, torch.float16  # C, a small difference, would be lost in them
@@ -56,89 +54,40 @@ def _exactly(weight: Tensor) -> AbstractContextManager:
     return torch.autocast(weight.device.type, enabled=False)
 
 
-@dataclass(frozen=True)
-class Surface:
-    """The manifold of a weight of any dtype; axes after the second count as columns."""
+class Surface(PlainSurface):
+    """The manifold of a weight of any dtype, which may lie in shards.
 
-    make: Callable[..., Any]  #: CDOpt's class of the manifold
-    blocks: int  #: into how many equal blocks the rows are split, each on its own
-    transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
+    What it gives is placed as the weight.
+    """
 
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """A(W), shaped and placed as the weight, and ‖C(W)‖², a scalar."""
+        """A(W), shaped as the weight, and ‖C(W)‖², a plain scalar."""
         if weight.dtype in HALF:
             mapped, distance = self.map_and_distance(weight.float())
             return mapped.to(weight.dtype), distance.to(weight.dtype)
         with _exactly(weight):
             if is_sharded(weight):
                 return _sharded().map_and_distance(self, weight)
-            if self.make is not stiefel_torch:
-                mapped = self._of(weight).A(self._point(weight))
-                return self._weight(mapped, weight), self.distance(weight)
-            # The fused map makes the short side orthonormal: nothing needs turning.
-            mapped, distance = stiefel_map(self._blocks(weight))
-        # Of a plain matrix nothing was split: to reshape would be one more node.
-        plain = mapped.shape == weight.shape
-        return mapped if plain else mapped.reshape(weight.shape), distance
+            return super().map_and_distance(weight)
 
     def distance(self, weight: Tensor) -> Tensor:
-        """‖C(W)‖², a scalar."""
+        """‖C(W)‖², a plain scalar."""
         if weight.dtype in HALF:
             return self.distance(weight.float()).to(weight.dtype)
-        if is_sharded(weight):
-            with _exactly(weight):
-                return _sharded().distance(self, weight)
-        if torch.compiler.is_compiling() and self.make is stiefel_torch:
-            return self.map_and_distance(weight)[1]  # whose sums are found to be known
         with _exactly(weight):
-            return self._of(weight).C(self._point(weight)).square().sum()
+            if is_sharded(weight):
+                return _sharded().distance(self, weight)
+            return super().distance(weight)
 
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
-        """The feasible weight that CDOpt's ``Post_process`` finds; see `feasible`."""
-        if is_sharded(weight):
-            return _sharded().nearest(self, weight)
-        exact = weight.double()  # a decomposition in float32 is off by many roundings
-        with _exactly(exact):
-            point = self._of(exact).Post_process(self._point(exact))
-        found = self._weight(point, weight).contiguous()
-        return feasible(found, self.distance).to(weight.dtype)
+        """The feasible weight nearest to this one, which is gathered.
 
-    def _blocks(self, weight: Tensor) -> Tensor:
-        matrix = weight.flatten(1) if weight.ndim > 2 else weight
-        return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
-
-    def _point(self, weight: Tensor) -> Tensor:
-        """CDOpt's X: the weight in blocks, turned where that is asked for."""
-        blocks = self._blocks(weight)
-        return blocks.mT if self.transpose else blocks
-
-    def _weight(self, point: Tensor, like: Tensor) -> Tensor:
-        """The weight of an X."""
-        return (point.mT if self.transpose else point).reshape(like.shape)
-
-    def _of(self, weight: Tensor) -> Any:
-        shape = tuple(self._point(weight).shape)
-        # A compiler sees through what is kept: it would trace this, and warn of it.
-        compiling = torch.compiler.is_compiling()
-        make = _manifold.__wrapped__ if compiling else _manifold
-        return make(self.make, shape, weight.dtype, weight.device)
-
-
-def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a projection found; ValueError if not feasible, as where CDOpt has none."""
-    left = distance(found).sqrt().item()
-    # Some ulps for each element; NaN is not below it either.
-    if not left <= 100 * torch.finfo(found.dtype).eps * math.sqrt(found.numel()):
-        what = f"no projection of a weight of shape {tuple(found.shape)}"
-        raise ValueError(f"{what} onto this manifold: ‖C‖ is {left:.1e} after it")
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _manifold(make: Callable, shape: tuple, dtype: torch.dtype, device: torch.device):
-    """CDOpt's manifolds keep constants of one shape and dtype on one device."""
-    return make(shape, device=device, dtype=dtype)
+        That is done once, and not in a step: by sums alone, which square what is small,
+        a weight far from its manifold would come to another point of it.
+        """
+        with _exactly(weight):
+            return placed(super().nearest(whole(weight)), weight)
 
 
 def surface(

@@ -8,7 +8,7 @@ for language modeling", Computer Speech and Language 13, 1999). Nothing needs tu
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cdopt_tutorial.data.text import Corpus
@@ -36,8 +36,8 @@ class KneserNey:
         if order < 2 or vocab_size**order >= 2**63:
             allowed = f"from 2 up to where {vocab_size}**order is below 2**63"
             raise ValueError(f"order is {order}, but must be {allowed}")
-        self.order, self._vocab_size = order, vocab_size
-        grams, counts = np.unique(self._grams(tokens.numpy()), return_counts=True)
+        self.order, self.vocab_size = order, vocab_size
+        grams, counts = np.unique(self._grams(tokens), return_counts=True)
         self._levels = []
         for length in range(order, 1, -1):
             self._levels.append(_Level(grams, counts, vocab_size))
@@ -45,32 +45,26 @@ class KneserNey:
             grams, counts = np.unique(shorter, return_counts=True)
         self._continued = unigram(shorter, vocab_size)
 
-    def probability(self, before: ArrayLike, words: ArrayLike) -> NDArray[np.float64]:
-        """Probabilities of words after others, broadcast to one shape.
+    def probability(self, grams: NDArray[np.int64]) -> NDArray[np.float64]:
+        """How likely the last word of each sequence of ``order`` words is.
 
-        ``before`` are words where the order is 2; else the number that the words have
-        as digits, in the base ``vocab_size``, the earliest first.
+        A sequence is a number: its words are the digits, in the base ``vocab_size``.
         """
-        grams = np.asarray(before) * self._vocab_size + np.asarray(words)
-        return self._probability(grams)
-
-    def perplexity(self, tokens: NDArray[np.int64]) -> float:
-        """Perplexity of tokens (n,), of those with ``order`` - 1 others before them."""
-        found = self._probability(self._grams(tokens))
-        return float(np.exp(-np.log(found).mean()))
-
-    def _grams(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Each sequence of ``order`` words as one number."""
-        windows = np.lib.stride_tricks.sliding_window_view(words, self.order)
-        return windows @ self._vocab_size ** np.arange(self.order)[::-1]
-
-    def _probability(self, grams: NDArray[np.int64]) -> NDArray[np.float64]:
         found, share = np.zeros(grams.shape), np.ones(grams.shape)
         for length, level in zip(range(self.order, 1, -1), self._levels, strict=True):
             seen, freed = level.look_up(grams)
             found, share = found + share * seen, share * freed
-            grams = grams % self._vocab_size ** (length - 1)
+            grams = grams % self.vocab_size ** (length - 1)
         return found + share * self._continued[grams]
+
+    def perplexity(self, tokens: Tensor) -> float:
+        """Perplexity of tokens (n,), of those with ``order`` - 1 others before them."""
+        found = self.probability(self._grams(tokens))
+        return float(np.exp(-np.log(found).mean()))
+
+    def _grams(self, tokens: Tensor) -> NDArray[np.int64]:
+        windows = tokens.unfold(0, self.order, 1).numpy()
+        return windows @ self.vocab_size ** np.arange(self.order)[::-1]
 
 
 class _Level:
@@ -105,8 +99,8 @@ def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
 
 def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part, from its second word on, for unigrams."""
-    train, valid = _parts(corpus)
-    found = unigram(train.numpy(), len(corpus.vocabulary))[valid[1:]]
+    words = unigram(corpus.train.numpy(), len(corpus.vocabulary))
+    found = words[corpus.valid.numpy()[1:]]
     return float(np.exp(-np.log(found).mean()))
 
 
@@ -117,16 +111,8 @@ def bigram_perplexity(corpus: Corpus) -> float:
 
 def ngram_perplexity(corpus: Corpus, order: int) -> float:
     """The same from the ``order``-th word on, for sequences of so many words."""
-    train, valid = _parts(corpus, order)
-    return KneserNey(train, len(corpus.vocabulary), order).perplexity(valid)
-
-
-def _parts(corpus: Corpus, least: int = 2) -> tuple[Tensor, NDArray[np.int64]]:
-    for name in ("train", "valid"):
-        if (length := len(getattr(corpus, name))) < least:
-            given = f"{name} has {length} tokens"
-            raise ValueError(f"{given}, but must have at least {least}")
-    return corpus.train, corpus.valid.numpy()
+    model = KneserNey(corpus.train, len(corpus.vocabulary), order)
+    return model.perplexity(corpus.valid)
 
 
 def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:

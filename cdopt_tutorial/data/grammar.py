@@ -93,36 +93,18 @@ class Grammar:
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         return float(self.stationary @ entropies)
 
-    def cross_entropy_of(self, order: int) -> float:
-        """Nats per word of the best model that sees only the last ``order`` words.
-
-        0 is the unigram model, 1 the bigram model; from the grammar's own order on it
-        is the entropy rate. Raises ValueError if ``order`` is negative.
-        """
-        if order < 0:
-            raise ValueError(f"order is {order}, but must be at least 0")
-        if order >= self.order:
-            return self.entropy_rate
-        seen = self._walks[:, self.order - order :]  # what such a model sees of each
-        seen = np.repeat(seen, self.branching, axis=0)
-        following = np.column_stack([seen, self._next_words.ravel()])
-        joint = self.stationary[:, None] * self.probabilities
-        return _entropy(following, joint.ravel()) - _entropy(seen, joint.ravel())
-
     def sample(self, length: int, seed: int = 0) -> Tensor:
         """Words (length,) int64 of a text, which begins in a stationary context."""
-        if length < 0 or seed < 0:
-            raise ValueError(f"length {length} and seed {seed} must be 0 or more")
         rng = np.random.default_rng([self.seed, 2, seed])
         context = rng.choice(self.num_contexts, p=self.stationary)
-        words = self._walks[context].tolist()
+        words = list(self._walks[context])
         # The last bound is left out, so that rounding cannot lead past the last choice.
         bounds = self.probabilities.cumsum(axis=1)[:, :-1].tolist()
-        after, names = self._next_contexts.tolist(), self._next_words.tolist()
+        after = self._next_contexts.tolist()
         for chance in rng.random(max(0, length - self.order)).tolist():
             choice = sum(chance >= bound for bound in bounds[context])
-            words.append(names[context][choice])
             context = after[context][choice]
+            words.append(self._walks[context][-1])
         return torch.tensor(words[:length], dtype=torch.int64)
 
     def corpus(self, train_tokens: int, valid_tokens: int) -> Corpus:
@@ -131,32 +113,17 @@ class Grammar:
         return Corpus(self.vocabulary, train, valid)
 
     @cached_property
-    def _walks(self) -> NDArray[np.int64]:
-        """The words (num_contexts, order) of each context."""
-        contexts = np.arange(self.num_contexts)
-        walks = [contexts // self.branching ** (self.order - 1)]
-        for place in range(self.order - 2, -1, -1):
-            choices = contexts // self.branching**place % self.branching
-            walks.append(self.successors[walks[-1], choices])
-        return np.column_stack(walks)
+    def _walks(self) -> list[tuple[int, ...]]:
+        """The words of each context, by its number."""
+        after, walks = self.successors.tolist(), [(n,) for n in range(self.num_words)]
+        for _ in range(self.order - 1):
+            walks = [(*walk, word) for walk in walks for word in after[walk[-1]]]
+        return walks
 
-    @property
-    def _next_words(self) -> NDArray[np.int64]:
-        """The word (num_contexts, branching) that each choice leads to."""
-        return self.successors[self._walks[:, -1]]
-
-    @property
+    @cached_property
     def _next_contexts(self) -> NDArray[np.int64]:
         """The context (num_contexts, branching) that each choice leads to."""
-        second = self._walks[:, 1:2] if self.order > 1 else self._next_words
-        choices = np.arange(self.num_contexts * self.branching)
-        base = self.branching ** (self.order - 1)
-        return second * base + choices.reshape(-1, self.branching) % base
-
-
-def _entropy(rows: NDArray[np.int64], weights: NDArray[np.float64]) -> float:
-    """Nats of the distribution of rows (n, m) with a weight each; equal ones add up."""
-    keys = rows @ (rows.max(initial=0) + 1) ** np.arange(rows.shape[1])
-    _, groups = np.unique(keys, return_inverse=True)
-    probabilities = np.bincount(groups, weights)
-    return float(-(probabilities * np.log(probabilities)).sum())
+        after = self.successors.tolist()
+        number = {walk: n for n, walk in enumerate(self._walks)}
+        found = [[number[*w[1:], word] for word in after[w[-1]]] for w in self._walks]
+        return np.array(found)
