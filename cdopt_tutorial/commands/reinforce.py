@@ -14,7 +14,7 @@ SMOKE = {"max_episodes": 40}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    common.add_training_flags(parser, ReinforceConfig, run, without="hidden")
+    common.add_training_flags(parser, ReinforceConfig, run)
     engine.add(parser)
     workers = "workers: one agent and N - 1 observers"
     parser.add_argument("--world-size", type=int, metavar="N", help=workers)
