@@ -14,9 +14,7 @@ from torch.nn import functional as F
 def train(config, environment, rounds):
     """Rewards of all episodes, environment steps, and the weights after training."""
     torch.manual_seed(config.seed)
-    policy = nn.Sequential(
-        nn.Linear(4, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 2)
-    )
+    policy = nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2))
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr)
     observers = range(config.num_observers)
     seeds = [[seed_of(config.seed, i, stream) for stream in (0, 1)] for i in observers]

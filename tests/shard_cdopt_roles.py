@@ -3,31 +3,26 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import shard_roles
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from cdopt.manifold_torch import oblique_torch, stiefel_torch
-from cdopt.nn import Linear_cdopt, get_quad_penalty
+from cdopt.nn import Linear_cdopt
 from cdopt.nn.utils.set_constraints import set_constraint_dissolving
-from shard_roles import F64, RANKS, off
-from shard_training_roles import STEPS, batch, parameters
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from shard_roles import F64, off
+from shard_training_roles import STEPS, batch, by_ddp, by_fsdp, parameters
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.surface import placed
 from cdopt_tutorial.hybrid.replicas import join
 
 MANIFOLDS = {"stiefel": stiefel_torch, "oblique": oblique_torch}
-PENALTIES = {"ours": constraints.penalty, "theirs": get_quad_penalty}
 SIZES = (6, 8), (8, 7)  # of the two layers: one widens, one narrows, as CDOpt cares
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
@@ -52,14 +47,13 @@ KINDS = {
 
 
 @torch.no_grad()
-def begin(kind: str, manifold: str, contiguous: bool = True) -> nn.Module:
+def begin(kind: str, manifold: str) -> nn.Module:
     """Two layers of CDOpt, a little off their manifolds; the same on each rank."""
     torch.manual_seed(0)
     first, last = KINDS[kind](manifold)
     for p in moving(model := nn.Sequential(first, nn.Tanh(), last)):
         p.add_(0.05 * torch.randn_like(p))
-        if contiguous:
-            p.data = p.data.contiguous()
+        p.data = p.data.contiguous()  # FSDP takes no others, and CDOpt has turned some
     return model
 
 
@@ -68,14 +62,12 @@ def moving(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def train(
-    model: nn.Module, penalty: Callable[[nn.Module], Tensor], parts=1, part=0
-) -> nn.Module:
+def train(model: nn.Module, parts=1, part=0) -> nn.Module:
     optimizer = torch.optim.SGD(moving(model), 0.1)
     for step in range(STEPS):
         x, y = (each.chunk(parts)[part] for each in batch(step))
         optimizer.zero_grad()
-        (F.mse_loss(model(x), y) + penalty(model)).backward()
+        (F.mse_loss(model(x), y) + constraints.penalty(model)).backward()
         optimizer.step()
     return model
 
@@ -102,19 +94,17 @@ def furthest(model: nn.Module, alone: nn.Module) -> float:
 
 
 def play_cdopt(rank: int) -> dict:
-    """Each kind of layer under each way, with its own penalty and with ours."""
-    join(rank, RANKS, ())
-    mesh, found = shard_roles.meshes()["2"], {}
-    if rank < 2:
-        for kind, manifold in cases():
-            for name, penalty in PENALTIES.items():
-                for way, spread in {"ddp": by_ddp, "fsdp": by_fsdp}.items():
-                    model = train(spread(mesh, kind, manifold), penalty, 2, rank)
-                    alone = train(begin(kind, manifold), penalty)
-                    found[way, kind, manifold, name] = compared(model, alone)
-            found["refused", kind, manifold] = refusals(mesh, kind, manifold)
-            found["way out", kind, manifold] = way_out(mesh, kind, manifold)
-    dist.barrier()
+    """Each kind of layer under each way, and what leads further."""
+    join(rank, 2, ())
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for kind, manifold in cases():
+        for way, spread in {"ddp": by_ddp, "fsdp": by_fsdp}.items():
+            model = train(*spread(mesh, begin(kind, manifold)))
+            alone = train(begin(kind, manifold))
+            found[way, kind, manifold] = compared(model, alone)
+        refused = told(parallelize_module, begin(kind, manifold), mesh, PLAN)
+        found["refused", kind, manifold] = refused
+        found["way out", kind, manifold] = way_out(mesh, kind, manifold)
     return found
 
 
@@ -122,27 +112,9 @@ def cases() -> Iterator[tuple[str, str]]:
     return ((kind, manifold) for kind in KINDS for manifold in MANIFOLDS)
 
 
-def by_ddp(mesh: DeviceMesh, kind: str, manifold: str) -> nn.Module:
-    model = begin(kind, manifold)
-    return DistributedDataParallel(model, process_group=mesh.get_group())
-
-
-def by_fsdp(mesh: DeviceMesh, kind: str, manifold: str) -> nn.Module:
-    return fully_shard(begin(kind, manifold), mesh=mesh)
-
-
-def refusals(mesh: DeviceMesh, kind: str, manifold: str) -> dict[str, str]:
-    """What torch says to layers as CDOpt makes them."""
-    model = begin(kind, manifold, contiguous=False)
-    turned = not all(p.is_contiguous() for p in model.parameters())
-    sharded = told(fully_shard, model, mesh=mesh)
-    cut = told(parallelize_module, begin(kind, manifold), mesh, PLAN)
-    return {"turned": turned, "fsdp": sharded, "tensor": cut}
-
-
-def told(action: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+def told(action: Callable[..., Any], *args: Any) -> str:
     try:
-        action(*args, **kwargs)
+        action(*args)
     except (NotImplementedError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -157,8 +129,8 @@ def way_out(mesh: DeviceMesh, kind: str, manifold: str) -> float:
     for ours, theirs in zip(plain, alone, strict=True):
         if isinstance(ours, nn.Linear):
             dissolve_as(ours, theirs, manifold)
-    train(plain, constraints.penalty)
-    train(alone, constraints.penalty)
+    train(plain)
+    train(alone)
     x = batch(0)[0]
     return off(plain(x), alone(x))
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from cdopt_tutorial import constraints
 from cdopt_tutorial.hybrid.replicas import join
 
-FIRST, SECOND = range(5), range(5, 10)
+FIRST, SECOND = range(3), range(3, 6)
 
 
 def trained(model: nn.Module, steps: range, parts=1, part=0, optimizer=None):
@@ -36,7 +36,7 @@ def trained(model: nn.Module, steps: range, parts=1, part=0, optimizer=None):
 def expected() -> Block:
     """What one process has after all steps."""
     model = begin("stiefel")
-    trained(model, range(10))
+    trained(model, range(6))
     return model
 
 

@@ -6,13 +6,15 @@ And one process against a program that shares nothing with it.
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pygame
 import pytest
+import reinforce_roles
 import reinforce_twin
 import torch
 from hypothesis import given, settings
@@ -22,9 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.engines import Trace
+from cdopt_tutorial.engines import Role, Trace, launch, serve
 from cdopt_tutorial.engines.seam.reference import LocalRef
-from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import (
     CONVERSATIONS,
     Agent,
@@ -173,24 +176,6 @@ class TestPolicy:
         policy.train()
         assert torch.equal(policy(states), policy(states))
 
-    def test_actions_follow_the_probabilities(self):
-        policy = Policy()
-        scores = torch.tensor([[0.0, 1.5]]).expand(20_000, 2)
-        share = Actor(policy, seed=1).draw(np.zeros((20_000, 4)), scores).mean()
-        assert share == pytest.approx(
-            torch.sigmoid(torch.tensor(1.5)).item(), abs=0.015
-        )
-
-    def test_gradient_of_the_loss_prefers_what_paid(self):
-        policy = Policy(16)
-        batch = episodes([50], rewards=torch.zeros(50, 1))
-        paid = replace(batch, rewards=(batch.actions == 1).float())
-        before = torch.softmax(policy(batch.states), -1)[..., 1].mean()
-        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-        policy_loss(policy, [paid], gamma=0.01).backward()
-        optimizer.step()
-        assert torch.softmax(policy(batch.states), -1)[..., 1].mean() > before
-
     def test_begins_by_the_seed_whatever_was_drawn_before(self):
         before = torch.get_rng_state()
         weights = [Agent(ReinforceConfig(seed=i)).weights() for i in (1, 1, 2)]
@@ -200,24 +185,6 @@ class TestPolicy:
 
 
 class TestEnvironment:
-    def test_vectorised_cartpole_is_cartpole(self):
-        one = gymnasium.make("CartPole-v1")
-        many = gymnasium.make_vec(
-            "CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point"
-        )
-        assert many.spec.max_episode_steps == one.spec.max_episode_steps == 500
-        states, _ = many.reset(seed=3)
-        one.reset()
-        one.unwrapped.state = np.array(many.unwrapped.state[:, 1])
-        for action in np.random.default_rng(0).integers(2, size=500):
-            states, rewards, ended, _, _ = many.step(np.full(3, action))
-            state, reward, terminated, _, _ = one.step(action)
-            np.testing.assert_allclose(states[1], state, rtol=1e-6)
-            assert (rewards[1], ended[1]) == (reward, terminated)
-            if terminated:
-                break
-        assert terminated
-
     def test_every_observer_has_its_own_chance(self):
         # The original gave all observers one seed.
         config = ReinforceConfig("per-step", num_observers=3, num_envs=64, seed=7)
@@ -231,20 +198,6 @@ class TestEnvironment:
         starts = [watched(o).states[0] for o in observers for _ in range(2)]
         assert len({start.tobytes() for start in starts}) == 6  # in each round, too
 
-    def test_one_that_acts_itself_draws_as_the_agent_would(self):
-        config = ReinforceConfig("local-policy", num_observers=3, num_envs=16, seed=7)
-        by_agent = one_round(replace(config, conversation="per-step"))[1]
-        by_itself = one_round(config)[1]
-        for one, other in zip(by_agent, by_itself, strict=True):
-            assert torch.equal(one.actions, other.actions)
-        assert not torch.equal(by_itself[0].actions[0], by_itself[1].actions[0])
-
-    def test_what_the_time_limit_cuts_is_told_from_a_fall(self):
-        observer = Observer(0, ReinforceConfig("per-step", 1, num_envs=2))
-        lengths, truncated = observer.run_episode(LocalRef(Balancer()))
-        assert lengths[0] == 500 > 20 > lengths[1]
-        assert truncated.tolist() == [True, False]
-
     def test_a_fall_in_the_last_step_is_a_fall(self, short_episodes):
         config = ReinforceConfig("per-step", 1, num_envs=1)
         (length,), _ = Observer(0, config).run_episode(LocalRef(Pusher()))
@@ -252,13 +205,6 @@ class TestEnvironment:
         assert Observer(0, config).run_episode(LocalRef(Pusher())) == (length, False)
         short_episodes(int(length) - 1)
         assert Observer(0, config).run_episode(LocalRef(Pusher())) == (length - 1, True)
-
-    def test_lengths_and_totals_count_only_what_belongs_to_an_episode(self):
-        agent, batch = one_round(ReinforceConfig(num_observers=1, num_envs=8))
-        (done,) = batch
-        assert done.totals == done.lengths.tolist()  # CartPole pays 1 a step
-        assert len(set(done.totals)) > 1
-        assert done.states.shape == (int(done.lengths.max()), 8, 4)
 
 
 @pytest.fixture
@@ -283,38 +229,20 @@ class Pusher:
     """In the agent's place: pushes to the right, and keeps what it was told."""
 
     def __init__(self):
-        self.states, self.rewards = [], []
+        self.states = []
 
     def select_action(self, observer, states):
         self.states.append(states)
-        return self.action(states)
-
-    def action(self, states):
         return np.ones(len(states), dtype=np.int64)
 
     def report_reward(self, observer, rewards):
-        self.rewards.append(rewards)
-
-
-class Balancer(Pusher):
-    """Keeps the pole of the first environment up."""
-
-    def action(self, states):
-        actions = super().action(states)
-        actions[0] = states[0, 2] + states[0, 3] > 0
-        return actions
+        pass
 
 
 def watched(observer):
     pusher = Pusher()
     observer.run_episode(LocalRef(pusher))
     return pusher
-
-
-def one_round(config):
-    agent = Agent(config)
-    observers = [LocalRef(Observer(i, config)) for i in range(config.num_observers)]
-    return agent, agent.run_episode(LocalRef(agent), observers)
 
 
 class TestScore:
@@ -369,16 +297,16 @@ class TestScore:
 
 
 class TestTwin:
-    FEW = {"num_envs": 3, "seed": 5, "max_episodes": 36, "gamma": 0.9, "lr": 0.02}
+    HOW = {"num_envs": 3, "seed": 5, "max_episodes": 36, "gamma": 0.9, "lr": 0.02}
 
     @pytest.mark.parametrize("conversation", CONVERSATIONS)
     def test_learns_the_same_without_anything_of_the_package(self, conversation):
-        config = ReinforceConfig(conversation, num_observers=2, **self.FEW)
+        config = ReinforceConfig(conversation, num_observers=2, **self.HOW)
         self.both(config, "CartPole-v1")
 
     def test_and_where_the_time_limit_cuts_episodes(self, short_episodes):
         environment = short_episodes(15)
-        config = ReinforceConfig("batched", num_observers=2, **self.FEW)
+        config = ReinforceConfig("batched", num_observers=2, **self.HOW)
         ours = self.both(config, environment)
         assert min(ours.score.rewards) < max(ours.score.rewards) == 15
 
@@ -393,80 +321,76 @@ class TestTwin:
         return ours
 
 
-def conversing(conversation, **changed):
-    few = {"num_observers": 2, "num_envs": 2, "max_episodes": 16, "seed": 3}
-    return ReinforceConfig(conversation, **few | changed)
+FEW = {"num_observers": 2, "num_envs": 2, "max_episodes": 16, "seed": 3}
 
 
-@cache
-def traced(conversation):
-    """One run over RPC for all that is asked of it, its calls and its reports."""
+@pytest.fixture(scope="module")
+def conversed():
+    """All conversations by RPC, one after another: trainings, calls and reports."""
+    configs = [ReinforceConfig(conversation, **FEW) for conversation in CONVERSATIONS]
+    roles = {"agent": Role(reinforce_roles.train_each, (configs,))}
+    roles |= {f"observer{i}": Role(serve) for i in range(2)}
     trace, told = Trace(), []
-    config = conversing(conversation)
-    training = run(config, trace=trace, on_report=lambda *report: told.append(report))
-    return training, trace, told
+    note = {"trace": trace, "on_report": lambda *report: told.append(report)}
+    trainings = launch(roles, rpc_threads=2, **note)["agent"]
+    return dict(zip(CONVERSATIONS, trainings, strict=True)), trace.calls, told
 
 
 @pytest.mark.xdist_group("conversations")
 class TestConversations:
-    @pytest.mark.parametrize("conversation", CONVERSATIONS)
-    def test_over_rpc_and_in_one_process_are_the_same(self, conversation):
-        remote, _, told = traced(conversation)
+    def test_over_rpc_and_in_one_process_are_the_same(self, conversed):
+        trainings, _, told = conversed
         reports = []
-        begin = time.perf_counter()
-        local = run_locally(conversing(conversation), lambda *r: reports.append(r))
-        assert 0 < local.score.seconds < time.perf_counter() - begin
-        assert remote.score.rewards == local.score.rewards
-        assert remote.weights.keys() == local.weights.keys()
-        for name, weight in remote.weights.items():
-            assert torch.equal(weight, local.weights[name])
-        assert remote.rounds == local.rounds
-        assert told == reports == [("agent", record) for record in local.rounds]
-        assert [record.number for record in local.rounds] == [1, 2, 3, 4]
+        for conversation, remote in trainings.items():
+            begin = time.perf_counter()
+            config = ReinforceConfig(conversation, **FEW)
+            local = run_locally(config, lambda *report: reports.append(report))
+            assert 0 < local.score.seconds < time.perf_counter() - begin
+            assert remote.score.rewards == local.score.rewards
+            assert max_difference(remote.weights, local.weights) == 0
+            assert remote.rounds == local.rounds
+            assert [record.number for record in local.rounds] == [1, 2, 3, 4]
+            assert reports[-4:] == [("agent", record) for record in local.rounds]
+        assert told == reports
 
-    def test_threads_of_the_caller_do_not_matter(self):
-        # Threads cut the sum over a round of more than 32,768 steps.
-        config = ReinforceConfig(num_observers=1, num_envs=1_800, max_episodes=3_600)
-        found = [run(config)]
-        for threads in (1, 3):
-            with set_torch_threads(threads):
-                found.append(run_locally(config))
-        assert found[0].rounds[0].env_steps > 32_768
-        one, *others = [each.weights.values() for each in found]
-        assert all(all(map(torch.equal, one, other)) for other in others)
+    def test_threads_of_the_caller_do_not_matter(self, monkeypatch):
+        """More would cut the sums over a long round, and round them otherwise."""
 
-    def test_an_observer_does_what_it_would_do_among_more(self):
-        two = one_round(conversing("per-step"))[1]
-        more = one_round(conversing("per-step", num_observers=3))[1]
-        for one, other in zip(two, more, strict=False):
-            for field in ("states", "actions", "rewards", "lengths"):
-                assert torch.equal(getattr(one, field), getattr(other, field))
-            returns = episode_returns(one, 0.99)
-            assert torch.equal(returns, episode_returns(other, 0.99))
-        assert not torch.equal(two[0].states[0], two[1].states[0])
+        class Roles(TorchRPC):
+            def launch(self, roles, **_):
+                return {"agent": [role.num_threads for role in roles.values()]}
 
-    @pytest.mark.parametrize(
-        ("conversation", "calls_a_step", "calls_a_round"),
-        [*zip(CONVERSATIONS, (2, 1, 1, 0), (0, 1, 1, 2), strict=True)],
-    )
-    def test_calls_are_those_that_the_name_says(
-        self, conversation, calls_a_step, calls_a_round
-    ):
-        training, trace, _ = traced(conversation)
-        to_agent = [
-            c for c in trace.calls if c.callee == "agent" and c.method[0] != "_"
-        ]
-        # Two environments of an observer take as many steps as the longer one; each
-        # step pays 1.
-        pairs = zip(*[iter(training.score.rewards)] * 2, strict=True)
-        steps, rounds = sum(map(max, pairs)), 2 * training.score.rounds
-        assert len(to_agent) == calls_a_step * steps + calls_a_round * rounds
+        assert run(ReinforceConfig(), Roles()) == [1, 1, 1]
+        monkeypatch.setattr(system, "run_agent", lambda *_: torch.get_num_threads())
+        with set_torch_threads(3):
+            assert run_locally(ReinforceConfig()) == 1
+            assert torch.get_num_threads() == 3
 
-    def test_a_command_to_an_observer_is_one_call(self):
+    def test_calls_are_those_that_the_name_says(self, conversed):
+        trainings, calls, _ = conversed
+        steps, visits = {}, 2 * 4  # of two observers in four rounds
+        for name, training in trainings.items():
+            # Two environments of an observer take as many steps as the longer one;
+            # each step pays 1.
+            pairs = zip(*[iter(training.score.rewards)] * 2, strict=True)
+            steps[name] = sum(map(max, pairs))
+        # Torch's own, and those that make the observers, begin with an underscore.
+        found = Counter(c.method for c in calls if c.callee == "agent")
+        assert {name: found[name] for name in found if name[0] != "_"} == {
+            "select_action": steps["per-step"],
+            "report_reward": steps["per-step"] + visits,  # the last of "packed"
+            "report_and_select": steps["packed"],
+            "report_and_wait": steps["batched"],
+            "report_and_leave": visits,
+            "weights": visits,
+            "report_steps": visits,
+        }
+
+    def test_a_command_to_an_observer_is_one_call(self, conversed):
         # The original called twice for each: rpc_async of an rpc_sync.
-        _, trace, _ = traced("local-policy")
-        commands = [c for c in trace.calls if c.method == "run_episode"]
-        assert len(commands) == 2 * 4
+        _, calls, _ = conversed
+        commands = [c for c in calls if c.method == "run_episode"]
+        assert len(commands) == len(CONVERSATIONS) * 2 * 4
         assert {c.caller for c in commands} == {"agent"}
         assert {c.callee for c in commands} == {"observer0", "observer1"}
 
@@ -484,40 +408,25 @@ class TestConversations:
         assert passes == [6] * together + [3] * alone
 
 
-@settings(max_examples=30)
-@given(st.permutations(range(4)), st.sets(st.integers(0, 3), max_size=3))
-def test_all_who_wait_are_answered_once_the_last_has_come_or_left(order, leaving):
-    seen = []
-    waiting = Rendezvous(lambda asked: seen.append(list(asked)) or dict(asked))
-    waiting.expect(range(4))
-    futures = {}
-    for guest in order:
-        if guest in leaving:
-            waiting.leave(guest)
-        else:
-            futures[guest] = waiting.enter(guest, guest * 10)
-    assert seen == [sorted(futures)]
-    assert {guest: future.wait() for guest, future in futures.items()} == {
-        guest: guest * 10 for guest in futures
-    }
-
-
-def test_a_film_shows_every_other_step_at_half_the_size_until_the_pole_lies():
+def test_a_film_shows_every_other_step_at_half_the_size_until_the_pole_lies(
+    monkeypatch,
+):
+    pygame.quit()  # another test of this process may have set it up
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     agent = Agent(ReinforceConfig(seed=2))
     falling = watch.frames(agent.weights())
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy"  # it looks for no screen
     actor = Actor(agent.policy, seed=0)
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-    state, steps, counted = env.reset(seed=0)[0], 0, None
+    state, steps = env.reset(seed=0)[0], 0
     env.unwrapped.theta_threshold_radians = np.pi / 2
-    picture, over = env.render(), False
+    first, over = env.render(), False
     while not over:
         state, _, over, _, _ = env.step(actor.select(state[None])[0])
         steps += 1
-        if counted is None and abs(state[2]) > np.deg2rad(12):
-            counted = steps
-    assert abs(state[2]) > np.pi / 2 and steps > counted + 10
+    assert abs(state[2]) > np.pi / 2
     assert len(falling) == (steps + 1) // 2
-    mean = picture.reshape(200, 2, 300, 2, 3).mean(axis=(1, 3))
+    mean = first.reshape(200, 2, 300, 2, 3).mean(axis=(1, 3))
     assert np.array_equal(falling[0], mean.astype(np.uint8))
     assert len({picture.tobytes() for picture in falling}) == len(falling)
 
@@ -540,7 +449,7 @@ def test_of_two_films_the_shorter_one_rests_and_begins_again(monkeypatch):
 
 class TestSpeed:
     JOBS = [
-        speed.Job(name, num_envs, cost_ms, rounds=2)
+        speed.Job(name, num_envs, cost_ms, rounds=1)
         for name in ("per-step", speed.ONE_PROCESS)
         for num_envs, cost_ms in ((2, 0.0), (1, 5.0))
     ]
@@ -556,12 +465,12 @@ class TestSpeed:
 
     def test_one_process_plays_as_many_environments_and_learns_the_same(self):
         job = speed.Job(speed.ONE_PROCESS, 3)
-        by_rpc = replace(job, name="per-step").config
+        config, by_rpc = job.config(), replace(job, name="per-step").config()
         assert (by_rpc.num_observers, by_rpc.num_envs) == (2, 3)
-        assert (job.config.num_observers, job.config.num_envs) == (1, 6)
-        assert job.config.max_episodes == by_rpc.max_episodes == 5 * 6
-        direct = system.run_agent(speed.OneThread(), job.config)
-        assert direct.score.rewards == run_locally(job.config).score.rewards
+        assert (config.num_observers, config.num_envs) == (1, 6)
+        assert config.max_episodes == by_rpc.max_episodes == 5 * 6
+        direct = system.run_agent(speed.OneThread(), config)
+        assert direct.score.rewards == run_locally(config).score.rewards
 
     def test_curves_are_one_a_repeat(self):
         few, many = speed.Job("packed", 1), speed.Job("packed", 8)
@@ -573,19 +482,10 @@ class TestSpeed:
         }
 
 
-def test_a_film_looks_for_no_screen(monkeypatch):
-    pygame.quit()  # another film of this process has set it up
-    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
-    watch.frames(Agent(ReinforceConfig(seed=2)).weights())
-    assert os.environ["SDL_VIDEODRIVER"] == "dummy"
-    assert not pygame.display.get_init() or pygame.display.get_driver() == "dummy"
-
-
-def test_it_solves_cartpole_over_rpc():
-    score = run(ReinforceConfig(num_observers=2, seed=2)).score
-    assert score.solved
-    assert sum(score.rewards[-100:]) / 100 >= 475
-    assert len(score.rewards) < 3000
+def test_it_learns_over_rpc():
+    rewards = run(ReinforceConfig(seed=2, max_episodes=960)).score.rewards
+    assert len(rewards) == 960
+    assert sum(rewards[-64:]) > 2 * sum(rewards[:64])
 
 
 @pytest.mark.parametrize(
@@ -593,17 +493,15 @@ def test_it_solves_cartpole_over_rpc():
     [
         (
             {"conversation": "shouting"},
-            "must be one of per-step, packed, batched, local-policy",
+            "must be per-step or packed or batched or local-policy",
         ),
-        ({"num_observers": 0}, "num_observers is 0"),
-        ({"num_envs": 0}, "num_envs is 0"),
-        ({"hidden": 0}, "hidden is 0"),
-        ({"max_episodes": 0}, "max_episodes is 0, but must be at least 1"),
+        ({"num_envs": 0}, "num_envs is 0, but must be at least 1"),
+        ({"max_episodes": 0}, "max_episodes is 0"),
+        ({"log_interval": 0}, "log_interval is 0"),
         ({"gamma": 1.2}, "gamma is 1.2, but must be above 0 and at most 1"),
         ({"gamma": 0.0}, "gamma is 0.0"),
         ({"lr": 0.0}, "lr is 0.0, but must be above 0"),
         ({"seed": -1}, "seed is -1, but must be at least 0"),
-        ({"log_interval": 0}, "log_interval is 0"),
     ],
 )
 def test_a_config_out_of_range_is_refused(change, message):

@@ -7,12 +7,9 @@ from cdopt_tutorial.engines import Role, launch
 
 pytestmark = pytest.mark.xdist_group("sharded_maps")
 
-NUMBER = 8  # bytes of a float64
-P_BY_P = ("allreduce", 4 * 4 * NUMBER)
-SCALAR = ("allreduce", NUMBER)
-PART = ("all_gather_into_tensor", 12 * 4 * NUMBER)
-HALF = ("all_gather_into_tensor", 6 * 4 * NUMBER)  # cut twice
-IN_BLOCKS = ("allreduce", 4 * 4 * 4 * NUMBER)
+# Numbers that a rank hands in: in sums of C, of one number, or of a part of the weight.
+P_BY_P, SCALAR, PART, HALF = 4 * 4, 1, 12 * 4, 6 * 4
+IN_BLOCKS = 4 * P_BY_P
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,7 @@ def assert_equal(played, mesh, kind):
     assert len(found) == (int(mesh) if mesh in "23" else 4)
     for each in found:
         off = {name: by for name, by in each.items() if name != "cases"}
-        assert each["cases"] >= 3
+        assert each["cases"] >= 2
         assert len(off) == 7 and max(off.values()) <= 1e-12, off
 
 
@@ -69,18 +66,18 @@ def test_a_partial_sum_is_no_weight(played):
         "short side": [PART, P_BY_P, PART, PART, P_BY_P, PART],
         "short side, wide": [PART, P_BY_P, PART, PART, P_BY_P, PART],
         "both sides": [HALF, P_BY_P, P_BY_P, HALF] * 2,
-        "square": [("allreduce", 8 * 8 * NUMBER)] * 2,
-        "square, columns": [("allreduce", 8 * 8 * NUMBER)] * 2,
+        "square": [8 * 8] * 2,
+        "square, columns": [8 * 8] * 2,
         "whole blocks": [SCALAR],
         "within blocks, long": [IN_BLOCKS, IN_BLOCKS],
         "within blocks, short": [PART, PART],
         "oblique, rows": [SCALAR],
-        "oblique, in rows": [("allreduce", 24 * NUMBER)] * 2,
+        "oblique, in rows": [24, 24],
         "sphere": [SCALAR, SCALAR],
         "others": [PART, PART],
     }.items(),
 )
 def test_the_talk_of_a_map_and_its_way_back(played, placement, expected):
-    """Numbers and bytes of collectives: what `sharded.map_and_distance` says."""
+    """What `sharded.map_and_distance` says, in float64."""
     for rank in played.values():
-        assert rank["talk"][placement] == expected
+        assert rank["talk"][placement] == (len(expected), 8 * sum(expected))

@@ -14,7 +14,7 @@ SMOKE = {"max_episodes": 40}
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    training.add_flags(parser, ReinforceConfig, run, without="hidden")
+    training.add_flags(parser, ReinforceConfig, run)
     workers = "workers: one agent and N - 1 observers"
     parser.add_argument("--world-size", type=int, metavar="N", help=workers)
     parser.set_defaults(num_observers=None)  # so that the two can be compared

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
-from cdopt_tutorial import checks
+from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.engines.seam.device import device_for, pick_device
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.reinforce.learner import (
@@ -40,7 +40,6 @@ class ReinforceConfig:
     num_envs: int | None = None
     gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
     lr: float = 1e-2  #: learning rate of Adam, above 0
-    hidden: int = 128  #: width of the policy's hidden layer
     seed: int = 1  #: of the policy's start, the environments and the choice of actions
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
     #: rounds, of one episode in every environment, between two log lines.
@@ -51,16 +50,14 @@ class ReinforceConfig:
     device: str = "cpu"
 
     def __post_init__(self):
-        known = f"one of {', '.join(CONVERSATIONS)}"
-        checks.check(self, "conversation", self.conversation in CONVERSATIONS, known)
+        choices(self, conversation=CONVERSATIONS)
         if self.num_envs is None:
             object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
-        checks.at_least(self, 1, "num_observers", "num_envs", "hidden")
-        checks.at_least(self, 1, "max_episodes", "log_interval")
-        seeds = "at least 0 and below 2**64"
-        checks.check(self, "seed", 0 <= self.seed < 2**64, seeds)
-        checks.check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
-        checks.learning_rate(self)
+        counts = "num_observers", "num_envs", "max_episodes", "log_interval"
+        at_least(self, 1, *counts)
+        check(self, "seed", 0 <= self.seed < 2**64, "at least 0 and below 2**64")
+        check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
+        learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
     def seed_of(self, observer: int, purpose: str) -> int:
@@ -82,7 +79,7 @@ class Agent:
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            policy = Policy(config.hidden)
+            policy = Policy()
         self.policy = policy.to(device_for(config.device, 0))
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
         seeds = (config.seed_of(i, "actions") for i in range(config.num_observers))
@@ -247,7 +244,7 @@ class LocalPolicy(PerStep):
     def __init__(self, number: int, config: ReinforceConfig):
         super().__init__(number, config)
         # The agent is worker 0.
-        policy = Policy(config.hidden).to(device_for(config.device, number + 1))
+        policy = Policy().to(device_for(config.device, number + 1))
         self._actor = Actor(policy, config.seed_of(number, "actions"))
 
     def begin(self, agent_rref) -> None:

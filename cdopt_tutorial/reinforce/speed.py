@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
@@ -11,7 +11,6 @@ from torch.futures import Future
 
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce.agent import ReinforceConfig
@@ -36,24 +35,25 @@ class Job:
     cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
     rounds: int = 5  #: of an episode in every environment
 
-    @property
-    def config(self) -> "_Config":
+    def config(self, device: str = "cpu") -> "_Config":
         """What the agent and its observers are given."""
-        total = NUM_OBSERVERS * self.num_envs
-        split = {"num_observers": NUM_OBSERVERS, "num_envs": self.num_envs}
-        if self.name == ONE_PROCESS:
-            split = {"num_observers": 1, "num_envs": total}
-        talk = "per-step" if self.name == ONE_PROCESS else self.name
-        limit = total * self.rounds
-        return _Config(talk, max_episodes=limit, cost=self.cost_ms / 1000, **split)
+        total, alone = NUM_OBSERVERS * self.num_envs, self.name == ONE_PROCESS
+        return _Config(
+            "per-step" if alone else self.name,
+            num_observers=1 if alone else NUM_OBSERVERS,
+            num_envs=total if alone else self.num_envs,
+            max_episodes=total * self.rounds,
+            device=device,
+            cost_ms=self.cost_ms,
+        )
 
 
 @dataclass(frozen=True)
 class _Config(ReinforceConfig):
-    cost: float = 0.0  #: seconds
+    cost_ms: float = 0.0
 
     def make_environments(self) -> VectorEnv:
-        return _Slow(super().make_environments(), self.cost)
+        return _Slow(super().make_environments(), self.cost_ms / 1000)
 
 
 def measure(
@@ -64,16 +64,17 @@ def measure(
     They take turns, so that a slow second hits all alike. `polling` is that of
     :func:`~.launch.launch`, `device` that of the policies.
     """
-    roles = {"agent": Role(_measure, (jobs, repeats, pick_device(device)))}
+    configs = {job: job.config(device) for job in jobs}
+    roles = {"agent": Role(_measure, (configs, repeats))}
     roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}
-    options = {"rpc_threads": 2, "polling": polling}
-    return launch(roles, **options)["agent"]
+    return launch(roles, rpc_threads=2, polling=polling)["agent"]
 
 
 def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curve]]:
     """The speeds over a field of the jobs, a curve per repeat, by the jobs' names."""
-    names = dict.fromkeys(job.name for job in speeds)
-    points = {name: [job for job in speeds if job.name == name] for name in names}
+    points: dict[str, list[Job]] = {}
+    for job in speeds:
+        points.setdefault(job.name, []).append(job)
     return {
         name: [
             ([getattr(job, x) for job in jobs], list(repeat))
@@ -83,13 +84,12 @@ def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curv
     }
 
 
-def _measure(jobs: Sequence[Job], repeats: int, device: str) -> Speeds:
+def _measure(configs: Mapping[Job, "_Config"], repeats: int) -> Speeds:
     """The agent's role: all jobs, one after another, again and again."""
-    speeds: Speeds = {job: [] for job in jobs}
+    speeds: Speeds = {job: [] for job in configs}
     for _ in range(repeats):
-        for job in jobs:
+        for job, config in configs.items():
             engine = OneThread() if job.name == ONE_PROCESS else TorchRPC()
-            config = replace(job.config, device=device)
             score = run_agent(engine, config).score
             speeds[job].append(score.env_steps / score.seconds)
     return speeds

@@ -26,7 +26,7 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
     # gymnasium draws with pygame, which greets on stdout and looks for a screen.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    policy = Policy(hidden=len(weights["affine1.bias"]))
+    policy = Policy()
     policy.load_state_dict(weights)
     actor = Actor(policy, SEED)
     env = gymnasium.make(ENVIRONMENT, render_mode="rgb_array")
@@ -44,14 +44,13 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
 
 def side_by_side(left: list[NDArray], right: list[NDArray]) -> list[NDArray]:
     """One film of two, as long as the longer one; the other begins again and again."""
-    length = max(len(left), len(right))
-    between = np.full((left[0].shape[0], DIVIDER, 3), 128, dtype=np.uint8)
+    between = np.full((len(left[0]), DIVIDER, 3), 128, dtype=np.uint8)
     pictures = [
         np.concatenate([_picture(left, i), between, _picture(right, i)], axis=1)
-        for i in range(length)
+        for i in range(max(len(left), len(right)))
     ]
-    floor = np.full((FLOOR, *pictures[0].shape[1:]), 255, dtype=np.uint8)
-    return [np.concatenate([picture, floor]) for picture in pictures]
+    floor = (0, FLOOR), (0, 0), (0, 0)
+    return [np.pad(picture, floor, constant_values=255) for picture in pictures]
 
 
 def _picture(film: list[NDArray], time: int) -> NDArray:

@@ -2,28 +2,11 @@
 
 from cdopt_tutorial.sharding import costs
 from cdopt_tutorial.sharding.history import History, Result
-from cdopt_tutorial.sharding.model import (
-    MAX_VOCAB,
-    STRATEGIES,
-    Job,
-    ShardConfig,
-    transformer,
-)
+from cdopt_tutorial.sharding.model import MAX_VOCAB, Job, ShardConfig, transformer
 from cdopt_tutorial.sharding.owned import owned
 from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
 
 __all__ = [
-    "MAX_VOCAB",
-    "STRATEGIES",
-    "History",
-    "Job",
-    "Result",
-    "ShardConfig",
-    "check",
-    "costs",
-    "owned",
-    "perplexity",
-    "run",
-    "run_locally",
-    "transformer",
-]
+    "MAX_VOCAB", "History", "Job", "Result", "ShardConfig", "check", "costs", "owned",
+    "perplexity", "run", "run_locally", "transformer",
+]  # fmt: skip

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cdopt_tutorial.engines import Role, Wire, bytes_per_step, launch, process_group
+from cdopt_tutorial.constraints.surface import is_sharded
+from cdopt_tutorial.engines import Role, Wire, bytes_per_step, launch
 from cdopt_tutorial.engines.probes.counted import peak_memory
-from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.sharding.model import Job
-from cdopt_tutorial.sharding.system import Trainer, make_trainer, run
+from cdopt_tutorial.sharding.system import Trainer, join, make_trainer, run
 
 STEPS = 6
 
@@ -27,15 +27,12 @@ def measured_memory(job: Job) -> int:
 
     Its parameters, what its optimizer keeps, and what a step takes beyond; on the CPU.
     """
-    number = job.config.num_ranks
-    roles = {f"rank{rank}": Role(_memory, (job, rank)) for rank in range(number)}
-    return max(launch(roles).values())
+    ranks = range(job.config.num_ranks)
+    return max(launch({f"rank{k}": Role(_memory, (job, k)) for k in ranks}).values())
 
 
 def _memory(job: Job, rank: int) -> int:
-    config = job.config
-    chosen = process_group.join(rank, config.num_ranks, gpus_of(config.device))
-    trainer = make_trainer(job, rank, chosen.device)
+    trainer = make_trainer(job, rank, join(job.config, rank).device)
     batches = trainer.batches()
     trainer.step(*next(batches))  # the optimizer makes its buffers in the first one
     batch = next(batches)
@@ -43,12 +40,9 @@ def _memory(job: Job, rank: int) -> int:
 
 
 def _held(trainer: Trainer) -> int:
-    """Bytes of this rank's parameters, and of its optimizer's state."""
-    kept = trainer.optimizer.state.values()
-    state = [each for of in kept for each in of.values() if isinstance(each, Tensor)]
-    return sum(here(each).nbytes for each in (*trainer.model.parameters(), *state))
-
-
-def here(value: Tensor) -> Tensor:
-    """What of a tensor lies on this rank."""
-    return value.to_local() if hasattr(value, "to_local") else value
+    """Bytes on this rank of the parameters, and of the optimizer's state."""
+    states = (each for of in trainer.optimizer.state.values() for each in of.values())
+    kept = [each for each in states if isinstance(each, Tensor)]
+    kept += trainer.model.parameters()
+    here = (each.to_local() if is_sharded(each) else each for each in kept)
+    return sum(each.nbytes for each in here)

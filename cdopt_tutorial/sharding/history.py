@@ -2,11 +2,8 @@
 
 import math
 import statistics
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
 
 from torch import Tensor
 
@@ -24,13 +21,6 @@ class History:
     step_seconds: list[float] = field(default_factory=list)  #: of each step
     feasibility: Feasibility | None = None  #: at the end, of the weights it holds
     weights: dict[str, Tensor] = field(default_factory=dict)  #: at the end, whole
-
-    def watch(self, batches: Iterable, steps: int) -> Iterator[Any]:
-        """So many batches; what is done with each is a step, which is timed."""
-        for batch in islice(batches, steps):
-            begin = time.perf_counter()
-            yield batch
-            self.step_seconds.append(time.perf_counter() - begin)
 
 
 @dataclass(frozen=True)

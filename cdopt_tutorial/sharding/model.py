@@ -1,5 +1,6 @@
 """The settings, and the model: a small transformer whose projections may be held."""
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -13,7 +14,6 @@ from cdopt_tutorial.data import Corpus, load_corpus
 from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.training import DTYPES
 
-STRATEGIES = ("ddp", "fsdp", "tp", "2d", "pipeline")
 MAX_VOCAB = 1_000
 
 
@@ -49,13 +49,13 @@ class ShardConfig:
     device: str = "auto"
 
     def __post_init__(self):
-        choices(self, strategy=STRATEGIES, where=("attention", "mlp"))
-        choices(self, manifold=("none", *MANIFOLDS), optimizer=("sgd", "adam"))
-        choices(self, dtype=DTYPES)
+        choices(self, strategy=("ddp", "fsdp", "tp", "2d", "pipeline"))
+        choices(self, manifold=("none", *MANIFOLDS), where=("attention", "mlp"))
+        choices(self, optimizer=("sgd", "adam"), dtype=DTYPES)
         numbers = "num_ranks num_layers width num_heads seq_len batch_size max_steps"
         at_least(self, 1, *numbers.split())
         learning_rate(self)
-        fits = 0 < self.penalty_param < float("inf")
+        fits = 0 < self.penalty_param < math.inf
         check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
@@ -71,28 +71,23 @@ class ShardConfig:
         if self.strategy == "2d":
             fits = self.num_ranks >= 4 and self.num_ranks % 2 == 0
             check(self, "num_ranks", fits, "4, 6, 8, ... where the strategy is 2d")
-        fits = self.batch_size % copies == 0
-        check(self, "batch_size", fits, f"a multiple of {copies}: each has a part")
         if self.strategy in ("tp", "2d"):
             fits = self.num_heads % parts == 0
             check(self, "num_heads", fits, f"a multiple of {parts}: each has some")
         if self.strategy == "pipeline":
-            most = self.num_layers
-            fits = self.num_ranks <= most
-            check(self, "num_ranks", fits, f"at most num_layers, {most}")
-            fits = self.batch_size % self.num_ranks == 0
-            check(self, "batch_size", fits, f"a multiple of {self.num_ranks} ranks")
+            fits = self.num_ranks <= self.num_layers
+            check(self, "num_ranks", fits, f"at most num_layers, {self.num_layers}")
+            copies = parts  # a batch goes through the stages in as many pieces
+        fits = self.batch_size % copies == 0
+        check(self, "batch_size", fits, f"a multiple of {copies}: each has a part")
 
     @property
     def mesh(self) -> tuple[int, int]:
         """How many have data of their own, and how many ranks work on the same."""
-        return {
-            "ddp": (self.num_ranks, 1),
-            "fsdp": (self.num_ranks, 1),
-            "tp": (1, self.num_ranks),
-            "2d": (self.num_ranks // 2, 2),
-            "pipeline": (1, self.num_ranks),
-        }[self.strategy]
+        if self.strategy == "2d":
+            return self.num_ranks // 2, 2
+        copies = self.num_ranks if self.strategy in ("ddp", "fsdp") else 1
+        return copies, self.num_ranks // copies
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -129,9 +124,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int):
         super().__init__()
         self.head = width // num_heads
-        self.q, self.k, self.v, self.out = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
-        )
+        projections = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.q, self.k, self.v, self.out = projections
 
     def forward(self, x: Tensor) -> Tensor:
         """What each token gathers from itself and those before it, shaped as x."""
@@ -160,30 +154,20 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.before_mlp(x))))
 
 
-class Scores(nn.Module):
-    """Vectors (batch, seq_len, width) to scores (batch, seq_len, vocab_size)."""
-
-    def __init__(self, width: int, vocab_size: int):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.words = nn.Linear(width, vocab_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """How well each word fits as the next."""
-        return self.words(self.norm(x))
-
-
 def transformer(config: ShardConfig, vocab_size: int) -> nn.Sequential:
-    """The free model, by its seed the same wherever it is made."""
-    width, heads = config.width, config.num_heads
+    """The free model, by its seed the same wherever it is made.
+
+    From tokens (batch, seq_len) to scores (batch, seq_len, vocab_size) of the next.
+    """
+    width, parts = config.width, OrderedDict[str, nn.Module]()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        parts: OrderedDict[str, nn.Module] = OrderedDict()
         parts["tokens"] = Tokens(vocab_size, config.seq_len, width)
         for number in range(config.num_layers):
-            parts[f"block{number}"] = Block(width, heads)
-        parts["scores"] = Scores(width, vocab_size)
-        return nn.Sequential(parts).to(config.torch_dtype)
+            parts[f"block{number}"] = Block(width, config.num_heads)
+        norm, words = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
+        parts["scores"] = nn.Sequential(OrderedDict(norm=norm, words=words))
+    return nn.Sequential(parts).to(config.torch_dtype)
 
 
 def hold(model: nn.Module, config: ShardConfig) -> None:
@@ -198,11 +182,12 @@ def hold(model: nn.Module, config: ShardConfig) -> None:
 
 def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
     """The layers whose weights are to be held, and of how many heads each is made."""
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
-    if config.where == "mlp":
-        return {layer: 1 for block in blocks for layer in (block.up, block.down)}
     found: dict[nn.Linear, int] = {}
-    for layers in (block.attention for block in blocks):
+    for block in (part for part in model.modules() if isinstance(part, Block)):
+        if config.where == "mlp":
+            found |= {block.up: 1, block.down: 1}
+            continue
+        layers = block.attention
         # Head by head, each with orthonormal rows.
         found |= dict.fromkeys((layers.q, layers.k, layers.v), config.num_heads)
         found[layers.out] = 1

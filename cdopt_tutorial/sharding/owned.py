@@ -4,14 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from cdopt_tutorial.engines import Role, launch, process_group
-from cdopt_tutorial.engines.seam.device import gpus_of
+from cdopt_tutorial.engines import Role, launch
 from cdopt_tutorial.sharding.model import Job
-from cdopt_tutorial.sharding.system import make_trainer
+from cdopt_tutorial.sharding.system import join, make_trainer
 
 
 @dataclass(frozen=True)
@@ -34,26 +33,24 @@ def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
     The models are made as they are for a training, on as many ranks as the first job
     has, which must be the number of all. Names are those of the layers' weights.
     """
-    number = jobs[0].config.num_ranks
-    roles = {f"rank{rank}": Role(_parts, (jobs, rank)) for rank in range(number)}
-    by_rank = launch(roles).values()
-    return [list(of_job) for of_job in zip(*by_rank, strict=True)]
+    ranks = range(jobs[0].config.num_ranks)
+    found = launch({f"rank{k}": Role(_parts, (jobs, k)) for k in ranks})
+    return [list(of_job) for of_job in zip(*found.values(), strict=True)]
 
 
 def _parts(jobs: Sequence[Job], rank: int) -> list[dict[str, Part]]:
-    config = jobs[0].config
-    chosen = process_group.join(rank, config.num_ranks, gpus_of(config.device))
-    trainers = (make_trainer(job, rank, chosen.device) for job in jobs)
-    return [
-        {
-            name.replace(".parametrizations", "").removesuffix(".original"): part(value)
-            for name, value in trainer.model.named_parameters()
-        }
-        for trainer in trainers
-    ]
+    device = join(jobs[0].config, rank).device
+    return [_parts_of(make_trainer(job, rank, device).model) for job in jobs]
 
 
-def part(value: Tensor) -> Part:
+def _parts_of(model: nn.Module) -> dict[str, Part]:
+    return {
+        name.replace(".parametrizations", "").removesuffix(".original"): _part(value)
+        for name, value in model.named_parameters()
+    }
+
+
+def _part(value: Tensor) -> Part:
     """What of a parameter lies here."""
     shape = tuple(value.shape)
     if not isinstance(value, DTensor):

@@ -4,13 +4,13 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
 
 from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.engines import share
-from cdopt_tutorial.sharding.history import History
 from cdopt_tutorial.sharding.kinds import HELD, KINDS, MuonAndAdam, distance, make
 from cdopt_tutorial.sharding.model import Job, ShardConfig
 from cdopt_tutorial.sharding.system import Trainer, held_out_loss
@@ -75,17 +75,15 @@ def train(
     """Train one kind in this process, which is a worker's in a study."""
     begin = time.perf_counter()
     config = config_of(kind, lr, seed, steps, device)
-    job, history = Job(config), History()
+    job = Job(config)
     with torch.random.fork_rng(devices=[]):  # torch's orthogonal draws what it adds
         torch.manual_seed(seed)
         model = make(kind, config, len(job.corpus.vocabulary)).to(config.device)
     optimizer = MuonAndAdam(model, lr) if kind == "Muon" else None
     trainer = Trainer(job, model, model, optimizer=optimizer)
-    for batch in history.watch(trainer.batches(), steps):
-        history.losses.append(trainer.step(*batch))
+    losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
     loss, off = held_out_loss(job, model), distance(model, config)
-    seconds = time.perf_counter() - begin
-    return Run(kind, lr, seed, history.losses, loss, off, seconds)
+    return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
 
 
 def study(

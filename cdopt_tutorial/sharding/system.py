@@ -1,13 +1,14 @@
 """The system: ranks that share out one model, its data, or both, and train it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from joblib import cpu_count
 from torch import Tensor, nn
@@ -27,11 +28,10 @@ from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, process_group, report
 from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
-from cdopt_tutorial.engines.seam.optimizer import make_optimizer
+from cdopt_tutorial.engines.seam.optimizer import clip_factor, make_optimizer
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.sharding.clipping import clip
 from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
 
@@ -72,10 +72,9 @@ def cuts() -> dict[str, Any]:
 def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
     """The layers of one rank of a pipeline: its blocks, and what is at the ends."""
     blocks = len(model) - 2
-    begin, end = (blocks * each // num_ranks for each in (rank, rank + 1))
-    first = 0 if rank == 0 else begin + 1
-    last = len(model) if rank == num_ranks - 1 else end + 1
-    return model[first:last]
+    inner = (1 + blocks * number // num_ranks for number in range(1, num_ranks))
+    ends = [0, *inner, len(model)]
+    return model[ends[rank] : ends[rank + 1]]
 
 
 class Trainer:
@@ -95,10 +94,10 @@ class Trainer:
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
         self.device = device_of(model)
-        self.constraints = Constraints(model) if has_held(job.config) else None
-        # The config's, if none is given; of another, a step and zero_grad are asked.
-        own = optimizer or make_optimizer(model.parameters(), job.config)
-        self.optimizer = own
+        free = job.config.manifold == "none"
+        self.constraints = None if free else Constraints(model)
+        # Of one that is given, no more than a step and zero_grad are asked.
+        self.optimizer = optimizer or make_optimizer(model.parameters(), job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
@@ -119,9 +118,7 @@ class Trainer:
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's tokens and their next ones, (batch, seq_len), without end."""
         copies, _ = self.config.mesh
-        stream = Stream(
-            self.job.corpus.train, self.config.seq_len, self.config.batch_size
-        ).shard(self.copy, copies)
+        stream = stream_of(self.job).shard(self.copy, copies)
         while True:
             for tokens, targets in stream.windows():
                 if len(tokens) == self.config.seq_len:
@@ -142,7 +139,7 @@ class StageTrainer(Trainer):
 
     def __init__(self, job: Job, model: nn.Sequential, rank: int):
         super().__init__(job, model, model)
-        number = job.config.num_ranks
+        number = self.config.num_ranks
         self.first, self.last = rank == 0, rank == number - 1
         stage = PipelineStage(model, rank, number, self.device)
         self.schedule = ScheduleGPipe(stage, number, loss_fn=next_word_loss)
@@ -162,25 +159,50 @@ def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def has_held(config: ShardConfig) -> bool:
-    """Whether any weight is held."""
-    return config.manifold != "none"
+def stream_of(job: Job) -> Stream:
+    """The text that is trained on, in a column for each sequence of a batch."""
+    return Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
 
 
-def train(
-    trainer: Trainer,
-    history: History,
-    watched: Callable[[], AbstractContextManager] = nullcontext,
-) -> History:
-    """The training loop of one rank, whose steps are watched, or of one process."""
-    for tokens, targets in history.watch(trainer.batches(), trainer.config.max_steps):
-        with watched():
+def clip(parameters: Iterable[Tensor], largest: float, staged: bool) -> None:
+    """Scale the gradients of a model so that their norm is at most ``largest``.
+
+    On every rank, with its own parameters; ``staged`` says that others have others.
+    Torch's own ``clip_grad_norm_`` takes gradients that lie on one mesh, but under
+    tensor parallel some are plain tensors, in two dimensions there are two meshes, and
+    a rank of a pipeline has the gradients of its own layers only.
+    """
+    found = [each.grad for each in parameters if each.grad is not None]
+    squares: dict = {}  # by mesh, so that each takes one all-reduce
+    for each in found:
+        mesh, square = getattr(each, "device_mesh", None), each.square().sum()
+        squares[mesh] = squares[mesh] + square if mesh in squares else square
+    total = sum(map(whole, squares.values()))
+    if staged:
+        dist.all_reduce(total)
+    factor = clip_factor(total.item(), largest)
+    if factor < 1:
+        for gradient in found:
+            gradient.mul_(factor)
+
+
+def train(trainer: Trainer, history: History) -> History:
+    """The training loop of one rank, or of one process."""
+    for tokens, targets in islice(trainer.batches(), trainer.config.max_steps):
+        begin = time.perf_counter()
+        with place(STEP_DEADLINE, then=math.inf):
             history.losses.append(trainer.step(tokens, targets))
+        history.step_seconds.append(time.perf_counter() - begin)
         report(len(history.losses))
     if trainer.constraints is not None:
         history.feasibility = trainer.constraints.feasibility()
     history.weights = trainer.weights()
     return history
+
+
+def join(config: ShardConfig, rank: int) -> process_group.Devices:
+    """Enter the process group of the ranks; once on each."""
+    return process_group.join(rank, config.num_ranks, gpus_of(config.device))
 
 
 def make_trainer(job: Job, rank: int, device: str) -> Trainer:
@@ -197,11 +219,8 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
 
 def run_rank(job: Job, rank: int) -> History:
     """The role of a rank."""
-    config = job.config
-    chosen = process_group.join(rank, config.num_ranks, gpus_of(config.device))
-    trainer = make_trainer(job, rank, chosen.device)
-    watched = partial(place, STEP_DEADLINE, then=math.inf)
-    return train(trainer, History(chosen.why), watched)
+    chosen = join(job.config, rank)
+    return train(make_trainer(job, rank, chosen.device), History(chosen.why))
 
 
 def check(job: Job) -> None:
@@ -212,8 +231,7 @@ def check(job: Job) -> None:
     size = (layers + (2 * words + config.seq_len) * config.width) * 2
     what = f"a model of width {config.width} and {config.num_layers} layers"
     checks.in_memory(what, size * config.torch_dtype.itemsize)
-    stream = Stream(job.corpus.train, config.seq_len, config.batch_size)
-    longest, columns = stream.num_tokens // config.batch_size, config.batch_size
+    longest, columns = stream_of(job).num_tokens // config.batch_size, config.batch_size
     allowed = f"at most {longest} in this text, of {columns} columns"
     checks.check(config, "seq_len", config.seq_len <= longest, allowed)
 
@@ -251,8 +269,7 @@ def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary))
     hold(model, config)
-    for name, value in model.named_parameters():
-        value.copy_(weights[name])
+    model.load_state_dict(weights)
     return data.perplexity(held_out_loss(job, model))
 
 
