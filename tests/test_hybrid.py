@@ -133,10 +133,7 @@ class TestEquality:
 
 
 class Twin:
-    """The same training in plain torch, by formulas; it shares nothing with the loop.
-
-    ``parts`` are what each trainer learns from, of which none depends on another's.
-    """
+    """The same training in plain torch, by formulas; nothing of it is the loop's."""
 
     def __init__(self, config, begin):
         self.config = config

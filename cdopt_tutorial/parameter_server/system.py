@@ -155,7 +155,7 @@ def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
-def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
+def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners, the same for every trainer."""
     config, number = job.config, job.config.num_trainers
     shared = PARTS if number > 1 else ("embedding", "decoder")
@@ -177,7 +177,7 @@ class Trainer:
 
     def __init__(self, engine: Engine, rank: int, job: Job):
         self.engine, self.rank, self.job, self.config = engine, rank, job, job.config
-        parts, self.owners = place(engine, job)
+        parts, self.owners = make_all(engine, job)
         rnn = parts["rnn"]
         rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, self.config)
         there, device = (parts["embedding"], parts["decoder"]), self.config.device
