@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass, replace
 
@@ -13,18 +12,14 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
+from cdopt_tutorial.engines import Role
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.pace import place
-from cdopt_tutorial.hybrid import (
-    Table,
-    dense_layer,
-    replicas,
-    run_locally,
-    system,
-)
+from cdopt_tutorial.hybrid import Result, replicas, run_locally, system
+from cdopt_tutorial.hybrid.model import Table, dense_layer
 
 PARTS = {  # of a step, and what is called in them
     "forward": (system.Trainer, "scores"),
@@ -63,14 +58,13 @@ def attach_impatiently(deadline):
 
 @dataclass(frozen=True, eq=False)
 class Slow(Shard):
-    """Data that disturb their trainer at the third batch; how is a signal or one of
+    """Data that disturb their trainer at the third batch.
 
-    "sleep", "nap" (for so many seconds), "raise", or the part of the step to stall in:
-    see ``stall``.
+    How is the name of a signal, "nap" with seconds, "raise", "ps die", or the part of
+    the step to stall in: see ``stall``.
     """
 
-    how: str = "sleep"
-    nap: float = 0.0
+    how: str = ""
 
     def batches(self, batch_size, seed):
         for number, batch in enumerate(super().batches(batch_size, seed)):
@@ -79,49 +73,57 @@ class Slow(Shard):
             yield batch
 
     def _disturb(self):
-        if self.how == "nap":
-            time.sleep(self.nap)
-            return
-        if self.how == "sleep":
-            time.sleep(60)
-        if self.how == "raise":
-            raise ArithmeticError("no more data")
-        if self.how.startswith("ps "):
-            rpc.rpc_sync("ps", stall, args=(self.how,))
-        elif self.how in PARTS:
-            stall(self.how)
-        else:
-            os.kill(os.getpid(), getattr(signal, self.how))
+        match self.how.split():
+            case ["nap", seconds]:
+                time.sleep(float(seconds))
+            case ["raise"]:
+                raise ArithmeticError("no more data")
+            case ["ps", "die"]:
+                rpc.rpc_async("ps", die)
+            case ["ps", _]:
+                rpc.rpc_sync("ps", stall, args=(self.how,))
+            case _ if self.how in PARTS:
+                stall(self.how)
+            case [name]:
+                os.kill(os.getpid(), getattr(signal, name))
 
 
-def disturbed_master(job, number, how):
-    """A master whose trainer of this number is in trouble in its third step."""
+def run_each(jobs, way="distributed"):
+    """The results of jobs with as many trainers, one after the other on one launch."""
+    master = Role(drive_each, (jobs, way))
+    found = system.on_workers(jobs[0], master, attach=join_once)["master"]
+    return [Result(job.config, each) for job, each in zip(jobs, found, strict=True)]
+
+
+def drive_each(jobs, way):
+    return [system.drive(TorchRPC(way), job, system.tasks(job)) for job in jobs]
+
+
+def join_once():
+    """The trainers stay in the process group of their first run."""
+    joined = []
+
+    def join(function, *args):
+        if not joined:
+            joined.append(function(*args))
+        return joined[0]
+
+    wrap(replicas.join, join)
+
+
+def disturbed_master(job, numbers, how):
+    """A master whose trainers of these numbers are disturbed in their third step."""
     tasks = system.tasks(job)
-    tasks[number] = disturbed(tasks[number], how)
+    for number in numbers:
+        shard = tasks[number].shard
+        slow = Slow(shard.bags, shard.begin, shard.total, how)
+        tasks[number] = replace(tasks[number], shard=slow)
     return system.drive(TorchRPC(), job, tasks)
 
 
-def napping_master(job, seconds):
-    """A master whose trainers all rest in their third step, at the same time."""
-    tasks = [disturbed(task, "nap", seconds) for task in system.tasks(job)]
-    return system.drive(TorchRPC(), job, tasks)
-
-
-def disturbed(task, *how):
-    """The task with data that disturb."""
-    shard = task.shard
-    return replace(task, shard=Slow(shard.bags, shard.begin, shard.total, *how))
-
-
-def killing_master(job, victim):
-    """A master that kills a worker while all of them train."""
-    threading.Timer(1.0, rpc.rpc_async, (victim, die)).start()
-    return system.drive(TorchRPC(), job, system.tasks(job))
-
-
-def counting_master(job):
-    """A master that asks what is left on the server after a run with cuts."""
-    system.drive(TorchRPC("cut"), job, system.tasks(job))
+def counting_master(jobs):
+    """A master that asks what is left on the server after runs with cuts."""
+    drive_each(jobs, "cut")
     return rpc.rpc_sync("ps", kept)
 
 
@@ -167,18 +169,18 @@ def train_slowly(job):
     return run_locally(job, on_report=lambda *_: time.sleep(1.0))
 
 
-def differ(rank, perturbed):
-    """A trainer's role: how far two replicas are apart, one of which was moved."""
+def differ(rank):
+    """A trainer's role: how far two replicas are apart before and after one moves."""
     replicas.join(rank, 2, gpus=())
     layer = nn.Linear(2, 3, dtype=torch.float64)
     replicas.replicate(layer, "cpu")
-    differences = replicas.Differences(layer)
-    differences.ask()
+    answers = [replicas.ask_difference(layer)]
     with torch.no_grad():
-        layer.weight[1, 1] += 0.25 * (rank == perturbed)
-        layer.bias[2] -= 0.125 * (rank == perturbed)
-    differences.ask()
-    return differences.answers(), differences.answers()
+        for perturbed in (0, 1, 1):
+            layer.weight[1, 1] += 0.25 * (rank == perturbed)
+            layer.bias[2] -= 0.125 * (rank == perturbed)
+            answers.append(replicas.ask_difference(layer))
+    return [answer() for answer in answers]
 
 
 def raise_error():

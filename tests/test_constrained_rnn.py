@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rnn_roles import run_each
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.constraints import Constraints, feasibility
@@ -13,12 +14,11 @@ from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.gradients import WAYS
 from cdopt_tutorial.engines.seam.reference import LocalRef
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import (
     Job,
     RNNConfig,
     Trainer,
-    checkpoint,
     compare,
     run,
     run_locally,
@@ -44,34 +44,26 @@ HELD = {
 every_way = pytest.mark.parametrize("way", HELD.values(), ids=HELD)
 
 
-def difference(one, other):
-    """Largest difference of any parameter; all of them have to be there."""
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)
-
-
-@pytest.mark.parametrize(
-    ("name", "num_trainers"),
-    [
-        ("stacked", 3), ("per gate", 1), ("oblique LSTM", 1), ("Stiefel decoder", 3),
-        ("unit word vectors", 3),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("crossing", WAYS)
-def test_equals_one_process(name, num_trainers, crossing):
-    # A pass, and a part of the next one.
-    config = replace(EXACT, num_trainers=num_trainers, max_steps=11, **HELD[name])
-    distributed = run(Job(config, SHORT), engine=TorchRPC(crossing))[0]
-    local = run_locally(Job(config, SHORT))
-    begin = run_locally(Job(replace(config, max_steps=1, lr=1e-300), SHORT))
-    free = run_locally(Job(replace(config, manifold="none", per_gate=False), SHORT))
-    assert len(local.losses) == len(distributed.feasibility) == 11
-    assert difference(local.weights, begin.weights) > 0.01  # they moved
-    assert local.losses[-1] != free.losses[-1]  # and are held
-    assert difference(distributed.weights, local.weights) <= 5e-11
-    one, other = distributed.feasibility[-1], local.feasibility[-1]
-    assert one.weight == pytest.approx(other.weight, rel=1e-8)
-    assert one.mapped == pytest.approx(other.mapped, rel=1e-6)
+@pytest.mark.parametrize("way", WAYS)
+def test_equals_one_process(way):
+    exact = replace(EXACT, max_steps=11)  # a pass, and a part of the next one
+    alone = {"per gate", "oblique LSTM"}
+    jobs = [
+        Job(replace(exact, num_trainers=1 if name in alone else 3, **how), SHORT)
+        for name, how in HELD.items()
+    ]
+    for job, (distributed, *_) in zip(jobs, run_each(jobs, way), strict=True):
+        local = run_locally(job)
+        still = replace(job.config, max_steps=1, lr=1e-300)
+        free = replace(job.config, manifold="none", per_gate=False)
+        begin, free = (run_locally(Job(each, SHORT)) for each in (still, free))
+        assert len(local.losses) == len(distributed.feasibility) == 11
+        assert max_difference(local.weights, begin.weights) > 0.01  # they moved
+        assert local.losses[-1] != free.losses[-1]  # and are held
+        assert max_difference(distributed.weights, local.weights) <= 5e-11, job
+        one, other = distributed.feasibility[-1], local.feasibility[-1]
+        assert one.weight == pytest.approx(other.weight, rel=1e-8)
+        assert one.mapped == pytest.approx(other.mapped, rel=1e-6)
 
 
 @every_way
@@ -122,8 +114,8 @@ def test_the_penalty_reaches_the_server():
     assert len(calls) == len(back) == len(history.losses)
     assert {span.worker for span in back} == {"ps"}
     held = history.feasibility[-1].weight
-    loose = run(Job(replace(config, penalty_param=1e-12), CORPUS))[0].feasibility[-1]
-    assert held < 0.3 * loose.weight
+    loose = run_locally(Job(replace(config, penalty_param=1e-12), CORPUS))
+    assert held < 0.3 * loose.feasibility[-1].weight
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -141,10 +133,10 @@ def test_the_penalty_counts_once_for_each_step(sync):
 
 
 def test_trainers_out_of_step_can_share_constrained_weights():
-    for name in ("stacked", "Stiefel decoder"):
-        way = HELD[name]
-        config = replace(EXACT, num_trainers=2, sync=False, lr=0.02, **way)
-        histories = run(Job(config, CORPUS))
+    out_of_step = replace(EXACT, num_trainers=2, sync=False, lr=0.02)
+    names = "stacked", "Stiefel decoder"
+    jobs = [Job(replace(out_of_step, **HELD[name]), CORPUS) for name in names]
+    for histories in run_each(jobs):
         assert [len(h.losses) for h in histories] == [50, 50]
         assert sum(sum(h.staleness) for h in histories) > 0
         assert histories[0].feasibility[-1].mapped < 0.05
@@ -153,34 +145,13 @@ def test_trainers_out_of_step_can_share_constrained_weights():
 def test_goes_on_from_a_checkpoint(tmp_path):
     config = replace(EXACT, dropout=0.3, optimizer="adam", lr=0.01, save_every=3)
     config = replace(config, max_steps=20, **HELD["Stiefel decoder"])
-    whole = run(Job(config, SHORT))[0]
-    file = tmp_path / "kept"
     # Where chance begins anew in a pass of 9 windows, after the 3rd of the second.
-    run(Job(replace(config, max_steps=12), SHORT, keep=file))
-    again = run(Job(config, SHORT, resume=checkpoint.load(file)))[0]
-    assert again.losses == whole.losses
-    assert difference(again.weights, whole.weights) == 0.0
-
-
-def test_a_checkpoint_of_another_constraint_does_not_fit(tmp_path):
-    file = tmp_path / "kept"
-    run_locally(Job(replace(EXACT, max_steps=1), CORPUS, keep=file))
-    for other in ({"manifold": "none"}, {"per_gate": True}, {"where": "server"}):
-        (name,) = other
-        job = Job(replace(EXACT, **other), CORPUS, resume=checkpoint.load(file))
-        with pytest.raises(ValueError, match=f"the checkpoint has {name} "):
-            run_locally(job)
-
-
-def test_a_checkpoint_from_before_constraints_is_one_without(tmp_path):
-    file, free = tmp_path / "kept", replace(EXACT, manifold="none")
-    run_locally(Job(replace(free, max_steps=1), CORPUS, keep=file))
-    saved = checkpoint.load(file)
-    for name in ("manifold", "where", "per_gate", "penalty_param"):
-        del saved.config[name]
-    assert len(run_locally(Job(free, CORPUS, resume=saved)).losses) == 50
-    with pytest.raises(ValueError, match="has manifold 'none', but 'stiefel'"):
-        run_locally(Job(EXACT, CORPUS, resume=saved))
+    part, file = replace(config, max_steps=12), tmp_path / "kept"
+    jobs = Job(config, SHORT), Job(part, SHORT, keep=file), Job(config, SHORT, file)
+    (whole,), _, (again,) = run_each(jobs)
+    # Not to the bit: the gradients of one weight arrive in any order.
+    assert again.losses == pytest.approx(whole.losses, rel=1e-10)
+    assert max_difference(again.weights, whole.weights) <= 1e-10
 
 
 def test_a_constrained_model_writes():
@@ -201,21 +172,6 @@ def test_a_control_begins_alike_and_is_free(way):
     assert control.projected is None
 
 
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ({"manifold": "flat"}, "manifold is 'flat', but must be none or stiefel"),
-        ({"where": "moon"}, "where is 'moon', but must be trainer or server"),
-        ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
-        ({"where": "server", "per_gate": True}, "stiefel on the server"),
-        ({"manifold": "none", "per_gate": True}, "none on the trainer"),
-    ],
-)
-def test_refuses(way, message):
-    with pytest.raises(ValueError, match=message):
-        replace(EXACT, **way)
-
-
 def test_a_stiefel_decoder_needs_as_many_words_as_its_width():
     # Its short side is what gets orthonormal: that is the words' then.
     decoder = build("decoder", 3, replace(EXACT, where="server"))
@@ -224,29 +180,16 @@ def test_a_stiefel_decoder_needs_as_many_words_as_its_width():
     assert feasibility(LocalRef(decoder)).weight < 1e-12
 
 
-class TestCommand:
-    SMALL = ["--embedding", "6", "--hidden", "6", "--seq-len", "5", "--batch-size", "4"]
-
-    @pytest.fixture
-    def text(self, tmp_path):
-        file = tmp_path / "text"
-        file.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
-        return str(file)
-
-    def test_writes_feasibility_for_each_step(self, text, tmp_path):
-        file = tmp_path / "out.json"
-        args = ["--corpus", text, *self.SMALL, "--json", str(file), "--max-steps", "50"]
-        how = ["--manifold", "stiefel", "--where", "server", "--penalty", "0.5"]
-        assert main(["rnn", *args, *how]) == 0
-        found = json.loads(file.read_text())
-        assert len(found["feasibility"]["weight"]) == 50
-        assert 0 < found["feasibility"]["mapped"][-1] < 1e-2
-        assert found["projected_feasibility"] < 1e-6
-        assert 1 < found["projected_perplexity"] < 30
-
-    def test_against_local(self, text, tmp_path):
-        file = tmp_path / "out.json"
-        args = ["--corpus", text, *self.SMALL, "--json", str(file), "--smoke"]
-        how = ["--manifold", "oblique", "--where", "server", "--against-local"]
-        assert main(["rnn", *args, *how]) == 0
-        assert json.loads(file.read_text())["max_parameter_difference"] <= 1e-10
+def test_the_command_writes_feasibility_for_each_step(tmp_path):
+    text, file = tmp_path / "text", tmp_path / "out.json"
+    text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+    small = "--embedding 6 --hidden 6 --seq-len 5 --batch-size 4 --smoke"
+    how = "--manifold oblique --where server --penalty 0.5 --against-local"
+    files = ["--corpus", str(text), "--json", str(file)]
+    assert main(["rnn", *small.split(), *how.split(), *files]) == 0
+    found = json.loads(file.read_text())
+    assert found["max_parameter_difference"] <= 1e-10
+    assert len(found["feasibility"]["weight"]) == 30
+    assert 0 < found["feasibility"]["mapped"][-1] < 1e-2
+    assert found["projected_feasibility"] < 1e-6
+    assert 1 < found["projected_perplexity"] < 30

@@ -13,6 +13,7 @@ import pytest
 import torch
 from locks import Second
 from torch.nn import functional as F
+from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
@@ -36,14 +37,12 @@ from cdopt_tutorial.hybrid import (
     HybridConfig,
     Job,
     Result,
-    dense_layer,
-    make,
+    replicas,
     run,
     run_locally,
     system,
 )
-from cdopt_tutorial.hybrid.history import Recorder
-from cdopt_tutorial.hybrid.model import SEMANTICS, Table, weights_of
+from cdopt_tutorial.hybrid.model import SEMANTICS, Table, dense_layer, first_weights
 from cdopt_tutorial.hybrid.system import OriginalStep
 
 # The last joint batch of a pass has 11 of 32 images, and some trainer few or none.
@@ -52,7 +51,6 @@ FEW = 4 * 32 + 11
 EXACT = HybridConfig(
     embedding=12, batch_size=32, epochs=99, max_steps=STEPS, dtype="float64"
 )
-SHARES = {1: None, 2: (3.0, 1.0), 3: (5.0, 1.0, 2.0)}
 KINDS = {
     "free": {},
     "stiefel": {"manifold": "stiefel"},
@@ -74,81 +72,68 @@ def data() -> BagSplit:
     )
 
 
-def begin_of(job):
-    """The parameters before any step."""
-    model = make(job)
-    return weights_of(model.table, "table") | weights_of(model.dense, "dense")
+@pytest.fixture
+def few(data):
+    """Fewer of them: 5 joint batches a pass."""
+    return replace(data, train=data.train.select(torch.arange(FEW)))
 
 
-def assert_equal_to_local(job, way):
-    local, distributed = run_locally(job), run(job, engine=TorchRPC(way))
+def assert_equal_to_local(distributed, job):
+    local = run_locally(job)
     assert len(distributed.losses) == len(local.losses) == STEPS
-    assert max_difference(local.weights, begin_of(job)) > 0.01  # they moved
+    assert max_difference(local.weights, first_weights(job)) > 0.01  # they moved
     assert distributed.max_parameter_difference(local) <= 5e-11
     assert distributed.losses == pytest.approx(local.losses, abs=5e-10)
-    return distributed, local
-
-
-@pytest.mark.parametrize("way", WAYS)
-class TestEquality:
-    @pytest.fixture
-    def data(self, data):
-        """Fewer of them: 5 joint batches a pass."""
-        return replace(data, train=data.train.select(torch.arange(FEW)))
-
-    @pytest.mark.parametrize(
-        ("kind", "num_trainers"),
-        [
-            ("free", 1), ("free", 3), ("stiefel", 2), ("stiefel by cdopt", 3),
-            ("oblique", 2), ("oblique table", 3),
-        ],
-    )  # fmt: skip
-    def test_with_one_process(self, data, kind, num_trainers, way):
-        config = replace(
-            EXACT, num_trainers=num_trainers, shares=SHARES[num_trainers], **KINDS[kind]
+    for history in distributed.trainers:
+        assert history.replica_differences == [0.0] * STEPS
+    # Every replica of the layer measures itself; the one table is measured once.
+    measured = [each.feasibility for each in distributed.trainers]
+    if job.config.constrained == "table":
+        assert not any(measured[1:])
+        measured = measured[:1]
+    expected = local.trainers[0].feasibility
+    assert len(expected) == (STEPS if job.config.constrained else 0)
+    for each in measured:
+        assert each == measured[0] and len(each) == len(expected)
+        last, there = (found[-1:] for found in (each, expected))
+        assert [one.weight for one in last] == pytest.approx(
+            [one.weight for one in there], abs=1e-9
         )
-        distributed, local = assert_equal_to_local(Job(config, data), way)
-        for history in distributed.trainers:
-            assert history.replica_differences == [0.0] * STEPS
-        if config.constrained is None:
-            return
-        # Every replica of the layer measures itself; the one table is measured once.
-        measured = [each.feasibility for each in distributed.trainers]
-        if config.constrained == "table":
-            assert all(not each for each in measured[1:])
-            measured = measured[:1]
-        for each in measured:
-            assert each == measured[0]
-            assert len(each) == STEPS
-        there, here = distributed.trainers[0], local.trainers[0]
-        assert there.feasibility[-1].weight == pytest.approx(
-            here.feasibility[-1].weight, abs=1e-9
-        )
+    if job.config.constrained:
         for history in distributed.trainers:
             assert history.projected.feasibility.mapped < 1e-6
-            assert history.projected.replica_difference == 0
 
-    def test_with_adam(self, data, way):
-        config = replace(EXACT, optimizer="adam", lr=0.01, manifold="stiefel")
-        assert_equal_to_local(Job(config, data), way)
 
-    def test_where_a_trainer_has_no_image_of_a_batch(self, data, way):
-        config = replace(EXACT, num_trainers=3, shares=(40.0, 1.0, 1.0))
-        distributed, _ = assert_equal_to_local(Job(config, data), way)
-        assert min(distributed.trainers[1].images) == 0
+class TestEquality:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_with_one_process(self, few, way):
+        three = replace(EXACT, num_trainers=3, shares=(5.0, 1.0, 2.0))
+        configs = [replace(three, **kind) for kind in KINDS.values()]
+        configs.append(
+            replace(three, optimizer="adam", lr=0.01, **KINDS["oblique table"])
+        )
+        configs.append(replace(three, shares=(40.0, 1.0, 1.0)))
+        jobs = [Job(config, few) for config in configs]
+        found = hybrid_roles.run_each(jobs, way)
+        for result, job in zip(found, jobs, strict=True):
+            assert_equal_to_local(result, job)
+        assert min(found[-1].trainers[1].images) == 0  # of a batch
 
-    def test_is_not_that_of_the_original(self, data, way):
-        job = Job(replace(EXACT, shares=(3.0, 1.0), semantics="original"), data)
-        original, local = run(job, engine=TorchRPC(way)), run_locally(job)
-        assert original.max_parameter_difference(local) > 1e-3
-        assert original.replica_difference == 0
+    def test_of_a_single_trainer(self, few):
+        job = Job(replace(EXACT, num_trainers=1, **KINDS["stiefel"]), few)
+        assert_equal_to_local(run(job), job)
+
+    def test_is_not_that_of_the_original(self, few):
+        exact = Job(replace(EXACT, shares=(3.0, 1.0)), few)
+        original = replace(exact, config=replace(exact.config, semantics="original"))
+        one, other = hybrid_roles.run_each([exact, original], "cut")
+        assert_equal_to_local(one, exact)
+        assert other.max_parameter_difference(run_locally(exact)) > 1e-3
+        assert other.replica_difference == 0
 
 
 class Twin:
-    """The same training in plain torch, by formulas; it shares nothing with the loop.
-
-    ``parts`` are what each trainer learns from, of which none depends on another's.
-    """
+    """The same training in plain torch, by formulas; nothing of it is the loop's."""
 
     def __init__(self, config, begin):
         self.config = config
@@ -201,8 +186,10 @@ def drawn(config, data):
     }
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("kind", ["free", "stiefel", "oblique table"])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [("free", "adam"), ("stiefel", "sgd"), ("oblique table", "adam")],
+)
 def test_one_process_is_plain_torch(data, kind, optimizer):
     config = replace(
         EXACT, max_steps=None, epochs=2, seed=5, optimizer=optimizer, lr=0.02,
@@ -217,8 +204,8 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     for epoch in range(2):
         losses.append(list(twin.losses_of_epoch(epoch, data.train, stepper)))
         valid.append(twin.score(data.valid))
-    found, told = run_locally(Job(config, data, begin)), []
-    run_locally(Job(config, data, begin), on_report=lambda who, n: told.append(n))
+    told = []
+    found = run_locally(Job(config, data, begin), lambda who, note: told.append(note))
     assert found.losses == pytest.approx(losses[0] + losses[1], rel=1e-10)
     assert max_difference(found.weights, twin.weights) <= 1e-10
     notes = found.trainers[0].progress
@@ -232,7 +219,7 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     assert sum(found.trainers[0].images) == 2 * 331
     means = [(32 * sum(each[:10]) + 11 * each[10]) / 331 for each in losses]
     assert [n.train_loss for n in notes] == pytest.approx(means, rel=1e-10)
-    assert [n.train_loss for n in told] == [n.train_loss for n in notes]
+    assert told == notes
 
 
 class Together:
@@ -275,11 +262,10 @@ def test_nobody_goes_on_while_another_one_is_needed_or_looks(data):
     seen.watch(both[0], "score", "score")
     seen.watch(both[0].constraints, "project_", "project")
     seen.watch(both[1].constraints, "feasibility", "measure")
-    barrier = threading.Barrier(2, timeout=20).wait
-    threads = [
-        threading.Thread(target=system.train, args=(each, History(), None, barrier))
-        for each in both
-    ]
+    barrier = threading.Barrier(2, timeout=20)
+    for trainer in both:
+        trainer.barrier = barrier.wait
+    threads = [threading.Thread(target=each.train) for each in both]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert seen.running == set()
@@ -306,35 +292,39 @@ def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
 class TestOriginalSemantics:
     """After one step of plain SGD, the moves themselves can be told."""
 
-    @pytest.fixture
-    def job(self, data):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def job(cls, data):
         config = replace(
             EXACT, semantics="original", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
             max_steps=1,
         )  # fmt: skip
         return Job(config, data)
 
-    def moves(self, job):
-        begin, end = begin_of(job), run(job).weights
-        return {name: end[name] - begin[name] for name in end}
+    @pytest.fixture(scope="class")
+    @classmethod
+    def moves(cls, job):
+        """By the original's semantics, and by the exact one."""
+        exact = replace(job, config=replace(job.config, semantics="exact"))
+        begin, found = first_weights(job), hybrid_roles.run_each([job, exact])
+        return [{n: each.weights[n] - begin[n] for n in begin} for each in found]
 
-    def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job):
-        moves, alone = self.moves(job), []
+    def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job, moves):
+        alone = []
         for shard in shards(job.data.train, job.config.shares):
             batch = next(shard.batches(job.config.batch_size, 1000 * job.config.seed))
             alone.append(gradients_of_mean(job, batch.bags))
-        for name, move in moves.items():
+        for name, move in moves[0].items():
             total = sum(each[name] for each in alone)
             expected = total if name.startswith("table") else total / 2
             torch.testing.assert_close(move, -0.5 * expected, rtol=0, atol=1e-13)
 
-    def test_the_table_moves_about_as_often_as_there_are_trainers(self, job):
-        exact = replace(job, config=replace(job.config, semantics="exact"))
-        original, exact = (self.moves(each)["table.weight"] for each in (job, exact))
+    def test_the_table_moves_about_as_often_as_there_are_trainers(self, moves):
+        original, exact = (each["table.weight"] for each in moves)
         assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
 
     def test_of_two_trainers_at_once_each_moves_by_its_own(self, job, monkeypatch):
-        table = Table(6, job.config, {})
+        table = Table(6, job.config)
         (weight,) = table.parameters()
         begin = weight.detach().clone()
         kept = {name: {weight: torch.full_like(weight, 2.0)} for name in ("one", "two")}
@@ -353,8 +343,7 @@ class TestOriginalSemantics:
         second.done()
         torch.testing.assert_close(begin - weight, torch.full_like(weight, 2.0))
 
-    @pytest.mark.parametrize("way", WAYS)
-    def test_every_trainer_has_a_momentum_of_its_own(self, way):
+    def test_every_trainer_has_a_momentum_of_its_own(self):
         """Shown where no trainer's images have a token of the other's."""
         tokens = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5]])
         labels = torch.tensor([0, 1, 1, 0, 1])
@@ -364,8 +353,8 @@ class TestOriginalSemantics:
             lr=0.3, dtype="float64",
         )  # fmt: skip
         job = Job(config, BagSplit(bags, bags, bags, num_tokens=6, num_classes=2))
-        found = run(job, engine=TorchRPC(way)).weights
-        begin = {n: w.requires_grad_() for n, w in begin_of(job).items()}
+        found = run(job).weights
+        begin = {n: w.requires_grad_() for n, w in first_weights(job).items()}
         table, *dense = begin.values()
         parts = [(tokens[:3], labels[:3]), (tokens[3:], labels[3:])]
         moves = [torch.optim.SGD([table], 0.3, momentum=0.9) for _ in parts]
@@ -386,7 +375,7 @@ class TestOriginalSemantics:
 
 def gradients_of_mean(job, bags):
     """By name, at the start of a run, of the mean loss of some bags."""
-    begin = {n: w.requires_grad_() for n, w in begin_of(job).items()}
+    begin = {n: w.requires_grad_() for n, w in first_weights(job).items()}
     vectors = F.embedding_bag(
         bags.tokens, begin["table.weight"], bags.offsets, mode="sum"
     )
@@ -407,27 +396,18 @@ def test_the_penalty_enters_a_step_once(kind, semantics):
 
 class TestTrouble:
     def failure(self, data, how, trainer=1, **options):
-        config = replace(EXACT, num_trainers=3, max_steps=None, step_deadline=2.0)
-        return self.caught(Job(config, data), how, trainer, **options)
-
-    def caught(self, job, how, trainer, **options):
-        master = Role(hybrid_roles.disturbed_master, (job, trainer, how))
+        job = Job(replace(EXACT, max_steps=None, step_deadline=1.0), data)
+        master = Role(hybrid_roles.disturbed_master, (job, [trainer], how))
         begin = time.monotonic()
         with pytest.raises(WorkerError) as caught:
-            system.on_workers(job, master, **options)
+            system.on_workers(job, master, deadline=30, **options)
         assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
         return caught.value
-
-    def test_a_trainer_that_stalls_is_named_by_its_deadline(self, data):
-        error = self.failure(data, "sleep")
-        assert error.headline == (
-            "trainer1 missed its deadline of 2 s for its part of a step"
-        )
-        assert "_disturb" in error.details
 
     @pytest.mark.parametrize(
         ("part", "trainer", "named"),
         [
+            ("nap 60", 1, "trainer1"),
             ("forward", 1, "trainer1"),
             ("hook", 1, "trainer1"),
             ("optimizer", 1, "trainer1"),
@@ -437,33 +417,32 @@ class TestTrouble:
         ],
     )
     def test_whoever_stalls_is_named_not_who_waits(self, data, part, trainer, named):
-        config = replace(EXACT, max_steps=None, step_deadline=1.0)
-        attach = partial(hybrid_roles.attach_impatiently, config.step_deadline)
+        attach = partial(hybrid_roles.attach_impatiently, 1.0)
         options = {"attach": attach} if part == "scoring" else {}
-        error = self.caught(Job(config, data), part, trainer, deadline=30, **options)
+        error = self.failure(data, part, trainer, **options)
         late = "missed its deadline of 1 s for its part of a step"
         assert error.headline == f"{named} {late}"
-        assert "in stalls" in error.details or "in <lambda>" in error.details
+        stuck = "in stalls", "in <lambda>", "in _disturb"
+        assert any(place in error.details for place in stuck)
 
     def test_a_trainer_that_raises_is_named(self, data):
         error = self.failure(data, "raise")
         assert error.worker == "trainer1"
         assert "no more data" in error.details
 
-    @pytest.mark.parametrize(
-        ("how", "told"),
-        [
-            ("SIGKILL", "was killed by SIGKILL"),
-            ("SIGSTOP", "was stopped (SIGSTOP) and did not go on"),
-        ],
-    )
-    def test_a_trainer_that_is_gone_is_named(self, data, how, told):
-        assert self.failure(data, how).headline.startswith(f"trainer1 {told}")
+    def test_a_trainer_that_is_stopped_is_named(self, data):
+        told = "trainer1 was stopped (SIGSTOP) and did not go on"
+        assert self.failure(data, "SIGSTOP").headline.startswith(told)
 
-    @pytest.mark.parametrize("kind", ["free", "oblique table"])
-    def test_all_trainers_pass_as_many_places_whoever_scores(self, data, kind):
-        config = replace(EXACT, num_trainers=3, epochs=2, max_steps=None, **KINDS[kind])
-        job = Job(config, data)
+    @pytest.mark.parametrize(
+        ("how", "victim"), [("SIGKILL", "trainer1"), ("ps die", "ps")]
+    )
+    def test_whoever_is_killed_is_named(self, data, how, victim):
+        assert self.failure(data, how).headline == f"{victim} was killed by SIGKILL"
+
+    def test_all_trainers_pass_as_many_places_whoever_scores(self, data):
+        config = replace(EXACT, num_trainers=3, epochs=2, max_steps=None)
+        job = Job(replace(config, **KINDS["oblique table"]), data)
         master = Role(hybrid_roles.pacing_master, (job,))
         first, *others = system.on_workers(job, master)["master"]
         # Two at least in each step; the fewest tell who is late.
@@ -475,36 +454,27 @@ class TestTrouble:
         (found,) = share(hybrid_roles.train_slowly, [(job,)])
         assert len(found.losses) == 1
 
-    @pytest.mark.parametrize("victim", ["trainer0", "master", "ps"])
-    def test_whoever_is_killed_is_named(self, data, victim):
-        job = Job(replace(EXACT, max_steps=None), data)
-        master = Role(hybrid_roles.killing_master, (job, victim))
-        with pytest.raises(WorkerError) as caught:
-            system.on_workers(job, master)
-        assert caught.value.headline == f"{victim} was killed by SIGKILL"
-
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
-    config = replace(EXACT, num_trainers=2, max_steps=4)
-    master = Role(hybrid_roles.napping_master, (Job(config, data), 3.5))
-    results = system.on_workers(Job(config, data), master, rpc_timeout=3.0)
-    histories = results["master"]
+    job = Job(replace(EXACT, num_trainers=2, max_steps=4), data)
+    master = Role(hybrid_roles.disturbed_master, (job, [0, 1], "nap 3.5"))
+    histories = system.on_workers(job, master, rpc_timeout=3.0)["master"]
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_no_step_leaves_anything_on_the_server(data, semantics):
-    job = Job(replace(EXACT, semantics=semantics, max_steps=3), data)
-    master = Role(hybrid_roles.counting_master, (job,))
-    assert system.on_workers(job, master)["master"] == (0, 0)
+def test_no_step_leaves_anything_on_the_server(data):
+    config = replace(EXACT, max_steps=3)
+    jobs = [Job(replace(config, semantics=each), data) for each in SEMANTICS]
+    master = Role(hybrid_roles.counting_master, (jobs,))
+    found = system.on_workers(jobs[0], master, attach=hybrid_roles.join_once)
+    assert found["master"] == (0, 0)
 
 
 class TestBegin:
     @pytest.mark.parametrize("part", ["table.weight", "dense.weight", "dense.bias"])
     def test_depends_on_the_seed_alone(self, data, part):
-        one, again, other = (
-            begin_of(Job(replace(EXACT, seed=seed), data))[part] for seed in (3, 3, 4)
-        )
+        jobs = [Job(replace(EXACT, seed=seed), data) for seed in (3, 3, 4)]
+        one, again, other = (first_weights(job)[part] for job in jobs)
         assert torch.equal(one, again) and not torch.equal(one, other)
         if part == "table.weight":
             assert one.std().item() == pytest.approx(0.01, rel=0.05)
@@ -516,29 +486,18 @@ class TestBegin:
 
     def test_a_run_begins_with_the_parameters_that_are_given(self, data):
         config = replace(EXACT, max_steps=1, momentum=0.0, manifold="stiefel")
-        given = {n: w + 0.25 for n, w in begin_of(Job(config, data)).items()}
+        given = {n: w + 0.25 for n, w in first_weights(Job(config, data)).items()}
         job = Job(config, data, begin=given)
-        distributed, local = run(job), run_locally(job)
-        assert distributed.max_parameter_difference(local) <= 1e-12
-        still = run(replace(job, config=replace(config, lr=1e-300)))
+        still = replace(job, config=replace(config, lr=1e-300))
+        distributed, still = hybrid_roles.run_each([job, still])
+        assert distributed.max_parameter_difference(run_locally(job)) <= 1e-12
         assert max_difference(still.weights, given) == 0
 
-    @pytest.mark.parametrize(
-        ("begin", "message"),
-        [
-            (
-                {"table.wait": torch.zeros(1)},
-                r"begin has table.wait \(1,\), but the model has table.w",
-            ),
-            (
-                {"dense.bias": torch.zeros(3)},
-                r"begin has dense.bias \(3,\), but .* dense.bias \(10,\)",
-            ),
-        ],
-    )
-    def test_that_does_not_fit_is_refused(self, data, begin, message):
+    @pytest.mark.parametrize("name", ["table.wait", "dense.bias"])
+    def test_that_does_not_fit_is_refused(self, data, name):
+        message = rf"begin has {name} \(3,\), but the model has .* dense.bias \(10,\)"
         with pytest.raises(ValueError, match=message):
-            run(Job(EXACT, data, begin=begin))
+            run(Job(EXACT, data, begin={name: torch.zeros(3)}))
 
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
@@ -575,47 +534,32 @@ def test_a_trainer_is_handed_its_own_part_of_the_data_only(data):
     assert shard < wire.received["trainer1"] < 1.5 * shard < wire.received["trainer0"]
 
 
-@pytest.mark.parametrize("perturbed", [0, 1])
-def test_a_replica_that_is_not_like_the_other_is_noticed(perturbed):
-    roles = {f"trainer{i}": Role(hybrid_roles.differ, (i, perturbed)) for i in range(2)}
-    found = launch(roles)
+def test_a_replica_that_is_not_like_the_other_is_noticed():
+    found = launch({f"trainer{i}": Role(hybrid_roles.differ, (i,)) for i in range(2)})
     assert found["trainer0"] == found["trainer1"]
-    answers, once_more = found["trainer0"]
-    assert answers == pytest.approx([0.0, 0.25], rel=1e-12) and once_more == []
+    assert found["trainer0"] == pytest.approx([0.0, 0.25, 0.0, 0.25], rel=1e-12)
 
 
-class Apart:
-    """Replicas that are a little further apart each time that somebody asks."""
+def test_differences_are_recorded_after_each_step(few, monkeypatch):
+    numbers = itertools.count(1)
 
-    def __init__(self):
-        self.asked, self.told = 0, 0
+    def ask(layer):
+        return partial(float, next(numbers))
 
-    def ask(self):
-        self.asked += 1
-
-    def answers(self):
-        new, self.told = range(self.told + 1, self.asked + 1), self.asked
-        return [0.25 * number for number in new]
-
-
-def test_differences_are_recorded_after_each_step_and_when_all_is_projected():
-    history = History("")
-    record = Recorder(history, None, Apart())
-    assert list(record("abc")) == ["a", "b", "c"]
-    assert history.replica_differences == [0.25, 0.5, 0.75]
-    assert record.difference() == 1.0
-    assert len(history.step_seconds) == 3 and history.feasibility == []
+    monkeypatch.setattr(replicas, "ask_difference", ask)
+    job = Job(replace(EXACT, num_trainers=1), few)
+    engine, (task,) = OneProcess(), system.tasks(job)
+    trainer = system.Trainer(engine, *system.make_table(engine, job), task)
+    trainer.fc = torch.nn.Sequential(trainer.dense)  # in the place of DDP
+    assert trainer.train().replica_differences == list(range(1, STEPS + 1))
 
 
-def test_the_largest_difference_of_all_steps_is_told():
-    one, other = (History("", replica_differences=gaps) for gaps in ([0, 0.5], [2, 1]))
-    assert Result(HybridConfig(), [one, other]).replica_difference == 2
-
-
-def test_the_speed_is_of_all_images_in_the_time_of_the_slowest_trainer():
-    fast = History("", images=[3, 5], step_seconds=[0.5, 0.25])
-    slow = History("", images=[4, 4], step_seconds=[0.25, 1.75])
-    assert Result(HybridConfig(), [fast, slow]).samples_per_second == 16 / 2
+def test_a_result_is_of_all_trainers():
+    one = History(images=[3, 5], step_seconds=[0.5, 0.25], replica_differences=[0, 0.5])
+    two = History(images=[4, 4], step_seconds=[0.25, 1.75], replica_differences=[2, 1])
+    result = Result(HybridConfig(), [one, two])
+    assert result.replica_difference == 2
+    assert result.samples_per_second == 16 / 2  # in the time of the slowest
 
 
 @pytest.mark.parametrize("num_trainers", range(1, 5))
@@ -636,14 +580,13 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
 def test_the_digits_are_told_apart():
     accuracy = {}
     for kind in ("free", "stiefel", "oblique", "oblique table"):
-        results = [
-            run_locally(Job(HybridConfig(seed=seed, epochs=15, **KINDS[kind])))
-            for seed in range(1, 4)
-        ]
-        accuracy[kind] = sum(each.test.accuracy for each in results) / 3
+        config = HybridConfig(epochs=6, lr=0.1, **KINDS[kind])
+        with set_torch_threads(1):
+            results = [run_locally(Job(replace(config, seed=seed))) for seed in (1, 2)]
+        accuracy[kind] = sum(each.test.accuracy for each in results) / 2
         if kind != "free":
             assert max(each.feasibility.mapped for each in results) < 1e-2
-    assert accuracy["free"] >= 0.93
+    assert accuracy["free"] >= 0.92
     assert all(each >= accuracy["free"] - 0.02 for each in accuracy.values())
 
 
@@ -678,7 +621,7 @@ class TestBags:
         assert chosen.labels.tolist() == [6, 8, 7]
         assert len(ragged.select(torch.tensor([], dtype=torch.long)).tokens) == 0
 
-    @pytest.mark.parametrize("shares", list(SHARES.values())[1:])
+    @pytest.mark.parametrize("shares", [(3.0, 1.0), (5.0, 1.0, 2.0)])
     def test_the_shards_batches_are_the_joint_ones(self, data, shares):
         parts = shards(data.train, shares)
         assert sum(len(part.bags) for part in parts) == len(data.train)
@@ -693,14 +636,10 @@ class TestBags:
             sizes.append(batch.joint)
         assert sizes == [32] * 10 + [11]
 
-    @pytest.mark.parametrize("shares", [(), (1.0, 0.0), (2.0, -1.0), (1.0, math.nan)])
-    def test_shares_that_are_none_are_refused(self, data, shares):
-        with pytest.raises(
-            ValueError, match=r"shares are \(.*\), but all must be above"
-        ):
-            shards(data.train, shares)
-
-    def test_a_share_of_no_bag_is_refused(self, data):
+    def test_shares_that_are_none_are_refused(self, data):
+        for shares in (), (1.0, 0.0), (2.0, -1.0), (1.0, math.nan):
+            with pytest.raises(ValueError, match="but all must be above"):
+                shards(data.train, shares)
         assert [len(part.bags) for part in shards(data.train, (330, 1))] == [330, 1]
         with pytest.raises(ValueError, match="2 shares comes to none of 331 bags"):
             shards(data.train, (1000, 1))

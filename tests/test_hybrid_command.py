@@ -73,30 +73,20 @@ class TestRun:
     [
         ("--num-trainers 0", "num_trainers is 0, but must be at least 1"),
         ("--num-trainers two", "invalid int value"),
-        ("--num-trainers 9999", "9999"),  # too many for the data or the memory
         ("--semantics hope", "semantics is 'hope', but must be exact or original"),
         ("--shares 1", "one above 0 for each of 2 trainers"),
         ("--shares 1 0", "one above 0 for each of 2 trainers"),
         ("--shares 1 nan", "one above 0 for each of 2 trainers"),
-        ("--shares inf 1", "one above 0 for each of 2 trainers"),
-        ("--shares 9999 1", "each trainer needs at least 1"),
         ("--embedding 0", "embedding is 0"),
         ("--manifold sphere", "manifold is 'sphere'"),
         ("--manifold stiefel --where server", "oblique on the server"),
         ("--manifold oblique --where server --by cdopt", "dissolve on the server"),
-        ("--where here", "where is 'here'"),
         ("--by hand", "by is 'hand'"),
-        ("--penalty 0", "penalty_param is 0.0"),
         ("--optimizer hope", "optimizer is 'hope'"),
         ("--momentum 1", "momentum is 1.0, but must be 0 to below 1"),
-        ("--batch-size 0", "batch_size is 0"),
-        ("--epochs 0", "epochs is 0"),
-        ("--max-steps 0", "max_steps is 0"),
         ("--step-deadline 0", "step_deadline is 0.0"),
         ("--step-deadline inf", "step_deadline is inf"),
-        ("--seed -3", "seed is -3"),
         ("--device abacus", "must be auto, cpu, cuda or cuda:N"),
-        ("--json /no/such/folder/out.json", "can't write /no/such/folder"),
         ("--loud", "unrecognized arguments: --loud"),
     ],
 )
@@ -117,12 +107,8 @@ class TestBytes:
 
     def test_are_those_of_the_tensors(self):
         config = HybridConfig(embedding=8, batch_size=10, dtype="float64")
-        parts = traffic.expected_parts(config, Job(config).data)
-        assert parts == {
-            "tokens": 10 * 64 * 8,
-            "offsets": 10 * 8,
-            "vectors": 10 * 8 * 8,
-            "gradients of vectors": 10 * 8 * 8,
-            "gradients of the dense layer": 2 * (10 * 8 + 10) * 8,
-            "replica difference": 2 * 2 * (10 * 8 + 10) * 8,
-        }
+        tokens, offsets, vectors, dense = 10 * 64, 10, 10 * 8, 10 * 8 + 10
+        # Vectors go there, their gradients back; of the dense layer DDP reduces the
+        # gradients, and two numbers of each parameter tell replicas apart.
+        expected = 8 * (tokens + offsets + 2 * vectors + 2 * (dense + 2 * dense))
+        assert traffic.expected_bytes(config, Job(config).data) == expected

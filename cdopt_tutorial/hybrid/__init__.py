@@ -1,10 +1,10 @@
 """Chapter 5: a table on a parameter server by RPC, a dense layer replicated by DDP."""
 
 from cdopt_tutorial.hybrid.history import History, Progress, Result
-from cdopt_tutorial.hybrid.model import HybridConfig, Job, Table, dense_layer, make
+from cdopt_tutorial.hybrid.model import HybridConfig, Job
 from cdopt_tutorial.hybrid.system import check, run, run_locally
 
 __all__ = [
-    "History", "HybridConfig", "Job", "Progress", "Result", "Table", "check",
-    "dense_layer", "make", "run", "run_locally",
+    "History", "HybridConfig", "Job", "Progress", "Result", "check", "run",
+    "run_locally",
 ]  # fmt: skip

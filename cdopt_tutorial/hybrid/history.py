@@ -1,17 +1,13 @@
-"""What a run measures, reports and returns."""
+"""What a run reports and returns."""
 
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from cdopt_tutorial.constraints import Constraints, Feasibility
-from cdopt_tutorial.data.bags import Batch
+from cdopt_tutorial.constraints import Feasibility
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid.model import HybridConfig
-from cdopt_tutorial.hybrid.replicas import Differences
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,6 @@ class Projected:
 
     test: Score | None  #: after it; None but for the first trainer
     feasibility: Feasibility  #: after it
-    replica_difference: float  #: after it, which each replica does by itself
 
 
 @dataclass
@@ -59,43 +54,6 @@ class History:
     projected: Projected | None = None  #: at the end; None without constraints
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
-
-    def report(self, epoch: int, valid: Score | None) -> Progress:
-        """Note how far this trainer has come; epochs begin with 0 here."""
-        first, steps = self.progress[-1].step if self.progress else 0, len(self.losses)
-        mean = sum(self.losses[first:]) / max(1, sum(self.images[first:]))
-        self.progress.append(Progress(epoch + 1, steps, mean, valid))
-        return self.progress[-1]
-
-
-@dataclass(frozen=True)
-class Recorder:
-    """Measures what is no part of the training, around each step of the loop."""
-
-    history: History  #: to write into
-    constraints: Constraints | None  #: that this trainer looks after
-    differences: Differences | None  #: between the replicas; None in one process
-
-    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; what the loop does with each is a step."""
-        history, differences = self.history, self.differences
-        for batch in batches:
-            begin = time.perf_counter()
-            yield batch
-            history.step_seconds.append(time.perf_counter() - begin)
-            if differences is not None:
-                differences.ask()
-            if self.constraints is not None:
-                history.feasibility.append(self.constraints.feasibility())
-        if differences is not None:
-            history.replica_differences += differences.answers()
-
-    def difference(self) -> float:
-        """Largest one between any two replicas as they are now; all must ask."""
-        if self.differences is None:
-            return 0.0
-        self.differences.ask()
-        return max(self.differences.answers())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from cdopt import nn as cdopt_nn
@@ -13,7 +12,7 @@ from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam.device import device_for, device_of, pick_device
-from cdopt_tutorial.training import Settings, check_begin
+from cdopt_tutorial.training import Settings
 
 SEMANTICS = ("exact", "original")
 DAY = 24 * 60 * 60
@@ -95,9 +94,7 @@ class Job:
 class Table(nn.EmbeddingBag):
     """Vectors of tokens, summed over each bag; lives on ``ps``."""
 
-    def __init__(
-        self, num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
-    ):
+    def __init__(self, num_tokens: int, config: HybridConfig):
         dtype = config.torch_dtype
         super().__init__(num_tokens, config.embedding, mode="sum", dtype=dtype)
         generator = torch.Generator().manual_seed(2 * config.seed)
@@ -106,7 +103,6 @@ class Table(nn.EmbeddingBag):
             # Columns of norm 1: with rows, a rare token would be as loud as any other.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
-        begin_at(self, "table", begin)
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
         """The bags' vectors, (b, embedding), on the CPU as all that travels."""
@@ -119,8 +115,9 @@ def table_on_device(
     num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
 ) -> Table:
     """The table on its owner's device, which is next to the trainers'; made there."""
-    device = device_for(config.device, config.num_trainers)
-    return Table(num_tokens, config, begin).to(device)
+    table = Table(num_tokens, config)
+    begin_at(table, "table", begin)
+    return table.to(device_for(config.device, config.num_trainers))
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
@@ -140,21 +137,11 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
     return layer
 
 
-class Model(NamedTuple):
-    """Both parts in one process."""
-
-    table: Table
-    dense: nn.Module
-
-
-def make(job: Job) -> Model:
-    """The model as it begins; a ValueError if one to begin with does not fit."""
-    table = Table(job.data.num_tokens, job.config, begin={})
+def first_weights(job: Job) -> dict[str, Tensor]:
+    """All parameters that are learnt, by name, as the seed makes them."""
+    table = Table(job.data.num_tokens, job.config)
     dense = dense_layer(job.data.num_classes, job.config)
-    check_begin(job.begin, weights_of(table, "table") | weights_of(dense, "dense"))
-    begin_at(table, "table", job.begin)
-    begin_at(dense, "dense", job.begin)
-    return Model(table, dense)
+    return weights_of(table, "table") | weights_of(dense, "dense")
 
 
 def learnt(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,6 +1,6 @@
 """The trainers' process group, in which DDP replicates the dense layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,28 +42,20 @@ def barrier(seconds: float) -> None:
         dist.barrier()
 
 
-class Differences:
-    """Largest difference of any parameter between any two replicas, step by step."""
+@torch.no_grad()
+def ask_difference(layer: nn.Module) -> Callable[[], float]:
+    """Ask for the largest difference of any parameter between any two replicas now.
 
-    def __init__(self, layer: nn.Module):
-        self._layer = layer
-        self._pending: list[tuple[dist.Work, torch.Tensor]] = []
+    All trainers must ask. What is returned waits for the answer.
+    """
+    flat = torch.cat([each.flatten() for each in layer.parameters()])
+    both = torch.cat((flat, -flat))
+    # To wait would keep trainers in step, which the original's semantics do not.
+    work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
 
-    @torch.no_grad()
-    def ask(self) -> None:
-        """Ask for the difference of what the parameters are now; all trainers must."""
-        flat = torch.cat([each.flatten() for each in self._layer.parameters()])
-        both = torch.cat((flat, -flat))
-        # To wait would keep trainers in step, which the original's semantics do not.
-        work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
-        self._pending.append((work, both))
+    def answer() -> float:
+        work.wait()
+        highest, minus_lowest = both.chunk(2)
+        return (highest + minus_lowest).max().item()
 
-    def answers(self) -> list[float]:
-        """Wait for the answers to all that was asked since the last time."""
-        found = []
-        for work, both in self._pending:
-            work.wait()
-            highest, minus_lowest = both.chunk(2)
-            found.append((highest + minus_lowest).max().item())
-        self._pending = []
-        return found
+    return answer

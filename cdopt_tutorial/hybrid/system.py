@@ -4,7 +4,8 @@ import math
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -30,17 +31,18 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.hybrid import replicas
-from cdopt_tutorial.hybrid.history import History, Projected, Recorder, Result, Score
+from cdopt_tutorial.hybrid.history import History, Progress, Projected, Result, Score
 from cdopt_tutorial.hybrid.model import (
     HybridConfig,
     Job,
     begin_at,
     dense_layer,
+    first_weights,
     learnt,
-    make,
     table_on_device,
     weights_of,
 )
+from cdopt_tutorial.training import check_begin
 
 MASTER, SERVER = "master", "ps"
 SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
@@ -125,10 +127,6 @@ def penalty_factor(trainer: int, config: HybridConfig) -> int:
     return config.num_trainers if config.semantics == "exact" else 1
 
 
-def unwatched(*place: Any) -> None:
-    """What a trainer notes of the places that it passes while nobody waits for it."""
-
-
 class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
@@ -145,20 +143,58 @@ class Trainer:
         held = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if held is None else Constraints(held)
         self.penalty_factor = penalty_factor(task.rank, task.config)
-        self.passed: Callable[..., None] = unwatched  # in one process nobody waits
+        # Each looks after its own layer, but the one table's is the first one's.
+        self.looks_after = held is self.dense or (held is table and task.rank == 0)
+        self.history = History()
+        # In one process nobody waits.
+        self.barrier: Callable[[], None] = lambda: None
+        self.passed: Callable[..., None] = lambda *place: None
 
     def run(self) -> History:
         """Join the other trainers, then train with them; called by the master."""
-        gpus, seconds = gpus_of(self.config.device), SELDOM * self.config.step_deadline
-        self.passed = passed
+        config, seconds = self.config, SELDOM * self.config.step_deadline
+        group = self.task.rank, config.num_trainers, gpus_of(config.device)
+        self.passed, self.barrier = passed, partial(replicas.barrier, seconds)
         with place(seconds, then=math.inf):
-            chosen = replicas.join(self.task.rank, self.config.num_trainers, gpus)
+            self.history.transport = replicas.join(*group).why
             passed(seconds)
             self.fc = replicas.replicate(self.dense, self.device)
             passed(seconds)
-            differences = replicas.Differences(self.dense)
-            barrier = partial(replicas.barrier, seconds)
-            return train(self, History(chosen.why), differences, barrier)
+            return self.train()
+
+    def train(self) -> History:
+        """The whole training: learn, be watched, be tested, project."""
+        config, task, history = self.config, self.task, self.history
+        limit = config.max_steps or sys.maxsize
+        for epoch in range(config.epochs):
+            batches = task.shard.batches(config.batch_size, 1000 * config.seed + epoch)
+            self.learn(islice(batches, limit - len(history.losses)))
+            self.barrier()  # every trainer's last step has reached the table
+            valid = self.score(task.valid)
+            self.barrier()
+            self.report(epoch, valid)
+            if len(history.losses) == limit:
+                break
+        if task.rank == 0:
+            history.test = self.score(task.test)
+            history.weights = self.weights()
+        if self.constraints is not None:
+            history.projected = self.project()
+        return history
+
+    def learn(self, batches: Iterable[Batch]) -> None:
+        """Step on each of these batches, and measure what is no part of a step."""
+        history, differences = self.history, []
+        for batch in batches:
+            begin = time.perf_counter()
+            history.losses.append(self.step(batch))
+            history.step_seconds.append(time.perf_counter() - begin)
+            history.images.append(len(batch.bags))
+            if self.fc is not self.dense:
+                differences.append(replicas.ask_difference(self.dense))
+            if self.looks_after:
+                history.feasibility.append(self.constraints.feasibility())
+        history.replica_differences += [answer() for answer in differences]
 
     def step(self, batch: Batch) -> float:
         """One step with all trainers; the summed loss of this one's images."""
@@ -207,6 +243,16 @@ class Trainer:
             self.table_step.rpc_sync().step(self.task.rank, context)
         self.passed(seconds)
 
+    def report(self, epoch: int, valid: Score | None) -> None:
+        """Tell the parent how far this trainer has come; epochs begin with 0 here."""
+        history = self.history
+        first = history.progress[-1].step if history.progress else 0
+        of_epoch, images = history.losses[first:], history.images[first:]
+        mean = sum(of_epoch) / max(1, sum(images))
+        progress = Progress(epoch + 1, len(history.losses), mean, valid)
+        history.progress.append(progress)
+        self.engine.report(f"trainer{self.task.rank}", progress)
+
     @torch.no_grad()
     def score(self, bags: Bags | None) -> Score | None:
         """How well the model does now; no other trainer takes part."""
@@ -220,54 +266,13 @@ class Trainer:
         """All parameters that are learnt, by name."""
         return apply(self.table, weights_of, "table") | weights_of(self.dense, "dense")
 
-    @property
-    def own_constraints(self) -> Constraints | None:
-        """Those that it looks after: the one table's are the first trainer's."""
-        of_all = self.config.constrained == "table" and self.task.rank > 0
-        return None if of_all else self.constraints
-
-
-def train(
-    trainer: Trainer,
-    history: History,
-    differences: replicas.Differences | None = None,
-    barrier: Callable[[], None] = lambda: None,
-) -> History:
-    """The training loop of one trainer: learn, be watched, be tested, project."""
-    config, task = trainer.config, trainer.task
-    record = Recorder(history, trainer.own_constraints, differences)
-    limit = config.max_steps or sys.maxsize
-    for epoch in range(config.epochs):
-        seed = 1000 * config.seed + epoch
-        batches = task.shard.batches(config.batch_size, seed)
-        for batch in record(islice(batches, limit - len(history.losses))):
-            history.losses.append(trainer.step(batch))
-            history.images.append(len(batch.bags))
-        barrier()  # every trainer's last step has reached the table
-        note = history.report(epoch, trainer.score(task.valid))
-        barrier()
-        trainer.engine.report(f"trainer{task.rank}", note)
-        if len(history.losses) == limit:
-            break
-    if task.rank == 0:
-        history.test = trainer.score(task.test)
-        history.weights = trainer.weights()
-    if trainer.constraints is not None:
-        history.projected = project(trainer, record, barrier)
-    return history
-
-
-def project(
-    trainer: Trainer, record: Recorder, barrier: Callable[[], None]
-) -> Projected:
-    """Make the trained model exactly feasible; each replica does so by itself."""
-    barrier()
-    if trainer.own_constraints is not None:
-        trainer.own_constraints.project_()
-    barrier()
-    difference = record.difference()
-    test = trainer.score(trainer.task.test)
-    return Projected(test, trainer.constraints.feasibility(), difference)
+    def project(self) -> Projected:
+        """Make the trained model exactly feasible; each replica does so by itself."""
+        self.barrier()
+        if self.looks_after:
+            self.constraints.project_()
+        self.barrier()
+        return Projected(self.score(self.task.test), self.constraints.feasibility())
 
 
 def tasks(job: Job) -> list[Task]:
@@ -327,7 +332,7 @@ def check(job: Job) -> None:
     checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
-        make(job)
+        check_begin(job.begin, first_weights(job))
 
 
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
@@ -349,5 +354,4 @@ def run_locally(
     config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
     job, engine = replace(job, config=config), OneProcess(on_report)
     (task,) = tasks(job)
-    trainer = Trainer(engine, *make_table(engine, job), task)
-    return Result(config, [train(trainer, History())])
+    return Result(config, [Trainer(engine, *make_table(engine, job), task).train()])

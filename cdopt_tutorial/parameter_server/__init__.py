@@ -8,12 +8,7 @@ from cdopt_tutorial.parameter_server import (
     traffic,
 )
 from cdopt_tutorial.parameter_server.history import History, Progress
-from cdopt_tutorial.parameter_server.model import (
-    RNNConfig,
-    RNNModel,
-    build_all,
-    constrain,
-)
+from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build_all
 from cdopt_tutorial.parameter_server.system import (
     Job,
     Owner,
@@ -25,6 +20,6 @@ from cdopt_tutorial.parameter_server.system import (
 
 __all__ = [
     "History", "Job", "Owner", "Progress", "RNNConfig", "RNNModel", "Trainer",
-    "build_all", "check", "checkpoint", "compare", "constrain", "restart", "run",
-    "run_locally", "sample", "traffic",
+    "build_all", "check", "checkpoint", "compare", "restart", "run", "run_locally",
+    "sample", "traffic",
 ]  # fmt: skip

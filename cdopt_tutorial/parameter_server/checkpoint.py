@@ -1,8 +1,7 @@
 """Save a training and go on with it, on any number of workers or none."""
 
 import io
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +38,11 @@ class Checkpoint:
     hidden: Hidden  #: of all columns
     losses: list[list[float]]  #: of all steps so far, for each trainer
 
+    @property
+    def settings(self) -> RNNConfig:
+        """Of the run that saved it; on the CPU, since its device may not be here."""
+        return RNNConfig(**self.config | {"device": "cpu"})
+
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
         """Check that a run over so many windows may go on; a ValueError if not."""
         if list(words) != self.words:
@@ -52,9 +56,7 @@ class Checkpoint:
                 f"are done, but this one has {windows}"
             )
         for name in MUST_MATCH:
-            asked = getattr(config, name)
-            # A checkpoint from before there were constraints does not name them.
-            saved = self.config.get(name, getattr(RNNConfig, name))
+            saved, asked = getattr(self.settings, name), getattr(config, name)
             if saved != asked:
                 raise ValueError(
                     f"the checkpoint has {name} {saved!r}, but {asked!r} was asked for"
@@ -86,12 +88,12 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint; a ValueError of one line if there is none to be read."""
     path = Path(path)
     try:
-        if path.exists() and not path.is_file():
+        if not path.exists():
+            raise ValueError("there is no such file")
+        if not path.is_file():
             raise ValueError("it is a directory, or a device")
         with path.open("rb") as file:
             return _checked(_read(file))
-    except FileNotFoundError:
-        raise ValueError(f"checkpoint {str(path)!r}: there is no such file") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"checkpoint {str(path)!r}: {why}") from error
@@ -103,9 +105,7 @@ def _read(file: BinaryIO) -> Any:
         with ZipFile(file) as archive:  # torch does not look at the checksums in it
             damaged = archive.testzip()
         file.seek(0)
-        with warnings.catch_warnings():  # of how a foreign pickle was written
-            warnings.simplefilter("ignore", UserWarning)
-            content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # neither has an error of its own for a bad file
         what = "it is damaged or truncated, or no checkpoint at all"
         raise ValueError(what) from error
@@ -118,47 +118,20 @@ def _checked(content: Any) -> Checkpoint:
     """The checkpoint of what a file has, if all of it belongs together."""
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ValueError("another program made it")
-    names = [each.name for each in fields(Checkpoint)]
-    if odd := set(names) ^ content.keys():
+    if odd := {each.name for each in fields(Checkpoint)} ^ content.keys():
         raise ValueError(f"{', '.join(sorted(map(str, odd)))}: missing, or not known")
-    found = Checkpoint(**content)
-    fits = _fits(found)
-    for name in names:
-        try:
-            whole = next(fits)
-        except Exception:  # whatever a part of another type leads to
-            whole = False
-        if not whole:
-            raise ValueError(f"its {name} can't be of such a run")
+    found, part = Checkpoint(**content), "config"
+    try:
+        config, part = found.settings, "weights"
+        check_memory(len(found.words), config)
+        own = build_all(len(found.words), config).state_dict()
+        whole = _kinds(found.weights) == _kinds(own)
+    except Exception:  # whatever a part of another type leads to
+        whole = False
+    if not whole:
+        raise ValueError(f"its {part} can't be of such a run")
     return found
 
 
-def _fits(found: Checkpoint) -> Iterator[bool]:
-    """Part by part, whether it can be of a run with these settings and words."""
-    # It goes on anywhere, so a device that is not here is no fault of it.
-    config = RNNConfig(**found.config | {"device": "cpu"})
-    yield True
-    yield all(isinstance(word, str) for word in [*found.words])
-    check_memory(len(found.words), config)
-    model = build_all(len(found.words), config)
-    yield _kinds(found.weights) == _kinds(model.state_dict())
-    own = dict(model.named_parameters())
-    known = found.optimizer.keys() in (set(), own.keys())  # for all, or none yet
-    yield known and all(
-        each is None or each.shape in ((), own[name].shape)
-        for name, state in found.optimizer.items()
-        for each in state.values()
-    )
-    for count in (found.epoch, found.window):
-        yield type(count) is int and count >= 0
-    shape = config.num_layers, config.batch_size, config.hidden
-    kinds = [(each.dtype, each.shape) for each in found.hidden]
-    yield kinds == [(config.torch_dtype, shape)] * 2
-    steps = [loss for each in found.losses for loss in each]
-    equal = len({len(each) for each in found.losses}) == 1
-    whole = equal and len(found.losses) == config.num_trainers
-    yield whole and all(isinstance(loss, float) for loss in steps)
-
-
-def _kinds(tensors: Mapping[Any, Tensor]) -> dict[Any, tuple]:
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple]:
     return {name: (each.dtype, each.shape) for name, each in tensors.items()}

@@ -7,8 +7,6 @@ from torch import Tensor
 from cdopt_tutorial.constraints import Feasibility
 from cdopt_tutorial.data import perplexity
 
-REPORT_EVERY = 10  # steps
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -63,11 +61,3 @@ class History:
     def seconds(self) -> float:
         """What all steps of this run took, without evaluation."""
         return sum(self.step_seconds)
-
-    def report(self, epoch: int, valid_loss: float | None) -> Progress:
-        """Note how far this trainer has come; epochs begin with 0 here."""
-        last = self.losses[-REPORT_EVERY:]
-        train_loss = sum(last) / max(1, len(last))
-        steps = len(self.losses)
-        self.progress.append(Progress(epoch + 1, steps, train_loss, valid_loss))
-        return self.progress[-1]

@@ -249,7 +249,14 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
             case "decoder":
                 module = Decoder(vocab_size, config)
     module.to(config.torch_dtype)
-    return constrain(module, config) if part == config.constrained else module
+    if part == config.constrained:
+        on = config.manifold, config.penalty_param
+        if part == "rnn":
+            dissolve_recurrent(module, *on, per_gate=config.per_gate)
+        else:
+            held = module.encoder if part == "embedding" else module.decoder
+            dissolve(held, "weight", *on)
+    return module
 
 
 def build_own(part: str, vocab_size: int, config: RNNConfig, worker: int) -> nn.Module:
@@ -276,16 +283,3 @@ def check_memory(vocab_size: int, config: RNNConfig) -> None:
 def build_all(vocab_size: int, config: RNNConfig) -> nn.ModuleDict:
     """All parts of the model, in this process, by name."""
     return nn.ModuleDict({part: build(part, vocab_size, config) for part in PARTS})
-
-
-def constrain(module: nn.Module, config: RNNConfig) -> nn.Module:
-    """Hold a part's weights on the manifold, by constraint dissolving."""
-    on = config.manifold, config.penalty_param
-    match module:
-        case LSTM():
-            dissolve_recurrent(module, *on, per_gate=config.per_gate)
-        case EmbeddingTable():
-            dissolve(module.encoder, "weight", *on)
-        case Decoder():
-            dissolve(module.decoder, "weight", *on)
-    return module

@@ -26,16 +26,16 @@ def run_again(
     where :func:`check` refuses the number; the last WorkerLost once there were more.
     """
     check(job, max_restarts)
-    for left in reversed(range(max_restarts + 1)):
+    while True:
         try:
             return run(job, engine, **options)
         except WorkerLost as error:
-            if not left:
+            if not max_restarts:
                 raise
+            max_restarts -= 1
             if job.keep.exists():  # else it had not come so far
                 job = replace(job, resume=checkpoint.load(job.keep))
             on_restart(error, job)
-    raise AssertionError  # the last of them returns, or raises
 
 
 def check(job: Job, max_restarts: int) -> None:

@@ -37,7 +37,7 @@ from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
-from cdopt_tutorial.parameter_server.history import REPORT_EVERY, History, Projected
+from cdopt_tutorial.parameter_server.history import History, Progress, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
@@ -51,6 +51,7 @@ from cdopt_tutorial.parameter_server.model import (
 from cdopt_tutorial.training import check_begin
 
 SERVER = "ps"
+REPORT_EVERY = 10  # steps
 Engine = OneProcess | Workers
 
 
@@ -87,15 +88,13 @@ class Owner:
     def squared_norm(self, context: Context) -> float:
         """‖g‖² of a context's gradients of these parameters."""
         with self._lock:
-            return squared_norm(self._gradients(context).values())
-
-    def _gradients(self, context: Context) -> dict[Tensor, Tensor]:
-        return gradients.gradients(context, self._parts.parameters())
+            found = gradients.gradients(context, self._parts.parameters())
+            return squared_norm(found.values())
 
     def step(self, context: Context, scale: float) -> int:
         """Move the parameters at once by a context's gradients; the version moved."""
         with self._lock:
-            found = self._gradients(context)
+            found = gradients.gradients(context, self._parts.parameters())
             gradients.forget(context)
             return self._move(found, scale)
 
@@ -111,9 +110,8 @@ class Owner:
         return self._together.enter(trainer, context)
 
     def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
-        parameters = self._parts.parameters()
         with self._lock:
-            summed = gradients.take_sum(contexts.values(), parameters)
+            summed = gradients.take_sum(contexts.values(), self._parts.parameters())
             scale = clip_factor(squared_norm(summed.values()), self._clip)
             return dict.fromkeys(contexts, self._move(summed, scale))
 
@@ -157,7 +155,7 @@ def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
-def place(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
+def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners, the same for every trainer."""
     config, number = job.config, job.config.num_trainers
     shared = PARTS if number > 1 else ("embedding", "decoder")
@@ -179,7 +177,7 @@ class Trainer:
 
     def __init__(self, engine: Engine, rank: int, job: Job):
         self.engine, self.rank, self.job, self.config = engine, rank, job, job.config
-        parts, self.owners = place(engine, job)
+        parts, self.owners = make_all(engine, job)
         rnn = parts["rnn"]
         rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, self.config)
         there, device = (parts["embedding"], parts["decoder"]), self.config.device
@@ -242,10 +240,8 @@ class Trainer:
         """The whole training, from its beginning or from a checkpoint."""
         job, resume = self.job, self.job.resume
         if self.rank == 0:
-            weights, states = job.begin, {}
-            if resume is not None:
-                weights, states = resume.weights, resume.optimizer
-            self.on_owners("load", weights, states)
+            begin = (resume.weights, resume.optimizer) if resume else (job.begin, {})
+            self.on_owners("load", *begin)
         epoch, window = (resume.epoch, resume.window) if resume else (0, 0)
         if epoch >= self.config.epochs or self.finished:  # all was done before
             self.look(max(0, epoch - (window == 0)))
@@ -375,7 +371,10 @@ class Trainer:
 
     def report(self, epoch: int, valid_loss: float | None) -> None:
         """Tell the parent how far this trainer has come."""
-        progress = self.history.report(epoch, valid_loss)
+        steps, last = len(self.history.losses), self.history.losses[-REPORT_EVERY:]
+        train_loss = sum(last) / max(1, len(last))
+        progress = Progress(epoch + 1, steps, train_loss, valid_loss)
+        self.history.progress.append(progress)
         self.engine.report(f"trainer{self.rank}", progress)
 
 

@@ -39,8 +39,7 @@ def measured_bytes(job: Job) -> float:
     more = min(STEPS, windows - 1)
 
     def run_steps(steps: int, wire: Wire) -> None:
-        config = replace(job.config, max_steps=steps, epochs=1)
-        short = replace(job, config=config, resume=None, keep=None)
-        run(short, wire=wire)
+        config = replace(job.config, max_steps=steps)
+        run(replace(job, config=config, resume=None, keep=None), wire=wire)
 
     return bytes_per_step(run_steps, more) if more else math.nan
