@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cdopt_tutorial.constraints.surface import whole
-from cdopt_tutorial.engines.seam.optimizer import clip_factor
+from cdopt_tutorial.engines.seam.gradients import clip_factor
 
 
 def clip(parameters: Iterable[Tensor], largest: float, staged: bool) -> None:
