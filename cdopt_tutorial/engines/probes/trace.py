@@ -49,30 +49,42 @@ class Span:
 class Trace:
     """Every call of one run; pass it to ``launch``, read it afterwards."""
 
-    workers: list[str] = field(default_factory=list)  #: in the order of their ranks
     calls: list[Call] = field(default_factory=list)  #: in the order of their sending
     spans: list[Span] = field(default_factory=list)  #: in the order of their starts
 
-    def fill(self, records: list["Record"]) -> None:
+    def fill(self, parts: list["Trace"]) -> None:
         """Join what the workers of a run recorded; called by ``launch``."""
-        calls = [call for record in records for call in record.calls]
-        spans = [span for record in records for span in record.spans]
-        self.workers = [record.worker for record in records]
+        calls = [call for part in parts for call in part.calls]
+        spans = [span for part in parts for span in part.spans]
         self.calls = sorted(calls, key=lambda call: call.sent)
         self.spans = sorted(spans, key=lambda span: span.started)
+
+
+_own: Trace | None = None  # what this worker records, if it does
+_name = ""  # of this worker
+
+
+def collect() -> Trace | None:
+    """What this process recorded; None where nobody did."""
+    return _own
+
+
+def recording() -> bool:
+    """Whether this process records a trace."""
+    return _own is not None
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a worker's own work in the trace; does nothing where none is recorded."""
-    if _record is None:
+    if _own is None:
         yield
         return
     started = time.monotonic_ns()
     try:
         yield
     finally:
-        _record.note(name, started)
+        _note(name, started)
 
 
 def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
@@ -81,14 +93,14 @@ def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
     Called by whoever computed the result from the arguments, on its worker; without a
     trace, or a graph, it does nothing.
     """
-    if _record is None or result.grad_fn is None:
+    if _own is None or result.grad_fn is None:
         return result
     nodes, starts = _nodes(result, args), []
     left = itertools.count(len(nodes) - 1, -1)
 
     def end(*_: Any) -> None:  # must not hold the nodes, which hold it
         if next(left) == 0:
-            _record.note(name, starts.pop())
+            _note(name, starts.pop())
 
     nodes[0].register_prehook(lambda _: starts.append(time.monotonic_ns()))
     for node in nodes:
@@ -114,36 +126,14 @@ def _nodes(result: Tensor, args: Iterable) -> list:
 
 def mark_until_done(name: str, future: Future) -> Future:
     """The future; a span lasts from now until it is done, where a trace is recorded."""
-    if _record is not None:
+    if _own is not None:
         started = time.monotonic_ns()
-        future.add_done_callback(lambda _: _record.note(name, started))
+        future.add_done_callback(lambda _: _note(name, started))
     return future
 
 
-def recording() -> bool:
-    """Whether this process records a trace."""
-    return _record is not None
-
-
-@dataclass
-class Record:
-    """What one worker has to tell: its calls of others, and its own work."""
-
-    worker: str
-    calls: list[Call] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-
-    def note(self, name: str, started: int) -> None:
-        """Add a span that ends now."""
-        self.spans.append(Span(self.worker, name, started, time.monotonic_ns()))
-
-
-_record: Record | None = None  # this worker's, while it records
-
-
-def collect() -> Record | None:
-    """What this process recorded; None where nobody did."""
-    return _record
+def _note(name: str, started: int) -> None:
+    _own.spans.append(Span(_name, name, started, time.monotonic_ns()))
 
 
 class Recording:
@@ -153,9 +143,8 @@ class Recording:
     """
 
     def __init__(self, worker: str, network: Any):
-        global _record
-        _record = Record(worker)
-        self._network = network
+        global _own, _name
+        _own, _name, self._network = Trace(), worker, network
 
     def own_name(self) -> str:
         return self._network.own_name()
@@ -195,7 +184,7 @@ def _noted(worker: str, call: tuple, sent: int, answer: tuple[Any, int, int]) ->
     if not isinstance(method, str):
         method = getattr(method, "__qualname__", type(method).__name__)
     times = sent, *ran, time.monotonic_ns()
-    _record.calls.append(Call(_record.worker, worker, method, *times))
+    _own.calls.append(Call(_name, worker, method, *times))
     return result
 
 

@@ -76,9 +76,8 @@ def take_sum(
     """
     parameters, total = list(parameters), {}
     for context in contexts:
-        for parameter, gradient in gradients(context, parameters).items():
-            before = total.get(parameter)
-            total[parameter] = gradient if before is None else before + gradient
+        for p, gradient in gradients(context, parameters).items():
+            total[p] = total[p] + gradient if p in total else gradient
         forget(context)
     return total
 
