@@ -66,9 +66,8 @@ def step(engine, ref, scale=1.0):
     return loss.item(), {"own": mine, **theirs}
 
 
-def left(engine, scale):
+def left(engine, ref, scale):
     """What a context leaves on the owner, asked for twice, for it stays there."""
-    ref = engine.remote("ps", Part, 3)
     with engine.context() as context:
         gradients.backward(context, losses(ref, scale)[1])
         return [ref.rpc_sync().leave(context, forget) for forget in (False, True)]
@@ -163,7 +162,7 @@ def take_part(engine, guest, guests):
     shared = engine.remote("ps", Part, 3, name="part")
     return {
         "steps": [step(engine, shared, scale) for _ in range(3)],
-        "left": left(engine, scale),
+        "left": left(engine, shared, scale),
         "threads": double(engine, 10),
         "met": meet(engine, guest, guests, 20),
         "references": references(engine),
