@@ -18,10 +18,7 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
 from cdopt_tutorial.engines import meeting, passed, report, span
-from cdopt_tutorial.engines.probes import trace
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.reference import Ref, apply
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.seam.reference import Ref
 from cdopt_tutorial.engines.watch import pace
 
 
@@ -88,63 +85,9 @@ def converse(other, calls):
     return rpc.rpc_sync(other, identify)[0]
 
 
-def talk(other, calls):
-    """The same call several times."""
-    for number in range(calls):
-        rpc.rpc_sync(other, sleep, args=(0.01 * number,))
-
-
 def leave_call(other, seconds):
     """A call that nobody waits for, and that takes so long."""
     rpc.rpc_async(other, sleep, args=(seconds,))
-
-
-def wait_for_late(other, seconds):
-    """One call whose answer comes so much later than its function returns."""
-    rpc.remote(other, Counter).rpc_sync().add_later(torch.ones(1), seconds)
-
-
-def go_through(ref_to):
-    """Calls by every helper of the book that runs something for a caller."""
-    engine = TorchRPC()
-    ref = engine.remote(ref_to, Counter, name="counter")
-    ref.rpc_sync().add(1)
-    gradients.call(ref, Counter.add, 1)
-    apply(rpc.remote(ref_to, Counter), Counter.add, 1)
-
-
-class Slow(torch.autograd.Function):
-    """Twice its argument, with a backward pass that takes 0.1 s."""
-
-    @staticmethod
-    def forward(ctx, values):
-        return 2 * values
-
-    @staticmethod
-    def backward(ctx, grad):
-        time.sleep(0.1)
-        return 2 * grad
-
-
-def triple(values):
-    return 0.75 * Slow.apply(values).square()
-
-
-def triple_later(values):
-    future = torch.futures.Future()
-    threading.Timer(0.3, future.set_result, (values,)).start()
-    return future
-
-
-def be_marked(other):
-    values = torch.ones(3, requires_grad=True)
-    with span("call"):
-        call(other, "add", torch.ones(1))
-    result = trace.mark_backward("backward", triple(values), values)
-    time.sleep(0.3)
-    result.sum().backward()
-    trace.mark_until_done("until", triple_later(values)).wait()
-    return values.grad
 
 
 places = nullcontext  # around each step; a test attaches others
@@ -303,13 +246,6 @@ def _arrive(seconds, sender):
     return SlowToArrive(seconds)
 
 
-def hooked():
-    """Whether this worker's RPC is recorded."""
-    from torch.distributed.rpc import api, internal
-
-    return api._default_pickler is not internal._internal_rpc_pickler
-
-
 def offer_counter():
     return Ref.to(Counter())
 
@@ -333,13 +269,3 @@ def ask_for_module(other, function):
 
 def has_module(name):
     return name in sys.modules
-
-
-def make_lock(other):
-    """An object that could not be sent, made where it is to stay."""
-    rref = rpc.remote(other, threading.Lock)
-    return rpc.rpc_sync(other, is_locked, args=(rref,))
-
-
-def is_locked(rref):
-    return rref.local_value().locked()

@@ -1,11 +1,19 @@
-"""Roles and objects for the tests of references, gradients and rendezvous."""
+"""Roles and objects for the tests of references, gradients, rendezvous and traces."""
+
+import threading
+import time
+from contextlib import suppress
 
 import torch
+import torch.distributed.rpc as rpc
+from roles import Counter
 from threadpoolctl import threadpool_info
 from torch import nn
 
+from cdopt_tutorial.engines import span
+from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.reference import Ref
+from cdopt_tutorial.engines.seam.reference import Ref, apply
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 
 
@@ -18,19 +26,20 @@ class Part(nn.Module):
         self.table = nn.Embedding(5, 3, dtype=torch.float64)
         self.layer = nn.Linear(3, 2, dtype=torch.float64)
         self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.fixed = nn.Parameter(torch.ones(2, dtype=torch.float64), False)
 
     def rows(self, tokens):
         return self.table(tokens)
 
     def scores(self, vectors, factor):
-        return factor * self.layer(vectors), vectors.sum()
+        return factor * self.fixed * self.layer(vectors), vectors.sum()
 
     def weights(self):
         # An nn.Parameter would travel as a copy, outside the graph.
         return [w.view_as(w) for w in self.layer.parameters()]
 
     def leave(self, context, forget):
-        """The gradients of a context; and whether .grad was touched."""
+        """The gradients of a context."""
         names = {p: name for name, p in self.named_parameters()}
         found = gradients.gradients(context, self.parameters())
         if forget:
@@ -57,22 +66,11 @@ def step(engine, ref, scale=1.0):
     return loss.item(), {"own": mine, **theirs}
 
 
-def train(engine, scale=1.0):
-    """A trainer's role: the part is on ``ps``, one for all trainers."""
-    ref = engine.remote("ps", Part, 3, name="part")
-    return [step(engine, ref, scale) for _ in range(3)]
-
-
-def interleaved(engine):
-    """Two contexts at once, one finished inside of the other's life on the owner."""
-    ref = engine.remote("ps", Part, 3)
-    with engine.context() as first:
-        own, loss = losses(ref, 1.0)
-        gradients.backward(first, loss)
-        before = ref.rpc_sync().leave(first, False)
-        again = ref.rpc_sync().leave(first, True)
-    after = step(engine, ref)[1]
-    return before, again, after
+def left(engine, ref, scale):
+    """What a context leaves on the owner, asked for twice, for it stays there."""
+    with engine.context() as context:
+        gradients.backward(context, losses(ref, scale)[1])
+        return [ref.rpc_sync().leave(context, forget) for forget in (False, True)]
 
 
 class Doubled(torch.autograd.Function):
@@ -96,8 +94,9 @@ def openmp_threads():
     return max(each["num_threads"] for each in found)
 
 
-class Doubling:
+class Doubling(nn.Module):
     def __init__(self):
+        super().__init__()
         self.threads = []
 
     def double(self, x):
@@ -119,19 +118,27 @@ def double(engine, times):
 
 
 class Host:
-    """Where callers meet."""
+    """Where callers meet, or are turned away together."""
 
     def __init__(self, guests):
         self._all = Rendezvous(all_that_was_brought, range(guests))
+        self._none = Rendezvous(lambda brought: 1 / 0, range(guests))
 
     def meet(self, guest, brought):
         return self._all.enter(guest, brought)
 
+    def fail(self, guest):
+        return self._none.enter(guest)
+
 
 def meet(engine, guest, guests, rounds):
-    """A guest's role: what everyone brought, round by round."""
+    """What everyone brought, round by round; and what is raised there for all."""
     host = engine.remote("ps", Host, guests, name="host").rpc_sync()
-    return [host.meet(guest, (guest, number)) for number in range(rounds)]
+    met = [host.meet(guest, (guest, number)) for number in range(rounds)]
+    try:
+        return met, host.fail(guest)
+    except RuntimeError as error:  # as torch raises what was raised elsewhere
+        return met, str(error)
 
 
 def references(engine):
@@ -147,3 +154,73 @@ def references(engine):
         "state": gradients.call(ref, list.copy),
         "here": (here.local_value(), here.rpc_sync().pop(), here == Ref.to([7])),
     }
+
+
+def take_part(engine, guest, guests):
+    """All of it, beside the other guests, who share a part on ``ps``."""
+    scale = 1.0 + guest
+    shared = engine.remote("ps", Part, 3, name="part")
+    return {
+        "steps": [step(engine, shared, scale) for _ in range(3)],
+        "left": left(engine, shared, scale),
+        "threads": double(engine, 10),
+        "met": meet(engine, guest, guests, 20),
+        "references": references(engine),
+    }
+
+
+class Slow(torch.autograd.Function):
+    """Twice its argument, with a backward pass that takes 0.1 s."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return 2 * values
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.1)
+        return 2 * grad
+
+
+def later(value, seconds):
+    """A future that is done in so many seconds."""
+    future = torch.futures.Future()
+    threading.Timer(seconds, future.set_result, (value,)).start()
+    return future
+
+
+class Callee(Counter):
+    """Answers at once, after a while, or later."""
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def answer_later(self, value, seconds):
+        return later(value, seconds)
+
+
+def converse(engine):
+    """Calls of every kind, with marks in between; a gradient by a marked way."""
+    ref = engine.remote("ps", Callee)
+    with span("calling"):
+        ref.rpc_sync().add(torch.ones(3))
+    with suppress(Exception):
+        ref.rpc_sync().fail("KeyError")
+    ref.rpc_async().sleep(0.1).wait()
+    assert ref.rpc_async().answer_later(7, 0.3).wait() == 7
+    gradients.call(ref, Callee.add, 1)
+    apply(rpc.remote("ps", Callee), Callee.add, 1)
+    lock = engine.remote("ps", threading.Lock)  # which could not be sent
+    lock.rpc_sync().locked()
+    return gradient_of_a_marked_function()
+
+
+def gradient_of_a_marked_function():
+    values = torch.ones(3, requires_grad=True)
+    tripled = 0.75 * Slow.apply(values).square()
+    result = trace.mark_backward("marked", tripled, values)
+    with span("between"):
+        time.sleep(0.3)
+    result.sum().backward()
+    trace.mark_until_done("until", later(None, 0.2)).wait()
+    return values.grad

@@ -16,36 +16,36 @@ WAYS = {
 }
 
 
+PARTS = sum(WAYS.values(), [])
+
+
+@pytest.fixture(scope="module")
+def axes():
+    fig = plots.ownership(WAYS)
+    FigureCanvasAgg(fig).draw()
+    return fig.axes
+
+
 def drawn(ax) -> tuple[list, list]:
     """The outlines of an axes, and what is filled."""
     outlines = [each for each in ax.patches if not each.get_fill()]
     return outlines, [each for each in ax.patches if each.get_fill()]
 
 
-def test_each_weight_has_an_outline_and_a_part_of_its_area_in_its_place():
-    fig = plots.ownership(WAYS)
-    axes = iter(fig.axes)
-    for of_ranks in WAYS.values():
-        for parts in of_ranks:
-            outlines, filled = drawn(next(axes))
-            assert len(outlines) == len(filled) == len(parts)
-            for outline, fill, part in zip(
-                outlines, filled, parts.values(), strict=True
-            ):
-                assert (outline.get_height() * 8, outline.get_width() * 8) == part.shape
-                area = fill.get_height() * fill.get_width() * 64
-                assert area == pytest.approx(part.count)
-                top = outline.get_y() + outline.get_height()
-                down = (top - fill.get_y() - fill.get_height()) * 8
-                right = (fill.get_x() - outline.get_x()) * 8
-                assert (down, right) == pytest.approx(part.begin)
-    assert next(axes, None) is None
+def test_each_weight_has_an_outline_and_a_part_of_its_area_in_its_place(axes):
+    for ax, parts in zip(axes, PARTS, strict=True):
+        for outline, fill, part in zip(*drawn(ax), parts.values(), strict=True):
+            assert (outline.get_height() * 8, outline.get_width() * 8) == part.shape
+            area = fill.get_height() * fill.get_width() * 64
+            assert area == pytest.approx(part.count)
+            top = outline.get_y() + outline.get_height()
+            down = (top - fill.get_y() - fill.get_height()) * 8
+            right = (fill.get_x() - outline.get_x()) * 8
+            assert (down, right) == pytest.approx(part.begin)
 
 
-def test_weights_stand_side_by_side_with_their_names_below():
-    fig = plots.ownership(WAYS)
-    FigureCanvasAgg(fig).draw()
-    for ax, parts in zip(fig.axes, sum(WAYS.values(), []), strict=True):
+def test_weights_stand_side_by_side_with_their_names_below(axes):
+    for ax, parts in zip(axes, PARTS, strict=True):
         assert [text.get_text() for text in ax.texts] == list(parts)
         outlines, _ = drawn(ax)
         ends = [each.get_x() + each.get_width() for each in outlines]
@@ -56,22 +56,19 @@ def test_weights_stand_side_by_side_with_their_names_below():
         assert all(end < right for end in ends)
 
 
-def test_ranks_have_titles_and_ways_have_names():
-    first, second, *rest = plots.ownership(WAYS).axes
+def test_ranks_have_titles_and_ways_have_names(axes):
+    first, second, *rest = axes
     assert [first.get_title(), second.get_title()] == ["rank 0", "rank 1"]
     assert not any(each.get_title() for each in rest)
     names = [each.get_ylabel() for each in (first, rest[0], rest[2])]
     assert names == list(WAYS)
 
 
-def test_ranks_are_not_told_by_colour_alone():
+def test_ranks_are_not_told_by_colour_alone_and_six_are_the_most():
     fig = plots.ownership({"copies": [{"up": WHOLE}] * 6})
     filled = [each for ax in fig.axes for each in drawn(ax)[1]]
     assert len({each.get_facecolor() for each in filled}) == 6
     assert len({each.get_hatch() for each in filled}) == 6
-
-
-def test_more_than_six_ranks_are_refused():
     with pytest.raises(ValueError) as caught:
         plots.ownership({"copies": [{"up": WHOLE}] * 7})
     assert str(caught.value) == "there are 7 ranks, but at most 6 can be drawn"

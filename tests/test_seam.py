@@ -1,6 +1,5 @@
 """References, gradients that cross, and rendezvous: every way equals one process."""
 
-import pickle
 import threading
 
 import pytest
@@ -13,6 +12,8 @@ from cdopt_tutorial.engines.seam.gradients import WAYS
 from cdopt_tutorial.engines.seam.reference import LocalRef, Ref, is_reference
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+
+GUESTS = range(2)
 
 
 def by_hand(scale):
@@ -29,54 +30,62 @@ def by_hand(scale):
 
 
 def assert_same(found, expected):
-    assert found[0] == pytest.approx(expected[0], rel=1e-12)
-    assert found[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-12, atol=1e-13)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-13)
         assert gradient.abs().max() > 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_gradient_crosses_as_if_there_were_no_wire(way):
-    roles = {"t": Role(seam_roles.train, (TorchRPC(way),)), "ps": Role(serve)}
-    for step in launch(roles)["t"]:  # nothing is left of one step in the next
-        assert_same(step, by_hand(1.0))
+@pytest.fixture(scope="module", params=WAYS)
+def found(request):
+    """What two guests saw, who did everything at once on one server."""
+    each = [(TorchRPC(request.param), guest, len(GUESTS)) for guest in GUESTS]
+    roles = {f"t{i}": Role(seam_roles.take_part, each[i]) for i in (1, 0)}
+    results = launch(roles | {"ps": Role(serve, num_threads=3)}, rpc_threads=8)
+    return [results[f"t{guest}"] for guest in GUESTS]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_calls_and_their_ways_back_take_the_threads_of_the_role(way):
-    # Also the first in its thread, before any operator that torch makes parallel.
-    roles = {"t": Role(seam_roles.double, (TorchRPC(way), 20))}
-    seen = launch(roles | {"ps": Role(serve, num_threads=3)}, rpc_threads=8)["t"]
-    assert seen == [3] * 40
+class TestWorkers:
+    def test_a_gradient_crosses_as_if_there_were_no_wire(self, found):
+        for guest in GUESTS:  # at once, of one part, and kept apart
+            loss, expected = by_hand(1.0 + guest)
+            for step in found[guest]["steps"]:  # nothing is left of it in the next
+                assert step[0] == pytest.approx(loss, rel=1e-12)
+                assert_same(step[1], expected)
 
+    def test_gradients_are_there_until_they_are_forgotten(self, found):
+        for guest in GUESTS:
+            expected = by_hand(1.0 + guest)[1]
+            expected.pop("own")
+            for left in found[guest]["left"]:
+                assert_same(left, expected)
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_of_two_callers_at_once_are_kept_apart(way):
-    roles = {f"t{i}": Role(seam_roles.train, (TorchRPC(way), 1.0 + i)) for i in (0, 1)}
-    found = launch(roles | {"ps": Role(serve)})
-    for number in (0, 1):
-        for step in found[f"t{number}"]:
-            assert_same(step, by_hand(1.0 + number))
+    def test_calls_and_their_ways_back_take_the_threads_of_the_role(self, found):
+        # Also the first in its thread, before any operator that torch makes parallel.
+        assert [each["threads"] for each in found] == [[3] * 20] * 2
 
+    def test_workers_meet_round_by_round(self, found):
+        rounds = [[(guest, number) for guest in GUESTS] for number in range(20)]
+        for each in found:
+            met, raised = each["met"]
+            assert met == rounds
+            assert "ZeroDivisionError" in raised  # and not the error as its answer
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_are_there_until_they_are_forgotten(way):
-    roles = {"t": Role(seam_roles.interleaved, (TorchRPC(way),)), "ps": Role(serve)}
-    before, again, after = launch(roles)["t"]
-    expected = {n: g for n, g in by_hand(1.0)[1].items() if n != "own"}
-    for found in (before, again, after):
-        found.pop("own", None)
-        assert found.keys() == expected.keys()
-        for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-13)
+    def test_references_have_the_interface_of_rrefs(self, found):
+        for each in found:
+            seen = each["references"]
+            assert seen["owner"] == ("ps", False, True)
+            assert (seen["sync"], seen["async"], seen["keyword"]) == (1, 2, None)
+            assert (seen["function"], seen["state"]) == ([1, 2, 3], [3, 2, 1])
+            assert seen["here"] == ([], 7, False)
 
 
 def test_in_one_process_autograd_does_it():
     engine = OneProcess()
-    ref = engine.remote("ps", seam_roles.Part, 3)
-    found = seam_roles.step(engine, ref)
-    assert_same(found, by_hand(1.0))
+    loss, found = seam_roles.step(engine, engine.remote("ps", seam_roles.Part, 3))
+    expected = by_hand(1.0)
+    assert loss == pytest.approx(expected[0], rel=1e-12)
+    assert_same(found, expected[1])
 
 
 def test_one_name_is_one_object_and_no_name_is_a_new_one():
@@ -87,38 +96,16 @@ def test_one_name_is_one_object_and_no_name_is_a_new_one():
     assert engine.remote("ps", list).local_value() is not one.local_value()
 
 
-def test_references_have_the_interface_of_rrefs():
-    roles = {"t": Role(seam_roles.references, (TorchRPC(),)), "ps": Role(serve)}
-    found = launch(roles)["t"]
-    assert found["owner"] == ("ps", False, True)
-    assert (found["sync"], found["async"], found["keyword"]) == (1, 2, None)
-    assert (found["function"], found["state"]) == ([1, 2, 3], [3, 2, 1])
-    assert found["here"] == ([], 7, False)
+def test_what_is_a_reference():
     assert is_reference(LocalRef(1)) and is_reference(Ref.to([]))
     assert not is_reference(1) and not is_reference(torch.nn.Linear(1, 1))
     owned = type("Owned", (), {"is_owner": Ref.is_owner, "owner_name": Ref.owner_name})
     assert not is_reference(owned())  # a part of the interface is none
 
 
-def test_a_name_without_rpc_is_the_object_here():
-    value = [1]
-    ref = pickle.loads(pickle.dumps(Ref.to(value)))
-    assert ref == Ref.to(value) != Ref.to([1])
-    assert ref.rpc_sync().count(1) == ref.rpc_async().count(1).wait() == 1
-    with pytest.raises(RuntimeError, match="on elsewhere"):
-        Ref("elsewhere", 0).local_value()
-
-
 def test_a_way_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="way is 'auto', but must be distributed or"):
         TorchRPC("auto")
-
-
-def test_workers_meet_round_by_round():
-    roles = {f"t{i}": Role(seam_roles.meet, (TorchRPC(), i, 3, 20)) for i in (2, 0, 1)}
-    found = launch(roles | {"ps": Role(serve)})
-    expected = [[(guest, number) for guest in range(3)] for number in range(20)]
-    assert all(found[f"t{i}"] == expected for i in range(3))
 
 
 class TestRendezvous:
@@ -136,6 +123,8 @@ class TestRendezvous:
         met.leave(1)
         assert one.wait() == ["a"]
         assert met.enter(0, "again").wait() == ["again"]
+        with pytest.raises(RuntimeError, match="nobody waits for 1 here"):
+            met.enter(1)
 
     def test_an_error_reaches_all(self):
         met = Rendezvous(lambda brought: 1 / 0, (0, 1))

@@ -24,7 +24,7 @@ from cdopt_tutorial.engines import Role, passed, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for, gpus_of
-from cdopt_tutorial.engines.seam.optimizer import make_optimizer, move
+from cdopt_tutorial.engines.seam.gradients import make_optimizer, move
 from cdopt_tutorial.engines.seam.reference import Reference, apply
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC

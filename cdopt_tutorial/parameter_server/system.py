@@ -23,8 +23,8 @@ from cdopt_tutorial.engines import Role, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for
-from cdopt_tutorial.engines.seam.gradients import Context
-from cdopt_tutorial.engines.seam.optimizer import (
+from cdopt_tutorial.engines.seam.gradients import (
+    Context,
     clip_factor,
     make_optimizer,
     move,

@@ -28,7 +28,7 @@ from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, process_group, report
 from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
-from cdopt_tutorial.engines.seam.optimizer import clip_factor, make_optimizer
+from cdopt_tutorial.engines.seam.gradients import clip_factor, make_optimizer
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers

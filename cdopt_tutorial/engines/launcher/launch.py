@@ -82,7 +82,7 @@ def launch(
         attach: called in every worker first, see :mod:`~.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~.process.report`.
-        trace: filled with every call of the run.
+        trace: filled with every call of the run by a reference.
         wire: filled with the bytes of the run, for which the workers must not poll.
         play: of an engine that starts the workers by other means.
 

@@ -30,6 +30,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
 
 from cdopt_tutorial.engines.launcher import pack
 from cdopt_tutorial.engines.probes import trace, wire
+from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.engines.torchrun.store import register_schemes
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.errors import WorkerError, origin
@@ -201,7 +202,7 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     attach, role = load(settings, settings.path(name, "role").read_bytes())
     channel.send("phase", "joining")
     if settings.traced:
-        trace.install(name)
+        network.enter(trace.Recording(name, network.current()))
     if attach is not None:
         attach()
     _join(settings, name, rank)

@@ -1,7 +1,6 @@
 """What is recorded of a run: its calls, its bytes, its collectives.
 
-A probe is attached in a worker (``attach``) and records there: ``trace`` who called
-whom and when, ``wire`` the bytes of the worker's sockets, ``counted`` a step's
-collectives and memory. What it found goes back with the worker's result. Where nobody
-attached one it costs nothing.
+A probe records in a worker: ``trace`` who called whom and when, ``wire`` the bytes of
+the worker's sockets, ``counted`` a step's collectives and memory. What it found goes
+back with the worker's result. ``attach`` puts what a run adds around functions there.
 """

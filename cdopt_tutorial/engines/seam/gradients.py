@@ -1,4 +1,4 @@
-"""Gradients that cross from worker to worker: a step is written once, for three ways.
+"""Gradients that cross from worker to worker, and the step that they lead to.
 
 In one process autograd does it all. *Distributed autograd* notes what every call
 carries. For an *explicit cut* an object's owner keeps the graph, and is called again.
@@ -6,13 +6,13 @@ carries. For an *explicit cut* an object's owner keeps the graph, and is called 
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.autograd as dist_autograd
-from torch import Tensor
+from torch import Tensor, nn, optim
 
 from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.engines.seam.reference import Reference, apply, call_method
@@ -37,7 +37,7 @@ def context(way: str) -> Iterator[Context]:
 
 
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
-    """Call a method where its object lives; tensors stay part of the graph.
+    """Call a method of a module where it lives; tensors stay part of the graph.
 
     What needs a gradient is itself an argument, and no parameter, which would arrive
     without a graph. With an explicit cut a tensor or several come back.
@@ -76,9 +76,8 @@ def take_sum(
     """
     parameters, total = list(parameters), {}
     for context in contexts:
-        for parameter, gradient in gradients(context, parameters).items():
-            before = total.get(parameter)
-            total[parameter] = gradient if before is None else before + gradient
+        for p, gradient in gradients(context, parameters).items():
+            total[p] = total[p] + gradient if p in total else gradient
         forget(context)
     return total
 
@@ -86,6 +85,41 @@ def take_sum(
 def forget(context: Context) -> None:
     """Free what a cut's context has kept on this owner; torch frees its own itself."""
     _kept_gradients.pop(context, None)
+
+
+class Choice(Protocol):
+    """What a config says of its optimizer: "sgd" or "adam", and its numbers."""
+
+    optimizer: str
+    lr: float
+    momentum: float
+
+
+def make_optimizer(parameters: Iterable[Tensor], config: Choice) -> optim.Optimizer:
+    """The optimizer of some parameters, on the worker that owns them."""
+    if config.optimizer == "adam":
+        return optim.Adam(parameters, lr=config.lr)
+    return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+
+
+def squared_norm(found: Iterable[Tensor]) -> float:
+    """Sum of the squares of all gradients' elements."""
+    return sum(gradient.square().sum().item() for gradient in found)
+
+
+def clip_factor(squared_norm: float, largest: float | None) -> float:
+    """Factor on all gradients, the same as ``torch.nn.utils.clip_grad_norm_`` takes."""
+    if largest is None:
+        return 1.0
+    return min(1.0, largest / (squared_norm**0.5 + 1e-6))
+
+
+def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
+    """One step with these gradients; none is left to move a parameter once more."""
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 _this_thread = threading.local()  # the cut that it is in
@@ -99,7 +133,7 @@ _kept_gradients: dict[str, dict[Tensor, Tensor]] = {}
 
 
 class _Cut(torch.autograd.Function):
-    """A call whose graph stays with the owner of its object."""
+    """A call whose graph stays with the owner of its module."""
 
     @staticmethod
     def forward(ctx, cut, reference, method, anchor, *args):
@@ -115,14 +149,14 @@ class _Cut(torch.autograd.Function):
         return None, None, None, None, *(next(found) if n else None for n in ctx.needs)
 
 
-def _forward(value: Any, context: str, key: int, method, needs, args) -> Any:
+def _forward(module: nn.Module, context: str, key: int, method, needs, args) -> Any:
     """Runs on the owner: the call itself, whose graph is kept."""
     args = [
         arg.detach().requires_grad_(need) if isinstance(arg, Tensor) else arg
         for arg, need in zip(args, needs, strict=True)
     ]
     with torch.enable_grad():
-        result = call_method(value, method, *args)
+        result = call_method(module, method, *args)
     outputs = (result,) if isinstance(result, Tensor) else tuple(result)
     leaves = [arg for arg, need in zip(args, needs, strict=True) if need]
     _kept_graphs[context, key] = leaves, outputs
@@ -130,7 +164,7 @@ def _forward(value: Any, context: str, key: int, method, needs, args) -> Any:
     return sent[0] if isinstance(result, Tensor) else sent
 
 
-def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None, ...]:
+def _backward(module: nn.Module, context: str, key: int, grads) -> tuple:
     """Runs on the owner: the call's backward pass; parameters' gradients stay there."""
     leaves, outputs = _kept_graphs.pop((context, key))
     pairs = zip(outputs, grads, strict=True)
@@ -138,7 +172,7 @@ def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None,
     if not pairs:
         return (None,) * len(leaves)
     outputs, grads = zip(*pairs, strict=True)
-    parameters = _parameters_of(outputs, leaves)
+    parameters = [each for each in module.parameters() if each.requires_grad]
     inputs = [*leaves, *parameters]
     found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
     with _adding:
@@ -147,18 +181,3 @@ def _backward(value: Any, context: str, key: int, grads) -> tuple[Tensor | None,
             if gradient is not None:
                 kept[parameter] = kept.get(parameter, 0) + gradient
     return found[: len(leaves)]
-
-
-def _parameters_of(outputs: Iterable[Tensor], leaves: list[Tensor]) -> list[Tensor]:
-    """The tensors, beside the leaves, that outputs were computed from."""
-    given, seen, found = {id(leaf) for leaf in leaves}, set(), []
-    todo = [output.grad_fn for output in outputs]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in given:
-            found.append(node.variable)  # where autograd would add to .grad
-        todo += [function for function, _ in node.next_functions]
-    return found

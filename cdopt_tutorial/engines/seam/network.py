@@ -1,34 +1,33 @@
 """How this process reaches the other workers: by torch RPC, unless it joins another."""
 
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch.distributed.rpc as rpc
-from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from torch.distributed.rpc.internal import RemoteException
 from torch.futures import Future
 
 
 class Network(Protocol):
-    """What carries calls between workers; time-outs in seconds, 0 for none."""
+    """What carries calls between workers.
+
+    A call is as of ``rpc.rpc_sync``: a function, its arguments, those by name, and a
+    time-out in seconds, 0 for none; from the arguments on they may be left out.
+    """
 
     def own_name(self) -> str:
         """This worker's name; empty where there are no others."""
 
-    def call(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Any:
+    def call(self, worker: str, function: Callable, *call: Any) -> Any:
         """Run a function on a worker; if it answers by a future, wait for that there.
 
-        That is only for functions with the mark of ``rpc.functions.async_execution``.
+        What the function or the future raises there is raised here.
         """
 
     def call_async(self, worker: str, function: Callable, *call: Any) -> Future:
-        """The same, with the same arguments, for which nobody waits here."""
+        """The same, for which nobody waits here."""
 
 
 class TorchNetwork:
@@ -38,11 +37,32 @@ class TorchNetwork:
         joined = rpc.api._is_current_rpc_agent_set()
         return rpc.get_worker_info().name if joined else ""
 
-    def call(self, *args: Any) -> Any:
-        return rpc.rpc_sync(*args)
+    def call(self, worker: str, function: Callable, args: tuple = (), *more: Any):
+        return rpc.rpc_sync(worker, _answer, (function, *args), *more)
 
-    def call_async(self, *args: Any) -> Future:
-        return rpc.rpc_async(*args)
+    def call_async(self, worker: str, function: Callable, args: tuple = (), *more: Any):
+        return rpc.rpc_async(worker, _answer, (function, *args), *more)
+
+
+@rpc.functions.async_execution
+def _answer(function: Callable, /, *args: Any, **kwargs: Any) -> Future:
+    """Runs on the worker that is called."""
+    result = function(*args, **kwargs)
+    answer: Future = Future()
+    if isinstance(result, Future):
+        result.add_done_callback(partial(_finish, answer))
+    else:
+        answer.set_result(result)
+    return answer
+
+
+def _finish(answer: Future, done: Future) -> None:
+    try:
+        answer.set_result(done.value())
+    except Exception as error:
+        # Torch would answer by the exception that a future has, as if it were a result.
+        said = f"On {rpc.get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
+        answer.set_result(RemoteException(said, type(error)))
 
 
 _current: Network = TorchNetwork()

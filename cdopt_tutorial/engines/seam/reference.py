@@ -1,6 +1,7 @@
 """References to objects, on this worker or on another: the seam of all systems.
 
 A reference has the interface of torch's ``RRef``, which is one; here are two more.
+Every call through any of them is one of :func:`_call`.
 """
 
 import threading
@@ -10,7 +11,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
@@ -22,9 +22,11 @@ class Reference(Protocol):
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The object's methods, each of which waits for its answer; in seconds."""
+        return _Methods(partial(_call, self, timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The same methods, each of which returns a future of torch at once."""
+        return _Methods(partial(_call_async, self, timeout))
 
     def local_value(self) -> Any:
         """The object itself; a RuntimeError unless this worker owns it."""
@@ -46,15 +48,10 @@ def is_reference(value: Any) -> bool:
 
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Run a method, by its name, or a function of an object on the object's owner."""
-    if reference.is_owner():
-        return _answer(reference.local_value(), method, *args)
-    if isinstance(reference, Ref):
-        content = (reference.number, method, *args)
-        return network.current().call(reference.worker, serve_call, content)
-    return rpc.rpc_sync(reference.owner(), _apply, args=(reference, method, *args))
+    return _call(reference, UNSET_RPC_TIMEOUT, method, *args)
 
 
-class LocalRef:
+class LocalRef(Reference):
     """A reference to an object of this process; ``rpc_async`` runs in a thread."""
 
     def __init__(self, value: Any):
@@ -69,15 +66,9 @@ class LocalRef:
     def owner_name(self) -> str:
         return ""  # there are no workers
 
-    def rpc_sync(self, timeout: float = 0) -> "_Proxy":
-        return _Proxy(partial(_answer, self._value))
-
-    def rpc_async(self, timeout: float = 0) -> "_Proxy":
-        return _Proxy(partial(_in_thread, self._value))
-
 
 @dataclass(frozen=True)
-class Ref:
+class Ref(Reference):
     """Names an object on a worker; a call through it costs half of one by an RRef.
 
     It counts no users, as an RRef does: it pickles, and the object stays until its
@@ -90,12 +81,8 @@ class Ref:
     @staticmethod
     def to(value: Any) -> "Ref":
         """The one reference to an object of this process."""
-        with _making:
-            numbers = (i for i, known in enumerate(_objects) if known is value)
-            number = next(numbers, len(_objects))
-            if number == len(_objects):
-                _objects.append(value)
-            return Ref(network.current().own_name(), number)
+        _objects[id(value)] = value  # which stays, so the number remains its own
+        return Ref(network.current().own_name(), id(value))
 
     @staticmethod
     def named(name: str, make: Callable, *args: Any) -> "Ref":
@@ -117,34 +104,48 @@ class Ref:
     def owner_name(self) -> str:
         return self.worker
 
-    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        there = network.current().call
-        return _Proxy(partial(self._call, _answer, there, timeout))
 
-    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> "_Proxy":
-        there = network.current().call_async
-        return _Proxy(partial(self._call, _in_thread, there, timeout))
-
-    def _call(self, here, there, timeout, method, /, *args: Any, **kwargs: Any) -> Any:
-        if self.is_owner():
-            return here(self.local_value(), method, *args, **kwargs)
-        content = (self.number, method, *args)
-        return there(self.worker, serve_call, content, kwargs, timeout)
-
-
-_objects: list[Any] = []  # of this process, that have been referred to
+_objects: dict[int, Any] = {}  # of this process, that have been referred to
 _named: dict[str, Any] = {}  # those that are asked for by a name
 _making = threading.RLock()
 
 
-class _Proxy:
-    """Its methods are ``call``, given their names."""
+class _Methods:
+    """An object's methods: ``call``, given their names."""
 
     def __init__(self, call: Callable):
         self._call = call
 
     def __getattr__(self, name: str) -> Callable:
         return partial(self._call, name)
+
+
+def _call(reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any):
+    if reference.is_owner():
+        result = serve_call(reference, method, *args, **kwargs)
+        return result.wait() if isinstance(result, Future) else result
+    call = serve_call, (reference, method, *args), kwargs, timeout
+    return network.current().call(reference.owner_name(), *call)
+
+
+def _call_async(
+    reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any
+) -> Future:
+    if reference.is_owner():
+        return _in_thread(partial(_call, reference, timeout, method, *args, **kwargs))
+    call = serve_call, (reference, method, *args), kwargs, timeout
+    return network.current().call_async(reference.owner_name(), *call)
+
+
+def serve_call(reference: Reference, method, /, *args: Any, **kwargs: Any) -> Any:
+    """What a call leads to on the object's owner, in whichever thread answers it.
+
+    The thread learns before with how many it computes. Torch would tell it at its first
+    parallel operator, or way back, and a product of matrices is neither: one thread
+    would compute it, and later ones several, with other bits.
+    """
+    torch.get_num_threads()
+    return call_method(reference.local_value(), method, *args, **kwargs)
 
 
 def call_method(value: Any, method: str | Callable, /, *args: Any, **kwargs: Any):
@@ -154,43 +155,12 @@ def call_method(value: Any, method: str | Callable, /, *args: Any, **kwargs: Any
     return method(value, *args, **kwargs)
 
 
-@rpc.functions.async_execution
-def serve_call(number: int, method, /, *args: Any, **kwargs: Any) -> Future:
-    """Runs where a named object is; what it calls may answer later, by a future."""
-    result = _serve(_objects[number], method, *args, **kwargs)
-    if isinstance(result, Future):
-        return result
-    future: Future = Future()
-    future.set_result(result)
-    return future
-
-
-def _apply(rref: Any, method: str | Callable, *args: Any) -> Any:
-    return _serve(rref.local_value(), method, *args)
-
-
-def _serve(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
-    """What a call leads to, in whichever thread answers it.
-
-    The thread learns before with how many it computes. Torch would tell it at its first
-    parallel operator, or way back, and a product of matrices is neither: one thread
-    would compute it, and later ones several, with other bits.
-    """
-    torch.get_num_threads()
-    return call_method(value, method, *args, **kwargs)
-
-
-def _answer(value: Any, method, /, *args: Any, **kwargs: Any) -> Any:
-    result = _serve(value, method, *args, **kwargs)
-    return result.wait() if isinstance(result, Future) else result
-
-
-def _in_thread(value: Any, method: str, /, *args: Any, **kwargs: Any) -> Future:
+def _in_thread(call: Callable[[], Any]) -> Future:
     future: Future = Future()
 
     def run() -> None:
         try:
-            future.set_result(_answer(value, method, *args, **kwargs))
+            future.set_result(call())
         except Exception as error:
             future.set_exception(error)
 

@@ -15,9 +15,8 @@ class Rendezvous:
     """
 
     def __init__(self, answer: Callable[[dict], dict], guests: Iterable = ()):
-        self._answer = answer
-        self._lock = threading.Lock()
-        self._expected = set(guests)
+        self._answer, self._lock = answer, threading.Lock()
+        self.expect(guests)
         self._waiting: dict[Any, tuple[Any, Future]] = {}
 
     def expect(self, guests: Iterable) -> None:
