@@ -4,6 +4,7 @@ import os
 import signal
 
 from cdopt_tutorial.engines.probes.attach import wrap
+from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.parameter_server import Owner, Trainer
 from cdopt_tutorial.reinforce import Agent, Observer, run_agent
 
@@ -57,11 +58,12 @@ def die_once(folder, trainer_step, owner_step):
     def step(function, owner, *args):
         steps.append(1)
         last = of_trainer.exists() and len(steps) == owner_step
-        # The trainer has an owner of its LSTM, too.
-        if last and "rnn" not in owner._parts and not of_owner.exists():
+        # The trainer may have an owner, too.
+        on_server = network.current().own_name() == "ps"
+        if last and on_server and not of_owner.exists():
             of_owner.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return function(owner, *args)
 
     wrap(Trainer.step, train)
-    wrap(Owner.step, step)
+    wrap(Owner._move, step)

@@ -1,8 +1,8 @@
 """Who is late, wherever workers are watched: on this host, as actors, by torchrun."""
 
 import math
+import socket
 import sys
-import threading
 import time
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdopt_tutorial.engines import Role, WorkerError, launch, passed
-from cdopt_tutorial.engines.actors.actor import ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.actors.driver import Actors, Driver
+from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
+from cdopt_tutorial.engines.actors.driver import Driver
 from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.watch.late import LOST, Watched, find_late
@@ -77,30 +77,38 @@ def test_who_is_done_keeps_no_pace():
     assert find_late(workers, 0, 60) is None
 
 
-class Library:
-    """In place of Ray: an actor that answers as a test says."""
+RUNNING = [("phase", "running", "here")]
+DONE = [("result", b"its result")]
+DIED = WorkerLost("agent", "died")
 
-    def __init__(self, takes):
+
+class Library(Actors):
+    """In place of Ray: an actor that has to tell what a test says, or has died."""
+
+    def __init__(self, *takes):
         self._takes = iter(takes)
-        self._taken = threading.Event()
 
     def ask(self, worker, method):
         future = Future()
-        if method == "host":
-            future.set_result("here")
-        elif method == "take":
-            self._taken.set()
-            delay, answer = next(self._takes, (0, ([], None)))
-            end = future.set_exception if delay is None else future.set_result
-            threading.Timer(delay or 0, end, [answer]).start()
-        else:  # its role ends while its first words are on their way
-            self._taken.wait(5)
-            future.set_result(b"its result")
+        if method == "take":
+            answer = next(self._takes, ())
+            if answer is DIED:
+                future.set_exception(answer)
+            else:
+                future.set_result((answer, None))
         return future
 
-    def driver(self, replaceable=()):
-        actors = Actors(self.ask, lambda worker: nullcontext())
-        return Driver(actors, ["agent"], 60.0, replaceable)
+    def wait(self, asked, timeout):
+        raise NotImplementedError("the driver waits for several")
+
+    def future(self, asked):
+        return asked
+
+    def named(self, worker):
+        return nullcontext()
+
+    def run(self, replaceable=()):
+        return Driver(self, ["agent"], 60.0, replaceable).run()
 
 
 class TestDriver:
@@ -111,42 +119,40 @@ class TestDriver:
         return found
 
     def test_what_is_on_its_way_when_all_are_done_comes_to_the_caller(self, reports):
-        takes = [(0.5, ([("report", 1)], None)), (0, ([("report", 2)], None))]
-        assert Library(takes).driver().run() == {"agent": b"its result"}
+        library = Library(RUNNING, DONE, [("report", 1)], [("report", 2)])
+        assert library.run() == {"agent": b"its result"}
         assert reports == [("agent", "report", 1), ("agent", "report", 2)]
 
-    def test_who_is_replaceable_may_die(self, reports):
-        takes = [(None, WorkerLost("agent", "died")), (0, ([("report", 1)], None))]
-        assert Library(takes).driver(["agent"]).run() == {"agent": b"its result"}
+    def test_who_is_replaceable_may_die_once_its_role_is_over(self, reports):
+        again = [*RUNNING, ("report", 1)]
+        library = Library(RUNNING, DONE, DIED, again)
+        assert library.run(["agent"]) == {"agent": b"its result"}
         assert reports == [("agent", "report", 1)]
-        with pytest.raises(WorkerError, match="^agent died"):
-            Library(takes).driver().run()
+        for replaceable, *takes in ([], RUNNING, DONE), (["agent"], RUNNING):
+            with pytest.raises(WorkerError, match="^agent died"):
+                Library(*takes, DIED).run(replaceable)
 
 
 class Here(ActorWorker):
     """A worker of no library of actors."""
 
     def _enter(self, plan):
-        return process.LOOPBACK
+        return None, process.LOOPBACK
 
 
 def take_on_the_way(settings, packed):
-    """What an actor tells of its pace."""
+    """What an actor tells, and of its pace."""
     worker = Here(WorkerPlan(settings, "actor", packed, sys.path, 60.0))
-    worker.host()  # raises what went wrong
     passed(5.0, "server")
-    return worker.take()[1]
+    return worker.take()
 
 
 def test_an_actors_deadline_is_in_seconds_from_now():
     # Another host's clock began at another time: it might never come, or have passed.
-    ((packed,), modules) = _packed(Role(time.sleep, (0,)))
+    packed, modules = pack.pack({"actor": (None, Role(time.sleep, (0,)))})
     settings = process.Settings(1, "", "", "lo", 60.0, 4, False, modules, False, False)
-    found = launch({"a": Role(take_on_the_way, (settings, packed))})["a"]
+    role = Role(take_on_the_way, (settings, packed["actor"]))
+    told, found = launch({"a": role})["a"]
+    assert told == [("phase", "running", socket.gethostname())]
     assert (found.places, found.seconds, found.waits_for) == (1, 5.0, "server")
     assert found.until <= 5.0
-
-
-def _packed(role):
-    packed, modules = pack.pack({"actor": (None, role)})
-    return packed.values(), modules

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from cdopt_tutorial.engines.actors.actor import WorkerPlan
-from cdopt_tutorial.engines.actors.driver import Actors, OnActors
+from cdopt_tutorial.engines.actors.actor import Actors, WorkerPlan
+from cdopt_tutorial.engines.actors.driver import OnActors
 from cdopt_tutorial.engines.watch.errors import WorkerError
 
 LOGS = Path("/tmp")  # Monarch can't be told another place
@@ -25,7 +25,6 @@ class OnMonarch(OnActors):
     another user may write in that folder, there is no run.
     """
 
-    title: ClassVar[str] = "Monarch"
     name: ClassVar[str] = "monarch"
 
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:

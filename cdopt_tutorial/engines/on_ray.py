@@ -4,16 +4,15 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import psutil
-
-from cdopt_tutorial.engines.actors.actor import WorkerPlan
-from cdopt_tutorial.engines.actors.driver import AGAIN, Actors, OnActors
+from cdopt_tutorial.engines.actors.actor import Actors, WorkerPlan
+from cdopt_tutorial.engines.actors.driver import AGAIN, OnActors
 from cdopt_tutorial.engines.launcher import forking
+from cdopt_tutorial.engines.launcher.launch import Role
 from cdopt_tutorial.engines.seam.reference import Ref
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.own_network import VARIABLE
@@ -24,7 +23,6 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-RUN = "CDOPT_TUTORIAL_RUN"  # all that a driver starts finds its run's folder there
 PAUSE = 0.2  # seconds between two looks whether a worker has begun anew
 
 
@@ -32,7 +30,6 @@ PAUSE = 0.2  # seconds between two looks whether a worker has begun anew
 class OnRay(OnActors):
     """Runs a system on actors of Ray; a ValueError if Ray is not installed."""
 
-    title: ClassVar[str] = "Ray"
     name: ClassVar[str] = "ray"
     replaces: ClassVar[bool] = True
     #: of a cluster, "host:port", or "auto" for that of this host; None starts one
@@ -59,26 +56,19 @@ class OnRay(OnActors):
     def many_hosts(self) -> bool:
         return self.address is not None
 
+    def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
+        if self.address is None:
+            return super().launch(roles, **options)
+        with _in_host_network():
+            return super().launch(roles, **options)
+
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
         if self.address is None:
             os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.environ[RUN] = plans[0].settings.folder
         # Not before: Ray reads the environment as it is imported.
         from cdopt_tutorial.engines.actors import ray_worker
 
         return ray_worker.actors(plans, self.address)
-
-    def outside(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.address is None else _in_host_network()
-
-    def end(self, folder: str) -> None:
-        # Ray's agents wait a minute for a server that has gone, to tell it of that.
-        mine = lambda each: (each.info["environ"] or {}).get(RUN) == folder  # noqa: E731
-        while found := list(filter(mine, psutil.process_iter(["environ"]))):
-            for each in found:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-            psutil.wait_procs(found, PAUSE)
 
 
 @contextmanager

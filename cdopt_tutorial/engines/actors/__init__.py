@@ -2,6 +2,5 @@
 
 The ``driver``, a process of its own, starts an ``actor`` for each worker, asks them for
 signs of life and ends them. Only ``ray_worker`` and ``monarch_worker`` know how their
-library makes an actor and carries a call. Out come the roles' results, or a WorkerError
-that names the actor, or the part of Ray, that died.
+library makes an actor and carries a call.
 """

@@ -1,8 +1,8 @@
 """What an actor does to be one of the workers, whoever starts it and carries calls.
 
-The ``driver`` makes it by a :class:`WorkerPlan`, asks for its ``host``, has it
-``play``, and then asks again and again what there is to ``take``. Errors arrive there
-as WorkerErrors; an actor that is asked nothing for long ends itself.
+The ``driver`` makes it by a :class:`WorkerPlan`, has it ``play`` once all have joined,
+and asks again and again what there is to ``take``: messages, as a launched worker sends
+them to its parent. An actor that is asked nothing for long ends itself.
 """
 
 import os
@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
 from cdopt_tutorial.engines.launcher import process
+from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.errors import WorkerError
@@ -30,32 +31,58 @@ from cdopt_tutorial.engines.watch.errors import WorkerError
 ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
 
 
-class ActorNetwork(ABC):
-    """Calls between the actors of one run, whose contents travel as bytes."""
+class Actors(ABC):
+    """How a library carries calls to the actors of a run, from the driver or another.
 
-    def __init__(self, name: str, timeout: float):
-        self._name, self._timeout = name, timeout
+    What ``ask`` returns is the library's own, for ``wait`` or ``future``.
+    """
+
+    @abstractmethod
+    def ask(self, worker: str, method: str, *args: Any) -> Any:
+        """Begin a call of an actor's method."""
+
+    @abstractmethod
+    def wait(self, asked: Any, timeout: float | None) -> Any:
+        """The answer, within so many seconds."""
+
+    @abstractmethod
+    def future(self, asked: Any) -> futures.Future:
+        """The answer, for which nobody waits here."""
+
+    @abstractmethod
+    def named(self, worker: str) -> AbstractContextManager[None]:
+        """Turns the library's errors of a call to a worker into the book's."""
+
+
+class ActorNetwork:
+    """Calls between the actors of one run, whose contents travel as bytes.
+
+    Libraries are slow with tensors, or hand on arrays that can't be written to.
+    """
+
+    def __init__(self, name: str, timeout: float, actors: Actors):
+        self._name, self._timeout, self._actors = name, timeout, actors
 
     def own_name(self) -> str:
         return self._name
 
     def call(self, worker: str, *call: Any) -> Any:
         asked, timeout = self._ask(worker, *call)
-        with self._named(worker):
-            return pickle.loads(self._wait(asked, timeout or None))
+        with self._actors.named(worker):
+            return pickle.loads(self._actors.wait(asked, timeout or None))
 
     def call_async(self, worker: str, *call: Any) -> Future:
         future: Future = Future()
 
         def answer(done: futures.Future) -> None:
             try:
-                with self._named(worker):
+                with self._actors.named(worker):
                     future.set_result(pickle.loads(done.result()))
             except Exception as error:
                 future.set_exception(error)
 
         asked, _ = self._ask(worker, *call)
-        self._future(asked).add_done_callback(answer)
+        self._actors.future(asked).add_done_callback(answer)
         return future
 
     def _ask(
@@ -68,23 +95,7 @@ class ActorNetwork(ABC):
     ) -> tuple[Any, float]:
         content = pickle.dumps((self._name, function, args, kwargs or {}))
         timeout = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
-        return self._send(worker, content), timeout
-
-    @abstractmethod
-    def _send(self, worker: str, content: bytes) -> Any:
-        """Ask for a call; what the engine gives to wait for."""
-
-    @abstractmethod
-    def _wait(self, asked: Any, timeout: float | None) -> bytes:
-        """The answer, within so many seconds."""
-
-    @abstractmethod
-    def _future(self, asked: Any) -> futures.Future:
-        """The answer, for which nobody waits here."""
-
-    @abstractmethod
-    def _named(self, worker: str) -> AbstractContextManager[None]:
-        """Turns the engine's errors of a call to a worker into the book's."""
+        return self._actors.ask(worker, "call", content), timeout
 
 
 @dataclass(frozen=True)
@@ -102,25 +113,25 @@ class ActorWorker(ABC):
     """A worker in which a role is played, and others' calls are answered."""
 
     def __init__(self, plan: WorkerPlan):
-        self._name, self._error = plan.name, None
+        self._name = plan.name
         self._messages: list[tuple] = []  # until the driver asks for them
         self._until = time.monotonic() + plan.join_deadline + ALONE
         threading.Thread(target=self._end_alone, daemon=True).start()
-        try:
+        with self._failure_told():  # or it would just be dead
             self._join(plan)
-        except Exception as error:  # told when it is asked, or it would just be dead
-            self._error = process.describe(plan.name, error)
+            self.send("phase", "running", socket.gethostname())
 
     @abstractmethod
-    def _enter(self, plan: WorkerPlan) -> str:
-        """Enter the engine's network; the device on which process groups listen."""
+    def _enter(self, plan: WorkerPlan) -> tuple[Actors, str]:
+        """How to reach the others, and the device on which process groups listen."""
 
     def _join(self, plan: WorkerPlan) -> None:
         process.enter(plan.settings, self)
         # Whoever looks into a host's /proc finds the worker by its memory's name.
         self._pace = Path(f"/proc/self/fd/{os.memfd_create(plan.name)}")
         pace.begin(self._pace)
-        os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
+        others, os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
+        network.enter(ActorNetwork(plan.name, plan.settings.rpc_timeout, others))
         process.forward_output()
         sys.path[:] = plan.path
         store.register_schemes()
@@ -128,22 +139,21 @@ class ActorWorker(ABC):
         if attach is not None:
             attach()
 
+    @contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.send("failed", process.describe(self._name, error))
+
     def send(self, kind: str, *content: Any) -> None:
         """Keep what the worker has to tell; in place of the pipe to a parent."""
         self._messages.append((kind, *content))
 
-    def host(self) -> str:
-        """Where it runs, once it does."""
-        if self._error is not None:
-            raise self._error
-        return socket.gethostname()
-
-    def play(self) -> bytes:
-        """Run the role; what it returned."""
-        try:
-            return process.play(self._role)
-        except Exception as error:
-            raise process.describe(self._name, error) from None
+    def play(self) -> None:
+        """Run the role, and tell what it returned."""
+        with self._failure_told():
+            self.send("result", process.play(self._role))
 
     def call(self, content: bytes) -> bytes:
         """Run what another worker asks for."""

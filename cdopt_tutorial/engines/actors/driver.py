@@ -12,50 +12,38 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines.actors.actor import WorkerPlan
+from cdopt_tutorial.engines.actors.actor import Actors, WorkerPlan
 from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.launcher.group import Group, show_line
 from cdopt_tutorial.engines.launcher.launch import Role, launch
 from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
-from cdopt_tutorial.engines.watch.pace import Pace
 from cdopt_tutorial.engines.workers import Workers
 
 AGAIN = 60.0  # seconds in which a worker that died has begun anew
-
-
-class Actors(NamedTuple):
-    """How a driver reaches the actors of a run."""
-
-    ask: Callable[[str, str], futures.Future]  #: the answer of a worker's method
-    named: Callable[[str], AbstractContextManager]  #: raises a worker's error as ours
+MOMENT = 0.01  # seconds between two looks at workers that are done
 
 
 @dataclass(frozen=True)
 class OnActors(Workers, ABC):
     """Runs a system on actors; a ValueError if what they need is not installed."""
 
-    way: str = "cut"
-    title: ClassVar[str]  #: as its makers write it
+    way: str = field(default="cut", init=False)  # there is no other
     #: that it is called by, as are its driver, its package and our extra
     name: ClassVar[str]
     many_hosts: ClassVar[bool] = False  #: so that messages name them
 
     def __post_init__(self):
-        super().__post_init__()
-        name, title = self.name, self.title
-        if self.way != "cut":
-            only = f"must be cut: {title} has no other"
-            raise ValueError(f"way is {self.way!r}, but {only}")
+        name = self.name
         if find_spec(name) is None:
-            missing = f"needs {title}, which is not here"
+            missing = f"needs {name.capitalize()}, which is not here"
             install = f"pip install 'cdopt-tutorial[{name}]'"
             raise ValueError(f"the engine {name} {missing}: {install}")
         if torchrun.is_here():
@@ -66,13 +54,6 @@ class OnActors(Workers, ABC):
     @abstractmethod
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
         """The actors of a run, as long as it lasts; in the driver's process."""
-
-    def outside(self) -> AbstractContextManager[None]:
-        """In what the driver is started: a run has a network of its own."""
-        return nullcontext()
-
-    def end(self, folder: str) -> None:
-        """End what a driver may have left that was ended itself; its run's folder."""
 
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
         """What each role returned, by name; as :func:`.launch`, with its options.
@@ -104,11 +85,7 @@ class OnActors(Workers, ABC):
         role = Role(_drive, (self, settings, packed, deadlines[1]))
         content, modules = pack.pack({self.name: (None, role)})
         alone = replace(settings, world_size=1, modules=modules)
-        with self.outside():
-            try:
-                done = Group(alone, content, hand_on).run(*deadlines)
-            finally:
-                self.end(settings.folder)
+        done = Group(alone, content, hand_on).run(*deadlines)
         results, _, _ = done[self.name]
         return {
             name: (process.unpickled(name, "returned", result), None, None)
@@ -153,13 +130,13 @@ def _guard() -> None:
 class _Actor(Watched):
     """The driver's view of one worker."""
 
-    asked: dict[str, futures.Future] = field(default_factory=dict)  # by its method
-    takes: int = 0  # answers to "take"
+    asked: futures.Future | None = None  # what there is to take
+    takes: int = 0  # answers to that
     result: bytes = b""
 
 
 class Driver:
-    """Plays the roles of one run on its actors, and watches over these."""
+    """Has the roles of one run played by its actors, and watches over these."""
 
     def __init__(
         self,
@@ -177,74 +154,63 @@ class Driver:
     def run(self) -> dict[str, bytes]:
         """What the roles returned, by name, pickled; a WorkerError if one failed."""
         try:
-            self._ask_all("host")
+            for worker in self._workers:
+                worker.asked = self._ask(worker, "take")
             self._until(lambda worker: worker.phase == "running")
             for worker in self._workers:
-                worker.heard = time.monotonic()
-            self._ask_all("take")
-            self._ask_all("play")
-            self._until(lambda worker: worker.settled)
+                self._ask(worker, "play")
+            self._until(lambda worker: worker.phase == "done")
             # What was on its way when all were done, and what has come since.
             last = {worker: worker.takes + 2 for worker in self._workers}
-            self._until(lambda worker: worker.takes >= last[worker])
+            self._until(lambda worker: worker.takes >= last[worker], MOMENT)
         except WorkerError as error:
             raise self._with_host(error) from None
         return {worker.name: worker.result for worker in self._workers}
 
-    def _ask_all(self, method: str) -> None:
-        for worker in self._workers:
-            self._ask(worker, method)
+    def _ask(self, worker: _Actor, method: str) -> futures.Future:
+        return self._actors.future(self._actors.ask(worker.name, method))
 
-    def _ask(self, worker: _Actor, method: str) -> None:
-        worker.asked[method] = self._actors.ask(worker.name, method)
-
-    def _until(self, reached: Callable[[_Actor], bool]) -> None:
+    def _until(self, reached: Callable[[_Actor], bool], pause: float = TICK) -> None:
         """Hear the workers until each has come so far; a WorkerError if one is late."""
         while not all(map(reached, self._workers)):
-            asked = [each for w in self._workers for each in w.asked.items()]
-            # Who may be played for hours is asked what there is to take every moment.
-            long = [future for method, future in asked if method != "take"]
-            waited = long or [future for _, future in asked]
-            futures.wait(waited, TICK, futures.FIRST_COMPLETED)
+            time.sleep(pause)
             for worker in self._workers:
-                self._hear(worker)
+                if worker.asked.done():
+                    self._hear(worker)
             if late := find_late(self._workers, self._begin, self._join_deadline):
                 raise WorkerError(*late)
 
     def _hear(self, worker: _Actor) -> None:
-        """What a worker has answered by now."""
-        for method, asked in list(worker.asked.items()):
-            if not asked.done():
-                continue
-            del worker.asked[method]
-            try:
-                with self._actors.named(worker.name):
-                    answer = asked.result()
-            except WorkerLost:
-                again = method == "take" and worker.name in self._replaceable
-                if not again or time.monotonic() > worker.heard + AGAIN:
-                    raise
-                worker.patience, answer = AGAIN, None  # it is about to begin anew
-            self._note(worker, method, answer)
-
-    def _note(self, worker: _Actor, method: str, answer: Any) -> None:
-        if method == "host":
-            worker.phase, worker.host = "running", answer if self._many_hosts else ""
-        elif method == "play":
-            worker.phase, worker.result = "done", answer
+        """What a worker has to tell; nobody else may ask, or it would be lost."""
+        try:
+            with self._actors.named(worker.name):
+                messages, pace = worker.asked.result()
+        except WorkerLost:
+            again = worker.name in self._replaceable and worker.phase == "done"
+            if not again or time.monotonic() > worker.heard + AGAIN:
+                raise
+            worker.patience = AGAIN  # it is about to begin anew
         else:
-            worker.takes += 1
-            if answer is not None:
-                self._take(worker, *answer)
-            # Nobody else may ask: an answer that is still on its way would be lost.
-            self._ask(worker, "take")
+            worker.heard, worker.patience = time.monotonic(), LOST
+            if pace is not None:
+                worker.pace = pace._replace(until=worker.heard + pace.until)
+            for message in messages:
+                self._handle(worker, *message)
+        worker.takes += 1
+        worker.asked = self._ask(worker, "take")
 
-    def _take(self, worker: _Actor, messages: list[tuple], pace: Pace | None) -> None:
-        worker.heard, worker.patience = time.monotonic(), LOST
-        if pace is not None:
-            worker.pace = pace._replace(until=worker.heard + pace.until)
-        for kind, *content in messages:
-            process.report((worker.name, kind, *content))
+    def _handle(self, worker: _Actor, kind: str, *content: Any) -> None:
+        match kind, content:
+            case "phase", (phase, host):
+                worker.host = host if self._many_hosts else ""
+                if worker.phase != "done":  # and has only begun anew
+                    worker.phase = phase
+            case "result", (result,):
+                worker.phase, worker.result = "done", result
+            case "failed", (error,):
+                raise error
+            case _:
+                process.report((worker.name, kind, *content))
 
     def _with_host(self, error: WorkerError) -> WorkerError:
         """The same, which names the host as well, where there are several."""

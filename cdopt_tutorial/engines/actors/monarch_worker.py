@@ -16,64 +16,49 @@ import monarch.actor as monarch
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
-from cdopt_tutorial.engines.actors.actor import ActorNetwork, ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.actors.driver import Actors
+from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
 from cdopt_tutorial.engines.launcher.process import LOOPBACK
-from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 
 
-class MonarchNetwork(ActorNetwork):
-    """Calls between actors whose handles the driver has given to all.
+class MonarchActors(Actors):
+    """Reaches actors by handles; each gets them from the driver as it is to play."""
 
-    By bytes, since Monarch is slow with tensors.
-    """
+    def __init__(self, num_workers: int, handles: Mapping[str, Any] | None = None):
+        self.handles = handles or {}
+        self._waiting = futures.ThreadPoolExecutor(2 * num_workers + 4)
 
-    def __init__(self, name: str, timeout: float):
-        super().__init__(name, timeout)
-        self.handles: Mapping[str, Any] = {}
-        self._waiting = futures.ThreadPoolExecutor(thread_name_prefix="waiting")
+    def ask(self, worker: str, method: str, *args: Any) -> monarch.Future:
+        given = (self.handles,) if method == "play" else args
+        return self.handles[worker].do.call_one(method, *given)
 
-    def _send(self, worker: str, content: bytes) -> monarch.Future:
-        return self.handles[worker].do.call_one("call", content)
+    def wait(self, asked: monarch.Future, timeout: float | None) -> Any:
+        done, result = asked.get(timeout)
+        if not done:
+            raise pickle.loads(result)
+        return result
 
-    def _wait(self, asked: monarch.Future, timeout: float | None) -> bytes:
-        return answer_of(asked, timeout)
+    def future(self, asked: monarch.Future) -> futures.Future:
+        return self._waiting.submit(self.wait, asked, None)
 
-    def _future(self, asked: monarch.Future) -> futures.Future:
-        return self._waiting.submit(answer_of, asked)
-
-    def _named(self, worker: str):
-        return named(worker)
-
-
-def answer_of(asked: monarch.Future, timeout: float | None = None) -> Any:
-    """What a method of an actor has returned, or raised."""
-    done, result = asked.get(timeout)
-    if not done:
-        raise pickle.loads(result)
-    return result
-
-
-@contextmanager
-def named(worker: str) -> Iterator[None]:
-    """Turn Monarch's errors of a call to a worker into the book's."""
-    try:
-        yield
-    except SupervisionError as error:
-        raise WorkerLost(worker, "died", str(error)) from None
-    except TimeoutError:
-        raise TimeoutError(f"{worker} did not answer in time") from None
+    @contextmanager
+    def named(self, worker: str) -> Iterator[None]:
+        try:
+            yield
+        except SupervisionError as error:
+            raise WorkerLost(worker, "died", str(error)) from None
+        except TimeoutError:
+            raise TimeoutError(f"{worker} did not answer in time") from None
 
 
 class _Worker(ActorWorker):
-    def _enter(self, plan: WorkerPlan) -> str:
-        network.enter(MonarchNetwork(plan.name, plan.settings.rpc_timeout))
-        return LOOPBACK
+    def _enter(self, plan: WorkerPlan) -> tuple[Actors, str]:
+        self._others = MonarchActors(plan.settings.world_size)
+        return self._others, LOOPBACK
 
-    def play(self, handles: Mapping[str, Any]) -> bytes:
-        network.current().handles = handles
-        return super().play()
+    def play(self, handles: Mapping[str, Any]) -> None:
+        self._others.handles = handles
+        super().play()
 
 
 class MonarchWorker(Actor):
@@ -102,11 +87,4 @@ def actors(plans: Sequence[WorkerPlan]) -> Iterator[Actors]:
     mesh = monarch.this_host().spawn_procs(per_host={"workers": len(plans)})
     made = mesh.spawn("worker", MonarchWorker, plans)
     handles = {each.name: made.slice(workers=rank) for rank, each in enumerate(plans)}
-    waiting = futures.ThreadPoolExecutor(2 * len(plans))
-
-    def ask(worker: str, method: str) -> futures.Future:
-        args = [handles] if method == "play" else []
-        asked = handles[worker].do.call_one(method, *args)
-        return waiting.submit(answer_of, asked)
-
-    yield Actors(ask, named)
+    yield MonarchActors(len(plans), handles)

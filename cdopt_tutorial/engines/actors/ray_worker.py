@@ -7,9 +7,9 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -22,10 +22,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from cdopt_tutorial.engines.actors.actor import ActorNetwork, ActorWorker, WorkerPlan
-from cdopt_tutorial.engines.actors.driver import Actors
+from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
 from cdopt_tutorial.engines.launcher import process
-from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.engines.torchrun.store import device_of
 from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 
@@ -35,54 +33,44 @@ DAEMONS = "gcs_server", "raylet"  # of a cluster of this host, which the driver 
 OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
 
-class RayNetwork(ActorNetwork):
-    """Calls between actors that Ray finds by their names.
+class RayActors(Actors):
+    """Finds actors by their names, if it has no handles of them yet."""
 
-    By bytes, since Ray would hand on arrays that can't be written to.
-    """
+    def __init__(self, handles: Mapping[str, Any] | None = None):
+        self._handles = dict(handles or {})
 
-    def __init__(self, name: str, timeout: float):
-        super().__init__(name, timeout)
-        self._handles: dict[str, Any] = {}
-
-    def _send(self, worker: str, content: bytes) -> ray.ObjectRef:
+    def ask(self, worker: str, method: str, *args: Any) -> ray.ObjectRef:
         if worker not in self._handles:
             self._handles[worker] = ray.get_actor(worker)
-        return self._handles[worker].call.remote(content)
+        return getattr(self._handles[worker], method).remote(*args)
 
-    def _wait(self, asked: ray.ObjectRef, timeout: float | None) -> bytes:
+    def wait(self, asked: ray.ObjectRef, timeout: float | None) -> Any:
         return ray.get(asked, timeout=timeout)  # faster than by its future
 
-    def _future(self, asked: ray.ObjectRef) -> futures.Future:
+    def future(self, asked: ray.ObjectRef) -> futures.Future:
         return asked.future()
 
-    def _named(self, worker: str):
-        return named(worker)
-
-
-@contextmanager
-def named(worker: str) -> Iterator[None]:
-    """Turn Ray's errors of a call to a worker into the book's."""
-    try:
-        yield
-    except RayTaskError as error:
-        raise error.cause from None
-    except ActorUnavailableError as error:  # its process may still be there
-        raise WorkerLost(worker, "can't be reached", str(error)) from None
-    except RayActorError as error:
-        raise WorkerLost(worker, "died", str(error)) from None
-    except GetTimeoutError:
-        raise TimeoutError(f"{worker} did not answer in time") from None
+    @contextmanager
+    def named(self, worker: str) -> Iterator[None]:
+        try:
+            yield
+        except RayTaskError as error:
+            raise error.cause from None
+        except ActorUnavailableError as error:  # its process may still be there
+            raise WorkerLost(worker, "can't be reached", str(error)) from None
+        except RayActorError as error:
+            raise WorkerLost(worker, "died", str(error)) from None
+        except GetTimeoutError:
+            raise TimeoutError(f"{worker} did not answer in time") from None
 
 
 @ray.remote
 class RayWorker(ActorWorker):
     """A worker that is an actor of Ray."""
 
-    def _enter(self, plan: WorkerPlan) -> str:
-        network.enter(RayNetwork(plan.name, plan.settings.rpc_timeout))
+    def _enter(self, plan: WorkerPlan) -> tuple[Actors, str]:
         # Where Ray itself listens: the loopback's, or that of the cluster's node.
-        return device_of(ray.util.get_node_ip_address())
+        return RayActors(), device_of(ray.util.get_node_ip_address())
 
 
 @contextmanager
@@ -96,8 +84,7 @@ def actors(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[Actors]
             restarts = -1 if plan.name in plan.settings.replaceable else 0
             made = RayWorker.options(name=plan.name, max_restarts=restarts, **options)
             handles[plan.name] = made.remote(plan)
-        ask = lambda name, method: getattr(handles[name], method).remote().future()  # noqa: E731
-        yield Actors(ask, named)
+        yield RayActors(handles)
 
 
 @contextmanager
@@ -114,19 +101,18 @@ def cluster(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[None]:
     late = WorkerError("ray", f"{reason} in {seconds:g} s")
     limit = threading.Timer(seconds, process.fail, [late])
     limit.start()
-    over = threading.Event()
     try:
-        if address is None:
-            threading.Thread(target=_watch_daemons, args=[over], daemon=True).start()
-        try:
-            if address not in (None, "auto"):
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), ANSWER).close()
-            ray.init(address, configure_logging=False, **options)
-        except (OSError, RuntimeError, RayError) as error:
-            raise WorkerError("ray", reason, str(error)) from None
-        finally:
-            limit.cancel()
+        if address not in (None, "auto"):
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), ANSWER).close()
+        ray.init(address, configure_logging=False, **options)
+    except (OSError, RuntimeError, RayError) as error:
+        raise WorkerError("ray", reason, str(error)) from None
+    finally:
+        limit.cancel()
+    over = threading.Event()
+    threading.Thread(target=_watch_daemons, args=[over], daemon=True).start()
+    try:
         yield
     finally:
         over.set()
@@ -149,13 +135,10 @@ def _local(workers: int, folder: str) -> dict[str, Any]:
 
 def _watch_daemons(over: threading.Event) -> None:
     """Fail the run if a daemon ends: Ray would take a minute, and not say which."""
-    here, seen = psutil.Process(), dict[str, psutil.Process]()
+    children = {each.name(): each for each in psutil.Process().children()}
+    daemons = {name: children[name] for name in DAEMONS if name in children}
     while not over.wait(WATCH):
-        if len(seen) < len(DAEMONS):
-            with suppress(psutil.Error):  # one ends as we look
-                seen |= {each.name(): each for each in here.children()}
-                seen = {name: seen[name] for name in DAEMONS if name in seen}
-        for name, each in seen.items():
+        for name, each in daemons.items():
             if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE:
                 process.fail(WorkerError("ray", f"has lost its {name}"))
                 return

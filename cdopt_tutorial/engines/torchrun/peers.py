@@ -6,18 +6,17 @@ thread of its own talks to the store, and nobody else does: a call to a host tha
 been cut off comes back late or never.
 """
 
+import os
 import pickle
 import queue
 import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
-
-from torch.distributed import PrefixStore
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines.torchrun.store import open_store
@@ -42,13 +41,12 @@ class Peers:
         self.path = f"run{next(_runs)}"
         # Until its first sign of life: one host may be slow to begin.
         patience, now = max(LOST, join_deadline), time.monotonic()
-        self._workers = {
-            name: Watched(name, "running", None, UNKNOWN, now, patience)
-            for name in names
-        }
-        self._workers[self.own].host = socket.gethostname()
-        self._all_runs = open_store("runs")
-        self._store = PrefixStore(self.path, self._all_runs)
+        self._workers = [
+            Watched(name, "running", None, UNKNOWN, now, patience) for name in names
+        ]
+        self._workers[int(os.environ["RANK"])].host = socket.gethostname()
+        self._hosts = open_store("hosts")  # by rank, of all runs
+        self._store = open_store(f"told/{self.path}")
         self._to_tell: deque[tuple[str, bytes]] = deque()
         self._told: Counter[str] = Counter()  # of each kind, by this process
         self._seen: Counter[tuple[str, str]] = Counter()  # of each kind and worker
@@ -63,7 +61,7 @@ class Peers:
         # Before anything is begun, and for later runs as well: who is cut off before he
         # has come to one is named by his host, too.
         with suppress(RuntimeError):  # the first process has gone; silence will tell
-            self._all_runs.set(self._host_key(self.own), socket.gethostname())
+            self._hosts.set(os.environ["RANK"], socket.gethostname())
         self._thread.start()
         return self
 
@@ -77,12 +75,12 @@ class Peers:
             self.report(*self._reports.get())
         if self._failures:
             raise self._failures[0]
-        if late := find_late([*self._workers.values()], 0, 0, self.own):
+        if late := find_late(self._workers, 0, 0, self.own):
             raise WorkerError(*late)
 
     def explains_in(self) -> float:
         """Seconds within which it shows here who is lost, so that peers miss him."""
-        return LOST + max(worker.patience for worker in self._workers.values())
+        return LOST + max(worker.patience for worker in self._workers)
 
     def fail(self, error: WorkerError) -> None:
         """Tell the others of a failure that this process was the first to see."""
@@ -104,7 +102,7 @@ class Peers:
             self.look()
             time.sleep(TICK)
         self.look()
-        return {name: self._done[name] for name in self._workers}
+        return {worker.name: self._done[worker.name] for worker in self._workers}
 
     def _tell(self, kind: str, content: Any) -> None:
         key = f"{kind}/{self.own}/{self._told[kind]}"
@@ -114,37 +112,38 @@ class Peers:
     def _talk(self) -> None:
         for number in count():
             with suppress(RuntimeError):  # of the store: then nobody is heard of
-                self._say_and_listen(number)
+                self._say(number)
+                for rank, worker in enumerate(self._workers):
+                    self._hear(worker)
+                    if worker.host == UNKNOWN and self._hosts.check([str(rank)]):
+                        worker.host = self._hosts.get(str(rank)).decode()
             if self._over.wait(TICK) and not self._to_tell:
                 return
 
-    def _say_and_listen(self, number: int) -> None:
+    def _say(self, number: int) -> None:
         self._store.set(f"beat/{self.own}", str(number))
         while self._to_tell:
             self._store.set(*self._to_tell[0])
             self._to_tell.popleft()  # not before the store has it
-        for name, worker in self._workers.items():
-            self._failures += self._new("failure", name)
-            for report in self._new("report", name) if torchrun.is_first() else ():
-                self._reports.put(report)
-            for result in self._new("done", name):
-                self._done[name] = result
-            host = self._host_key(name)
-            if worker.host == UNKNOWN and self._all_runs.check([host]):
-                worker.host = self._all_runs.get(host).decode()
-            if self._store.check([f"beat/{name}"]):
-                beat = self._store.get(f"beat/{name}")
-                if beat != self._beats.get(name) or name in self._done:
-                    self._beats[name], worker.heard = beat, time.monotonic()
-                    worker.patience = LOST
 
-    def _host_key(self, name: str) -> str:
-        """Of the process, whose worker may have another name in another run."""
-        return f"host/{[*self._workers].index(name)}"
+    def _hear(self, worker: Watched) -> None:
+        name = worker.name
+        done = self._new("done", name)  # before reports, which are told before it
+        self._failures += self._new("failure", name)
+        for report in self._new("report", name) if torchrun.is_first() else ():
+            self._reports.put(report)
+        for result in done:
+            self._done[name] = result
+        if self._store.check([f"beat/{name}"]):
+            beat = self._store.get(f"beat/{name}")
+            if beat != self._beats.get(name) or name in self._done:
+                self._beats[name], worker.heard = beat, time.monotonic()
+                worker.patience = LOST
 
-    def _new(self, kind: str, name: str) -> Iterator[Any]:
+    def _new(self, kind: str, name: str) -> list[Any]:
         """What a worker's process has told since the last time."""
+        found = []
         while self._store.check([key := f"{kind}/{name}/{self._seen[kind, name]}"]):
-            found = pickle.loads(self._store.get(key))
+            found.append(pickle.loads(self._store.get(key)))
             self._seen[kind, name] += 1
-            yield found
+        return found

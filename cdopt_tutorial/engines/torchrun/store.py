@@ -8,8 +8,7 @@
 import functools
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -23,8 +22,6 @@ from cdopt_tutorial.torchrun import Unfit, restarts
 INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the network device to listen on
 TORCHRUN, NETWORK = "torchrun", "network"  # the schemes
 PATIENCE = timedelta(seconds=10)  # for an answer of torchrun's store
-KEY_PATIENCE = timedelta(minutes=5)  # until a key must be there in a worker's
-PAUSE = 0.01  # seconds between two looks for one
 
 
 def open_store(path: str) -> dist.Store:
@@ -40,36 +37,21 @@ class NetworkStore(dist.Store):
 
     def __init__(self, keeper: str):
         super().__init__()
-        self._keeper, self._patience = keeper, KEY_PATIENCE
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._call("set", key, value)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._call("get", key)
-
-    def add(self, key: str, amount: int) -> int:
-        return self._call("add", key, amount)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._call("check", keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        limit = time.monotonic() + (timeout or self._patience).total_seconds()
-        while not self.check(keys):  # to wait on the keeper would take a thread there
-            if time.monotonic() > limit:
-                raise dist.DistStoreError(f"nobody has set {', '.join(keys)}")
-            time.sleep(PAUSE)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._patience = timeout
+        self._keeper = keeper
 
     def _call(self, method: str, *args: Any) -> Any:
         here = network.current()
         if here.own_name() == self._keeper:
             return _call_kept(method, *args)
-        return here.call(self._keeper, _call_kept, (method, *args))
+        # For as long as it takes: the keeper's store has a time-out itself.
+        return here.call(self._keeper, _call_kept, (method, *args), {}, 0)
+
+    # What torch asks a store for, by these names.
+    set = functools.partialmethod(_call, "set")
+    get = functools.partialmethod(_call, "get")
+    add = functools.partialmethod(_call, "add")
+    check = functools.partialmethod(_call, "check")
+    wait = functools.partialmethod(_call, "wait")
 
 
 _kept = dist.HashStore()  # by this process, if it is the keeper

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdopt_tutorial.engines.watch.pace import Pace
-from cdopt_tutorial.engines.watch.pace import find_late as find_behind
 
 TICK = 0.2  # seconds between two looks at the workers
 LOST = 15.0  # seconds without a sign of life, after which a worker counts as lost
@@ -46,10 +45,18 @@ def find_late(
     joining = joining or [w for w in workers if w.phase == "joining"]
     if joining and time.monotonic() > begin + join_deadline:
         return joining[0].name, f"missed the deadline of {join_deadline:g} s to join"
-    paces = {w.name: w.pace for w in workers if w.pace and not w.settled}
-    if found := find_behind(paces):
-        return found[0], f"missed {found[1]}"
-    return _find_silent(workers, own)
+    return _find_behind(workers) or _find_silent(workers, own)
+
+
+def _find_behind(workers: Sequence[Watched]) -> tuple[str, str] | None:
+    """Of workers in step the one that got no further: who is ahead waits for it."""
+    in_step = [w for w in workers if w.pace and not w.settled]
+    fewest = min((w.pace.places for w in in_step), default=0)
+    for w in in_step:
+        if w.pace.places == fewest and time.monotonic() > w.pace.until:
+            missed = f"its deadline of {w.pace.seconds:g} s for its part of a step"
+            return w.pace.waits_for or w.name, f"missed {missed}"
+    return None
 
 
 def _find_silent(workers: Sequence[Watched], own: str) -> tuple[str, str] | None:

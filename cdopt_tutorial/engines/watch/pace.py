@@ -3,7 +3,7 @@
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -63,17 +63,4 @@ def read_pace(path: Path) -> Pace | None:
     with suppress(OSError, struct.error):  # not there yet, or empty
         *numbers, waits_for = _PACE.unpack(path.read_bytes())
         return Pace(*numbers, waits_for.rstrip(b"\0").decode())
-    return None
-
-
-def find_late(paces: Mapping[str, Pace]) -> tuple[str, str] | None:
-    """Of workers in step the one that got no further in time, and what it missed.
-
-    None if there is none: whoever is ahead waits for those behind.
-    """
-    behind = min((pace.places for pace in paces.values()), default=0)
-    for name, pace in paces.items():
-        if pace.places == behind and time.monotonic() > pace.until:
-            missed = f"its deadline of {pace.seconds:g} s for its part of a step"
-            return pace.waits_for or name, missed
     return None
