@@ -157,13 +157,6 @@ class TestRefusal:
             with pytest.raises(ValueError, match=refused):
                 launch({"worker": Role(serve)}, **{option: value})
 
-    def test_what_does_not_pickle(self):
-        for value in (open(os.devnull), threading.Lock(), (n for n in "ab")):  # noqa: SIM115
-            for role in (Role(roles.identify, (value,)), Role(lambda v=value: v)):
-                with pytest.raises(ValueError, match="^worker: .*cannot pickle") as no:
-                    launch({"idle": Role(serve), "worker": role})
-                assert "\n" not in str(no.value)
-
     def test_a_module_without_a_file(self, monkeypatch):
         module = type(sys)("made_on_the_fly")
         exec("def f(): pass", module.__dict__)

@@ -1,8 +1,4 @@
-"""How processes are started: forked from a server that no interrupt reaches.
-
-In goes a function that starts them, out comes a future; ``group`` ends the server where
-it does not answer.
-"""
+"""How processes are started: forked from a server that no interrupt reaches."""
 
 import functools
 import multiprocessing

@@ -1,10 +1,8 @@
 """The processes of one run: start them, watch over them, end them.
 
-In go settings and packed roles; out come results, or the WorkerError that explains the
-others best, once every process has been ended. A worker that was killed is noticed in
-``_take_messages``, one that was stopped in ``_look_for_stopped``, one that is late in
-``_look_for_late``: the parent has the deadlines, since torch's own rendezvous has no
-useful time-out.
+A worker that was killed is noticed in ``_take_messages``, one that was stopped in
+``_look_for_stopped``, one that is late in ``_look_for_late``: the parent has the
+deadlines, since torch's own rendezvous has no useful time-out.
 """
 
 import os
@@ -273,7 +271,7 @@ def show_line(worker: str, stream: str, line: str) -> None:
 
 
 def _join(processes: list[BaseProcess]) -> bool:
-    """Wait for processes to end, all together no longer than EXIT; whether all did."""
+    """Whether all processes end within EXIT seconds."""
     limit = time.monotonic() + EXIT
     for each in processes:
         each.join(max(0.0, limit - time.monotonic()))

@@ -1,9 +1,4 @@
-"""Start a system of named roles, each in a fresh process, and return their results.
-
-The roles are checked and pickled here; ``group`` starts and watches the processes of
-this host, ``torchrun.peers`` those of torchrun elsewhere, and ``process`` is what runs
-in each.
-"""
+"""Start a system of named roles, each in a fresh process, and return their results."""
 
 import math
 import os
@@ -128,13 +123,13 @@ def launch(
 
 
 def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    """What all workers returned, by name; each a process of this host."""
+    """Run each worker in a process of this host."""
     _check_open_files(len(packed), settings.polling)
     return Group(settings, packed, on_report).run(*deadlines)
 
 
 def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    """The same under torchrun, where each of its processes has one of the workers."""
+    """Run the one worker that this process has under torchrun."""
     os.environ[VARIABLE] = "host"  # the others must reach it
     with Peers(list(packed), on_report, deadlines[1]) as others:
         init_method = f"{TORCHRUN}://{others.path}"

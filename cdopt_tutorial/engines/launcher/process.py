@@ -1,8 +1,7 @@
 """What runs inside a worker: join the others, play the role, report to the parent.
 
-In come the run's settings and a role, by a file; out go messages through a pipe: how
-far the worker is, what it prints and reports, and at last its result, or the error with
-which it failed. ``group`` reads them.
+The role comes by a file; messages go through a pipe: how far the worker is, what it
+prints and reports, and at last its result, or the error with which it failed.
 """
 
 import base64
@@ -91,9 +90,6 @@ class Forwarded(io.TextIOBase):
 
     def __init__(self, channel: Any, stream: str):
         self._channel, self._stream, self._line = channel, stream, ""
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
