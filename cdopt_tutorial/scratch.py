@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PREFIX = "cdopt-tutorial-"
+PREFIX = "cdopt_tutorial-"
 VARIABLE = "CDOPT_TUTORIAL_SCRATCH"  # tells a fork server what to remove at its end
 
 

@@ -21,8 +21,6 @@ from nbformat.v4 import new_code_cell, new_notebook
 from cdopt_tutorial.engines import Role, launch, share
 from cdopt_tutorial.engines.launcher import edited
 
-pytestmark = pytest.mark.xdist_group("by_value")
-
 
 class ThisPython(AsyncKernelManager):
     """Starts a kernel of this interpreter, whatever kernels are installed."""
@@ -162,26 +160,17 @@ CELLS = {
 }
 
 
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory):
+def test_what_a_notebook_defines_goes_to_the_workers(tmp_path):
     cells = [cell for cell, _ in CELLS.values()]
-    folder = tmp_path_factory.mktemp("notebook")
-    found = run_cells(folder, IMPORTS, DEFINITIONS, *cells, REFUSED)[2:]
-    return dict(zip([*CELLS, "refused"], found, strict=True))
-
-
-class TestNotebook:
-    @pytest.mark.parametrize("what", CELLS)
-    def test_what_is_defined_there_goes_to_the_workers(self, what, printed):
-        assert printed[what] == CELLS[what][1]
-
-    def test_what_can_not_travel_is_refused_in_a_line(self, printed):
-        *lines, last = printed["refused"].splitlines()
-        assert len(lines) == 2
-        for line, what in zip(lines, ("_thread.lock", "an open file"), strict=True):
-            assert line.startswith("worker: its role can't be sent to a worker: ")
-            assert f"cannot pickle {what}" in line.replace("'", "")
-        assert last.startswith("worker: ")
+    *printed, refused = run_cells(tmp_path, IMPORTS, DEFINITIONS, *cells, REFUSED)[2:]
+    for (what, (_, expected)), found in zip(CELLS.items(), printed, strict=True):
+        assert found == expected, what
+    # What can't travel is refused in a line.
+    *lines, last = refused.splitlines()
+    for line, what in zip(lines, ("_thread.lock", "an open file"), strict=True):
+        assert line.startswith("worker: its role can't be sent to a worker: ")
+        assert f"cannot pickle {what}" in line.replace("'", "")
+    assert last.startswith("worker: ")
 
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -105,5 +105,10 @@ def check_network(pid: int) -> None:
         return
     with suppress(OSError):  # it has ended, or its user may not know
         if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
-            page = "see the page 'Who can reach a run'"
-            warnings.warn(f"workers share this machine's network: {page}", stacklevel=1)
+            _warn()
+
+
+@functools.cache  # once, whatever becomes of the filters of warnings
+def _warn() -> None:
+    text = "workers share this machine's network: see the page 'Who can reach a run'"
+    warnings.warn(text, stacklevel=1)
