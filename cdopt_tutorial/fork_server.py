@@ -3,15 +3,17 @@
 It moves, and so the workers that it starts, into a network of their own while it has
 no threads yet. It lets them compute with one thread unless a role asks for more, since
 ``torch.set_num_threads`` tells only the thread that calls it, and each call of another
-worker is answered in a thread of its own. And it goes with its parent at once: a worker
-that is stopped ends only with the server, which Python would take seconds to end.
+worker is answered in a thread of its own. And it goes with its parent at once, whose
+folder it removes: a worker that is stopped ends only with the server, which Python
+would take seconds to end.
 """
 
 import atexit
 import os
+import shutil
 import signal
 
-from cdopt_tutorial import own_network
+from cdopt_tutorial import own_network, scratch
 
 if os.environ.get(own_network.VARIABLE) != "host" and own_network.is_allowed():
     own_network.enter()
@@ -20,3 +22,5 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # noqa: E402 (has thr
 
 _prctl_pr_set_pdeathsig(signal.SIGCONT)  # or a stopped server would stay
 atexit.register(os._exit, 0)
+if folder := os.environ.pop(scratch.VARIABLE, None):
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # is called first

@@ -29,10 +29,10 @@ def enter() -> None:
     """Move this process into a network of its own; OSError where that is refused."""
     user, group, own = os.getuid(), os.getgid(), 0
     try:
-        _unshare(CLONE_NEWNET)
+        _check(_libc.unshare(CLONE_NEWNET))
     except PermissionError:  # who is not root is allowed it as root of a namespace
         own = CLONE_NEWUSER
-        _unshare(own | CLONE_NEWNET)
+        _check(_libc.unshare(own | CLONE_NEWNET))
         # Changed rights hide a process from its own user's, who pass memory around.
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         _keep_names(user, group)
@@ -41,10 +41,6 @@ def enter() -> None:
         fcntl.ioctl(device, SIOCSIFFLAGS, up)
     if own:
         _drop_rights()
-
-
-def _unshare(flags: int) -> None:
-    _check(_libc.unshare(flags))
 
 
 def _check(failed: int) -> None:

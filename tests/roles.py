@@ -141,10 +141,6 @@ def lose_peer():
     raise RuntimeError("Connection closed by peer")  # as gloo says it
 
 
-def raise_odd_error():
-    raise TwoArguments("seven", "times six")
-
-
 def send_self(number):
     os.kill(os.getpid(), getattr(signal, number))
     time.sleep(60)
@@ -170,6 +166,11 @@ def threads_of_a_product():
     return len(set(os.listdir("/proc/self/task")) - before)  # one may have ended
 
 
+def prefer(device):
+    """Have the environment ask for a network device."""
+    os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = device
+
+
 def meet_and_sleep(rank, seconds):
     """Join a process group, too."""
     dist.init_process_group("gloo", meeting("all"), rank=rank, world_size=2)
@@ -192,9 +193,12 @@ def start_child_and_sleep():
     time.sleep(300)
 
 
-def speak():
-    print("to be heard")
+def speak(records=()):
+    """Report, warn, and print a line that does not end."""
+    for record in records:
+        report(record)
     warnings.warn("to be heeded", stacklevel=1)
+    print("to be heard", end="")
 
 
 def speak_half():

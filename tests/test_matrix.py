@@ -134,7 +134,7 @@ class TestRun:
             "figures": {"01_a": {"near": 8.0, "same": 7, "speed": 99.0}},
         }  # fmt: skip
         asked, venv, install, _, execute, tests = calls(fake)
-        assert re.fullmatch(rf"-m venv {scratch}/[^/]+/env", venv)
+        assert re.fullmatch(r"-m venv /.+/env", venv)
         assert install.endswith(" -e .[book,ray,test] torch==2.0 cdopt==0.5")
         assert "execute notebooks/01_a.ipynb --force --cell-timeout 3600" in execute
         assert " -k one_process " in tests
@@ -190,7 +190,7 @@ class TestRun:
             while len(calls(fake)) < 3:
                 assert process.poll() is None
             below = psutil.Process(process.pid).children(recursive=True)
-            assert below and (*place.glob("*/env"),)
+            assert below and (*place.glob("*/*/env"),)
             process.send_signal(signal.SIGTERM)
             assert process.communicate(timeout=30)[1] == "cdopt-tutorial: terminated\n"
         assert process.returncode == 128 + signal.SIGTERM
@@ -278,7 +278,7 @@ class TestMachines:
         assert cli.main(["matrix", "--cores", "1", "--json", str(file)]) == 0
         steps = r"-c .*", r"-m cdopt_tutorial.cli execute .*", r"-m pytest .*"
         for step, asked in zip(steps, calls(fake), strict=True):
-            assert re.fullmatch(rf"{scratch}/[^/]+/project{step}", asked)
+            assert re.fullmatch(rf"/.+/project{step}", asked)
         assert not book.results.exists()
         (tried,) = json.loads(file.read_text())["runs"][0]["environments"]
         assert (tried["python"], tried["torch"]) == (python_version(), "torch-1")

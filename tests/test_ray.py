@@ -3,11 +3,10 @@
 import json
 import os
 import re
-import socket
-import tempfile
 import threading
 import time
 from functools import partial
+from http.server import ThreadingHTTPServer
 from ipaddress import ip_address
 from subprocess import PIPE, Popen
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 import ray_roles
 import roles
+from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from running import COMMAND, listeners, wait_for_end
 from sweeps.lost import without
@@ -37,7 +37,6 @@ from cdopt_tutorial.reinforce import (
     run_locally,
 )
 from cdopt_tutorial.reinforce.steady import Lost
-from cdopt_tutorial.scratch import scratch
 from cdopt_tutorial.sharding import ShardConfig
 
 pytestmark = pytest.mark.engines
@@ -122,7 +121,7 @@ def test_who_gets_no_further_is_named():
         OnRay().launch(system, attach=roles.place_steps)
 
 
-def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path, monkeypatch):
+def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
     endless = ("--engine", "ray", "--lr", "1e-9", "--max-episodes", "10000000")
     command = [*COMMAND, "reinforce", *endless]
     env = os.environ | {"TMPDIR": str(tmp_path)}
@@ -137,10 +136,7 @@ def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path, monkeypatch):
         raylet.parent().kill()
         running.kill()
         wait_for_end(below, 30)
-    # The next run sweeps.
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch() as folder:
-        assert [str(each) for each in tmp_path.iterdir()] == [folder]
+    assert not list(tmp_path.iterdir())
 
 
 def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
@@ -203,19 +199,25 @@ def test_a_cluster_that_is_not_there_is_named():
         run(ReinforceConfig(), OnRay(address=there))
 
 
-def test_what_is_silent_to_us_is_named():
-    # As a cluster with TLS is to who has none.
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        there = f"127.0.0.1:{other.getsockname()[1]}"
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "http"])
+def test_what_does_not_answer_as_a_cluster_is_named(answers):
+    # A cluster with TLS is silent to who has none.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
+        there = f"127.0.0.1:{other.server_port}"
+        if answers:
+            threading.Thread(target=other.serve_forever, daemon=True).start()
         told = f"^ray can't join the cluster at {there} in 10 s$"
         with pytest.raises(WorkerError, match=told):
             run(ReinforceConfig(), OnRay(address=there), join_deadline=10)
+        if answers:
+            other.shutdown()
 
 
 @pytest.mark.parametrize(
     ("name", "late", "told"),
     [
         ("gcs_server", False, "^ray could not be started on this host"),
+        ("gcs_server", True, "^ray has lost its gcs_server$"),
         ("raylet", True, "^ray has lost its raylet$"),
     ],
 )

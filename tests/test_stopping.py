@@ -1,13 +1,11 @@
 """Whoever stops a run, a command or a kernel finds nothing left, and can go on."""
 
-import fcntl
+import functools
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -16,11 +14,11 @@ import pytest
 import roles
 from books import smallest_book, write_chapter
 from hosts import runs
-from running import wait_for_end
+from running import preload_little, wait_for_end
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
-from cdopt_tutorial.engines.launcher import group
+from cdopt_tutorial.engines.launcher import forking, group
 
 LONG = 300  # seconds; nothing that takes so long may be waited for
 WORDS = {
@@ -72,102 +70,57 @@ class TestScratch:
     def here(self, place, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(place))
         # Not that of this process, in which its fork server is called.
-        monkeypatch.setattr(scratch, "_mine", set())
+        of_process = functools.cache(scratch.of_process.__wrapped__)
+        monkeypatch.setattr(scratch, "of_process", of_process)
 
-    def test_is_there_for_its_time(self, place):
-        with scratch.scratch() as folder:
-            assert Path(folder).stat().st_mode & 0o777 == 0o700
-            Path(folder, "file").write_text("content")
-        assert not list(place.iterdir())
-
-    def test_of_nobody_is_removed_by_the_next(self, place):
-        orphan, foreign = place / f"{scratch.PREFIX}orphan", place / "foreign"
-        for folder in (orphan, foreign):
-            folder.mkdir()
-            (folder / "file").touch()
-        (place / f"{scratch.PREFIX}link").symlink_to(foreign)
-        with scratch.scratch():
-            assert not orphan.exists()
-            assert (foreign / "file").exists()
-
-    def test_that_another_run_sweeps_as_it_is_made_is_made_again(self, monkeypatch):
-        made, make = [], tempfile.mkdtemp
-
-        def swept(**how):
-            made.append(make(**how))
-            if len(made) == 1:
-                os.rmdir(made[0])
-            return made[-1]
-
-        monkeypatch.setattr(tempfile, "mkdtemp", swept)
-        with scratch.scratch() as folder:
-            assert folder == made[1] and Path(folder).exists()
-
-    def test_in_use_is_nobody_elses(self, place):
+    def test_is_there_for_its_time(self):
         with scratch.scratch() as one, scratch.scratch() as other:
-            assert Path(one).exists() and Path(other).exists()
-            held = os.open(one, os.O_RDONLY)
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.close(held)
+            assert one != other
+            assert Path(one).stat().st_mode & 0o777 == 0o700
+            Path(one, "file").write_text("content")
+        assert not Path(one).exists()
+
+    def test_goes_with_its_process(self, place):
+        with scratch.scratch() as folder:
             scratch.remove_all()
-            assert not list(place.iterdir())
+            assert not Path(folder).exists() and not list(place.iterdir())
 
 
-LAUNCH = """
+LAUNCH = f"""
 import os, signal, threading, time
 from cdopt_tutorial.engines import Role, launch, serve
 from running import preload_little
 preload_little()
-both = {"a": Role(serve), "b": Role(serve)}
+both = {{"a": Role(time.sleep, ({LONG},)), "b": Role(serve)}}
 """
 
 
-@pytest.mark.parametrize("moment", [0.02, 1.0])
-def test_a_kernel_that_is_interrupted_in_its_first_launch_goes_on(place, moment):
-    code = (
-        LAUNCH
-        + f"""
-both["a"] = Role(time.sleep, ({LONG},))
-try:
-    threading.Timer({moment}, os.killpg, (0, signal.SIGINT)).start()
-    launch(both)
-except KeyboardInterrupt:
-    print("interrupted", launch({{"a": Role(serve)}}))
+def test_a_kernel_that_is_interrupted_in_its_first_launches_goes_on(place):
+    code = """
+for moment in (0.02, 1.0):
+    threading.Timer(moment, os.killpg, (0, signal.SIGINT)).start()
+    try:
+        launch(both)
+    except KeyboardInterrupt:
+        print("interrupted")
+print(launch({"a": Role(serve)}))
 """
-    )
-    with python(code, place) as process:
-        assert process.communicate(timeout=60) == ("interrupted {'a': None}\n", "")
-    assert not left(place)
-
-
-def test_scripts_that_are_killed_leave_what_the_next_one_removes(place):
-    code = (
-        LAUNCH
-        + f"launch({{'a': Role(print, ('go',)), 'b': Role(time.sleep, ({LONG},))}})"
-    )
-    for number in (signal.SIGKILL, signal.SIGHUP):
-        before = set(left(place))
-        with python(code, place) as process:
-            process.wait_for("go")
-            found = process.below()
-            process.send_signal(number)
-        assert process.returncode == -number
-        assert len(found) >= 3
-        wait_for_end(found)
-        # The next script removes what the last one left, and leaves as much.
-        assert set(left(place)).isdisjoint(before)
-    with python(LAUNCH + "launch(both)", place) as process:
-        assert process.communicate(timeout=60) == ("", "")
+    with python(LAUNCH + code, place) as process:
+        said = "interrupted\ninterrupted\n{'a': None}\n"
+        assert process.communicate(timeout=60) == (said, "")
     assert not left(place)
 
 
 class TestStoppedForkServer:
     @pytest.fixture(autouse=True)
     def server(self, monkeypatch):
-        launch({"warm": Role(serve)})
+        monkeypatch.setattr(forking, "PRELOAD", forking.PRELOAD)  # for other tests
+        preload_little()
+        forking.end_server()
+        assert launch({"a": Role(serve)}) == {"a": None}  # a new one is started
         monkeypatch.setattr(group, "EXIT", 1.0)  # for a stopped one it waits in vain
-        return psutil.Process(forkserver._forkserver._forkserver_pid)
+        yield psutil.Process(forkserver._forkserver._forkserver_pid)
+        forking.end_server()
 
     def test_does_not_outlast_the_deadline(self, server):
         server.suspend()
@@ -175,7 +128,6 @@ class TestStoppedForkServer:
             launch({"a": Role(serve), "b": Role(serve)}, join_deadline=1.0)
         assert caught.value.headline == "a missed the deadline of 1 s to start"
         assert not runs(server)
-        assert launch({"a": Role(serve)}) == {"a": None}
 
     def test_does_not_keep_a_run_from_its_end(self, server):
         def on_report(*_):
@@ -185,7 +137,6 @@ class TestStoppedForkServer:
         with pytest.raises(KeyboardInterrupt):
             launch({"a": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
         assert not runs(server)
-        assert launch({"a": Role(serve)}) == {"a": None}
 
     def test_that_is_killed_is_told(self, server):
         def on_report(*_):
@@ -196,21 +147,6 @@ class TestStoppedForkServer:
         why = "was ended, since the process that starts workers was killed"
         assert caught.value.headline == f"a {why}"
         assert launch({"a": Role(serve)}) == {"a": None}
-
-    def test_goes_with_its_parent(self, place):
-        code = LAUNCH + f"launch(both); print('go'); time.sleep({LONG})"
-        with python(code, place) as process:
-            process.wait_for("go")
-            below = process.below()
-            for each in below:
-                each.suspend()
-            process.kill()
-        assert below
-        # Not the tracker of multiprocessing, which is Python's own.
-        wait_for_end([each for each in below if "forkserver" in str(each.cmdline())])
-        for each in below:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
 
 
 BOOK = """
@@ -241,18 +177,13 @@ class TestCommand:
         wait_for_end(below)
         assert not left(place)
 
-    @pytest.mark.parametrize(
-        ("command", "number"),
-        [("build", signal.SIGINT), ("execute", signal.SIGHUP)],
-    )
-    def test_that_runs_a_chapter(self, book, place, command, number):
-        cell = LAUNCH + f"both['a'] = Role(time.sleep, ({LONG},)); launch(both)"
-        write_chapter(book, "print('begun')", cell)
-        code = BOOK.format(root=str(book.root), command=command)
+    def test_that_runs_a_chapter(self, book, place):
+        write_chapter(book, "print('begun')", LAUNCH + "launch(both)")
+        code = BOOK.format(root=str(book.root), command="execute")
         with python(code, place) as process:
             process.wait_for("[1/2]")
             time.sleep(1.0)
-            self.end(process, number, place)
+            self.end(process, signal.SIGHUP, place)
         assert not list(book.build.rglob("*.ipynb"))
 
     def test_that_renders(self, book, place):
@@ -260,8 +191,8 @@ class TestCommand:
         with python(code, place) as process:
             process.wait_for("rendering")
             self.end(process, signal.SIGINT, place)
-        with python(code, place) as process:
-            assert "the book:" in process.communicate(timeout=60)[0]
+        # So the next build makes all pages anew; see test_clumsy_state.
+        assert not (book.build / "render.stamp").exists()
 
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As nohup does: who is deaf to a signal remains so."""

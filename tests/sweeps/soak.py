@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from itertools import cycle, product
 from pathlib import Path
 
@@ -84,28 +83,6 @@ def _launch(function: Callable, expected: str) -> Callable[[float], str]:
     return disturb
 
 
-def _interrupted_launch(moment: float) -> str:
-    """A launch that is interrupted; then the next one must do."""
-    with _interrupts():
-        timer = threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
-            launch({"worker": Role(time.sleep, (2.0,)), "other": Role(serve)})
-        except KeyboardInterrupt:
-            return _launch(serve, "")(moment)
-    return "it was not interrupted"
-
-
-@contextmanager
-def _interrupts():
-    """As in a script of one's own, where an interrupt is an exception."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
 def _stopped_command(moment: float) -> str:
     """A command, each in its turn, that a signal ends: one line, its code, no more."""
     stop, command = next(_stops)
@@ -161,7 +138,6 @@ WAYS = {
     "a launch that succeeds": _launch(serve, ""),
     "a worker that raises": _launch(_fails, "worker raised ValueError"),
     "a worker that is killed": _launch(_dies, "worker was killed by SIGKILL"),
-    "an interrupted launch": _interrupted_launch,
     "a stopped command": _stopped_command,
     "an interrupted kernel": _interrupted_kernel,
 }

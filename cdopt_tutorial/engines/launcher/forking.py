@@ -1,8 +1,4 @@
-"""How processes are started: forked from a server that no interrupt reaches.
-
-In goes a function that starts them, out comes a future; ``group`` ends the server where
-it does not answer.
-"""
+"""How processes are started: forked from a server that no interrupt reaches."""
 
 import functools
 import multiprocessing
@@ -16,10 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, spawn
 from typing import Any
 
-import psutil
-
-from cdopt_tutorial.own_network import VARIABLE
-from cdopt_tutorial.scratch import of_process
+from cdopt_tutorial import own_network, scratch
 
 # Imported once for all workers; not our own systems, which a reader may edit.
 PRELOAD = (
@@ -34,7 +27,7 @@ PRELOAD = (
 )
 
 UNKNOWN = 255  # the exit code of who was forked, where the server can't tell it
-MOMENT = 1.0  # seconds in which a server that was killed has ended
+MOMENT = 0.3  # seconds in which a server that was killed has ended
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -56,14 +49,14 @@ def _start(start_all: Callable[[], None]) -> None:
     # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     # To start a process starts the server again, if that has been ended meanwhile.
-    with _as_workers_need(of_process(os.getpid())):
+    with _as_workers_need(scratch.of_process(os.getpid())):
         forkserver.ensure_running()
         start_all()
 
 
 @contextmanager
 def _as_workers_need(folder: str) -> Iterator[None]:
-    """The server's socket is made in a folder that is swept should we be killed.
+    """The server makes its socket in this folder, and removes it should we be killed.
 
     And processes that are started here do not run the parent's script once more.
     """
@@ -74,13 +67,21 @@ def _as_workers_need(folder: str) -> Iterator[None]:
         data = prepared(name)
         return {key: data[key] for key in data if not key.startswith("init_main")}
 
-    config["tempdir"], spawn.get_preparation_data = folder, prepare
+    config["tempdir"], spawn.get_preparation_data = _short(folder), prepare
+    os.environ[scratch.VARIABLE] = folder
     try:
         yield
     finally:
         config.clear()
         config.update(before)
         spawn.get_preparation_data = prepared
+        del os.environ[scratch.VARIABLE]
+
+
+@functools.cache
+def _short(folder: str) -> str:
+    """A folder's path as short as a socket's must be, which this process alone has."""
+    return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
 def end_server() -> None:
@@ -93,30 +94,21 @@ def end_server() -> None:
 
 def server_ends() -> bool:
     """Whether the fork server has ended, or does so within a moment."""
-    limit = time.monotonic() + MOMENT
-    with suppress(psutil.Error):  # it has ended, and is reaped
-        server = psutil.Process(forkserver._forkserver._forkserver_pid)
-        while server.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > limit:
-                return False
-            time.sleep(0.02)
-    return True
+    time.sleep(MOMENT)
+    seen = os.WEXITED | os.WNOHANG | os.WNOWAIT  # not reaped, which Python will do
+    return os.waitid(os.P_PID, forkserver._forkserver._forkserver_pid, seen) is not None
 
 
 def check_network(pid: int) -> None:
     """Warn, once, if a worker is in the machine's network, and not by choice."""
-    if os.environ.get(VARIABLE) != "host" and _network(pid) == _network("self"):
-        _warn()
+    if os.environ.get(own_network.VARIABLE) == "host":
+        return
+    with suppress(OSError):  # it has ended, or its user may not know
+        if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
+            _warn()
 
 
-def _network(pid: int | str) -> int | None:
-    """Which network a process is in; None if its user may not know."""
-    with suppress(OSError):
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    return None
-
-
-@functools.cache  # once
+@functools.cache  # once, whatever becomes of the filters of warnings
 def _warn() -> None:
     text = "workers share this machine's network: see the page 'Who can reach a run'"
     warnings.warn(text, stacklevel=1)

@@ -1,14 +1,11 @@
 """The processes of one run: start them, watch over them, end them.
 
-In go settings and packed roles; out come results, or the WorkerError that explains the
-others best, once every process has been ended. A worker that was killed is noticed in
-``_take_messages``, one that was stopped in ``_look_for_stopped``, one that is late in
-``_look_for_late``: the parent has the deadlines, since torch's own rendezvous has no
-useful time-out.
+A worker that was killed is noticed in ``_take_messages``, one that was stopped in
+``_look_for_stopped``, one that is late in ``_look_for_late``: the parent has the
+deadlines, since torch's own rendezvous has no useful time-out.
 """
 
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -28,7 +25,6 @@ from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.watch.late import TICK, Watched, find_late
 from cdopt_tutorial.engines.watch.pace import read_pace
 
-CHUNK = 2**20  # bytes to read at once
 STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
 GRACE_LOST_PEER = 3.0  # the same, where it only says that a peer has gone
@@ -49,20 +45,18 @@ class _Worker(Watched):
     done: tuple[Any, Any, Any] = (None, None, None)
     unread: bytearray = field(default_factory=bytearray)
 
-    def take(self) -> list[bytes]:
+    def take(self) -> list[tuple]:
         """The messages that have come in whole since the last time; never waits."""
         # ``Connection.recv`` would, for the rest from a worker that has been stopped.
         ready = self.connection.poll()  # else its process has ended
-        part = os.read(self.connection.fileno(), CHUNK) if ready else b""
+        part = os.read(self.connection.fileno(), 2**20) if ready else b""
         if not part:
             raise EOFError  # it has gone
         self.unread += part
-        messages, header = [], process.HEADER
-        end = lambda: header + int.from_bytes(self.unread[:header], "big")  # noqa: E731
-        while len(self.unread) >= header and len(self.unread) >= end():
-            messages.append(bytes(self.unread[header : end()]))
-            del self.unread[: end()]
-        return messages
+        if b"\n" not in part:
+            return []
+        *lines, self.unread = self.unread.split(b"\n")
+        return [process.read_message(line) for line in lines]
 
 
 @contextmanager
@@ -167,7 +161,7 @@ class Group:
                 continue
             for message in messages:
                 if not worker.settled:
-                    self._handle(worker, *pickle.loads(message))
+                    self._handle(worker, *message)
 
     def _handle(self, worker: _Worker, kind: str, *content: Any) -> None:
         match kind, content:
@@ -277,7 +271,7 @@ def show_line(worker: str, stream: str, line: str) -> None:
 
 
 def _join(processes: list[BaseProcess]) -> bool:
-    """Wait for processes to end, all together no longer than EXIT; whether all did."""
+    """Whether all processes end within EXIT seconds."""
     limit = time.monotonic() + EXIT
     for each in processes:
         each.join(max(0.0, limit - time.monotonic()))

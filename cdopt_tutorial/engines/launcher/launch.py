@@ -1,9 +1,4 @@
-"""Start a system of named roles, each in a fresh process, and return their results.
-
-The roles are checked and pickled here; ``group`` starts and watches the processes of
-this host, ``torchrun.peers`` those of torchrun elsewhere, and ``process`` is what runs
-in each.
-"""
+"""Start a system of named roles, each in a fresh process, and return their results."""
 
 import math
 import os
@@ -92,15 +87,15 @@ def launch(
     one raised, died, exited early, was stopped, did not join, or got no further.
     """
     _check_roles(roles)
-    whole = isinstance(rpc_threads, int) and 1 <= rpc_threads <= MOST_THREADS
-    fits = 0 <= rpc_timeout < math.inf
     _check("deadline", deadline, deadline > 0, "above 0")
     _check("join_deadline", join_deadline, join_deadline > 0, "above 0")
-    allowed = f"a whole number from 1 to {MOST_THREADS}"
-    _check("rpc_threads", rpc_threads, whole, allowed)
+    allowed = range(1, MOST_THREADS + 1)
+    whole = f"a whole number from 1 to {MOST_THREADS}"
+    _check("rpc_threads", rpc_threads, rpc_threads in allowed, whole)
+    fits = 0 <= rpc_timeout < math.inf
     _check("rpc_timeout", rpc_timeout, fits, "at least 0 and finite: 0 means never")
-    allowed = "False where bytes are counted"
-    _check("polling", polling, not polling or wire is None, allowed)
+    fits = not polling or wire is None
+    _check("polling", polling, fits, "False where bytes are counted")
     edited.refuse()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
     play = play or (_play_one_of if torchrun.is_here() else _play_all)
@@ -128,13 +123,13 @@ def launch(
 
 
 def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    """What all workers returned, by name; each a process of this host."""
+    """Run each worker in a process of this host."""
     _check_open_files(len(packed), settings.polling)
     return Group(settings, packed, on_report).run(*deadlines)
 
 
 def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    """The same under torchrun, where each of its processes has one of the workers."""
+    """Run the one worker that this process has under torchrun."""
     os.environ[VARIABLE] = "host"  # the others must reach it
     with Peers(list(packed), on_report, deadlines[1]) as others:
         init_method = f"{TORCHRUN}://{others.path}"

@@ -27,15 +27,13 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
     for worker, content in contents.items():
         try:
             packed[worker] = _dumps(({}, content), definitions)
-            reader = _Reader(io.BytesIO(packed[worker]))
-            reader.load()
+            modules |= _Reader(packed[worker]).modules
+        except _NotImportable as error:
+            raise ValueError(f"{worker}: {error}") from error
         except Exception as error:
             reason = str(error).strip().partition("\n")[0] or repr(error)
-            if not isinstance(error, _NotImportable):
-                kind = type(error).__name__
-                reason = f"its role can't be sent to a worker: {kind}: {reason}"
-            raise ValueError(f"{worker}: {reason}") from error
-        modules |= reader.modules
+            what = f"its role can't be sent to a worker: {type(error).__name__}"
+            raise ValueError(f"{worker}: {what}: {reason}") from error
     if definitions:  # of any worker, so all must have them
         for worker, content in contents.items():
             packed[worker] = _dumps((definitions, content), {})
@@ -102,11 +100,12 @@ class _Anything(metaclass=_Absorbs):
 
 
 class _Reader(pickle.Unpickler):
-    """Notes the modules that a pickle needs; each a fresh process must import."""
+    """Reads the modules that a pickle needs; each a fresh process must import."""
 
-    def __init__(self, file: io.BytesIO):
-        super().__init__(file)
+    def __init__(self, packed: bytes):
+        super().__init__(io.BytesIO(packed))
         self.modules: set[str] = set()
+        self.load()
 
     def find_class(self, module: str, name: str) -> Any:
         self._note(module, name)
@@ -115,15 +114,15 @@ class _Reader(pickle.Unpickler):
 
     def _note(self, module: str, name: str = "") -> None:
         if module == "__main__" or not _has_source(module):
-            main = module == "__main__"
-            where = "this notebook or script" if main else f"module {module}"
             raise _NotImportable(
-                f"{name or module} is defined in {where}, where a worker process can't "
-                "import it: put it into a file or a cell of the notebook, and launch "
-                "again"
+                f"{name or module} is defined in module {module}, where a worker "
+                "process can't import it: put it into a file or a cell of the "
+                "notebook, and launch again"
             )
         for each in accumulate(module.split("."), "{}.{}".format):
-            if _is_being_imported(each):
+            # `import` itself looks there, too, when another thread has begun with it.
+            spec = getattr(sys.modules.get(each), "__spec__", None)
+            if getattr(spec, "_initializing", False):
                 raise _NotImportable(
                     f"module {each} launches while it is imported, and its workers "
                     'would do so, too: launch under `if __name__ == "__main__":`'
@@ -131,14 +130,8 @@ class _Reader(pickle.Unpickler):
         self.modules.add(module)
 
 
-def _is_being_imported(module: str) -> bool:
-    # `import` itself looks there, too, when another thread has begun with it.
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return getattr(spec, "_initializing", False)
-
-
 def _has_source(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # in sys.modules, without a spec
-        return module in sys.builtin_module_names
+        return False

@@ -1,17 +1,16 @@
 """What runs inside a worker: join the others, play the role, report to the parent.
 
-In come the run's settings and a role, by a file; out go messages through a pipe: how
-far the worker is, what it prints and reports, and at last its result, or the error with
-which it failed. ``group`` reads them.
+The role comes by a file; messages go through a pipe: how far the worker is, what it
+prints and reports, and at last its result, or the error with which it failed.
 """
 
+import base64
 import faulthandler
 import importlib
 import io
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import sys
 import threading
@@ -36,7 +35,6 @@ from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.errors import WorkerError, origin
 
 FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
-HEADER = 8  # bytes that tell how long the message behind them is
 LOOPBACK = "lo"
 
 # Texts by which torch says that the other end of a call has gone.
@@ -65,19 +63,27 @@ class Settings:
 
 
 class Channel:
-    """The worker's end of the pipe to its parent; safe to use from several threads."""
+    """The worker's end of the pipe to its parent, for several threads.
+
+    A message is a line, so that its reader sees where it ends.
+    """
 
     def __init__(self, connection: Connection):
         self._connection, self._lock = connection, threading.Lock()
+        self._file = open(connection.fileno(), "wb", closefd=False)
 
     def send(self, kind: str, *content: Any) -> None:
         # As values: with multiprocessing's own pickler torch would pass tensors as
         # file descriptors, which die with the sender.
-        message = pickle.dumps((kind, *content))
-        rest = memoryview(len(message).to_bytes(HEADER, "big") + message)
+        line = base64.b64encode(pickle.dumps((kind, *content))) + b"\n"
         with self._lock:
-            while rest:
-                rest = rest[os.write(self._connection.fileno(), rest) :]
+            self._file.write(line)
+            self._file.flush()
+
+
+def read_message(line: bytes) -> tuple:
+    """The kind and the content of a message that came through a channel."""
+    return pickle.loads(base64.b64decode(line))
 
 
 class Forwarded(io.TextIOBase):
@@ -85,9 +91,6 @@ class Forwarded(io.TextIOBase):
 
     def __init__(self, channel: Any, stream: str):
         self._channel, self._stream, self._line = channel, stream, ""
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
@@ -180,7 +183,7 @@ def enter(settings: Settings, channel: Any) -> None:
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
     _set_thread_name(name)  # by which `top` and `ps` tell who is who
-    _leave_with_parent(settings.folder)
+    _leave_with_parent()
     channel = Channel(connection)
     enter(settings, channel)
     # Its path is that of a file of the parent's, which this process has not.
@@ -215,7 +218,7 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     channel.send("result", result, trace.collect(), received)
 
 
-def _leave_with_parent(folder: str) -> None:
+def _leave_with_parent() -> None:
     """This process, and what it starts, ends when the parent does."""
     os.setpgid(0, 0)
     # Linux kills us with the fork server, which reaches a stopped process too. The
@@ -226,7 +229,6 @@ def _leave_with_parent(folder: str) -> None:
 
     def watch() -> None:
         wait([sentinel])
-        shutil.rmtree(folder, ignore_errors=True)  # the parent no longer can
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -268,7 +270,8 @@ def describe(name: str, error: BaseException) -> WorkerError:
     if isinstance(error, WorkerError):
         return error
     details = "".join(traceback.format_exception(error))
-    found = origin(_text(error))
+    # As text it can't fail, whatever its own ``__str__`` does.
+    found = origin("".join(traceback.format_exception_only(error)).strip())
     if found is not None and found[0] != name:
         worker, kind, remote = found
         stack = "".join(traceback.format_tb(error.__traceback__))
@@ -286,13 +289,5 @@ def _has_lost_peer(error: BaseException) -> bool:
         return True  # nor does the store answer, through which they meet
     if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
         return False
-    message = _text(error)
+    message = str(error)
     return origin(message) is None and any(text in message for text in _LOST_PEER)
-
-
-def _text(error: BaseException) -> str:
-    """What an exception says; nothing if it fails at that, too."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
