@@ -51,7 +51,8 @@ def barriers(page, options: dict) -> list[str]:
     # Half a megabyte, once for all that is asked of a page.
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(Axe().axe_script)
-    options = json.dumps({"resultTypes": ["violations"], **options})
+    # It would fetch the styles again, for a rule that is off.
+    options = json.dumps({"resultTypes": ["violations"], "preload": False, **options})
     found = page.evaluate(f"axe.run({options})")
     return [
         f"{each['id']}: {node['html'][:200]}"

@@ -169,31 +169,25 @@ def test_a_change_that_is_taken_back_costs_nothing_and_old_results_go(
     assert len(list(book.results.iterdir())) == 2
 
 
-def test_kernel_is_this_python_in_a_scratch_folder_and_knows_its_device(
-    book, tmp_path, monkeypatch
+def test_a_chapter_that_fails_says_where_and_stops_no_other(
+    book, tmp_path, monkeypatch, capsys
 ):
+    """The other one runs in this Python, in a scratch folder, and knows its device."""
     startup = tmp_path / "own" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "00.py").write_text("own = 1\n")  # a reader's, which changes no result
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "own"))
-    path = write_chapter(
+    bad = write_chapter(
+        book, "print('so far')", " \n", "y = 0\n1 / y", "print('never')", name="01_bad"
+    )  # of no code there is nothing to run
+    good = write_chapter(
         book,
         "import os, sys; print(sys.executable)",
         "open('left.txt', 'w').close(); print(os.environ['CDOPT_TUTORIAL_DEVICE'])",
         "print('own' in globals())",
+        name="02_good",
     )
-    execute([path], project=book, device="meta")
-    assert outputs(book, path, "meta") == f"{sys.executable}\nmeta\nFalse\n"
-    assert not list(book.root.rglob("left.txt"))
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_chapter_that_fails_says_where_and_stops_no_other(book, monkeypatch, capsys):
-    bad = write_chapter(
-        book, "print('so far')", " \n", "y = 0\n1 / y", "print('never')", name="01_bad"
-    )  # of no code there is nothing to run
-    good = write_chapter(book, "1 + 1", name="02_good")
-    failed, passed = execute([bad, good], project=book)
+    failed, passed = execute([bad, good], project=book, device="meta")
     where = (
         "notebooks/01_bad.ipynb failed in code cell 2 of 3, which begins\n    y = 0\n"
     )
@@ -201,13 +195,17 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(book, monkeypatch, c
     assert failed.error.startswith(where) and failed.error.endswith(last)
     assert failed.why == "ZeroDivisionError: division by zero"
     assert failed.why in failed.error and "\x1b" not in failed.error
-    assert passed.error is None
     kept = read_failed(book, bad)
     assert kept.cells[1].outputs[0].text == "so far\n"
     assert kept.metadata["failed"] == f"{where}{failed.why}\n{last}"
     assert "[2/3] y = 0" in capsys.readouterr().out
-    assert not execute([bad], project=book)[0].cached
+    assert passed.error is None
+    assert outputs(book, good, "meta") == f"{sys.executable}\nmeta\nFalse\n"
+    assert not list(book.root.rglob("left.txt"))
+    assert {*good.parent.iterdir()} == {bad, good}
     monkeypatch.setattr(module, "_run_cells", run_plainly)
+    write_chapter(book, "1 / 0", name="01_bad")
+    assert not any(execute([bad], project=book)[0].cached for _ in range(2))
     write_chapter(book, "y = 1", name="01_bad")
     execute([bad], project=book)
     assert "failed" not in read_failed(book, bad).metadata

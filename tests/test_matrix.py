@@ -3,28 +3,22 @@
 import json
 import os
 import re
-import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from subprocess import PIPE, Popen
 
-import psutil
 import pytest
 import tomlkit
 import torch
 from books import smallest_book
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
-from running import COMMAND, wait_for_end
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import matrix
-from cdopt_tutorial.publish.project import this_project
 
 # An interpreter that makes an environment of itself, and notes what it is asked for;
-# version 9.9 of torch does not install, and version 3.3 takes its time. With seven
-# threads no chapter can begin.
+# version 9.9 of torch does not install. With seven threads no chapter can begin.
 FAKE = """\
 #!/bin/sh
 echo "$CI$PYTHONPATH$*" >> {folder}/calls
@@ -37,7 +31,6 @@ case "$*" in
     -c*) echo {version} ;;
     "-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     *"install"*torch==9.9*) echo some words; echo "no such torch"; exit 1 ;;
-    *"install"*torch==3.3*) exec sleep 300 ;;
     *"install"*) cp "$7" {folder}/constraints ;;
     *execute*) echo "$env" >> {folder}/seen
         [ "$OMP_NUM_THREADS" = 7 ] || cp {folder}/chapters "$last"; exit 3 ;;
@@ -179,24 +172,6 @@ class TestRun:
         expected = ["01_a failed: KeyError: 'x'", "a::t1 failed", "a::t2 failed"]
         assert tried["failures"] == expected
 
-    def test_that_is_stopped_leaves_no_environment(self, fake, tmp_path):
-        place = tmp_path / "temporary"
-        place.mkdir()
-        command = [*COMMAND, "matrix", "--torch=3.3", f"--python={fake}/python"]
-        env = os.environ | {"TMPDIR": str(place)}
-        env.pop("PYTHONPATH")
-        with Popen(command, env=env, stdout=PIPE, stderr=PIPE, text=True) as process:
-            assert "installing" in process.stdout.readline()
-            while len(calls(fake)) < 3:
-                assert process.poll() is None
-            below = psutil.Process(process.pid).children(recursive=True)
-            assert below and (*place.glob("*/*/env"),)
-            process.send_signal(signal.SIGTERM)
-            assert process.communicate(timeout=30)[1] == "cdopt-tutorial: terminated\n"
-        assert process.returncode == 128 + signal.SIGTERM
-        wait_for_end(below)
-        assert not [each for each in place.iterdir() if "cdopt" in each.name]
-
 
 def calls(fake):
     """What the interpreter was asked for."""
@@ -307,18 +282,18 @@ class TestMachines:
         (own,) = matrix.simulate([], [], [1])
         assert str(own) == "cpu sve256, threads –, cores 1" and own.variables() == {}
 
-    @pytest.mark.parametrize("path", ["default", "avx2"])
-    def test_are_obeyed_without_a_warning(self, project, tmp_path, path):
+    def test_are_obeyed_without_a_warning(self, project, tmp_path):
         """By torch and numpy themselves, in a process of this very Python."""
-        if path not in matrix._paths():
-            pytest.skip(f"this CPU has no {path}")
+        if len(matrix._paths()) < 2:
+            pytest.skip("this CPU has no other code path than its own")
+        path = matrix._paths()[-2:-1]
         (here,) = matrix.combine(project, [], [], [])
         place = matrix.Place(tmp_path, project, here, chapters=[])
         place.copy.mkdir()
-        (place.machine,) = matrix.simulate([path], [3], [1])
+        (place.machine,) = matrix.simulate(path, [3], [1])
         said = place.call(sys.executable, "-W", "error", "-c", ASK).splitlines()
-        found = [] if path == "default" else ["X86_V3"]
-        assert said == [path.upper(), "3", "1", f"{found}"]
+        found = {"default": [], "avx2": ["X86_V3"]}[path[0]]
+        assert said == [path[0].upper(), "3", "1", f"{found}"]
 
 
 class TestVersions:
@@ -365,11 +340,9 @@ class TestFile:
     def test_may_begin_with_earlier_runs(self, fake, capsys):
         file = fake / "out.json"
         run(fake)
-        file.write_text(json.dumps(json.loads(file.read_text())["runs"][0]))  # older
-        for count in (2, 3):
-            run(fake, flags=f"--after {file} --cores 1")
-            cores = [x["environments"][0]["cores"] for x in read_runs(file)]
-            assert cores == [len(os.sched_getaffinity(0)), *[1] * (count - 1)]
+        run(fake, flags=f"--after {file} --cores 1")
+        cores = [x["environments"][0]["cores"] for x in read_runs(file)]
+        assert cores == [len(os.sched_getaffinity(0)), 1]
         capsys.readouterr()
         for text in ("", "{", "3"):
             (fake / "earlier").write_text(text)
@@ -385,21 +358,10 @@ def read_runs(file):
     return matrix.runs(json.loads(file.read_text()))
 
 
-@pytest.fixture(scope="module")
-def runs():
-    """What the book shows."""
-    path = this_project().root / "book/versions.json"
-    if not path.exists():
-        pytest.skip("no run is kept: `cdopt-tutorial matrix --json book/versions.json`")
-    return read_runs(path)
-
-
-class TestBook:
-    """The file that the page is made from, and what it stands on."""
-
-    def test_has_the_pinned_torch_and_another(self, project, runs):
-        (pinned,) = matrix.combine(project, [sys.executable], [], [])
-        tried = [each for run in runs for each in run["environments"]]
-        torches = [each["torch"].partition("+")[0] for each in tried]
-        assert pinned.torch in torches and len(set(torches)) >= 2
-        assert {each["cdopt"] for each in tried} == {pinned.cdopt}
+def test_the_book_shows_the_pinned_torch_and_another(project):
+    runs = read_runs(project.root / "book/versions.json")
+    (pinned,) = matrix.combine(project, [sys.executable], [], [])
+    tried = [each for run in runs for each in run["environments"]]
+    torches = {each["torch"].partition("+")[0] for each in tried}
+    assert pinned.torch in torches and len(torches) >= 2
+    assert {each["cdopt"] for each in tried} == {pinned.cdopt}

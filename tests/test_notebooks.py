@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from functools import cache
 from types import ModuleType
 
 import nbformat
@@ -29,13 +30,13 @@ CHAPTERS = this_project().chapters()
 every_chapter = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 
 
+@cache
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
 def code_cells(path):
-    cells = nbformat.read(path, as_version=4).cells
-    return [cell for cell in cells if cell.cell_type == "code"]
-
-
-def test_there_are_chapters():
-    assert CHAPTERS
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
 
 
 @every_chapter
@@ -79,15 +80,10 @@ def test_an_announcement_needs_an_error():
     assert unannounced(new_notebook(cells=[cell])) == ["shows no error: f()"]
 
 
-def test_names_and_keywords_are_those_of_the_package(tmp_path, project):
-    chapters = {path.stem: [c.source for c in code_cells(path)] for path in CHAPTERS}
-    assert complaints(chapters, tmp_path, project.root) == []
-
-
 WRONG = {
-    "%%writefile shortcut.py\n"
+    "%%writefile astray.py\n"
     "from cdopt_tutorial.hybrid import replicas\n\n\n"
-    "def gradient(rank):\n    replicas.join(rank, 2, num_gpus=0)": "shortcut.py:5: "
+    "def gradient(rank):\n    replicas.join(rank, 2, num_gpus=0)": "astray.py:5: "
     'error: Unexpected keyword argument "num_gpus" for "join"',
     "show.figur(1)": 'has no attribute "figur"',
     "def later():\n    show.glue('a')": 'Missing positional argument "value"',
@@ -98,13 +94,16 @@ WRONG = {
 }
 
 
-def test_a_wrong_name_or_keyword_is_found(tmp_path, project):
+def test_names_and_keywords_are_those_of_the_package(tmp_path, project):
+    """In the chapters; and what is wrong is found, in one that is made up."""
+    chapters = {path.stem: [c.source for c in code_cells(path)] for path in CHAPTERS}
     imports = "from dataclasses import replace\nfrom cdopt_tutorial import hybrid, show"
     good = "%pip install a\nx = 1\nx = 'a'\nshow.glue('a', x.upper())"
-    found = complaints({"a": [imports, good, *WRONG]}, tmp_path, project.root)
-    assert len(found) == len(WRONG)
+    chapters["wrong"] = [imports, good, *WRONG]
+    found = complaints(chapters, tmp_path, project.root)
     for what in WRONG.values():
         assert sum(what in each for each in found) == 1, what
+    assert len(found) == len(WRONG), found
 
 
 def test_chapters_import_only_what_the_install_cell_brings():
@@ -166,14 +165,11 @@ def shows(statement):
 
 
 @every_chapter
-def test_one_cell_holds_the_parameters(path):
+def test_has_its_cells_and_the_kernel_that_every_reader_has(path):
+    assert read(path).metadata.kernelspec.name == "python3"
     tags = [cell.metadata.get("tags", []) for cell in code_cells(path)]
     assert sum("parameters" in t for t in tags) == 1
-
-
-@every_chapter
-def test_number_of_cells(path):
-    cells = nbformat.read(path, as_version=4).cells
+    cells = read(path).cells
     exercises = [i for i, cell in enumerate(cells) if "## Exercises" in cell.source]
     assert len(exercises) == 1
     assert exercises[0] - 1 in CELLS
@@ -182,7 +178,7 @@ def test_number_of_cells(path):
 def solutions(path):
     """The code cells of each solution, by the label of its exercise."""
     found, label = {}, None
-    for cell in nbformat.read(path, as_version=4).cells:
+    for cell in read(path).cells:
         if cell.cell_type == "markdown":
             directive = r"^```\{solution-(start|end)\} ?(\S*)"
             for what, name in re.findall(directive, cell.source, re.MULTILINE):
@@ -196,9 +192,9 @@ def solutions(path):
 
 @every_chapter
 def test_every_solution_asserts_its_claim(path):
-    cells = nbformat.read(path, as_version=4).cells
-    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    exercises = re.findall(r"^```\{exercise\}\n:label: (\S+)", prose, re.MULTILINE)
+    prose = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    label = re.compile(r"^```\{exercise\}\n:label: (\S+)", re.MULTILINE)
+    exercises = label.findall("\n".join(prose))
     found = solutions(path)
     assert exercises and list(found) == exercises
     for label, sources in found.items():
@@ -250,9 +246,3 @@ def test_first_cell_installs_on_colab_only(begin, monkeypatch):
     done, (line,) = begin()
     assert done.success
     assert "--no-deps git+https://books.example/a " in line
-
-
-@every_chapter
-def test_names_the_kernel_that_every_reader_has(path):
-    metadata = nbformat.read(path, as_version=4).metadata
-    assert metadata.kernelspec.name == "python3"

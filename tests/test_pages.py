@@ -1,6 +1,7 @@
 """Every page in a browser: offline, quiet, readable on any screen and by everyone."""
 
 import itertools
+from collections import Counter
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +9,8 @@ from browsing import FRONT, SIZES, THEMES, barriers, is_ours, pages
 
 pytestmark = pytest.mark.xdist_group("book")
 
-API, SOURCES = "book/api/", "_modules/cdopt_tutorial/"
+# A phone first: what scrolls gets its stop for the key Tab as the page is loaded.
+LOOKS = [*itertools.product(("phone", "desk"), THEMES)]
 
 # What a page tells of itself, once it has settled and taken the theme that was wished
 # for; it does so in a moment.
@@ -29,11 +31,13 @@ LOOK = """async (theme) => {
         return sign.height && sign.top >= [...e.getClientRects()].at(-1).bottom - 2;
     };
     const named = (e) => (e.alt ?? e.getAttribute('aria-label') ?? '').trim();
+    const start = (e) => e.outerHTML.slice(0, 200);
     return {
         follows: follows(),
         wide: document.documentElement.scrollWidth - window.innerWidth,
         unnamed: all('img, svg[role=img]:not([aria-hidden]), video')
-            .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 200)),
+            .filter((e) => !named(e)).map(start),
+        nowhere: all('a[href]').filter((e) => !e.textContent.trim()).map(start),
         broken: all('img').filter((e) => !e.naturalWidth).map((e) => e.src),
         astray: all('mjx-container').filter(astray)
             .map((e) => e.textContent + e.nextSibling.data.slice(0, 9)),
@@ -42,18 +46,46 @@ LOOK = """async (theme) => {
     };
 }"""
 
-# One of each kind of token, and an empty frame for each drawing: axe takes a minute
-# for a page of the package, nearly all of it for thousands of words that look alike.
+# How many figures, formulas and videos a page has, and which of them can't be seen.
+WHOLE = """async () => {
+    const all = (kind) => [...document.querySelectorAll(`main ${kind}`)];
+    const large = (e) => Math.min(e.clientWidth, e.clientHeight) > 99;
+    const drawn = (e) => large(e) && e.querySelectorAll('path, text, use').length > 9;
+    const set = (e) => e.querySelector('mjx-container svg')?.clientWidth > 0;
+    const plays = async (video) => {
+        await video.play();
+        return video.videoWidth > 0 && !video.error;
+    };
+    const [figures, maths, videos] = ['figure svg', '.math', 'video'].map(all);
+    const playing = await Promise.all(videos.map(plays));
+    return {
+        figures: figures.length, maths: maths.length, videos: videos.length,
+        unseen: [
+            ...figures.filter((e) => !drawn(e)), ...maths.filter((e) => !set(e)),
+            ...videos.filter((_, k) => !playing[k]),
+        ].map((e) => e.outerHTML.slice(0, 200)),
+    };
+}"""
+
+# One of what is made alike, and an empty frame for each drawing: axe takes a minute for
+# a page of the package, nearly all of it for thousands of words that differ in letters.
+# Each table keeps a row, or its heads would have no cells, and each list its terms.
 THIN = """() => {
     document.querySelectorAll('svg > :not(title)').forEach((e) => e.remove());
-    const shape = (e) => e && `${shape(e.parentElement)}>${e.tagName}.${e.className}`;
-    const alike = document.querySelectorAll(`:is(pre, code, dl.py, .genindextable,
-        .toc-entry) :is(a, code, em, p, span, strong):not(button *, a *)`);
-    const seen = new Set();
-    for (const e of [...alike].reverse()) {
-        const kind = shape(e);
-        if (!e.childElementCount && seen.has(kind)) e.remove();
-        seen.add(kind);
+    const numbers = new Map(), kinds = new Map(), seen = new Set();
+    for (const e of document.querySelectorAll('*')) {
+        const look = ['class', 'style'].map((name) => e.getAttribute(name));
+        const path = [kinds.get(e.parentElement), e.tagName, ...look].join();
+        if (!numbers.has(path)) numbers.set(path, numbers.size);
+        kinds.set(e, numbers.get(path));
+    }
+    const needed = 'table:not(.genindextable) :not(tr + tr), dl > *';
+    for (const e of document.querySelectorAll('article *, .toc-entry')) {
+        if (e.matches(needed) || !e.isConnected) continue;
+        const all = [e, ...e.querySelectorAll('*')].map((each) => kinds.get(each));
+        const alike = [...new Set(all)].sort().join();
+        if (seen.has(alike)) e.remove();
+        seen.add(alike);
     }
 }"""
 
@@ -62,51 +94,74 @@ class Visits(NamedTuple):
     """What was seen of all pages."""
 
     looks: dict[tuple, dict]  #: what a page tells, by its name, the screen, the theme
-    barriers: dict[tuple, list[str]]  #: what keeps someone out, by name and look
+    barriers: dict[tuple, list[str]]  #: what keeps someone out, by name and theme
+    whole: dict[str, dict]  #: what a chapter has, and what of it can't be seen
 
 
 # One visit for all: a page takes a second to load, and follows at once when the window
 # or the reader's wish for dark pages changes.
 @pytest.fixture(scope="module")
-def visits(browser, site, root, project) -> Visits:
-    page = browser.new_page()
-    faults, found = [], Visits({}, {})
+def visits(browser, site, root) -> Visits:
+    served = root.startswith("http")
+    context = browser.new_context(offline=not served)
+    page, faults, found = context.new_page(), [], Visits({}, {}, {})
     watch(page, root, faults)
-    names = one_of(SOURCES, pages(site, root), site)
-    asked = set() if root.startswith("file") else {*one_of(API, names, site)}
-    scrolling = {FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())}
-    for name in names:
-        show(page, *looks(name, root)[0])
+    for number, name in enumerate(chosen(site, root)):
+        is_chapter = name.startswith("notebooks/")
+        every = served and (is_chapter or name == FRONT)
+        looks = LOOKS if every else [LOOKS[number % len(LOOKS)]]
+        show(page, *looks[0])
         page.goto(f"{root}/{name}", wait_until="load")
-        for size, theme in looks(name, root):
+        if every:  # can all that scrolls on a phone be reached?
+            rule = {"runOnly": ["scrollable-region-focusable"]}
+            found.barriers[name, "phone"] = barriers(page, rule)
+        for size, theme in looks:
             show(page, size, theme)
             seen = page.evaluate(LOOK, theme)
             found.looks[name, size, theme] = seen | {"faults": faults.copy()}
-        if name in asked:
-            before = len(faults)
-            found.barriers.update(ask_axe(page, name, name in scrolling))
-            del faults[before:]  # axe looks for styles where none are
-    page.close()
+        if served:
+            themes = THEMES if name == FRONT else [THEMES[number % len(THEMES)]]
+            found.barriers.update(ask_axe(page, name, themes))
+        elif is_chapter:
+            found.whole[name] = page.evaluate(WHOLE)
+    context.close()
     return found
+
+
+def chosen(site, root: str) -> list[str]:
+    """The pages to visit: all, but of the package's, which are made alike, the longest.
+
+    From the disk all chapters, and the longest page of each other folder.
+    """
+    names, folders = pages(site, root), {}
+    for name in sorted(names, key=lambda name: (site / name).stat().st_size):
+        folders["/".join(name.split("/")[:-1][:2])] = name
+    all_of = ("notebooks/",)
+    if root.startswith("http"):
+        all_of = tuple(n for n in names if not n.startswith("_modules/cdopt_tutorial/"))
+    return [n for n in names if n.startswith(all_of) or n in folders.values()]
 
 
 def watch(page, root: str, faults: list[str]) -> None:
     """Note what goes wrong on a page, and what it asks of others."""
-    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-    page.on("console", lambda said: faults.append(said.text) if is_bad(said) else None)
-    page.on(
-        "request",
-        lambda asked: None if is_ours(asked.url, root) else faults.append(asked.url),
-    )
-    page.on(
-        "requestfailed",
+
+    def on_console(said) -> None:
+        if said.type in ("error", "warning"):
+            faults.append(said.text)
+
+    def on_request(asked) -> None:
+        if not is_ours(asked.url, root):
+            faults.append(asked.url)
+
+    def on_failed(asked) -> None:
         # What is still under way when the page is left is aborted, and no fault.
-        lambda asked: (
-            None
-            if asked.failure == "net::ERR_ABORTED"
-            else faults.append(f"failed: {asked.url}")
-        ),
-    )
+        if asked.failure != "net::ERR_ABORTED":
+            faults.append(f"failed: {asked.url}")
+
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("console", on_console)
+    page.on("request", on_request)
+    page.on("requestfailed", on_failed)
 
 
 def show(page, size: str, theme: str) -> None:
@@ -116,29 +171,16 @@ def show(page, size: str, theme: str) -> None:
     page.emulate_media(color_scheme=theme)
 
 
-def ask_axe(page, name: str, scrolls: bool) -> dict[tuple, list[str]]:
+def ask_axe(page, name: str, themes) -> dict[tuple, list[str]]:
     """What keeps someone out of a page, which is of no use any more."""
     page.add_style_tag(content="* { transition: none !important; }")
-    found = {}
-    if scrolls:
-        show(page, "phone", "light")
-        rule = {"runOnly": ["scrollable-region-focusable"]}
-        found[name, "phone"] = barriers(page, rule)
-    show(page, "desk", "light")
     page.evaluate(THIN)
-    assert page.evaluate(LOOK, "light")["follows"]
-    found[name, "light"] = barriers(page, {})
-    show(page, "desk", "dark")
-    assert page.evaluate(LOOK, "dark")["follows"]
-    found[name, "dark"] = barriers(page, {"runOnly": ["color-contrast"]})
+    found = {}
+    for theme in themes:
+        page.emulate_media(color_scheme=theme)
+        assert page.evaluate(LOOK, theme)["follows"]
+        found[name, theme] = barriers(page, {})
     return found
-
-
-def one_of(folder: str, names: list[str], site) -> list[str]:
-    """These pages, but of those of a folder, which are made alike, only the longest."""
-    alike = [name for name in names if name.startswith(folder)]
-    alike.remove(max(alike, key=lambda name: (site / name).stat().st_size))
-    return [name for name in names if name not in alike]
 
 
 @pytest.mark.parametrize("root", ["http", "file"], indirect=True)
@@ -148,32 +190,26 @@ def test_every_page_is_offline_quiet_and_fits(visits):
         assert seen["follows"], at
         assert not seen["faults"], (at, seen["faults"])
         assert seen["wide"] <= 0, at
-        assert seen["unnamed"] == seen["broken"] == seen["astray"] == [], at
+        for wrong in ("unnamed", "nowhere", "broken", "astray"):
+            assert seen[wrong] == [], at
         assert seen["maths"] <= seen["rendered"], at
 
 
 @pytest.mark.parametrize("root", ["http"], indirect=True)
-def test_nothing_on_any_page_keeps_anyone_out(visits, site, root, project):
-    names = one_of(API, one_of(SOURCES, pages(site, root), site), site)
-    phone = [FRONT, *(f"notebooks/{c.stem}.html" for c in project.chapters())]
-    asked = {(name, look) for name in names for look in THEMES}
-    # What scrolls on a phone can be reached.
-    assert {*visits.barriers} == asked | {(name, "phone") for name in phone}
+def test_nothing_on_any_page_keeps_anyone_out(visits, site, root):
+    assert {name for name, _ in visits.barriers} == {*chosen(site, root)}
     assert not {key: what for key, what in visits.barriers.items() if what}
 
 
-def looks(name: str, root: str) -> list[tuple[str, str]]:
-    """The screens and themes with which to look at a page; at a chapter with each."""
-    if root.startswith("file"):
-        return [("phone", "dark")]
-    if name.startswith("notebooks/"):
-        return [*itertools.product(SIZES, THEMES)]
-    return [("desk", "light"), ("phone", "dark")]
-
-
-def is_bad(said) -> bool:
-    """Tell whether a message of the console is a complaint."""
-    return said.type in ("error", "warning")
+@pytest.mark.parametrize("root", ["file"], indirect=True)
+def test_chapters_are_whole_with_the_network_cut(visits, project):
+    assert len(visits.whole) == len(project.chapters())
+    kinds = Counter()
+    for chapter, seen in visits.whole.items():
+        assert not seen.pop("unseen"), chapter
+        assert seen["figures"], chapter
+        kinds.update(seen)
+    assert all(kinds.values()), kinds
 
 
 def test_front_page_leads_to_every_chapter(browser, site, server, project):

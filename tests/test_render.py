@@ -45,21 +45,12 @@ def builds(book, monkeypatch):
     return errors
 
 
-def test_a_result_made_anew_is_rendered_anew(book, builds):
+def test_whatever_decides_the_pages_renders_them_anew_once(book, builds, monkeypatch):
+    def is_new(what: str) -> None:
+        assert [render(book), render(book)] == [True, False], what
+
     execute(book.chapters(), project=book, force=True)
-    assert [render(book), render(book)] == [True, False]
-
-
-def test_another_version_or_site_is_rendered_anew(book, builds, monkeypatch):
-    monkeypatch.setattr(module, "VERSION", "9.9")
-    assert [render(book), render(book)] == [True, False]
-    for name in ("a", "b"):
-        monkeypatch.setenv("CDOPT_TUTORIAL_BRANCH", name)
-        monkeypatch.setenv("CDOPT_TUTORIAL_REPOSITORY", "https://github.com/an/other")
-        assert [render(book), render(book)] == [True, False]
-
-
-def test_another_source_is_rendered_anew(book, builds):
+    is_new("a result")
     for name in (
         "CONTRIBUTING.md", "tests/test_a.py", "book/deep/a.svg", "_toc.yml",
         "_config.yml", "constraints.txt",
@@ -69,12 +60,16 @@ def test_another_source_is_rendered_anew(book, builds):
         with file.open("a") as source:
             source.write("# New\n")
         run(book)
-        assert [render(book), render(book)] == [True, False], name
-
-
-def test_a_page_that_is_gone_is_rendered_again(book, builds):
+        is_new(name)
     (book.html / "index.html").unlink()
-    assert [render(book), render(book)] == [True, False]
+    is_new("a page that is gone")
+    monkeypatch.setattr(module, "VERSION", "9.9")
+    is_new("a version")
+    monkeypatch.setenv("CDOPT_TUTORIAL_REPOSITORY", "https://github.com/an/other")
+    is_new("a site")
+    for day in ("86400", "172800"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", day)
+        assert render(book) is False, "the date at the foot alone"
 
 
 def test_a_build_that_failed_is_not_up_to_date(book, builds):
@@ -88,41 +83,6 @@ def test_a_build_that_failed_is_not_up_to_date(book, builds):
     assert render(book) is True
 
 
-def test_pages_hold_the_result_the_prose_of_today_and_what_they_quote(book):
-    code = "print(6 * 7)", "glue('01-x', 0.25)"
-    write_chapter(book, *code)
-    (done,) = run(book)
-    write_chapter(book, *code, prose="# New prose")
-    assert run(book)[0].cached
-    config = yaml.safe_load((book.root / "_config.yml").read_text())
-    config["parse"] = {"myst_enable_extensions": ["substitution"]}
-    (book.root / "_config.yml").write_text(yaml.safe_dump(config))
-    change = {"figure": "01-x", "was": "1", "now": "2", "allowed": "± 0", "holds": 0}
-    tried = {"torch": "2.99", "python": "3.99", "cdopt": "0.5", "chapters": "1 of 1"}
-    tried |= {"seconds": 90, "failures": ["KeyError: `x`"], "changes": [change]}
-    found = {"date": "2026-11-22", "environments": [tried]}
-    found["machine"] = {"processor": "x86_64", "cores": 2}
-    (book.root / "book/versions.json").write_text(json.dumps(found))
-    quote = "\nx is {{ figures['01-x'] }}, {{ minutes['01_a'] }} minutes\n"
-    quote += "y is {{ figures['01-y'] }}\n"
-    rows = "01-x = {seen = 0.25}\n01-y = {needs = 'no_such', seen = 1}"
-    (book.root / "notebooks/reference.toml").write_text(f"[01_a.figures]\n{rows}")
-    quote += "\n{{ versions }}\n"
-    with (book.root / "book/index.md").open("a") as file:
-        file.write(quote)
-    assert [render(book), render(book)] == [True, False]
-    chapter = (book.html / "notebooks/01_a.html").read_text()
-    assert "New prose" in chapter and "42" in chapter
-    page = (book.html / "book/index.html").read_text()
-    assert "notebooks/01_a" in page
-    assert f"x is 0.25, {done.seconds / 60} minutes" in page
-    assert "y is (not measured)" in page
-    rows = [" ".join(re.sub("<.*?>", " ", r).split()) for r in page.split("</tr>")]
-    assert "3.99 2.99 0.5 – – 1 of 1 – 2" in rows
-    assert rows[-2] == "01-x 1 ± 0 2" and rows[-3].endswith("stored allowed torch 2.99")
-    assert "<strong>2</strong>" in page and ">KeyError:<" in page
-
-
 def test_versions_that_can_not_be_read_are_named(book):
     run(book)
     for text in ("{", "[]", "{}"):
@@ -134,10 +94,8 @@ def test_versions_that_can_not_be_read_are_named(book):
 def test_builder_that_ends_badly_is_a_failure(book, monkeypatch):
     run(book)
     monkeypatch.setattr(module, "_BUILDER", "raise SystemExit('said last')")
-    with pytest.raises(
-        RenderError,
-        match="^the pages do not build cleanly:\njupyter-book failed:\nsaid last",
-    ):
+    what = "^the pages do not build cleanly:\njupyter-book failed:\nsaid last"
+    with pytest.raises(RenderError, match=what):
         render(book)
 
 
@@ -149,18 +107,21 @@ def test_chapter_without_a_result_fails_each_time(book):
             render(book)
 
 
-def test_a_warning_is_a_failure_and_is_named(book):
-    run(book)
-    with (book.root / "book/index.md").open("a") as file:
-        file.write("\n[nowhere](nowhere.md), {py:func}`nothing.of_the_sort`\n")
-    with pytest.raises(RenderError) as caught:
-        render(book)
-    for missing in ("nowhere", "nothing.of_the_sort"):
-        assert re.search(f"WARNING.*{missing}", str(caught.value))
-
-
 GLUE = "glue({!r}, {!r})"
 QUOTE = "Here x is {glue:text}`01-x:.2f`, written ``{glue:text}`01-x:.2f` ``."
+TABLE = """
+[01_a.figures]
+01-x = {seen = 0.2, at_most = 0.2}
+01-z = {needs = "no_such", seen = 1}
+[02_b.figures]
+02-y = {seen = 6, at_most = 8}
+"""
+FRONT = """
+x is {{ "%.1f" % figures["01-x"] }} in {{ minutes['01_a'] }} minutes,
+y is {{ "%.0f" % figures["02-y"] }}, z is {{ figures["01-z"] }}.
+
+{{ versions }}
+"""
 
 
 @pytest.fixture
@@ -172,12 +133,11 @@ def larger(book, monkeypatch) -> Project:
     write_contents(book, config, "notebooks/02_b", "book/errors", "book/moves")
     write_chapter(book, "print(6 * 7)", GLUE.format("02-y", 7), name="02_b")
     write_chapter(book, GLUE.format("01-x", 0.25), prose=f"# A chapter\n\n{QUOTE}")
+    (book.root / "notebooks/reference.toml").write_text(TABLE)
     for name, title in {"errors": "Errors", "moves": "Moves"}.items():
         (book.root / f"book/{name}.md").write_text(f"# {title}\n\n`01-x`, `02-y`\n")
-    quote = """\nx is {{ "%.1f" % figures["01-x"] }} in {{ minutes['01_a'] }} minutes,
-    y is {{ "%.0f" % figures["02-y"] }}.\n"""
     with (book.root / "book/index.md").open("a") as file:
-        file.write(quote)
+        file.write(FRONT)
     return book
 
 
@@ -215,48 +175,54 @@ def test_a_chapter_that_fails_takes_no_page_with_it(larger, capfd):
     assert "42" in words(larger, "notebooks/02_b.html")
     assert "did not run" not in words(larger, "notebooks/02_b.html")
     front = words(larger, "book/index.html")
-    assert "x is (not measured) in (not measured) minutes, y is 7." in front
-    write_chapter(larger, "print('mended')", *broken[1:], prose=f"# Mended\n\n{QUOTE}")
+    assert "x is (not measured) in (not measured) minutes, y is 7, " in front
+    assert "No run is kept there yet." in front and "moved" not in front
+
+
+def test_pages_hold_the_result_the_prose_of_today_and_what_moved(larger, capfd):
+    (done, _) = run(larger)
+    write_chapter(larger, GLUE.format("01-x", 0.25), prose=f"# New prose\n\n{QUOTE}")
+    change = {"figure": "01-x", "was": "1", "now": "2", "allowed": "± 0", "holds": 0}
+    tried = {"torch": "2.99", "python": "3.99", "cdopt": "0.5", "chapters": "1 of 1"}
+    tried |= {"seconds": 90, "failures": ["KeyError: `x`"], "changes": [change]}
+    found = {"date": "2026-11-22", "environments": [tried]}
+    found["machine"] = {"processor": "x86_64", "cores": 2}
+    (larger.root / "book/versions.json").write_text(json.dumps(found))
+    capfd.readouterr()
     assert main(["build"]) == 0
-    assert re.findall("running .*/(.*).ipynb", capfd.readouterr().out) == ["01_a"]
+    assert "running" not in capfd.readouterr().out  # other prose is the same code
+    note = "Figures that moved They moved farther than they may, so a sentence that "
+    note += "quotes them may not hold. “Moves” says what to do. "
+    note += "01-x: was 0.2, is 0.25 (allowed: at most 0.2) "
     page = words(larger, "notebooks/01_a.html")
-    assert page.startswith("Mended# Here x is 0.25, written {glue:text}`01-x:.2f` .")
+    quote = "Here x is 0.25, written {glue:text}`01-x:.2f` ."
+    assert page.startswith(f"New prose# {note}{quote}")
+    for other in ("notebooks/02_b", "book/errors"):  # which quote none that moved
+        assert "moved" not in words(larger, f"{other}.html")
     front = words(larger, "book/index.html")
-    assert re.search(r"x is 0.2 in [\d.e-]+ minutes, y is 7", front)
+    assert front.startswith(f"Front# {note}") and "02-y" not in front
+    quote = f"x is 0.2 in {done.seconds / 60} minutes, y is 7, z is (not measured)."
+    assert quote in front
+    text = (larger.html / "book/index.html").read_text()
+    rows = [" ".join(re.sub("<.*?>", " ", r).split()) for r in text.split("</tr>")]
+    assert "3.99 2.99 0.5 – – 1 of 1 – 2" in rows
+    assert rows[-2] == "01-x 1 ± 0 2" and rows[-3].endswith("stored allowed torch 2.99")
+    assert "<strong>2</strong>" in text and ">KeyError:<" in text
     assert main(["build"]) == 0
     assert "nothing changed: no page was rendered" in capfd.readouterr().out
 
 
-def test_beside_a_chapter_that_failed_all_else_is_strict(larger, capfd):
-    write_chapter(larger, "1 / 0")
-    with (larger.root / "book/index.md").open("a") as file:
-        file.write("""\n{{ figures["02-none"] }}, {{ figures["01-x"] }}\n""")
-    assert main(["build"]) == 1
-    said = capfd.readouterr()
-    (line,) = [line for line in said.err.splitlines() if "WARNING" in line]
-    assert "02-none" in line
-    assert "the book:" not in said.out
-
-
-def test_a_chapter_of_which_nothing_is_kept_has_a_page(larger):
+def test_beside_a_chapter_of_which_nothing_is_kept_all_else_is_strict(larger):
     write_chapter(larger, "!echo {6 * 7}")  # Python's lexer would warn of it
-    assert render(larger, partial=True) is True
+    lines = """{{ figures["02-none"] }}, {{ figures["01-x"] }}""", "[](nowhere.md)"
+    with (larger.root / "book/index.md").open("a") as file:
+        file.write("\n\n".join(["", *lines, "{py:func}`nothing.of_the_sort`\n"]))
+    execute(larger.chapters()[1:], project=larger)
+    with pytest.raises(RenderError) as caught:
+        render(larger, partial=True)
+    said = [line for line in str(caught.value).splitlines() if "WARNING" in line]
+    for missing in ("02-none", "nowhere", "nothing.of_the_sort"):
+        assert sum(missing in line for line in said) == 1
+    assert len(said) == 3
     page = words(larger, "notebooks/01_a.html")
     assert "There is no result." in page and "!echo {6 * 7}" in page
-
-
-def test_a_figure_that_moved_is_shown_where_it_is_quoted(larger, capfd):
-    table = larger.root / "notebooks/reference.toml"
-    rows = """[01_a.figures]\n"01-x" = {seen = 0.2, at_most = 0.2}\n
-    [02_b.figures]\n"02-y" = {seen = 6, at_most = 8}\n"""
-    table.write_text(rows)
-    assert main(["build"]) == 0
-    note = "Figures that moved They moved farther than they may, so a sentence that "
-    note += "quotes them may not hold. “Moves” says what to do. "
-    note += "01-x: was 0.2, is 0.25 (allowed: at most 0.2) "
-    front = words(larger, "book/index.html")
-    assert front.startswith(f"Front# {note}") and "02-y" not in front
-    page = words(larger, "notebooks/01_a.html")
-    assert page.startswith(f"A chapter# {note}Here x is 0.25")
-    for other in ("notebooks/02_b", "book/errors"):
-        assert "moved" not in words(larger, f"{other}.html")

@@ -91,17 +91,26 @@ def test_tab_reaches_everything_and_is_seen(browser, server, project, name):
     page.close()
 
 
-def test_skip_link_leads_past_the_sidebar(browser, server):
+def test_keys_skip_search_switch_the_theme_and_open_solutions(browser, server):
     page = open_page(browser.new_page(), f"{server}/{FIRST}")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
+    for key in ("Tab", "Enter", "Tab"):  # the first stop skips the sidebar
+        page.keyboard.press(key)
     assert page.evaluate("!!document.activeElement.closest('main')")
-    page.close()
-
-
-def test_search_is_used_by_keys_alone(browser, server):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+    seen = []
+    for key in ("Enter", "Space", "Enter"):
+        page.locator(".theme-switch-button").press(key)
+        seen.append(page.evaluate("document.documentElement.dataset.theme"))
+    assert {*THEMES} == {*seen}
+    solutions = page.locator(".solution").all()
+    assert solutions
+    for solution in solutions:
+        button = solution.locator(".toggle-button")
+        content = solution.locator("section").first
+        assert not content.is_visible()
+        button.press("Enter")
+        assert content.is_visible()
+        button.press("Space")
+        assert not content.is_visible()
     button = page.locator("button.search-button-field")
     for key in ("Enter", "Space"):
         button.press(key)
@@ -112,33 +121,6 @@ def test_search_is_used_by_keys_alone(browser, server):
     page.keyboard.type("observer")
     page.keyboard.press("Enter")
     page.wait_for_url("**/search.html?q=observer")
-    page.close()
-
-
-def test_theme_is_switched_by_keys(browser, server):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}", color_scheme="light")
-    seen = []
-    for key in ("Enter", "Space", "Enter"):
-        page.locator(".theme-switch-button").press(key)
-        seen.append(page.evaluate("document.documentElement.dataset.theme"))
-    assert {*THEMES} == {*seen}
-    page.close()
-
-
-def test_solutions_open_and_close_by_keys(browser, server):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}")
-    solutions = page.locator(".solution").all()
-    assert solutions
-    for solution in solutions:
-        button, content = (
-            solution.locator(".toggle-button"),
-            solution.locator("section"),
-        )
-        assert not content.first.is_visible()
-        button.press("Enter")
-        assert content.first.is_visible()
-        button.press("Space")
-        assert not content.first.is_visible()
     page.close()
 
 
@@ -199,14 +181,16 @@ INKS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_figures_stand_out_on_the_page(browser, server, theme):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}", color_scheme=theme)
-    found = page.evaluate(INKS)
-    assert found
-    for ink, ground in {tuple(map(rgb, pair)) for pair in found}:
-        assert contrast(ink, ground) >= 4.5
-        assert all(contrast(look.color, ground) >= 3 for look in SERIES)
+def test_figures_stand_out_on_the_page(browser, server):
+    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+    for theme in THEMES:
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_selector(f"html[data-theme={theme}]")
+        found = page.evaluate(INKS)
+        assert found
+        for ink, ground in {tuple(map(rgb, pair)) for pair in found}:
+            assert contrast(ink, ground) >= 4.5
+            assert all(contrast(look.color, ground) >= 3 for look in SERIES)
     page.close()
 
 

@@ -19,23 +19,17 @@ def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
 
     A ValueError if the file is no notebook.
     """
-    notebook = _read(path)
+    content, invalid = path.read_bytes(), {}
+    try:
+        notebook = nbformat.reads(content.decode(), 4, invalid)
+        if invalid:
+            raise invalid["ValidationError"]
+    except Exception as error:  # nbformat has no error of its own for all of these
+        raise ValueError("it is no notebook, or it is damaged") from error
     for cell in code_cells(notebook):  # else old figures would pass for new ones
         cell.outputs, cell.execution_count = [], None
     if values:
         inject(notebook, values)
-    return notebook
-
-
-def _read(path: Path) -> NotebookNode:
-    content, invalid = path.read_bytes(), {}
-    try:
-        notebook = nbformat.reads(content.decode(), 4, invalid)
-    except Exception as error:  # nbformat has no error of its own for all of these
-        invalid["ValidationError"] = error
-    if invalid:
-        what = "it is no notebook, or it is damaged"
-        raise ValueError(what) from invalid["ValidationError"]
     return notebook
 
 
@@ -51,8 +45,7 @@ def with_outputs(path: Path, ran: NotebookNode) -> NotebookNode:
     for cell, done in zip(code_cells(chapter), code_cells(ran), strict=True):
         cell.outputs, cell.execution_count = done.outputs, done.execution_count
     # As a kernel says when it starts, which may be what failed; else `!ls` is none.
-    language = {"name": "python", "pygments_lexer": "ipython3"}
-    chapter.metadata["language_info"] = language
+    chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter
 
 

@@ -42,7 +42,7 @@ _KEPT = 24  # results: of seven chapters, and of a change taken back
 
 @dataclass(frozen=True)
 class Execution:
-    """What became of one chapter."""
+    """What became of a chapter."""
 
     path: Path
     notebook: NotebookNode  #: with its outputs, as far as it ran
@@ -214,35 +214,34 @@ def _run_cells(
     notebook: NotebookNode, progress: "_Progress", device: str, cell_timeout: int
 ) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
-    with scratch() as folder:
-        options = {"record_timing": False, "coalesce_streams": True}
-        options["resources"] = {"metadata": {"path": folder}}
-        hooks = {"on_cell_execute": progress.begin, "on_cell_executed": progress.end}
-        client = NotebookClient(notebook, timeout=cell_timeout, **options, **hooks)
-        connection = str(Path(folder, "kernel.json"))
-        client.km = manager = _KernelManager(connection_file=connection)
+    with scratch() as folder, ThreadPoolExecutor(1) as thread:
+        client = NotebookClient(
+            notebook,
+            timeout=cell_timeout,
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
+            on_cell_execute=progress.begin,
+            on_cell_executed=progress.end,
+        )
+        client.km = _KernelManager(connection_file=str(Path(folder, "kernel.json")))
         # A reader's own configuration of IPython and matplotlib must not change a
         # result, nor a home that can't be written.
         own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
-        env = {**os.environ, **own}
-        env["CDOPT_TUTORIAL_DEVICE"] = device
-        env["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
-        # In a thread, or nbclient would take the process's signals for itself.
-        with ThreadPoolExecutor(1) as thread:
-            running = thread.submit(
+        own["CDOPT_TUTORIAL_DEVICE"] = device
+        own["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
+        try:
+            # In a thread, or nbclient would take the process's signals for itself; with
+            # the thread ends its kernel.
+            thread.submit(
                 client.execute,
-                env=env,
+                env=os.environ | own,
                 transport_encryption="auto",
                 preexec_fn=end_with_parent,
-            )
-            try:
-                running.result()
-            except BaseException:
-                atexit.unregister(client._cleanup_kernel)  # it would look for one
-                kernel = getattr(manager.provisioner, "process", None)
-                if kernel is not None:
-                    kernel.kill()
-                raise
+            ).result()
+        finally:
+            # It is left there by a kernel that did not start.
+            atexit.unregister(client._cleanup_kernel)
 
 
 def end_with_parent() -> None:

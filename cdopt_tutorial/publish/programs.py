@@ -30,12 +30,12 @@ def read_programs(project: Project) -> dict[str, str]:
 
 def write_programs(project: Project) -> Path:
     """Write all programs; return the folder to copy beside the pages."""
-    extra = project.build / "extra"
-    shutil.rmtree(extra, ignore_errors=True)
-    (extra / FOLDER).mkdir(parents=True)
+    folder = project.build / "extra" / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for name, text in read_programs(project).items():
-        (extra / FOLDER / name).write_text(text, "utf-8")
-    return extra
+        (folder / name).write_text(text, "utf-8")
+    return folder.parent
 
 
 def setup(app: Any) -> None:

@@ -61,8 +61,7 @@ class Reference:
         try:
             text = self._path.read_text("utf-8") if self._path.exists() else ""
             self._table = tomlkit.parse(text)
-            for chapter, parts in self._table.unwrap().items():
-                _check_chapter(chapter, parts)
+            _check(self._table.unwrap())
         except (tomlkit.exceptions.TOMLKitError, ValueError, OSError) as error:
             why = getattr(error, "strerror", None) or error
             name = project.relative(self._path)
@@ -76,20 +75,20 @@ class Reference:
         What isn't complete may miss some.
         """
         rows = self._table.get(chapter, {}).get("figures", {})
+        lost = rows.keys() - figures.keys() if complete else ()
         found = {}
         for name, value in figures.items():
             row = rows.get(name, {})
             if SEEN not in row:
                 found[name] = Change(None, _short(value))
             elif not any(row.get(rule) for rule in NOT_COMPARED):
-                seen, bounds = row[SEEN], _bounds(row, row[SEEN])
-                holds = _within(bounds, value)
-                if not (holds and _within(seen, value)):
-                    now, allowed = _short(value), _words(bounds)
-                    found[name] = Change(_words(seen), now, allowed, holds)
+                was, allowed = row[SEEN], _allowed(row)
+                holds = _within(allowed, value)
+                if not (holds and _within(was, value)):
+                    now = _short(value)
+                    found[name] = Change(_words(was), now, _words(allowed), holds)
         for name, row in rows.items():
-            due = complete and SEEN in row and _is_here(row.get("needs"))
-            if due and name not in figures:
+            if name in lost and SEEN in row and _is_here(row):
                 found[name] = Change(_words(row[SEEN]), None)
         return found
 
@@ -102,9 +101,8 @@ class Reference:
 
     def absent(self) -> list[str]:
         """Return the figures that are measured with a module that is not here."""
-        tables = [dict(part.get("figures", {})) for part in self._table.values()]
-        rows = [row for each in tables for row in each.items()]
-        return [name for name, row in rows if not _is_here(row.get("needs"))]
+        tables = [part.get("figures", {}) for part in self._table.values()]
+        return [n for rows in tables for n, row in rows.items() if not _is_here(row)]
 
     def has_text(self, chapter: str, digest: str) -> bool:
         """Tell whether a chapter has learned from this text, if it does from any."""
@@ -124,9 +122,9 @@ class Reference:
         rows = part.setdefault("figures", tomlkit.table())
         for name, value in figures.items():
             row = rows.setdefault(name, tomlkit.inline_table())
-            row[SEEN] = _joined(row, row.get(SEEN), value)
-        for name in [name for name in rows if name not in figures]:
-            if _is_here(rows[name].get("needs")):
+            row[SEEN] = _joined(row, value)
+        for name in rows.keys() - figures.keys():
+            if _is_here(rows[name]):
                 del rows[name]
         # Behind what is added to a row tomlkit leaves no space.
         text = re.sub(f",(?={SEEN} =)", ", ", tomlkit.dumps(self._table))
@@ -151,55 +149,50 @@ def origin(**simulated: object) -> str:
 
     `cpu` (the code path), `threads`, `cores`, `python` and `torch` may be others.
     """
-    facts = {"cpu": cpu.get_cpu_capability().lower()}
-    facts["threads"] = int(os.environ.get("OMP_NUM_THREADS", 0))
-    facts |= {"cores": cpu_count(), "python": platform.python_version()}
-    facts |= {"torch": version("torch")} | simulated
+    facts = {
+        "cpu": cpu.get_cpu_capability().lower(),
+        "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
+        "cores": cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    } | simulated
     threads = f"{facts['threads']} threads, " if facts["threads"] else ""
     machine = f"{processor()}, {facts['cpu']}, {threads}{facts['cores']} cores"
     versions = f"Python {facts['python']}, torch {facts['torch']}"
     return f"{datetime.now(UTC).date()}: {machine}; {versions}"
 
 
-def _check_chapter(chapter: str, parts: object) -> None:
-    """Raise ValueError unless a chapter's parts are tables, of figures in rows."""
-    inner = dict(parts) if isinstance(parts, dict) else {"": parts}
-    if not isinstance(inner.pop("text", ""), str):
-        raise ValueError(f"{chapter}: text is no name of one")
-    if not isinstance(inner.pop("runs", []), list):
-        raise ValueError(f"{chapter}: runs is no list of them")
-    if not all(isinstance(part, dict) for part in inner.values()):
-        raise ValueError(f"{chapter}: a table is needed, `figures`")
-    for name, row in parts.get("figures", {}).items():
-        _check(f"{chapter}: {name}", row)
+def _check(table: Mapping) -> None:
+    """Raise ValueError unless it has a table of figures for each chapter."""
+    for chapter, part in table.items():
+        figures = part.get("figures", {}) if isinstance(part, dict) else None
+        if not isinstance(figures, dict):
+            raise ValueError(f"{chapter}: a table is needed, `figures`")
+        for name, row in figures.items():
+            _check_row(f"{chapter}: {name}", row)
 
 
-def _check(place: str, row: object) -> None:
+def _check_row(place: str, row: object) -> None:
     """Raise ValueError unless a row has what was seen, or nothing, and a known rule."""
     given = dict(row) if isinstance(row, dict) else {"": row}
     seen = given.pop(SEEN, 0)
     ends = seen if isinstance(seen, list) and len(seen) == 2 else [seen]
-    if not all(_is_number(each) for each in ends) and not isinstance(seen, str):
+    if not isinstance(seen, str) and any(type(n) not in (int, float) for n in ends):
         needed = "a number, two, or a text is needed"
         raise ValueError(f"{place}: {SEEN} is {seen!r}: {needed}")
-    if not isinstance(given.pop("needs", ""), str):
-        raise ValueError(f"{place}: needs must be a module")
+    given.pop("needs", None)
     match [*given.items()]:
         case [] | [("machine" | "chaotic" | "exact", True)]:
             return
-        case [("at_most", bound)] if _is_number(bound):
+        case [("at_most", int() | float())]:
             return
     rules = "`exact`, `machine` or `chaotic`, true, `at_most`, a number, or none"
     raise ValueError(f"{place}: is {row!r}: its rule must be {rules}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_here(module: str | None) -> bool:
+def _is_here(row: Mapping) -> bool:
     """Tell whether what a figure is measured with is installed."""
-    return module is None or find_spec(module) is not None
+    return "needs" not in row or find_spec(row["needs"]) is not None
 
 
 def _ends(seen: object) -> list:
@@ -207,13 +200,13 @@ def _ends(seen: object) -> list:
     return list(seen) if isinstance(seen, list) else [seen, seen]
 
 
-def _joined(row: Mapping, seen: object, value: float | str) -> object:
+def _joined(row: Mapping, value: float | str) -> object:
     """Return what was seen once this value was seen as well."""
     value = float(_short(value)) if isinstance(value, float) else value
-    texts = isinstance(value, str) or isinstance(seen, str)
-    if seen is None or texts or row.get("exact"):
+    texts = isinstance(value, str) or isinstance(row.get(SEEN), str)
+    if SEEN not in row or texts or row.get("exact"):
         return value
-    least, most = _ends(seen)
+    least, most = _ends(row[SEEN])
     least, most = min(least, value), max(most, value)
     return value if least == most else [least, most]
 
@@ -226,19 +219,18 @@ def _within(seen: object, value: float | str) -> bool:
     return least <= float(_short(value)) <= most
 
 
-def _bounds(row: Mapping, seen: object) -> object:
+def _allowed(row: Mapping) -> object:
     """Return what a figure may be: a text, or the ends of a range."""
     if "at_most" in row:
         return [-math.inf, row["at_most"]]
-    if row.get("exact") or isinstance(seen, str):
-        return seen
-    least, most = _ends(seen)
+    if row.get("exact") or isinstance(row[SEEN], str):
+        return row[SEEN]
+    least, most = _ends(row[SEEN])
     room = max(most - least, MARGIN * max(abs(least), abs(most)))
     return [least - room, most + room]
 
 
 def _words(seen: object) -> str:
-    """What was seen, in words."""
     least, most = map(_short, _ends(seen))
     if least == "-inf":
         return f"at most {most}"

@@ -75,28 +75,26 @@ def _sources(root: Path) -> list[Path]:
 
 def _config(project: Project, device: str, partial: bool) -> dict:
     """Return the book's configuration, with what pages may quote, and must note."""
-    site = read_site()
     quotes, notes = _results(project, device, partial)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
     config["execute"] = {"execute_notebooks": "off"}
-    quotes["versions"] = _versions(project)
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     sphinx = config["sphinx"]["config"]
     sphinx["extensions"].append("cdopt_tutorial.publish.notes")
     sphinx["html_extra_path"] = [str(write_programs(project))]
     sphinx["page_notes"] = notes
-    add_site(config, site)
+    add_site(config, read_site())
     return config
 
 
 def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
     """Put chapters with their outputs where the pages find them; quotes, and notes."""
     reference = Reference(project)
-    quotes = {"figures": {}, "minutes": {}}
+    quotes = {"figures": {}, "minutes": {}, "versions": _versions(project)}
     notes = {"failed": {}, "moved": {}, "absent": reference.absent()}
+    notes["pages"] = str(project.pages)
     shutil.rmtree(project.pages, ignore_errors=True)
     project.pages.mkdir(parents=True)
-    notes["pages"] = str(project.pages)
     for path in project.chapters():
         chapter, name = read_chapter(path), project.relative(path)
         if ran := find_result(project, chapter, device):

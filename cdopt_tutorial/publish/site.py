@@ -14,9 +14,6 @@ from urllib.parse import urlsplit
 
 VERSION = version("cdopt-tutorial")
 
-_URL = r"https?://[\w.-]+(:\d+)?(/[\w./~%-]*)?"
-# Colab opens notebooks from GitHub only.
-_REPOSITORY = r"https?://github\.com/([\w-]+)/([\w.-]+?)(?:\.git)?/?"
 _LAUNCH = {
     "binderhub_url": "https://mybinder.org",
     "colab_url": "https://colab.research.google.com",
@@ -42,24 +39,28 @@ class Site:
 
 def read_site() -> Site:
     """Return what CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH say, or a ValueError."""
-    url = _read("URL", _URL, "an address like https://host/path/")
-    github = "an address like https://github.com/OWNER/NAME"
-    repository = _read("REPOSITORY", _REPOSITORY, github)
-    branch = _read("BRANCH", r"[\w.-]+(/[\w.-]+)*", "the name of a branch")
+    address = r"(https?://[\w.-]+(?::\d+)?(?:/[\w./~%-]*)?)"
+    url = _read("URL", address, "an address like https://host/path/")
+    # Colab opens notebooks from GitHub only.
+    address = r"https?://(github\.com/[\w-]+/[\w.-]+?)(?:\.git)?/?"
+    needed = "an address like https://github.com/OWNER/NAME"
+    place = _read("REPOSITORY", address, needed)
+    branch = _read("BRANCH", r"([\w.-]+(?:/[\w.-]+)*)", "the name of a branch")
     return Site(
-        url[0].rstrip("/") + "/" if url else None,
-        "https://github.com/{}/{}".format(*repository.groups()) if repository else None,
-        branch[0] if branch else Site.branch,
+        url and url.rstrip("/") + "/",
+        place and f"https://{place}",
+        branch or Site.branch,
     )
 
 
-def _read(name: str, pattern: str, needed: str) -> re.Match | None:
-    """Return the match of a variable's value, or None if it is not set, or empty."""
+def _read(name: str, pattern: str, needed: str) -> str | None:
+    """Return the part of a variable that is wanted; None if it is not set, or empty."""
     value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
-    match = re.fullmatch(pattern, value, re.ASCII) if value else None
-    if value and not match:
-        raise ValueError(f"CDOPT_TUTORIAL_{name} is {value!r}: {needed} is needed")
-    return match
+    if not value:
+        return None
+    if match := re.fullmatch(pattern, value, re.ASCII):
+        return match[1]
+    raise ValueError(f"CDOPT_TUTORIAL_{name} is {value!r}: {needed} is needed")
 
 
 def add_site(config: dict[str, Any], site: Site) -> None:
