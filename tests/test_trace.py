@@ -39,6 +39,9 @@ def test_the_four_moments_are_in_order(recorded):
         assert call.sent < call.started <= call.ended < call.received
         least = seconds.get(call.method, 0)
         assert call.ended - call.started > 0.97e9 * least
+    sent = [call.sent for call in recorded[0].calls]
+    begun = [each.started for each in recorded[0].spans]
+    assert sent == sorted(sent) and begun == sorted(begun)
 
 
 def test_what_a_worker_marks_is_a_span(recorded):

@@ -1,7 +1,7 @@
 """References to objects, on this worker or on another: the seam of all systems.
 
 A reference has the interface of torch's ``RRef``, which is one; here are two more.
-Every call through any of them is one of :func:`_call`.
+Whichever it is, ``_call`` carries its calls.
 """
 
 import threading
