@@ -100,7 +100,7 @@ def test_a_problem_out_of_range_is_refused():
 def test_every_method_finds_the_answer_of_eigh(method, problem):
     # Those with a schedule or a line search have their own number of steps.
     own = method in ("dissolving, Adam", "dissolving, L-BFGS")
-    run = solve(method, problem, seed=1, **({} if own else {"steps": 250}))
+    run = solve(method, problem, seed=1, **({} if own else {"steps": 400}))
     assert run.gap[0] == pytest.approx(problem.gap(problem.start(1)))
     assert run.gap[0] > 0.5
     assert len(run.seconds) == len(run.gap) == len(run.feasibility)
