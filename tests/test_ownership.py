@@ -69,6 +69,3 @@ def test_ranks_are_not_told_by_colour_alone_and_six_are_the_most():
     filled = [each for ax in fig.axes for each in drawn(ax)[1]]
     assert len({each.get_facecolor() for each in filled}) == 6
     assert len({each.get_hatch() for each in filled}) == 6
-    with pytest.raises(ValueError) as caught:
-        plots.ownership({"copies": [{"up": WHOLE}] * 7})
-    assert str(caught.value) == "there are 7 ranks, but at most 6 can be drawn"

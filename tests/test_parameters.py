@@ -60,11 +60,6 @@ def test_what_was_set_before_is_overruled():
     assert sources == ["x = 1", "# Set from outside:\nx = 3", "x"]
 
 
-def test_same_values_make_the_same_code():
-    first, second = (injected(notebook("x = 1"), {"x": 2}) for _ in range(2))
-    assert first.cells[2].source == second.cells[2].source
-
-
 def test_unknown_parameter_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="no parameter 'epoch'; there are: epochs, lr"):
         inject(notebook("epochs = 1\nlr = 0.1"), {"epoch": 2})

@@ -55,17 +55,9 @@ class Agent(Base):
 """
 
 
-def test_chapters_show_source():
-    assert SHOWN
-
-
 @pytest.mark.parametrize("path, code", SHOWN)
-def test_what_is_shown_is_the_package_s(path, code):
+def test_what_is_shown_is_the_package_s_short_and_narrow(path, code):
     assert complaints(code, (ROOT / path).read_text("utf-8")) == []
-
-
-@pytest.mark.parametrize("path, code", SHOWN)
-def test_what_is_shown_is_short_and_narrow(path, code):
     assert len(code.splitlines()) <= LINES
     assert max(map(len, code.splitlines())) <= COLUMNS
 
@@ -79,7 +71,8 @@ def test_what_is_as_in_the_file_is_found_so_and_what_is_not_is_said():
         ("def act", "def move", "Agent.move is not in the file"),
         ("(Base)", "", "Agent is not as in the file"),
         ("    ...\n", "", "Agent needs `...`"),
-        ("@cached", "print(1)\n@cached", "'print(1)' is no definition"),
+        ("@cached", "print(1)\n@cached", "print(1) is not in the file"),
+        ("# The first", "# The last", "# The last of an episode has none."),
     ):
         assert complaints(PART.replace(was, now), SOURCE)[0].startswith(said), now
     (said,) = complaints(AGENT.replace("Learns.", "Errs."), SOURCE)

@@ -26,8 +26,7 @@ def learning_curves(
 
     A method of ``style.METHODS`` looks the same in every figure. A curve has a pair
     (x, y) per seed, x rising. A run that stops before others keeps its last value; a
-    marker shows where. A line marks `threshold`. Raises ValueError if a curve has no
-    seeds, x and y differ in length, or `log_y` can't show a y.
+    marker shows where. A line marks `threshold`.
     """
     fig = Figure(figsize=(WIDTH, 3.5))
     ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
@@ -36,7 +35,7 @@ def learning_curves(
     lines = []
     for (name, seeds), style in zip(curves.items(), looks(list(curves)), strict=True):
         color, marker = style.color, style.marker
-        x, y = _on_one_grid(name, seeds, log_x, log_y)
+        x, y = _on_one_grid(seeds, log_x, log_y)
         ax.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.22, lw=0)
         lines += ax.plot(x, np.median(y, 0), color=color, ls=style.linestyle)
         lines[-1].set(label=name, marker=marker, markevery=[], markersize=5)
@@ -53,13 +52,9 @@ def learning_curves(
 
 
 def _on_one_grid(
-    name: str, seeds: Sequence[_Seed], log_x: bool, log_y: bool
+    seeds: Sequence[_Seed], log_x: bool, log_y: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a common x, and y of shape (seeds, len(x)) on it."""
-    if not seeds or any(len(x) != len(y) or not len(x) for x, y in seeds):
-        raise ValueError(f"{name!r} needs seeds, and in each as many y as x")
-    if log_y and min(min(y) for _, y in seeds) <= 0:
-        raise ValueError(f"{name!r} has a y that is not above 0, but log_y is on")
     low, high = max(x[0] for x, _ in seeds), max(x[-1] for x, _ in seeds)
     # Between its points a curve is straight on the axes that are seen.
     seen_x, seen_y = (np.log if log else np.asarray for log in (log_x, log_y))

@@ -19,13 +19,10 @@ def ownership(ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw, for each way and each rank, the weights with the part that lies there.
 
     A part has a ``shape``, that of the whole weight, a ``begin`` and a ``size``, by
-    rows and columns. It is filled, in the rank's own pattern; a weight of which nothing
-    is there is left out. Raises ValueError above six ranks.
+    rows and columns. It is filled, in the pattern of the rank, of which there may be
+    six; a weight of which nothing is there is left out.
     """
     ranks = max(map(len, ways.values()))
-    if ranks > len(_HATCHES):
-        most = f"at most {len(_HATCHES)} can be drawn"
-        raise ValueError(f"there are {ranks} ranks, but {most}")
     fig = Figure(figsize=(WIDTH, _ROW * len(ways) + 0.3))
     axes = fig.subplots(len(ways), ranks, squeeze=False)
     for row, (way, of_ranks) in zip(axes, ways.items(), strict=True):

@@ -47,9 +47,8 @@ def _draw(ax: Axes, y: Sequence[float], look: Look, name: str) -> Line2D:
     line = ax.plot(range(1, ends + 1), y[:ends], **style, ms=5, mew=0, label=name)[0]
     if ends < len(y):
         place = {"xytext": (-8, 0), "textcoords": "offset points", "size": 9}
-        ax.annotate(
-            "then not finite", (ends, y[ends - 1]), ha="right", va="center", **place
-        )
+        place |= {"ha": "right", "va": "center"}
+        ax.annotate("then not finite", (ends, y[ends - 1]), **place)
     return line
 
 

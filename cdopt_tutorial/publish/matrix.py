@@ -142,7 +142,7 @@ def combine(
                 needed = "must be a version, such as 2.13.0"
                 raise ValueError(f"{name} is {each!r}, but {needed}")
     found = [_find_python(name) for name in pythons or [sys.executable]]
-    choices = product(found, given["torch"], given["cdopt"])
+    choices = product(found, *given.values())
     return list(dict.fromkeys(Versions(*python, *rest) for python, *rest in choices))
 
 
@@ -200,6 +200,55 @@ class Place:
             raise _StepFailed(lines[-1])
         return done.stdout
 
+    def install(self, found: Found) -> None:
+        """Copy the project and install it, pinned where nothing was asked for."""
+        versions, ignore = self.versions, shutil.ignore_patterns(*_BUILT)
+        shutil.rmtree(self.copy, ignore_errors=True)  # of a machine that failed here
+        shutil.copytree(self.project.root, self.copy, symlinks=True, ignore=ignore)
+        if versions.interpreter:
+            pins = (self.copy / "constraints.txt").read_text("utf-8")
+            free = "|".join(["torch", "cdopt", *_OF_TORCH])
+            file = self.folder / "constraints.txt"
+            file.write_text(re.sub(rf"^({free})==.*\n", "", pins, flags=re.M | re.I))
+            self.call(versions.interpreter, "-m", "venv", self.environment)
+            pip = [self.python, "-m", "pip", "--disable-pip-version-check", "install"]
+            asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
+            self.call(*pip, "-q", "-c", file, "-e", ".[book,ray,test]", *asked)
+        said = self.call(self.python, "-c", _INSTALLED, *_SHOWN)
+        self.installed = json.loads(said.splitlines()[-1])
+        found |= self.installed
+
+    def run_chapters(self, found: Found) -> None:
+        """Run the chapters; note failures, figures, and those that moved."""
+        file, reference = self.folder / "chapters.json", Reference(self.project)
+        # By force, or a result of the machine before would be reused.
+        command: list = ["-m", "cdopt_tutorial.cli", "execute", *self.chapters]
+        command += ["--force", "--cell-timeout", PATIENCE, "--json", file]
+        self.call(self.python, *command, file=file, codes=CHAPTERS_RAN)
+        chapters = json.loads(file.read_text("utf-8"))["chapters"]
+        for path, chapter in chapters.items():
+            name, passed = Path(path).stem, chapter["error"] is None
+            figures = found["figures"][name] = chapter["figures"]
+            moved = reference.changes(name, figures, complete=passed)
+            found["changes"] += [{"figure": n} | asdict(c) for n, c in moved.items()]
+            if passed:
+                self.passed.append(name)
+            else:
+                found["failures"].append(f"{name} failed: {chapter['why']}")
+        found["chapters"] = f"{len(self.passed)} of {len(chapters)}"
+
+    def run_tests(self, found: Found) -> None:
+        """Run the tests that hold systems against one process; note those that fail."""
+        file = self.folder / "tests.xml"
+        command = ["-m", "pytest", "-q", "-n", "2", "-k", EQUALITY, "--junitxml", file]
+        self.call(self.python, *command, file=file, codes=(0, 1))
+        cases = list(ElementTree.parse(file).iter("testcase"))
+        failed = [c for c in cases if {"failure", "error"} & {part.tag for part in c}]
+        ran = sum(case.find("skipped") is None for case in cases)
+        found["tests"] = f"{ran - len(failed)} of {ran}"
+        names = [f"{case.get('classname')}::{case.get('name')}" for case in failed]
+        found["failures"] += [f"{name} failed" for name in names]
+
 
 def try_out(place: Place, machine: Machine, progress: Callable) -> Found:
     """Run the chapters and the tests as on this machine; return what came out.
@@ -211,74 +260,20 @@ def try_out(place: Place, machine: Machine, progress: Callable) -> Found:
     found: Found = asdict(place.versions) | place.installed | asdict(machine)
     found |= {"chapters": "", "tests": "", "figures": {}, "changes": [], "failures": []}
     del found["interpreter"]
-    steps = {} if place.installed else {"installing": _install}
-    steps |= {"running the chapters": _run_chapters}
-    steps |= {"running the equality tests": _run_tests}
+    steps = {} if place.installed else {"installing": place.install}
+    steps |= {"running the chapters": place.run_chapters}
+    steps |= {"running the equality tests": place.run_tests}
     place.machine, place.passed, begin = machine, [], time.monotonic()
     try:
         for name, step in steps.items():
             progress(f"{place.versions}, {machine}: {name}")
-            step(place, found)
+            step(found)
     except _StepFailed as error:
         found["failures"].append(f"{name} failed: {error}")
     found["seconds"] = round(time.monotonic() - begin)
     for failure in found["failures"]:
         progress(f"{place.versions}, {machine}: {failure}")
     return found
-
-
-def _install(place: Place, found: Found) -> None:
-    """Copy the project; install it as constraints.txt has what was not asked for."""
-    versions, ignore = place.versions, shutil.ignore_patterns(*_BUILT)
-    shutil.rmtree(place.copy, ignore_errors=True)  # of a machine that came no farther
-    shutil.copytree(place.project.root, place.copy, symlinks=True, ignore=ignore)
-    if versions.interpreter:
-        pins = (place.copy / "constraints.txt").read_text("utf-8")
-        free = "|".join(["torch", "cdopt", *_OF_TORCH])
-        constraints = place.folder / "constraints.txt"
-        constraints.write_text(re.sub(rf"^({free})==.*\n", "", pins, flags=re.M | re.I))
-        place.call(versions.interpreter, "-m", "venv", place.environment)
-        pip = [place.python, "-m", "pip", "--disable-pip-version-check", "install"]
-        asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
-        place.call(*pip, "-q", "-c", constraints, "-e", ".[book,ray,test]", *asked)
-    *_, last = place.call(place.python, "-c", _INSTALLED, *_SHOWN).splitlines()
-    place.installed = json.loads(last)
-    found |= place.installed
-
-
-def _run_chapters(place: Place, found: Found) -> None:
-    """Run the chapters; note failures, figures, and those that moved."""
-    file = place.folder / "chapters.json"
-    # By force, or a result of the machine before would be reused.
-    command: list = ["-m", "cdopt_tutorial.cli", "execute", *place.chapters]
-    command += ["--force", "--cell-timeout", PATIENCE, "--json", file]
-    place.call(place.python, *command, file=file, codes=CHAPTERS_RAN)
-    chapters = json.loads(file.read_text("utf-8"))["chapters"]
-    reference = Reference(place.project)
-    for path, chapter in chapters.items():
-        name, passed = Path(path).stem, chapter["error"] is None
-        figures = found["figures"][name] = chapter["figures"]
-        moved = reference.changes(name, figures, complete=passed)
-        found["changes"] += [{"figure": n} | asdict(c) for n, c in moved.items()]
-        if passed:
-            place.passed.append(name)
-        else:
-            found["failures"].append(f"{name} failed: {chapter['why']}")
-    found["chapters"] = f"{len(place.passed)} of {len(chapters)}"
-
-
-def _run_tests(place: Place, found: Found) -> None:
-    """Run the tests that hold each system against one process; note those that fail."""
-    file = place.folder / "tests.xml"
-    command = ["-m", "pytest", "-q", "-n", "2", "-k", EQUALITY, "--junitxml", file]
-    place.call(place.python, *command, file=file, codes=(0, 1))
-    cases = list(ElementTree.parse(file).iter("testcase"))
-    failed = [c for c in cases if {"failure", "error"} & {part.tag for part in c}]
-    ran = sum(case.find("skipped") is None for case in cases)
-    found["tests"] = f"{ran - len(failed)} of {ran}"
-    for case in failed:
-        name = f"{case.get('classname')}::{case.get('name')}"
-        found["failures"].append(f"{name} failed")
 
 
 def runs(kept: Mapping[str, Any]) -> list[Found]:

@@ -33,29 +33,21 @@ def _link(app: Any, page: nodes.document, name: str) -> None:
         return
     to = app.builder.get_relative_uri(name, GLOSSARY)
     left = _meanings(app.env)
-    longest = "|".join(map(_spelled, sorted(left, key=len, reverse=True)))
-    words = re.compile(rf"(?<![\w-])({longest})s?(?![\w-])")
+    # The first letter may be a capital.
+    each = [f"(?i:{re.escape(word[0])}){re.escape(word[1:])}" for word in left]
+    longest_first = "|".join(sorted(each, key=len, reverse=True))
+    words = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])")
     for text in list(page.findall(nodes.Text)):
+        is_new = isinstance(text.parent, nodes.emphasis)  # as chapters show it
         if not any(isinstance(above, _LEFT_OUT) for above in _above(text)):
             parts, done = [], 0
             for match in words.finditer(text):
                 word = match[1] if match[1] in left else match[1].lower()
-                if word in left and (_is_new(text) or word not in EVERYDAY):
+                if word in left and (is_new or word not in EVERYDAY):
                     link = _anchor(match[0], to, *left.pop(word))
                     parts += [nodes.Text(text[done : match.start()]), link]
                     done = match.end()
             text.parent.replace(text, [*parts, nodes.Text(text[done:])])
-
-
-def _spelled(word: str) -> str:
-    """A pattern for a word; its first letter may be a capital."""
-    first, rest = re.escape(word[0]), re.escape(word[1:])
-    return f"(?i:{first}){rest}"
-
-
-def _is_new(text: nodes.Text) -> bool:
-    """Whether a chapter emphasizes it."""
-    return isinstance(text.parent, nodes.emphasis)
 
 
 def _above(node: nodes.Node) -> Iterator[nodes.Node]:
