@@ -45,10 +45,8 @@ def test_another_user_finds_what_is_open(folder):
     assert within_reach(folder) == {f"r {folder}/open"}
 
 
-@pytest.mark.parametrize(
-    ("engine", "how"),
-    [("rpc", []), ("rpc", NOT_ROOT), ("ray", NOT_ROOT), ("monarch", [])],
-)
+@pytest.mark.parametrize("how", [[], NOT_ROOT], ids=["root", "not root"])
+@pytest.mark.parametrize("engine", ["rpc", "ray", "monarch"])
 def test_nothing_of_a_run_is_within_reach(engine, how, folder):
     if engine == "monarch":
         pytest.importorskip("monarch")
