@@ -164,13 +164,13 @@ class TestRun:
     def test_names_chapters_and_tests_that_fail(self, fake):
         error = "01_a failed in code cell 1\nKeyError: 'x'"
         write_chapters(fake, chapter(error, near=8.0), chapter())
-        write_tests(fake, "", "<failure/>", "<error/>")
+        write_tests(fake, "", "<failure message='1 != 2&#10;x'/>", "<error/>")
         code, found = run(fake)
         (tried,) = found["environments"]
         assert code == 1 and tried["changes"] == []  # `same` was not reached
         assert (tried["chapters"], tried["tests"]) == ("1 of 2", "1 of 3")
-        expected = ["01_a failed: KeyError: 'x'", "a::t1 failed", "a::t2 failed"]
-        assert tried["failures"] == expected
+        tests = ["a::t1 failed: 1 != 2", "a::t2 failed: no reason"]
+        assert tried["failures"] == ["01_a failed: KeyError: 'x'", *tests]
 
 
 def calls(fake):

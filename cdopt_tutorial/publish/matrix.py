@@ -243,11 +243,14 @@ class Place:
         command = ["-m", "pytest", "-q", "-n", "2", "-k", EQUALITY, "--junitxml", file]
         self.call(self.python, *command, file=file, codes=(0, 1))
         cases = list(ElementTree.parse(file).iter("testcase"))
-        failed = [c for c in cases if {"failure", "error"} & {part.tag for part in c}]
+        failed = {}
+        for case in cases:
+            for part in (*case.iterfind("failure"), *case.iterfind("error")):
+                why = (part.get("message") or "no reason").splitlines()[0]
+                failed[f"{case.get('classname')}::{case.get('name')}"] = why
         ran = sum(case.find("skipped") is None for case in cases)
         found["tests"] = f"{ran - len(failed)} of {ran}"
-        names = [f"{case.get('classname')}::{case.get('name')}" for case in failed]
-        found["failures"] += [f"{name} failed" for name in names]
+        found["failures"] += [f"{name} failed: {why}" for name, why in failed.items()]
 
 
 def try_out(place: Place, machine: Machine, progress: Callable) -> Found:
