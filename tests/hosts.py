@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -121,7 +122,10 @@ class Hosts:
         with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
             first = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
             first += [f"--temp-dir={folder}"]
-            nodes = []
+            nodes: list[subprocess.Popen] = []
+            # Who joins a cluster whose first host has died would wait forever.
+            late = threading.Timer(PATIENCE, kill, [nodes])
+            late.start()
             try:
                 for number in range(1, len(self.names) + 1):
                     own = first if number == 1 else [f"--address={NET}.1:{RAY_PORT}"]
@@ -131,8 +135,12 @@ class Hosts:
                     for line in nodes[-1].stdout:
                         if "--block" in line:  # it says so once all of it runs
                             break
+                    else:
+                        raise AssertionError(f"Ray does not start on host{number}")
+                late.cancel()
                 yield environment
             finally:
+                late.cancel()
                 # Asked to end, they would wait for each other.
                 kill(nodes)
 
