@@ -36,7 +36,7 @@ class TestBadInput:
         [
             ("reinforce --world-size 1", "world size is 1, but must be at least 2"),
             ("reinforce --gamma nan", "gamma is nan, but must be above 0 and at most"),
-            ("reinforce --conversation shouting", "must be one of per-step, packed"),
+            ("reinforce --conversation shouting", "must be per-step or packed or"),
             ("reinforce --loud", "unrecognized arguments: --loud"),
             ("", "arguments are required: COMMAND"),
             ("bench", "arguments are required: BENCH"),
