@@ -85,6 +85,15 @@ class TestScratch:
             scratch.remove_all()
             assert not Path(folder).exists() and not list(place.iterdir())
 
+    def test_of_a_process_that_was_killed_goes_when_the_next_one_comes(self, place):
+        mine = scratch.of_process(1)
+        killed = "import os; from cdopt_tutorial.scratch import of_process; "
+        killed += "of_process(1); os.kill(os.getpid(), 9)"
+        env = os.environ | {"TMPDIR": str(place)}
+        subprocess.run([sys.executable, "-c", killed], env=env)
+        assert len([*place.iterdir()]) == 2
+        assert {scratch.of_process(2), mine} == {*map(str, place.iterdir())}
+
 
 LAUNCH = f"""
 import os, signal, threading, time
