@@ -21,13 +21,11 @@ from cdopt_tutorial.engines.workers import Workers
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, config: type, run: Callable, without: str = ""
-) -> None:
-    """Add a flag for each field of a config but one, and those of all that train."""
+def add_flags(parser: argparse.ArgumentParser, config: type, run: Callable) -> None:
+    """Add a flag for each field of a config, and those of all that train."""
     types, helps = get_type_hints(config), _comments(config)
     for field in fields(config):
-        if field.name in (without, "dtype", "device"):
+        if field.name in ("dtype", "device"):
             continue
         text = helps[field.name].partition(". ")[0].removesuffix(".")
         if not isinstance(field.default, bool | None):
