@@ -389,6 +389,16 @@ def test_kneser_ney_by_hand():
     np.testing.assert_allclose(table, [after_0, after_1, [1 / 3] * 3])
 
 
+def test_kneser_ney_takes_more_off_what_was_seen_oftener():
+    # Pairs 01 and 10 three times, 02 twice, 20 once, less 1.5, 1 and 0.5; 0 was seen to
+    # follow two words, 1 and 2 one each.
+    model = KneserNey(torch.tensor([0, 1, 0, 1, 0, 1, 0, 2, 0, 2]), vocab_size=3)
+    alone = np.array([2 - 1.0, 1 - 0.5, 1 - 0.5]) / 4 + 2.0 / 3 / 4
+    seen = [[0, 1.5 / 5, 1.0 / 5], [1.5 / 3, 0, 0], [0.5, 0, 0]]
+    table = after(model, np.arange(3)[:, None], np.arange(3))
+    np.testing.assert_allclose(table, np.array(seen) + 0.5 * alone)
+
+
 def test_freed_mass_goes_by_how_many_words_a_word_follows_not_how_often():
     # 1 follows only 0, but four times; 2 follows 0, 1 and 3, once each.
     model = KneserNey(
