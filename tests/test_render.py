@@ -131,7 +131,8 @@ def larger(book, monkeypatch) -> Project:
     config = yaml.safe_load((book.root / "_config.yml").read_text())
     config["parse"] = {"myst_enable_extensions": ["substitution"]}
     write_contents(book, config, "notebooks/02_b", "book/errors", "book/moves")
-    write_chapter(book, "print(6 * 7)", GLUE.format("02-y", 7), name="02_b")
+    code = "print(6 * 7)  # fmt: skip"
+    write_chapter(book, code, GLUE.format("02-y", 7), name="02_b")
     write_chapter(book, GLUE.format("01-x", 0.25), prose=f"# A chapter\n\n{QUOTE}")
     (book.root / "notebooks/reference.toml").write_text(TABLE)
     for name, title in {"errors": "Errors", "moves": "Moves"}.items():
@@ -199,6 +200,7 @@ def test_pages_hold_the_result_the_prose_of_today_and_what_moved(larger, capfd):
     assert page.startswith(f"New prose# {note}{quote}")
     for other in ("notebooks/02_b", "book/errors"):  # which quote none that moved
         assert "moved" not in words(larger, f"{other}.html")
+    assert "print(6 * 7) 42" in words(larger, "notebooks/02_b.html")
     front = words(larger, "book/index.html")
     assert front.startswith(f"Front# {note}") and "02-y" not in front
     quote = f"x is 0.2 in {done.seconds / 60} minutes, y is 7, z is (not measured)."

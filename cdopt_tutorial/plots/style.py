@@ -95,6 +95,7 @@ _ROLES = {
     "observer": (_OCHRE, _PINK, _BROWN),
     "trainer": (_OCHRE, _PINK, _BROWN),
     "ps": (_TEAL,),
+    "rank": (_BLUE, _OCHRE),
 }
 
 

@@ -44,6 +44,7 @@ def with_outputs(path: Path, ran: NotebookNode) -> NotebookNode:
     withdraw(ran)
     for cell, done in zip(code_cells(chapter), code_cells(ran), strict=True):
         cell.outputs, cell.execution_count = done.outputs, done.execution_count
+        cell.source = cell.source.replace("  # fmt: skip", "")  # for the formatter only
     # As a kernel says when it starts, which may be what failed; else `!ls` is none.
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter
