@@ -394,6 +394,12 @@ class TestConversations:
         assert {c.caller for c in commands} == {"agent"}
         assert {c.callee for c in commands} == {"observer0", "observer1"}
 
+    def test_an_episode_may_take_longer_than_a_call(self):
+        # The original's had to end within the 60 s of any call.
+        config = ReinforceConfig(num_envs=1, max_episodes=2)
+        found = run(config, attach=reinforce_roles.slow_down, rpc_timeout=2)
+        assert len(found.score.rewards) == 2
+
     def test_batched_answers_both_observers_in_one_pass(self):
         passes = []
         config = ReinforceConfig("batched", num_observers=2, num_envs=3)

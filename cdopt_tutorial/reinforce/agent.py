@@ -89,7 +89,9 @@ class Agent:
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
         """Command every observer to run its episodes, and wait for all of them."""
         self._waiting.expect(range(len(observer_rrefs)))
-        futures = [rref.rpc_async().run_episode(agent_rref) for rref in observer_rrefs]
+        # An episode may take longer than a call: no time-out.
+        calls = [rref.rpc_async(timeout=0) for rref in observer_rrefs]
+        futures = [call.run_episode(agent_rref) for call in calls]
         return [self._episodes(i, *future.wait()) for i, future in enumerate(futures)]
 
     def finish_episode(self, batch: Sequence[Episodes]) -> None:

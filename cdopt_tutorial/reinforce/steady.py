@@ -39,7 +39,7 @@ class SteadyAgent(Agent):
             self._waiting.expect(range(len(observer_rrefs)))
             futures = []
             for number, rref in enumerate(observer_rrefs):
-                futures.append(rref.rpc_async().run_episode(agent_rref))
+                futures.append(rref.rpc_async(timeout=0).run_episode(agent_rref))
                 # When the call fails, not when we wait: others may wait for it.
                 futures[-1].add_done_callback(partial(self._leave_if_lost, number))
             batch = self._take(futures, observer_rrefs)
