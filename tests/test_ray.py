@@ -255,9 +255,12 @@ def test_restarts_need_a_checkpoint(capsys, no_process_starts):
     assert capsys.readouterr().err == told
 
 
-def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
+@pytest.mark.parametrize("command", ["rnn --engine ray", "bench engines"])
+def test_where_ray_is_missing_it_is_said(
+    command, monkeypatch, capsys, no_process_starts
+):
     monkeypatch.setattr(driver, "find_spec", lambda name: None)
-    assert main(["rnn", "--engine", "ray"]) == 2
+    assert main(command.split()) == 2
     told = (
         "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
     )
