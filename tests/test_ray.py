@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import threading
 import time
 from functools import partial
@@ -222,15 +223,16 @@ def test_what_does_not_answer_as_a_cluster_is_named(answers):
 
 
 @pytest.mark.parametrize(
-    ("name", "late", "told"),
+    ("name", "number", "late", "told"),
     [
         # It may be gone before Ray is up.
-        ("gcs_server", False, "ray could not be started on this host|ray has lost"),
-        ("gcs_server", True, "^ray has lost its gcs_server$"),
-        ("raylet", True, "^ray has lost its raylet$"),
+        ("gcs_server", "KILL", False, "ray could not be started on|ray has lost"),
+        ("gcs_server", "KILL", True, "^ray has lost its gcs_server$"),
+        ("raylet", "KILL", True, "^ray has lost its raylet$"),
+        ("gcs_server", "STOP", True, "^ray has lost its gcs_server$"),
     ],
 )
-def test_a_daemon_that_is_killed_is_named(name, late, told):
+def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late, told):
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     rounds = threading.Event()
 
@@ -239,7 +241,7 @@ def test_a_daemon_that_is_killed_is_named(name, late, told):
             for each in psutil.Process().children(recursive=True):
                 if each.pid not in before and each.name() == name:
                     rounds.wait(60 if late else 0)
-                    each.kill()
+                    each.send_signal(signal.Signals[f"SIG{number}"])
                     return
             time.sleep(0.02)
 
