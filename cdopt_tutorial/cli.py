@@ -40,6 +40,7 @@ def entry() -> None:
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, _stop)
+    torchrun.enter()
     sys.exit(main())
 
 

@@ -3,13 +3,26 @@
 Nothing of torch is imported here: a command asks before it imports what is slow.
 """
 
+import ctypes
 import os
+import signal
 from collections.abc import Sequence
 
 
 def is_here() -> bool:
     """Whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def enter() -> None:
+    """Have this process terminated when torchrun is killed, if that has started it.
+
+    And have torch's C++ warn of nothing: it does so, with its stack, at each call to a
+    store that has gone, and buries the line that says who was lost.
+    """
+    if is_here():
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of prctl(2)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def is_first() -> bool:

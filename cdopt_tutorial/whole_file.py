@@ -23,8 +23,10 @@ def write(path: Path, content: bytes) -> None:
 def attempt(path: Path) -> None:
     """Raise the OSError that `write` would, and leave the file as it is."""
     beside = _beside(path)
-    beside.touch()
-    beside.unlink()
+    try:
+        beside.write_bytes(b"one byte")
+    finally:
+        beside.unlink(missing_ok=True)
     if path.exists():
         path.open("a").close()
 

@@ -130,7 +130,10 @@ def several(server):
     found = constraints.feasibility(*given)
     each = [constraints.feasibility(part).weight ** 2 for part in parts]
     free = rpc.remote(server, nn.Linear, args=(3, 3))
+    holder = nn.Module()
+    holder.parts = [free, tail]
     return {
+        "held": message(constraints.penalty, holder),
         "names": set(found.layers),
         "penalty": (
             constraints.penalty(*given).item(),

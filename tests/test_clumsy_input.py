@@ -100,6 +100,8 @@ rnn --json TMP/none/out.json
     can't write ...: No such file or directory
 rnn --json TMP/{"a" * 255}
     can't write ...: File name too long
+hybrid --json /dev/full
+    can't write /dev/full: No space left on device
 rnn --checkpoint /dev/null
     can't write /dev/null: it is not a regular file
 rnn --corpus TMP

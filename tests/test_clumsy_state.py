@@ -159,6 +159,11 @@ class TestResults:
         assert cli.main(["execute", "--force"]) == 1
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert pattern(NOT_KEPT).fullmatch(line)
+        write_chapter(book, "1 / 0", name="00_a")  # what there is of it is not kept
+        assert cli.main(["execute", "--force"]) == 1
+        told = capsys.readouterr().err
+        assert "division by zero\nnot kept: [Errno 28] No space left" in told
+        assert pattern(NOT_KEPT).fullmatch(told.strip().splitlines()[-1])
 
 
 def test_a_notebook_that_is_none(book, capsys):

@@ -222,6 +222,9 @@ class TestJson:
         monkeypatch.setattr(Path, "replace", full)
         with pytest.raises(OSError):
             common.write_json(tmp_path / "out.json", {"a": 1})
+        monkeypatch.setattr(Path, "write_bytes", full)  # to touch it costs no room
+        with pytest.raises(common.UsageError, match="No space left on device"):
+            common.writable(str(tmp_path / "out.json"))
         assert list(tmp_path.iterdir()) == []
 
     def test_goes_to_where_a_link_leads(self, tmp_path):

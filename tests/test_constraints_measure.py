@@ -193,6 +193,15 @@ class TestModels:
         constraints.project_(one, other)
         assert constraints.feasibility(one, other).weight < 1e-12
 
+    @pytest.mark.parametrize("refer", [LocalRef, Ref.to])
+    def test_refuses_what_only_an_attribute_refers_to(self, refer):
+        layer, model = plain(), nn.Sequential(nn.Tanh(), plain())
+        model[0].parts = {"free": refer(nn.Linear(3, 3)), "held": refer(layer)}
+        model[0].others, model[0].path = [refer(model[1])], refer([])
+        with pytest.raises(ValueError, match="^0.parts refers to a constrained module"):
+            constraints.penalty(model)
+        assert len(constraints.feasibility(model, layer).layers) == 2
+
     def test_refuses_what_is_not_constrained(self):
         for model in nn.Linear(3, 3), LocalRef(nn.LSTM(3, 3)):
             with pytest.raises(ValueError, match="no weight of this model is cons"):

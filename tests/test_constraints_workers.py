@@ -45,6 +45,7 @@ class TestRemote:
 
     def test_nothing_constrained_and_nobody_there(self, played):
         assert "no weight of this model is cons" in played["trainer0"]["free"]
+        assert "parts refers to a constrained module" in played["trainer0"]["held"]
         gone = played["trainer0"]["gone"]
         assert gone.startswith("RuntimeError: a module on nobody: ") and len(gone) > 40
 

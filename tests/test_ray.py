@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import threading
 import time
 from functools import partial
@@ -222,15 +223,16 @@ def test_what_does_not_answer_as_a_cluster_is_named(answers):
 
 
 @pytest.mark.parametrize(
-    ("name", "late", "told"),
+    ("name", "number", "late", "told"),
     [
         # It may be gone before Ray is up.
-        ("gcs_server", False, "ray could not be started on this host|ray has lost"),
-        ("gcs_server", True, "^ray has lost its gcs_server$"),
-        ("raylet", True, "^ray has lost its raylet$"),
+        ("gcs_server", "KILL", False, "ray could not be started on|ray has lost"),
+        ("gcs_server", "KILL", True, "^ray has lost its gcs_server$"),
+        ("raylet", "KILL", True, "^ray has lost its raylet$"),
+        ("gcs_server", "STOP", True, "^ray has lost its gcs_server$"),
     ],
 )
-def test_a_daemon_that_is_killed_is_named(name, late, told):
+def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late, told):
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     rounds = threading.Event()
 
@@ -239,7 +241,7 @@ def test_a_daemon_that_is_killed_is_named(name, late, told):
             for each in psutil.Process().children(recursive=True):
                 if each.pid not in before and each.name() == name:
                     rounds.wait(60 if late else 0)
-                    each.kill()
+                    each.send_signal(signal.Signals[f"SIG{number}"])
                     return
             time.sleep(0.02)
 
@@ -255,9 +257,12 @@ def test_restarts_need_a_checkpoint(capsys, no_process_starts):
     assert capsys.readouterr().err == told
 
 
-def test_where_ray_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
+@pytest.mark.parametrize("command", ["rnn --engine ray", "bench engines"])
+def test_where_ray_is_missing_it_is_said(
+    command, monkeypatch, capsys, no_process_starts
+):
     monkeypatch.setattr(driver, "find_spec", lambda name: None)
-    assert main(["rnn", "--engine", "ray"]) == 2
+    assert main(command.split()) == 2
     told = (
         "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
     )

@@ -85,7 +85,8 @@ def test_a_build_that_failed_is_not_up_to_date(book, builds):
 
 def test_versions_that_can_not_be_read_are_named(book):
     run(book)
-    for text in ("{", "[]", "{}"):
+    where = '"date": "", "machine": {"processor": "", "cores": 1}'
+    for text in "{", "[]", "{}", f'{{"runs": [{{{where}, "environments": ["x"]}}]}}':
         (book.root / "book/versions.json").write_text(text)
         with pytest.raises(RenderError, match="^book/versions.json can't be read: "):
             render(book)

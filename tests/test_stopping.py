@@ -203,6 +203,20 @@ class TestCommand:
         # So the next build makes all pages anew; see test_clumsy_state.
         assert not (book.build / "render.stamp").exists()
 
+    def test_of_torchrun_that_is_killed(self, place, monkeypatch):
+        for name in "TORCHELASTIC_RUN_ID", "RANK":
+            monkeypatch.setenv(name, "0")
+        rank = "import time; from cdopt_tutorial import cli; "
+        rank += f"cli.main = lambda: print('begun', flush=True) or time.sleep({LONG}); "
+        rank = [sys.executable, "-c", f"{rank}cli.entry()"]
+        with python(f"import subprocess; subprocess.run({rank})", place) as process:
+            process.wait_for("begun")
+            below = process.below()
+            process.kill()
+            wait_for_end(below)
+            assert process.stderr.read() == "cdopt-tutorial: terminated\n"
+        assert below and not left(place)
+
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As nohup does: who is deaf to a signal remains so."""
         deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"

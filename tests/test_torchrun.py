@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from datetime import timedelta
 
 import pytest
 from hosts import NET, hosts, wait_until
@@ -14,6 +15,7 @@ from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines.torchrun import peers, store
+from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.watch.late import LOST
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
@@ -119,6 +121,15 @@ def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(join):
             wait_until(lambda run=run: run._beats)
     hosts = {worker.name: worker.host for worker in run._workers}
     assert hosts == {"ps": "host1", "trainer0": "its host", "trainer1": "host2"}
+
+
+def test_torchrun_that_is_no_more_as_a_run_begins_is_named(monkeypatch):
+    nobody = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (nobody | {"RANK": "0", "WORLD_SIZE": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(store, "PATIENCE", timedelta(seconds=0.2))
+    with pytest.raises(WorkerError, match="^torchrun can't be reached\n"):
+        peers.Peers(["agent"], None, join_deadline=60)
 
 
 def place(kept):

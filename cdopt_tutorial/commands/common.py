@@ -64,6 +64,9 @@ def writable(name: str) -> Path:
             whole_file.attempt(path)
         elif not os.access(path, os.W_OK):  # opened, a pipe would end for its reader
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        elif not path.is_fifo():
+            with open(path, "wb", buffering=0) as device:
+                device.write(b"")  # which /dev/full refuses, too
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from error
     return path

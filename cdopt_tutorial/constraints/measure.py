@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from cdopt import nn as cdopt_nn
@@ -156,16 +156,21 @@ class Constraints:
     travel, not weights. Of weights in shards, as DTensors, all ranks must ask: each has
     the same answer.
 
-    Raises ValueError if no weight is constrained, and RuntimeError if a worker can't be
-    reached.
+    Raises ValueError if no weight is constrained, or an attribute of a module refers to
+    one that is not among these; RuntimeError if a worker can't be reached.
     """
 
     def __init__(self, *models: Model):
         self._here: dict[str, Constraint] = {}
         self._elsewhere: dict[str, Reference] = {}
-        self._known: set = set()  # the objects elsewhere, by owner and id
+        self._known: set[tuple[str, int]] = set()  # weights, by owner and id
+        referred = []
         for number, model in enumerate(models):
-            self._add(str(number) if len(models) > 1 else "", model)
+            referred += self._add(str(number) if len(models) > 1 else "", model)
+        for name, reference in referred:
+            if self._ask(name, reference) - self._known:
+                given = "a constrained module, which has to be given, too"
+                raise ValueError(f"{name} refers to {given}: its penalty would be 0")
         if not (self._here or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
 
@@ -210,29 +215,30 @@ class Constraints:
         for reference in self._elsewhere.values():
             apply(reference, project_)
 
-    def _add(self, name: str, model: Model) -> None:
-        """Take a model's constraints, those that are known already only once."""
+    def _add(self, name: str, model: Model) -> list[tuple[str, Reference]]:
+        """Take the constraints of a model that are new; its references, by name."""
         if isinstance(model, RemoteModule):
             model = model.get_module_rref()
         if is_reference(model):
             if not model.is_owner():
-                self._ask(name, model)
-                return
+                if new := self._ask(name, model) - self._known:
+                    self._known |= new
+                    self._elsewhere[name] = model
+                return []
             model = model.local_value()
         for own, constraint in constraints_of(model).items():
-            if all(constraint.weight is not e.weight for e in self._here.values()):
+            if ("", id(constraint.weight)) not in self._known:
+                self._known.add(("", id(constraint.weight)))
                 self._here[joined(name, own)] = constraint
+        return [(joined(name, own), found) for own, found in _references(model)]
 
-    def _ask(self, name: str, reference: Reference) -> None:
-        """Find out what is behind a reference to another worker."""
-        owner = reference.owner_name()
+    def _ask(self, name: str, reference: Reference) -> set[tuple[str, int]]:
+        """The constrained weights behind a reference, by owner and id."""
+        owner = "" if reference.is_owner() else reference.owner_name()
         try:
-            number, is_constrained = apply(reference, _look)
+            return {(owner, number) for number in apply(reference, _look)}
         except RuntimeError as error:
             raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
-        if is_constrained and (owner, number) not in self._known:
-            self._known.add((owner, number))
-            self._elsewhere[name] = reference
 
 
 def penalty(*models: Model) -> Tensor:
@@ -270,6 +276,17 @@ def _term(name: str, constraint: Constraint) -> Tensor:
     return constraint.penalty_param * constraint.distance()
 
 
-def _look(module: nn.Module) -> tuple[int, bool]:
-    """Which object, and whether it is constrained; runs on its owner."""
-    return id(module), bool(constraints_of(module))
+def _references(model: nn.Module) -> Iterator[tuple[str, Reference]]:
+    """What a model's attributes refer to, also in lists and dicts, by their names."""
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            value = list(value.values()) if isinstance(value, dict) else value
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if is_reference(each):
+                    yield joined(prefix, name), each
+
+
+def _look(value: Any) -> list[int]:
+    """The ids of constrained weights of a module, if it is one; on its owner."""
+    found = constraints_of(value) if isinstance(value, nn.Module) else {}
+    return [id(each.weight) for each in found.values()]

@@ -85,7 +85,8 @@ def make_place(project: Project) -> None:
     """Make the folder of results; a ValueError if nothing can be kept there."""
     try:
         project.results.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=project.results).close()
+        with tempfile.TemporaryFile(dir=project.results) as file:
+            file.write(b"one byte")
     except OSError as error:
         what = f"can't keep results in {project.relative(project.results)}"
         raise ValueError(f"{what}: {error.strerror}") from error
@@ -177,13 +178,17 @@ def _run(
     except (CellControlSignal, RuntimeError) as raised:
         what, why = f"{name} failed in {progress.where}", _plain(raised)
         kept = f"kept as far as it ran: {project.relative(failed)}"
-        error = f"{what}\n{why}\n{kept}"
+        error = f"{what}\n{why}\n"
         last = (why or what).splitlines()[-1]
         if isinstance(raised, CellExecutionError):  # whose text begins with the cell
             why = _plain(f"{raised.ename}: {raised.evalue}")
         notebook.metadata["failed"] = "\n".join([what, *why.splitlines()[:1], kept])
-        failed.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, failed)
+        try:
+            failed.parent.mkdir(parents=True, exist_ok=True)
+            whole_file.write(failed, nbformat.writes(notebook).encode())
+        except OSError as full:
+            kept = f"not kept: {full}"
+        error += kept
     seconds = time.monotonic() - begin
     return Execution(path, notebook, seconds, cached=False, error=error, why=last)
 

@@ -122,7 +122,7 @@ def _versions(project: Project) -> str:
         return "No run is kept there yet."
     try:
         return table(json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         name = project.relative(path)
         raise RenderError(f"{name} can't be read: {error}") from error
 

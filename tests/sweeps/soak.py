@@ -23,6 +23,7 @@ COMMANDS = (
     "reinforce --lr 1e-9",
     "rnn",
     "hybrid",
+    "shard",
     "bench launch",
     "execute --force",
     "build",

@@ -24,6 +24,7 @@ from ray.exceptions import (
 
 from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
 from cdopt_tutorial.engines.launcher import process
+from cdopt_tutorial.engines.launcher.group import STOPPED
 from cdopt_tutorial.engines.torchrun.store import device_of
 from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 
@@ -134,11 +135,14 @@ def _local(workers: int, folder: str) -> dict[str, Any]:
 
 
 def _watch_daemons(over: threading.Event) -> None:
-    """Fail the run if a daemon ends: Ray would take a minute, and not say which."""
+    """Fail the run if a daemon ends or is stopped: Ray would wait, and not say who."""
     children = {each.name(): each for each in psutil.Process().children()}
     daemons = {name: children[name] for name in DAEMONS if name in children}
+    stopped = dict.fromkeys(daemons, 0)  # at so many looks, one after another
     while not over.wait(WATCH):
         for name, each in daemons.items():
-            if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE:
+            status = each.status() if each.is_running() else psutil.STATUS_ZOMBIE
+            stopped[name] = stopped[name] + 1 if status == psutil.STATUS_STOPPED else 0
+            if status == psutil.STATUS_ZOMBIE or stopped[name] * WATCH > STOPPED:
                 process.fail(WorkerError("ray", f"has lost its {name}"))
                 return

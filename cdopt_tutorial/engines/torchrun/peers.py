@@ -45,8 +45,11 @@ class Peers:
             Watched(name, "running", None, UNKNOWN, now, patience) for name in names
         ]
         self._workers[int(os.environ["RANK"])].host = socket.gethostname()
-        self._hosts = open_store("hosts")  # by rank, of all runs
-        self._store = open_store(f"told/{self.path}")
+        try:
+            self._hosts = open_store("hosts")  # by rank, of all runs
+            self._store = open_store(f"told/{self.path}")
+        except RuntimeError as error:  # that of the first host has been killed
+            raise WorkerError("torchrun", "can't be reached", str(error)) from None
         self._to_tell: deque[tuple[str, bytes]] = deque()
         self._told: Counter[str] = Counter()  # of each kind, by this process
         self._seen: Counter[tuple[str, str]] = Counter()  # of each kind and worker
