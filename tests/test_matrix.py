@@ -130,7 +130,7 @@ class TestRun:
         assert re.fullmatch(r"-m venv /.+/env", venv)
         assert install.endswith(" -e .[book,ray,test] torch==2.0 cdopt==0.5")
         assert "execute notebooks/01_a.ipynb --force --cell-timeout 3600" in execute
-        assert " -k one_process " in tests
+        assert " -k one_process " in tests and "engines" not in tests
         # Torch chooses the others for itself.
         assert (fake / "constraints").read_text() == "numpy==2.4\nnumpy-extra==1\n"
         # Which must be there to be dropped.
@@ -234,7 +234,8 @@ class TestMachines:
     @pytest.mark.usefixtures("capable")
     def test_are_named_where_their_figures_are_kept(self, book, fake):
         write_chapters(fake, chapter(near=8.5, new=1.0), chapter("02_b failed", x=1))
-        run(fake, flags="--cpu default --cpu avx2 --cores 1 --update-reference")
+        more = "--cores 1 --no-engines --update-reference"
+        run(fake, flags=f"--cpu default --cpu avx2 {more}")
         table = tomlkit.parse((book.root / "notebooks/reference.toml").read_text())
         assert list(table) == ["01_a"]
         assert table["01_a"]["figures"] == {
@@ -244,6 +245,7 @@ class TestMachines:
         seen = table["01_a"]["runs"]
         for each, path in zip(seen, ("default", "avx2"), strict=True):
             assert f", {path}, 1 cores; Python 3.12.4, torch torch-1" in each
+        assert calls(fake)[-1].endswith("-m not engines")
 
     def test_run_in_a_copy_by_this_python_if_no_version_is_named(
         self, book, fake, monkeypatch, scratch

@@ -38,6 +38,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, **options)
     update = "add what these machines gave to notebooks/reference.toml"
     parser.add_argument("--update-reference", action="store_true", help=update)
+    without = "leave out the tests on Ray, Monarch and torchrun, those of `make engines`"
+    parser.add_argument("--no-engines", action="store_true", help=without)
     add_json(parser)
     before = "put the runs that this file has before this one, such as the same file's"
     options = {"type": earlier, "default": [], "metavar": "FILE", "help": before}
@@ -67,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     progress = partial(print, flush=True)
     for versions in wanted:
         with scratch() as folder:
-            place = matrix.Place(folder, book, versions, chapters)
+            engines = not args.no_engines
+            place = matrix.Place(folder, book, versions, chapters, engines)
             for machine in machines:
                 tried.append(matrix.try_out(place, machine, progress))
                 write_json(args.json, {"runs": [*args.after, found]})

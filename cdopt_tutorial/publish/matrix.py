@@ -167,10 +167,16 @@ class Place:
     passed: list[str]  #: the chapters that ran through on it
 
     def __init__(
-        self, folder: str, project: Project, versions: Versions, chapters: list[Path]
+        self,
+        folder: str,
+        project: Project,
+        versions: Versions,
+        chapters: list[Path],
+        engines: bool = True,
     ) -> None:
         self.folder, self.project, self.versions = Path(folder), project, versions
         self.chapters = chapters  #: to run, relative to the project
+        self.engines = engines  #: whether the tests on them are run, too
         self.copy, self.environment = self.folder / "project", self.folder / "env"
         made = self.environment / "bin" / "python"
         self.python = made if versions.interpreter else sys.executable
@@ -243,6 +249,7 @@ class Place:
         # One at a time on a single core, or what waits for others is late.
         command = ["-m", "pytest", "-q", "-n", min(2, self.machine.cores)]
         command += ["-k", EQUALITY, "--junitxml", file]
+        command += [] if self.engines else ["-m", "not engines"]
         self.call(self.python, *command, file=file, codes=(0, 1))
         cases = list(ElementTree.parse(file).iter("testcase"))
         failed = {}
