@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, **options)
     update = "add what these machines gave to notebooks/reference.toml"
     parser.add_argument("--update-reference", action="store_true", help=update)
-    without = "leave out the tests on Ray, Monarch and torchrun, those of `make engines`"
+    without = "leave out the tests on Ray, Monarch and torchrun"
     parser.add_argument("--no-engines", action="store_true", help=without)
     add_json(parser)
     before = "put the runs that this file has before this one, such as the same file's"
