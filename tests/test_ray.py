@@ -222,11 +222,13 @@ def test_what_does_not_answer_as_a_cluster_is_named(answers):
             other.shutdown()
 
 
+NOT_UP = "ray could not be started on this host"  # where it has gone before Ray is up
+
+
 @pytest.mark.parametrize(
     ("name", "number", "late", "told"),
     [
-        # It may be gone before Ray is up.
-        ("gcs_server", "KILL", False, "ray could not be started on|ray has lost"),
+        ("gcs_server", "KILL", False, f"{NOT_UP}|ray has lost"),
         ("gcs_server", "KILL", True, "^ray has lost its gcs_server$"),
         ("raylet", "KILL", True, "^ray has lost its raylet$"),
         ("gcs_server", "STOP", True, "^ray has lost its gcs_server$"),
