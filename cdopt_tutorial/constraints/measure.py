@@ -12,6 +12,7 @@ from cdopt.manifold_torch import euclidean_torch
 from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
 from cdopt_tutorial.constraints.manifold import feasible
@@ -21,6 +22,7 @@ from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
+_OF_ANY = vars(nn.Module()).keys()  # attributes, in which no model keeps its own
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,13 @@ class Constraints:
             if ("", id(constraint.weight)) not in self._known:
                 self._known.add(("", id(constraint.weight)))
                 self._here[joined(name, own)] = constraint
-        return [(joined(name, own), found) for own, found in _references(model)]
+        return [
+            (joined(joined(name, prefix), own), each)
+            for prefix, module in model.named_modules()
+            for own in sorted(vars(module).keys() - _OF_ANY)
+            for each in tree_leaves(vars(module)[own])  # also in lists and dicts
+            if is_reference(each)
+        ]
 
     def _ask(self, name: str, reference: Reference) -> set[tuple[str, int]]:
         """The constrained weights behind a reference, by owner and id."""
@@ -274,16 +282,6 @@ def _term(name: str, constraint: Constraint) -> Tensor:
         given = f"the penalty_param of {name} is {constraint.penalty_param}"
         raise ValueError(f"{given}: its penalty would be 0, whatever its weight")
     return constraint.penalty_param * constraint.distance()
-
-
-def _references(model: nn.Module) -> Iterator[tuple[str, Reference]]:
-    """What a model's attributes refer to, also in lists and dicts, by their names."""
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            value = list(value.values()) if isinstance(value, dict) else value
-            for each in value if isinstance(value, list | tuple) else [value]:
-                if is_reference(each):
-                    yield joined(prefix, name), each
 
 
 def _look(value: Any) -> list[int]:
