@@ -65,9 +65,8 @@ class CdoptSurface:
         module = self.module
         if hasattr(module, "weight_to_var"):
             return module.weight_to_var, module.var_to_weight
-        wide = isinstance(module, cdopt_nn.Linear_cdopt) and (
-            module.in_features >= module.out_features
-        )
+        linear = isinstance(module, cdopt_nn.Linear_cdopt)
+        wide = linear and module.in_features >= module.out_features
         turn = torch.t if wide else nn.Identity()
         return turn, turn
 
@@ -171,8 +170,7 @@ class Constraints:
             referred += self._add(str(number) if len(models) > 1 else "", model)
         for name, reference in referred:
             if self._ask(name, reference) - self._known:
-                given = "a constrained module, which has to be given, too"
-                raise ValueError(f"{name} refers to {given}: its penalty would be 0")
+                raise ValueError(f"{name} refers to a constrained module: give it, too")
         if not (self._here or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
 
