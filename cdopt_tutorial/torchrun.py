@@ -15,13 +15,10 @@ def is_here() -> bool:
 
 
 def enter() -> None:
-    """Have this process terminated when torchrun is killed, if that has started it.
-
-    And have torch's C++ warn of nothing: it does so, with its stack, at each call to a
-    store that has gone, and buries the line that says who was lost.
-    """
+    """Have this process terminated when torchrun is killed, if that has started it."""
     if is_here():
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of prctl(2)
+        # Or a store that has gone buries who was lost: in a stack of C++ at each call.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 

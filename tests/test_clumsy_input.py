@@ -95,7 +95,7 @@ execute --json TMP
 matrix --json TMP
 rnn --json TMP
 rnn --checkpoint TMP
-    can't write ...: it is a directory
+    can't write ...: Is a directory
 rnn --json TMP/none/out.json
     can't write ...: No such file or directory
 rnn --json TMP/{"a" * 255}

@@ -45,6 +45,8 @@ pytestmark = pytest.mark.engines
 TOLERANCE = 1e-10
 LOOPBACK = "127.0.0.1", "::ffff:127.0.0.1"
 EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
+# What is said of a daemon, which may be gone before Ray is up.
+EARLY = "ray could not be started on this host|ray has lost"
 JOINT = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
 
 
@@ -222,13 +224,10 @@ def test_what_does_not_answer_as_a_cluster_is_named(answers):
             other.shutdown()
 
 
-NOT_UP = "ray could not be started on this host"  # where it has gone before Ray is up
-
-
 @pytest.mark.parametrize(
     ("name", "number", "late", "told"),
     [
-        ("gcs_server", "KILL", False, f"{NOT_UP}|ray has lost"),
+        ("gcs_server", "KILL", False, EARLY),
         ("gcs_server", "KILL", True, "^ray has lost its gcs_server$"),
         ("raylet", "KILL", True, "^ray has lost its raylet$"),
         ("gcs_server", "STOP", True, "^ray has lost its gcs_server$"),

@@ -12,12 +12,10 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     widths, turns = (WIDTHS[:1], 1) if smoke else (WIDTHS, 7)
     measured, values = [], {}
     for d in widths:
-        variants = {
+        ways = {
             f"{name}, d={d}": lambda _, step=step: {"step": step_seconds(step, BUDGET)}
             for name, step in make_steps(d, device).items()
         }
-        found, more = sweep(
-            variants, turns, progress, {"step": "s"}, f"{BASELINE}, d={d}"
-        )
+        found, more = sweep(ways, turns, progress, {"step": "s"}, f"{BASELINE}, d={d}")
         measured, values = measured + found, values | more["values"]
     return measured, {"values": values}

@@ -50,7 +50,4 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
 
 def trials_of(task: str, runs: Sequence[Run]) -> list[Trial]:
     """Runs on a task, as those of its models."""
-    return [
-        Trial(f"{task}, {run.job.model}", run.job.lr, run.loss, run.seconds)
-        for run in runs
-    ]
+    return [Trial(f"{task}, {r.job.model}", r.job.lr, r.loss, r.seconds) for r in runs]

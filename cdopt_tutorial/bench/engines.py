@@ -17,11 +17,7 @@ from cdopt_tutorial.engines.workers import Workers
 WARM_UP = 5
 EPISODES = {"per-step": 100, "local-policy": 1280}
 BASELINE = "torch RPC"
-ENGINES = {
-    BASELINE: TorchRPC,
-    "torch RPC, cut": partial(TorchRPC, "cut"),
-    "Ray": OnRay,
-}
+ENGINES = {BASELINE: TorchRPC, "torch RPC, cut": partial(TorchRPC, "cut"), "Ray": OnRay}
 UNITS = {"start and end": "s", "call": "s", "rnn": "s/step", "hybrid": "images/s"}
 UNITS |= dict.fromkeys(EPISODES, "steps/s")
 
@@ -56,10 +52,8 @@ def make_trainings(smoke: bool, device: str) -> dict[str, Training]:
 
 
 def _alone(trainings: dict[str, Training], _: int) -> dict[str, float]:
-    return {
-        name: speed(system.run_locally(job))
-        for name, (system, job, speed) in trainings.items()
-    }
+    of = trainings.items()
+    return {name: speed(system.run_locally(job)) for name, (system, job, speed) in of}
 
 
 def _figures(

@@ -16,9 +16,8 @@ SEEDS = (101, 102, 103)  # not those of the chapter, which reports other runs
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Train each kind at each learning rate from each seed."""
-    lrs, seeds, steps = LRS, SEEDS, CONFIG.max_steps
-    if smoke:
-        lrs, seeds, steps = LRS[:2], SEEDS[:1], 3
+    whole = LRS, SEEDS, CONFIG.max_steps
+    lrs, seeds, steps = (LRS[:2], SEEDS[:1], 3) if smoke else whole
     # Kinds take turns, so that a slow minute of the machine hits all.
     each = product(seeds, lrs, KINDS)
     jobs = [(kind, lr, seed, steps, device) for seed, lr, kind in each]

@@ -23,26 +23,20 @@ def best_lr(trials: Sequence[Trial], method: str) -> float:
     return min(losses, key=lambda lr: statistics.fmean(losses[lr]))
 
 
-def trial_rows(
-    trials: Sequence[Trial], what: str, steps: int, baseline: str
-) -> list[Row]:
+def trial_rows(trials: Sequence[Trial], what: str, steps: int, base: str) -> list[Row]:
     """Mean loss of each method and rate, and median time of a step of each method.
 
     A loss is over that of the method's best rate, a time over that of one of them.
     """
     found, seconds = [], {}
     for method in dict.fromkeys(trial.method for trial in trials):
-        named = {
-            f"{method}, lr {lr:g}": {what: losses}
-            for lr, losses in _losses(trials, method).items()
-        }
+        by_rate = _losses(trials, method).items()
+        named = {f"{method}, lr {lr:g}": {what: losses} for lr, losses in by_rate}
         best = f"{method}, lr {best_lr(trials, method):g}"
         found += rows(named, {what: "nats"}, best, statistics.fmean)
-        times = [
-            1e3 * trial.seconds / steps for trial in trials if trial.method == method
-        ]
+        times = [1e3 * t.seconds / steps for t in trials if t.method == method]
         seconds[method] = {"step": times}
-    return found + rows(seconds, {"step": "ms"}, baseline)
+    return found + rows(seconds, {"step": "ms"}, base)
 
 
 def _losses(trials: Sequence[Trial], method: str) -> dict[float, list[float]]:

@@ -61,10 +61,7 @@ SMOKE_SIZES = (Size(96, 16, VARIANTS, 1),)
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants in turns; in a smoke run, one turn of small ones."""
     sizes = SMOKE_SIZES if smoke else SIZES
-    roles = {
-        f"rank{rank}": Role(_measure_rank, (rank, sizes, device))
-        for rank in range(RANKS)
-    }
+    roles = {f"rank{i}": Role(_measure_rank, (i, sizes, device)) for i in range(RANKS)}
     found = launch(roles, deadline=3600, on_report=lambda _, line: progress(line))
     measured, values = [], found["rank0"]  # of the slowest, or largest, rank
     for n, of in values.items():

@@ -58,8 +58,6 @@ def writable(name: str) -> Path:
     if not torchrun.is_first():
         return path  # which the first one writes, maybe on another host
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if _is_replaced(path):
             whole_file.attempt(path)
         elif not os.access(path, os.W_OK):  # opened, a pipe would end for its reader

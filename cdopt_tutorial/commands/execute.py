@@ -60,13 +60,11 @@ def run(args: argparse.Namespace) -> int:
         notebooks, project=book, device=args.device, force=args.force,
         parameters=values, cell_timeout=args.cell_timeout,
     )  # fmt: skip
+    names = "seconds", "error", "why", "figures"
     chapters = {
-        str(book.relative(each.path)): {
-            "seconds": each.seconds, "error": each.error, "why": each.why,
-            "figures": dict(each.figures),
-        }
+        str(book.relative(each.path)): {name: getattr(each, name) for name in names}
         for each in done
-    }  # fmt: skip
+    }
     write_json(args.json, {"chapters": chapters})
     failed = _report(done, book)
     if args.values:

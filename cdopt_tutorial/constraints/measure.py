@@ -12,6 +12,7 @@ from cdopt.manifold_torch import euclidean_torch
 from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
 from cdopt_tutorial.constraints.manifold import feasible
@@ -21,6 +22,7 @@ from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
+_OF_ANY = vars(nn.Module()).keys()  # attributes, in which no model keeps its own
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,8 @@ class CdoptSurface:
         module = self.module
         if hasattr(module, "weight_to_var"):
             return module.weight_to_var, module.var_to_weight
-        wide = isinstance(module, cdopt_nn.Linear_cdopt) and (
-            module.in_features >= module.out_features
-        )
+        linear = isinstance(module, cdopt_nn.Linear_cdopt)
+        wide = linear and module.in_features >= module.out_features
         turn = torch.t if wide else nn.Identity()
         return turn, turn
 
@@ -169,8 +170,7 @@ class Constraints:
             referred += self._add(str(number) if len(models) > 1 else "", model)
         for name, reference in referred:
             if self._ask(name, reference) - self._known:
-                given = "a constrained module, which has to be given, too"
-                raise ValueError(f"{name} refers to {given}: its penalty would be 0")
+                raise ValueError(f"{name} refers to a constrained module: give it, too")
         if not (self._here or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
 
@@ -230,7 +230,13 @@ class Constraints:
             if ("", id(constraint.weight)) not in self._known:
                 self._known.add(("", id(constraint.weight)))
                 self._here[joined(name, own)] = constraint
-        return [(joined(name, own), found) for own, found in _references(model)]
+        return [
+            (joined(joined(name, prefix), own), each)
+            for prefix, module in model.named_modules()
+            for own in sorted(vars(module).keys() - _OF_ANY)
+            for each in tree_leaves(vars(module)[own])  # also in lists and dicts
+            if is_reference(each)
+        ]
 
     def _ask(self, name: str, reference: Reference) -> set[tuple[str, int]]:
         """The constrained weights behind a reference, by owner and id."""
@@ -274,16 +280,6 @@ def _term(name: str, constraint: Constraint) -> Tensor:
         given = f"the penalty_param of {name} is {constraint.penalty_param}"
         raise ValueError(f"{given}: its penalty would be 0, whatever its weight")
     return constraint.penalty_param * constraint.distance()
-
-
-def _references(model: nn.Module) -> Iterator[tuple[str, Reference]]:
-    """What a model's attributes refer to, also in lists and dicts, by their names."""
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            value = list(value.values()) if isinstance(value, dict) else value
-            for each in value if isinstance(value, list | tuple) else [value]:
-                if is_reference(each):
-                    yield joined(prefix, name), each
 
 
 def _look(value: Any) -> list[int]:

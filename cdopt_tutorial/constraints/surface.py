@@ -115,9 +115,8 @@ def surface(
     if blocks > 1 and make not in BY_BLOCKS:
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if make is stiefel_torch:
-        transpose = _turned(
-            weight.shape[0] // blocks, math.prod(weight.shape[1:]), transpose
-        )
+        rows, columns = weight.shape[0] // blocks, math.prod(weight.shape[1:])
+        transpose = _turned(rows, columns, transpose)
     return Surface(make, blocks, bool(transpose))
 
 

@@ -125,10 +125,8 @@ def _derivatives(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
     """
     points = points.detach().requires_grad_()
     (slope,) = torch.autograd.grad(function(points).sum(), points, create_graph=True)
-    rows = [
-        torch.autograd.grad(part.sum(), points, retain_graph=True)[0]
-        for part in slope.unbind(-1)
-    ]
+    parts = slope.unbind(-1)
+    rows = [torch.autograd.grad(p.sum(), points, retain_graph=True)[0] for p in parts]
     return slope.detach(), torch.stack(rows, dim=-2)
 
 

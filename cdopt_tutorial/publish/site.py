@@ -46,11 +46,8 @@ def read_site() -> Site:
     needed = "an address like https://github.com/OWNER/NAME"
     place = _read("REPOSITORY", address, needed)
     branch = _read("BRANCH", r"([\w.-]+(?:/[\w.-]+)*)", "the name of a branch")
-    return Site(
-        url and url.rstrip("/") + "/",
-        place and f"https://{place}",
-        branch or Site.branch,
-    )
+    url, place = url and url.rstrip("/") + "/", place and f"https://{place}"
+    return Site(url, place, branch or Site.branch)
 
 
 def _read(name: str, pattern: str, needed: str) -> str | None:

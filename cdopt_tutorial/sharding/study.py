@@ -52,9 +52,8 @@ class Run:
     def curve(self, interval: int = 20) -> tuple[list[int], list[float]]:
         """The last step of each interval, and the mean loss in it."""
         ends = range(interval, len(self.losses) + 1, interval)
-        return list(ends), [
-            statistics.fmean(self.losses[end - interval : end]) for end in ends
-        ]
+        parts = [self.losses[end - interval : end] for end in ends]
+        return list(ends), list(map(statistics.fmean, parts))
 
 
 def config_of(
@@ -97,9 +96,7 @@ def study(
 
     The options are those of :func:`~.share.share`.
     """
-    jobs = [
-        (kind, lr, seed, steps, device) for kind, lr in rates.items() for seed in seeds
-    ]
+    jobs = [(kind, lr, s, steps, device) for kind, lr in rates.items() for s in seeds]
     for job in jobs:
         config_of(*job)
     runs = share(train, jobs, **options)

@@ -47,9 +47,8 @@ class OnActors(Workers, ABC):
             install = f"pip install 'cdopt-tutorial[{name}]'"
             raise ValueError(f"the engine {name} {missing}: {install}")
         if torchrun.is_here():
-            raise ValueError(
-                f"the engine {name} starts its workers itself, not torchrun"
-            )
+            itself = "starts its workers itself, not torchrun"
+            raise ValueError(f"the engine {name} {itself}")
 
     @abstractmethod
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
@@ -105,9 +104,8 @@ def _drive(
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     # Process groups meet at the first worker.
     settings = replace(settings, init_method=f"{store.NETWORK}://{next(iter(packed))}")
-    plans = [
-        WorkerPlan(settings, *each, sys.path, join_deadline) for each in packed.items()
-    ]
+    given = sys.path, join_deadline
+    plans = [WorkerPlan(settings, *each, *given) for each in packed.items()]
     replaceable = settings.replaceable if engine.replaces else ()
     with engine.actors(plans) as actors:
         driver = Driver(actors, packed, join_deadline, replaceable, engine.many_hosts)

@@ -39,7 +39,6 @@ def join(
     chosen = devices(rank, world_size, gpus, who)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
-    dist.init_process_group(
-        chosen.backend, meeting(who), rank=rank, world_size=world_size
-    )
+    place = {"rank": rank, "world_size": world_size}
+    dist.init_process_group(chosen.backend, meeting(who), **place)
     return chosen

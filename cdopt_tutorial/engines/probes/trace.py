@@ -160,11 +160,9 @@ class Recording:
         return _then(answer, partial(_noted, worker, call, sent))
 
 
-def _through(
-    function: Callable, args: tuple, kwargs: Any = None, *timeout: float
-) -> tuple:
+def _through(call: Callable, args: tuple, kwargs: Any = None, *timeout: float) -> tuple:
     """With what ``_timed`` is called in a function's place."""
-    return (function, args, kwargs or {}), None, *timeout
+    return (call, args, kwargs or {}), None, *timeout
 
 
 def _timed(function: Callable, args: tuple, kwargs: dict) -> Any:

@@ -109,9 +109,7 @@ def squared_norm(found: Iterable[Tensor]) -> float:
 
 def clip_factor(squared_norm: float, largest: float | None) -> float:
     """Factor on all gradients, the same as ``torch.nn.utils.clip_grad_norm_`` takes."""
-    if largest is None:
-        return 1.0
-    return min(1.0, largest / (squared_norm**0.5 + 1e-6))
+    return 1.0 if largest is None else min(1.0, largest / (squared_norm**0.5 + 1e-6))
 
 
 def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:

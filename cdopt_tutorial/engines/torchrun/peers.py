@@ -40,10 +40,8 @@ class Peers:
         self.own, self._on_report = torchrun.own_worker(names), on_report
         self.path = f"run{next(_runs)}"
         # Until its first sign of life: one host may be slow to begin.
-        patience, now = max(LOST, join_deadline), time.monotonic()
-        self._workers = [
-            Watched(name, "running", None, UNKNOWN, now, patience) for name in names
-        ]
+        begun = "running", None, UNKNOWN, time.monotonic(), max(LOST, join_deadline)
+        self._workers = [Watched(name, *begun) for name in names]
         self._workers[int(os.environ["RANK"])].host = socket.gethostname()
         try:
             self._hosts = open_store("hosts")  # by rank, of all runs
