@@ -39,6 +39,8 @@ hybrid --num-trainers 1000000000
     num_trainers is 1000000000, but must be at most ... here: {WORKERS}
 rnn --num-trainers 3 --batch-size 2
     num_trainers is 3, but each needs a column of its own, and batch_size is 2
+rnn --per-gate
+    per_gate needs the manifold stiefel on the trainer, but that is none on the trainer
 rnn --batch-size 5000 --corpus TEXT
     tokens have the shape (1170,), but 5000 columns need (n,) with n at least 5001
 rnn --embedding 1000000000 --corpus TEXT

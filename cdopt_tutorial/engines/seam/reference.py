@@ -69,7 +69,7 @@ class LocalRef(Reference):
 
 @dataclass(frozen=True)
 class Ref(Reference):
-    """Names an object on a worker; a call through it costs half of one by an RRef.
+    """Names an object on a worker; a call through it costs less than one by an RRef.
 
     It counts no users, as an RRef does: it pickles, and the object stays until its
     worker ends. Methods may answer later, by a future, and be called while they call.
