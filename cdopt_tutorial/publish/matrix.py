@@ -32,7 +32,7 @@ from cdopt_tutorial.publish.reference import Reference
 PATIENCE = 3600  # seconds for a cell, since so long a run has seldom a machine alone
 CHAPTERS_RAN = (0, 1, 3)  # exit codes of `execute`: all is well, some failed, moved
 EQUALITY = "one_process"  # stands in the name of each test that compares with one
-_SHOWN = ("torch", "cdopt", "numpy", "ray")  # libraries whose versions the table has
+_NOTED = ("torch", "cdopt", "numpy", "ray")  # libraries whose versions are noted
 _MACHINE = ("cpu", "threads", "cores")  # what it has of a machine
 _NAMED = ("torch", "python", "cdopt", *_MACHINE)  # what an environment is known by
 # By code paths, the oldest first: what MKL and oneDNN call them.
@@ -220,7 +220,7 @@ class Place:
             pip = [self.python, "-m", "pip", "--disable-pip-version-check", "install"]
             asked = [f"torch=={versions.torch}", f"cdopt=={versions.cdopt}"]
             self.call(*pip, "-q", "-c", file, "-e", ".[book,ray,test]", *asked)
-        said = self.call(self.python, "-c", _INSTALLED, *_SHOWN)
+        said = self.call(self.python, "-c", _INSTALLED, *_NOTED)
         self.installed = json.loads(said.splitlines()[-1])
         found |= self.installed
 
@@ -303,7 +303,8 @@ def _table(run: Found) -> str:
     where = f"{machine['processor']} with {machine['cores']} cores"
     text = f"Run on {run['date']}, on {where}:\n\n"
     simulated = [name for name in _MACHINE if any(name in each for each in tried)]
-    columns = ["python", *_SHOWN, *simulated, "chapters", "tests"]
+    # Few enough for a page to show all of them.
+    columns = ["python", "torch", "cdopt", *simulated, "chapters", "tests"]
     rows = [[str(each.get(c) or "–") for c in columns] for each in tried]
     for row, each in zip(rows, tried, strict=True):
         row.append(f"{each['seconds'] / 60:.0f}")
