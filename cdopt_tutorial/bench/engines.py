@@ -52,8 +52,10 @@ def make_trainings(smoke: bool, device: str) -> dict[str, Training]:
 
 
 def _alone(trainings: dict[str, Training], _: int) -> dict[str, float]:
-    of = trainings.items()
-    return {name: speed(system.run_locally(job)) for name, (system, job, speed) in of}
+    return {
+        name: speed(system.run_locally(job))
+        for name, (system, job, speed) in trainings.items()
+    }
 
 
 def _figures(

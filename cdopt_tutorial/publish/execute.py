@@ -231,9 +231,10 @@ def _run_cells(
         )
         client.km = _KernelManager(connection_file=str(Path(folder, "kernel.json")))
         # A reader's own configuration of IPython and matplotlib must not change a
-        # result, nor a home that can't be written; a killed kernel leaves all there.
+        # result, nor a home that can't be written.
         own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
-        own |= {"CDOPT_TUTORIAL_DEVICE": device, "TMPDIR": folder}
+        own["CDOPT_TUTORIAL_DEVICE"] = device
+        own["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
         try:
             # In a thread, or nbclient would take the process's signals for itself; with
             # the thread ends its kernel.

@@ -33,7 +33,7 @@ PATIENCE = 3600  # seconds for a cell, since so long a run has seldom a machine 
 CHAPTERS_RAN = (0, 1, 3)  # exit codes of `execute`: all is well, some failed, moved
 EQUALITY = "one_process"  # stands in the name of each test that compares with one
 _NOTED = ("torch", "cdopt", "numpy", "ray")  # libraries whose versions are noted
-_MACHINE = ("cpu", "threads", "cores")  # what it has of a machine
+_MACHINE = ("cpu", "threads", "cores")  # what its table has of a machine
 _NAMED = ("torch", "python", "cdopt", *_MACHINE)  # what an environment is known by
 # By code paths, the oldest first: what MKL and oneDNN call them.
 _PATHS = {"default": ("COMPATIBLE", "SSE41"), "avx2": ("AVX2", "AVX2"), "avx512": ()}
