@@ -56,8 +56,7 @@ METHODS = {
     **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), _OCHRE2),
     "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
     **dict.fromkeys(("per gate", "LSTM, per gate"), _BROWN),
-    # Beside "Stiefel RNN" in one figure, so of another colour.
-    "LSTM, stacked": _TEAL2,
+    "LSTM, stacked": Look(_OCHRE.color, _DOTS, ">"),  # beside "Stiefel RNN"
     # Exact at every step: by torch's parametrizations, and brought back after it.
     **dict.fromkeys(("torch's orthogonal", "cayley"), _TEAL),
     "householder": _TEAL2,
@@ -67,7 +66,7 @@ METHODS = {
     # Controls.
     **dict.fromkeys(("orthogonal start", "stacked, control"), _PINK),
     # Beside a control in one figure, so of another colour; as is the second of two.
-    "penalty alone": _BROWN2,
+    "penalty alone": Look(_BROWN.color, _DOTS, "8"),
     "per gate, control": _VIOLET,
     # Another architecture.
     "LSTM": _VIOLET,
