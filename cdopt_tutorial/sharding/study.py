@@ -1,6 +1,5 @@
 """Does holding the weights help here? Ways to train compared, each at its own rate."""
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,12 +47,6 @@ class Run:
     def perplexity(self) -> float:
         """Of the held-out text at the end."""
         return perplexity(self.held_out_loss)
-
-    def curve(self, interval: int = 20) -> tuple[list[int], list[float]]:
-        """The last step of each interval, and the mean loss in it."""
-        ends = range(interval, len(self.losses) + 1, interval)
-        parts = [self.losses[end - interval : end] for end in ends]
-        return list(ends), list(map(statistics.fmean, parts))
 
 
 def config_of(
