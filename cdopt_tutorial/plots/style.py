@@ -55,7 +55,7 @@ METHODS = {
     **dict.fromkeys(("fused", "dissolving, SGD"), _OCHRE),
     **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), _OCHRE2),
     "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
-    **dict.fromkeys(("per gate", "LSTM, per gate"), _BROWN),
+    **dict.fromkeys(("per gate", "LSTM, per gate"), Look(_BROWN.color, _SHORT, "X")),
     "LSTM, stacked": Look(_OCHRE.color, _DOTS, ">"),  # beside "Stiefel RNN"
     # Exact at every step: by torch's parametrizations, and brought back after it.
     **dict.fromkeys(("torch's orthogonal", "cayley"), _TEAL),

@@ -1,0 +1,41 @@
+"""Medians with bars: what they span, and that equal curves don't hide each other."""
+
+import numpy as np
+import pytest
+
+from cdopt_tutorial.plots.ranges import ranges
+
+X = [1, 8, 32]
+REPEATS = [(X, [10, 200, 4000]), (X, [30, 100, 1000]), (X, [20, 300, 2000])]
+
+
+@pytest.fixture
+def ax():
+    curves = {"one": REPEATS, "equal": REPEATS, "another": REPEATS}
+    (ax,) = ranges(curves, xlabel="x", ylabel="y").axes
+    return ax
+
+
+def test_a_bar_goes_from_the_least_to_the_most_through_the_median(ax):
+    for line, bars in zip(ax.lines, ax.collections, strict=True):
+        x, y = line.get_data()
+        assert y.tolist() == [20, 200, 2000]
+        found = np.array(bars.get_segments())
+        np.testing.assert_allclose(found[..., 0], np.stack([x, x], 1))
+        np.testing.assert_allclose(found[..., 1], [[10, 30], [100, 300], [1000, 4000]])
+
+
+def test_equal_curves_stand_side_by_side_around_the_x_that_was_measured(ax):
+    places = np.array([line.get_xdata() for line in ax.lines])
+    assert (np.diff(places, axis=0) > 0).all()
+    np.testing.assert_allclose(np.exp(np.log(places).mean(0)), X)
+    # Those of one x stay together.
+    assert (places[-1, :-1] < places[0, 1:]).all()
+    assert ax.get_xticks().tolist() == X
+
+
+def test_curves_are_told_by_line_and_marker_too(ax):
+    looks = {(line.get_color(), line.get_marker()) for line in ax.lines}
+    assert len(looks) == 3
+    (legend,) = ax.figure.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["one", "equal", "another"]
