@@ -170,12 +170,12 @@ class TestConfig:
             assert config.device == "cuda:1"
 
     def test_has_the_engine(self, asked, monkeypatch):
+        monkeypatch.setattr(driver, "find_spec", lambda name: True)
         for command in RUNS:
             assert asked(command).engine == TorchRPC()
             there = "--engine", "ray", "--address", "a:1"
             assert asked(command, *there).engine == OnRay(address="a:1")
         assert asked("hybrid", "--engine", "ray").engine == OnRay()
-        monkeypatch.setattr(driver, "find_spec", lambda name: True)
         assert asked("hybrid", "--engine", "monarch").engine == OnMonarch()
 
     def test_of_an_rnn_comes_with_its_files(self, asked, tmp_path, monkeypatch):

@@ -60,6 +60,9 @@ WRONG = {
 }
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray's types are not installed"
+)
 def test_names_and_keywords_are_those_of_the_package(tmp_path, project):
     """In the chapters; and what is wrong is found, in one that is made up."""
     chapters = {path.stem: [c.source for c in code_cells(path)] for path in CHAPTERS}

@@ -8,6 +8,7 @@ import threading
 import time
 from functools import partial
 from http.server import ThreadingHTTPServer
+from importlib.util import find_spec
 from ipaddress import ip_address
 from subprocess import PIPE, Popen
 
@@ -40,7 +41,10 @@ from cdopt_tutorial.reinforce import (
 from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.sharding import ShardConfig
 
-pytestmark = pytest.mark.engines
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
 
 TOLERANCE = 1e-10
 LOOPBACK = "127.0.0.1", "::ffff:127.0.0.1"
@@ -90,14 +94,14 @@ def test_an_observer_that_dies_keeps_nobody_waiting():
     ("engine", "config", "deaths"),
     [
         (
-            TorchRPC(),
+            TorchRPC,
             {},
             [
                 ("trainer0 was killed by SIGKILL", 0, 20),
                 ("ps was killed by SIGKILL", 1, 0),
             ],
         ),
-        (OnRay(), JOINT, [("ps died", 0, 10)]),
+        (OnRay, JOINT, [("ps died", 0, 10)]),
     ],
     ids=["torch RPC", "Ray"],
 )
@@ -112,7 +116,7 @@ def test_a_training_that_dies_ends_as_that_of_one_process(
     told = []
     histories = rnn.restart.run_again(
         job,
-        engine,
+        engine(),
         max_restarts=len(deaths),
         on_restart=lambda error, job: told.append((error.headline, job.resume)),
         attach=partial(ray_roles.die_once, tmp_path, 25, 15),
