@@ -19,6 +19,7 @@ from playwright.sync_api import sync_playwright
 from running import Running
 
 from cdopt_tutorial import own_network
+from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.launcher import group
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
@@ -69,6 +70,12 @@ def no_process_starts(monkeypatch):
         raise AssertionError("a process was about to start")
 
     monkeypatch.setattr(group.Group, "_start", start)
+
+
+@pytest.fixture
+def engines_installed(monkeypatch):
+    """Every engine can be made, whether its library is here or not."""
+    monkeypatch.setattr(driver, "find_spec", lambda name: True)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 from cdopt_tutorial.bench import engines, holding, hybrid, launch, reinforce, rnn, rows
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 
@@ -56,11 +55,11 @@ class TestRows:
 
 
 # Those of `constraints`, `copying` and `shards` are in tests of their own.
+@pytest.mark.usefixtures("engines_installed")
 @pytest.mark.parametrize("name", ["reinforce", "rnn", "hybrid", "holding", "engines"])
 def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
-    # The others have tests of their own, and Ray need not be here.
+    # The others have tests of their own.
     monkeypatch.setattr(engines, "ENGINES", {engines.BASELINE: TorchRPC})
-    monkeypatch.setattr(driver, "find_spec", lambda name: True)
     monkeypatch.setattr(holding, "KINDS", ["free"])
     file = tmp_path / "bench.json"
     assert main(["bench", name, "--smoke", "--json", str(file)]) == 0

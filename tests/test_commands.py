@@ -18,7 +18,6 @@ from clumsy import DIVERGED
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import build, common, execute
 from cdopt_tutorial.engines import WorkerError
-from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -169,8 +168,8 @@ class TestConfig:
             config = config_of(asked(command, "--device", "cuda:1"))
             assert config.device == "cuda:1"
 
-    def test_has_the_engine(self, asked, monkeypatch):
-        monkeypatch.setattr(driver, "find_spec", lambda name: True)
+    @pytest.mark.usefixtures("engines_installed")
+    def test_has_the_engine(self, asked):
         for command in RUNS:
             assert asked(command).engine == TorchRPC()
             there = "--engine", "ray", "--address", "a:1"

@@ -12,7 +12,6 @@ from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.bench import BENCHES
 from cdopt_tutorial.dissolving import memory
-from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.launcher import forking, pack, process_group
 from cdopt_tutorial.engines.seam.device import device_for, gpus_of, pick_device
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -112,10 +111,10 @@ def test_every_command_refuses_a_device_that_is_not_there(command, have, capsys)
     assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
 
 
+@pytest.mark.usefixtures("engines_installed")
 @pytest.mark.parametrize("bench", BENCHES)
 def test_every_bench_is_given_the_device(bench, have, monkeypatch):
     have(1)
-    monkeypatch.setattr(driver, "find_spec", lambda name: True)  # also without Ray
     told = []
     module = f"cdopt_tutorial.bench.{bench}"
     with monkeypatch.context() as patch:

@@ -18,7 +18,6 @@ from torch.distributed import run as torchrun
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands.training import read_engine
-from cdopt_tutorial.engines.actors import driver
 
 JOBS = Path(__file__).parents[1] / "book" / "jobs"
 KEPT = "/kept/"  # where the pods see the volume of checkpoints
@@ -171,8 +170,8 @@ def test_a_trainjob_has_a_process_for_each_worker_and_lets_only_them_in(tmp_path
     assert ingress == [{"from": [{"podSelector": own}]}]
 
 
-def test_a_rayjob_has_a_place_for_each_worker_and_lets_few_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "find_spec", lambda name: True)  # also without Ray
+@pytest.mark.usefixtures("engines_installed")
+def test_a_rayjob_has_a_place_for_each_worker_and_lets_few_in(tmp_path):
     job, own, (ours, operator) = in_file("rayjob.yaml")
     cluster = job["spec"]["rayClusterSpec"]
     (group,) = cluster["workerGroupSpecs"]

@@ -1,6 +1,6 @@
 """The figures of the book. Each function returns a figure; `show.figure` shows it."""
 
-from cdopt_tutorial.plots.curves import learning_curves
+from cdopt_tutorial.plots.curves import kinds, learning_curves, ranges
 from cdopt_tutorial.plots.landscape import arrows, landscape
 from cdopt_tutorial.plots.ownership import ownership
 from cdopt_tutorial.plots.panels import panels
@@ -8,9 +8,11 @@ from cdopt_tutorial.plots.timeline import timeline
 
 __all__ = [
     "arrows",
+    "kinds",
     "landscape",
     "learning_curves",
     "ownership",
     "panels",
+    "ranges",
     "timeline",
 ]

@@ -1,4 +1,4 @@
-"""Curves over seeds, and bars."""
+"""What several seeds or repeats gave: curves, ranges, and values by kind."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
 
 _GRID_POINTS = 200
+_APART = 0.015  # of the axis, between two ranges at one x
 _Seed = tuple[Sequence[float], Sequence[float]]
 
 
@@ -42,13 +43,66 @@ def learning_curves(
         ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
         ax.plot(*zip(*ends, strict=True), marker, color=color, ms=5, mew=0)
     if threshold is not None:
-        ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
-        right = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        above = {"xytext": (0, 2), "textcoords": "offset points", "size": 9}
-        ax.annotate(f"{threshold:g}", (1, threshold), **right, **above)
+        _mark(ax, threshold)
     _tick_the_data(ax, curves)
     add_legend(fig, lines, handlelength=3)
     return fig
+
+
+@styled
+def ranges(
+    curves: Mapping[str, Sequence[_Seed]], *, xlabel: str, ylabel: str
+) -> Figure:
+    """Draw medians on logarithmic axes, each with a bar from the least to the most.
+
+    A curve has a pair (x, y) per repeat, and all have the same few x. At each x the
+    curves stand side by side, where bands of equal curves would hide each other.
+    """
+    fig = Figure(figsize=(WIDTH, 3.5))
+    scales = {"xscale": "log", "yscale": "log"}
+    ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel, **scales)
+    bars, styles = [], looks(list(curves))
+    for place, (name, repeats) in enumerate(curves.items()):
+        style, (x, _) = styles[place], repeats[0]
+        share = _APART * (place - (len(curves) - 1) / 2)
+        aside = np.array(x) * (x[-1] / x[0]) ** share
+        least, median, most = np.quantile([y for _, y in repeats], (0, 0.5, 1), axis=0)
+        bars.append(ax.errorbar(aside, median, (median - least, most - median)))
+        line, _, (bar,) = bars[-1]
+        bars[-1].set_label(name)
+        line.set(color=style.color, ls=style.linestyle, lw=1.2)
+        line.set(marker=style.marker, ms=5, mew=0)
+        bar.set(color=style.color, lw=1.8)
+    _tick_the_data(ax, curves)
+    add_legend(fig, bars, handlelength=3)
+    return fig
+
+
+@styled
+def kinds(
+    values: Mapping[str, Sequence[float]], *, ylabel: str, threshold: float
+) -> Figure:
+    """Draw a marker for each seed's value, by kind, and a dash for their median.
+
+    A line marks `threshold`.
+    """
+    fig = Figure(figsize=(WIDTH, 3.5))
+    ax = fig.add_subplot(ylabel=ylabel)
+    each = zip(values.values(), looks(list(values)), strict=True)
+    for place, (found, style) in enumerate(each):
+        color, marker = style.color, style.marker
+        ax.plot([place] * len(found), found, marker, color=color, ms=6, mew=0)
+        ax.hlines(np.median(found), place - 0.25, place + 0.25, color=color, lw=1.8)
+    ax.set_xticks(range(len(values)), [name.replace(" ", "\n") for name in values])
+    _mark(ax, threshold)
+    return fig
+
+
+def _mark(ax: Axes, threshold: float) -> None:
+    ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
+    right = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+    above = {"xytext": (0, 2), "textcoords": "offset points", "size": 9}
+    ax.annotate(f"{threshold:g}", (1, threshold), **right, **above)
 
 
 def _on_one_grid(
