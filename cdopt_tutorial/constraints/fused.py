@@ -36,10 +36,11 @@ def stiefel_map(
         raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
     if wide is None:
         wide = weight.shape[-2] < weight.shape[-1]
-    if sums is None and torch.compiler.is_compiling():
-        # The compiler finds what both have in common, and drops what is not used.
-        return _CompiledMap.apply(weight, wide), _CompiledDistance.apply(weight, wide)
-    return _StiefelMap.apply(weight, wide, sums)
+    with torch.no_grad():
+        c = stiefel_constraint(weight, wide, sums)
+        product = _times(weight, c, wide)
+    both = weight, c, product, wide, sums
+    return _StiefelMap.apply(*both), _StiefelDistance.apply(*both)
 
 
 def radial_map(x: Tensor, axes: tuple[int, ...], sums: Sums) -> tuple[Tensor, Tensor]:
@@ -65,87 +66,46 @@ def stiefel_constraint(
 
 
 class _StiefelMap(torch.autograd.Function):
-    """X to A(X) and ‖C‖²: what both need to go back is freed with the first of them."""
+    """X to A(X), given C and X C, which the distance needs as well."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, wide: bool, sums: Sums | None
-    ) -> tuple[Tensor, Tensor]:
-        c = stiefel_constraint(x, wide, sums)
-        product, flat = _times(x, c, wide), c.flatten()
+    def forward(ctx: Any, x: Tensor, c: Tensor, product: Tensor, wide, sums) -> Tensor:
+        ctx.save_for_backward(x, c)
+        ctx.wide, ctx.sums = wide, sums
+        return torch.add(x, product, alpha=-0.5)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        (x, c), wide, sums = ctx.saved_tensors, ctx.wide, ctx.sums
+        if _is_differentiated(sums):
+            c = stiefel_constraint(x, wide)
+        inner = _inner(x, grad, wide)
+        if sums is not None:
+            sums.inside(inner)
+        # What reaches X through C comes by both sides of the Gram matrix.
+        through_c = _less_half(grad, x, inner + inner.mT, wide)
+        return _less_half(through_c, grad, c, wide), None, None, None, None
+
+
+class _StiefelDistance(torch.autograd.Function):
+    """X to ‖C‖², with a graph apart from the map's: either may go back first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, c: Tensor, product: Tensor, wide, sums) -> Tensor:
+        ctx.save_for_backward(x, product)
+        ctx.wide, ctx.sums = wide, sums
+        flat = c.flatten()
         distance = flat @ flat
         if sums is not None:
             sums.across(distance)
-        ctx.save_for_backward(x)
-        ctx.set_materialize_grads(False)
-        ctx.kept, ctx.version = (x.detach(), c, product), _version(x)
-        ctx.wide, ctx.sums = wide, sums
-        return torch.add(x, product, alpha=-0.5), distance
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_distance: Tensor | None) -> tuple:
-        x, c, product = ctx.kept
-        wide, sums = ctx.wide, ctx.sums
-        _check_unmodified(x, ctx.version)
-        if torch.is_grad_enabled():
-            _check_whole(sums)
-            (x,) = ctx.saved_tensors  # this pass is to be differentiated in turn
-            c = stiefel_constraint(x, wide)
-            product = _times(x, c, wide)
-        found = _back((x, c, product), grad, grad_distance, wide, sums)
-        return found, None, None
-
-
-class _CompiledMap(torch.autograd.Function):
-    """X to A(X), as a compiler can follow it, which keeps no more than it needs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, wide: bool) -> Tensor:
-        c = stiefel_constraint(x, wide)
-        ctx.save_for_backward(x, c)
-        ctx.wide = wide
-        return x - 0.5 * _times(x, c, wide)
+        return distance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        x, c = ctx.saved_tensors
-        return _back((x, c, None), grad, None, ctx.wide, None), None
-
-
-class _CompiledDistance(torch.autograd.Function):
-    """X to ‖C‖², apart from A(X): zeros for one's gradient cost as much as numbers."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, wide: bool) -> Tensor:
-        c = stiefel_constraint(x, wide)
-        ctx.save_for_backward(_times(x, c, wide))
-        return c.square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        (product,) = ctx.saved_tensors
-        return product * (4 * grad), None
-
-
-def _back(
-    kept: tuple[Tensor, Tensor, Tensor | None],
-    grad: Tensor | None,
-    grad_distance: Tensor | None,
-    wide: bool,
-    sums: Sums | None,
-) -> Tensor | None:
-    """The gradient of X, from those of A(X) and of the distance."""
-    x, c, product = kept
-    of_distance = None if grad_distance is None else product * (4 * grad_distance)
-    if grad is None:
-        return of_distance
-    inner = _inner(x, grad, wide)
-    if sums is not None:
-        sums.inside(inner)
-    # What reaches X through C comes by both sides of the Gram matrix.
-    through_c = _add_times(grad, x, inner + inner.mT, wide)
-    of_map = _add_times(through_c, grad, c, wide)
-    return of_map if of_distance is None else of_map + of_distance
+        x, product = ctx.saved_tensors
+        if _is_differentiated(ctx.sums):
+            product = _times(x, stiefel_constraint(x, ctx.wide), ctx.wide)
+        return product * (4 * grad), None, None, None, None
 
 
 class _RadialMap(torch.autograd.Function):
@@ -160,14 +120,13 @@ class _RadialMap(torch.autograd.Function):
         distance = (s - 1).square().sum()
         sums.across(distance)
         ctx.save_for_backward(x, s)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # for each costs a sum over the ranks
         ctx.axes, ctx.sums = axes, sums
         return 2 * x / (1 + s), distance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_distance: Tensor | None) -> tuple:
-        if torch.is_grad_enabled():
-            _check_whole(ctx.sums)
+        _is_differentiated(ctx.sums)
         x, s = ctx.saved_tensors
         found = torch.zeros_like(x)
         if grad_distance is not None:
@@ -179,19 +138,11 @@ class _RadialMap(torch.autograd.Function):
         return found, None, None
 
 
-def _version(x: Tensor) -> int | None:
-    """How often a tensor was written to; a compiler sees itself who writes where."""
-    return None if torch.compiler.is_compiling() else x._version
-
-
-def _check_unmodified(x: Tensor, version: int | None) -> None:
-    if version is not None and x._version != version:
-        raise RuntimeError("the weight has been modified by an inplace operation")
-
-
-def _check_whole(sums: Sums | None) -> None:
-    if sums is not None:
+def _is_differentiated(sums: Sums | None) -> bool:
+    """Whether a backward pass is to be differentiated in turn."""
+    if torch.is_grad_enabled() and sums is not None:
         raise RuntimeError("a weight in shards has no second derivative: gather it")
+    return torch.is_grad_enabled()
 
 
 def _inner(x: Tensor, y: Tensor, wide: bool) -> Tensor:
@@ -204,7 +155,7 @@ def _times(x: Tensor, small: Tensor, wide: bool) -> Tensor:
     return small @ x if wide else x @ small
 
 
-def _add_times(base: Tensor, x: Tensor, small: Tensor, wide: bool) -> Tensor:
+def _less_half(base: Tensor, x: Tensor, small: Tensor, wide: bool) -> Tensor:
     """The base less half of X by a symmetric matrix, without a sum of its own."""
     left, right = (small, x) if wide else (x, small)
     if base.ndim == 2:
