@@ -7,13 +7,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from shard_roles import RANKS, off, whole
+from shard_roles import RANKS, off
 from shard_training_roles import Block, batch, begin, by_both, by_fsdp, parameters
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.hybrid.replicas import join
@@ -72,14 +69,13 @@ def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 def play_states(rank: int, folder: Path) -> dict:
-    """Saved on 2 ranks and on 2 x 2, loaded on 3; and by way of a free model."""
+    """Saved on 2 ranks and on 2 x 2, loaded on 3."""
     join(rank, RANKS, ())
     there, found = shard_roles.meshes(), {}
     two, three, both = there.values()
     if rank < 2:
         model, *mine = by_fsdp(two, begin("stiefel"))
         save(folder / "2", model, trained(model, FIRST, *mine), two.get_group())
-        to_free(folder / "free", model, two)
     model, *mine = by_both(both, begin("stiefel"), "stiefel")
     save(folder / "2 x 2", model, trained(model, FIRST, *mine))
     dist.barrier()
@@ -88,42 +84,5 @@ def play_states(rank: int, folder: Path) -> dict:
             model, *mine = by_fsdp(three, begin("stiefel"))
             ours = gone_on(folder / name, model, *mine, three.get_group())
             found[name] = furthest(ours, parameters(expected()))
-        found |= from_free(folder / "free", three)
     dist.barrier()
     return found
-
-
-def to_free(folder: Path, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Save what a free model would need to compute as this one."""
-    state = constraints.free_state_dict(model)
-    placed = {name: each.placements for name, each in state.items()}
-    assert set(placed.values()) == {each.placements for each in model.parameters()}
-    dcp.save({"model": state}, checkpoint_id=folder, process_group=mesh.get_group())
-
-
-def from_free(folder: Path, mesh: DeviceMesh) -> dict[str, float]:
-    """Load it on others into a free model, and from there into one that is held."""
-    alone = begin("stiefel")
-    trained(alone, FIRST)
-    free = fully_shard(Block(), mesh=mesh)
-    state = {"model": free.state_dict()}
-    dcp.load(state, checkpoint_id=folder, process_group=mesh.get_group())
-    free.load_state_dict(state["model"])
-    held, x = by_fsdp(mesh, begin("stiefel"))[0], batch(0)[0]
-    constraints.load_free_state_dict(held, free.state_dict())
-    alone_too = begin("stiefel")
-    constraints.load_free_state_dict(alone_too, plain(free))
-    again, *_ = by_fsdp(mesh, begin("stiefel"))
-    constraints.load_free_state_dict(again, plain(free))
-    with torch.no_grad():
-        return {
-            "free": off(free(x), alone(x)),
-            "back": furthest(parameters(held), parameters(alone_too)),
-            "back, plain": furthest(parameters(again), parameters(alone_too)),
-            "left": constraints.feasibility(held).weight,
-            "placed": all(isinstance(each, DTensor) for each in held.parameters()),
-        }
-
-
-def plain(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(each) for name, each in model.state_dict().items()}

@@ -9,20 +9,9 @@ from cdopt_tutorial.constraints.measure import (
     penalty,
     project_,
 )
-from cdopt_tutorial.constraints.states import free_state_dict, load_free_state_dict
 from cdopt_tutorial.constraints.surface import MANIFOLDS
 
 __all__ = [
-    "MANIFOLDS",
-    "Constraints",
-    "Feasibility",
-    "dissolve",
-    "dissolve_recurrent",
-    "feasibility",
-    "free_state_dict",
-    "load_free_state_dict",
-    "penalty",
-    "project_",
-    "stiefel_constraint",
-    "stiefel_map",
-]
+    "MANIFOLDS", "Constraints", "Feasibility", "dissolve", "dissolve_recurrent",
+    "feasibility", "penalty", "project_", "stiefel_constraint", "stiefel_map",
+]  # fmt: skip

@@ -12,8 +12,6 @@ from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.surface import Manifold, Surface, is_sharded, surface
 
-GATES = {nn.RNN: 1, nn.RNNCell: 1, nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
-
 
 def dissolve(
     module: nn.Module,
@@ -30,14 +28,12 @@ def dissolve(
     ``module.parametrizations.weight.original``. To assign a weight is to project it.
     The penalty on W, ``penalty_param`` ‖C(W)‖², has to be added to the loss, see
     :func:`~cdopt_tutorial.constraints.measure.penalty`; the papers' β is twice that.
-    RNNs keep their fast path. Source: Xiao, Liu and Toh (2023).
-
-    A weight that layers share has to be dissolved in each of them. They go on sharing
-    W, whose penalty counts once; a layer that was left out would compute with W itself.
+    A weight that layers share has to be dissolved in each, and its penalty counts once.
+    Source: Xiao, Liu and Toh (2023).
 
     A weight may be in shards: ``parallelize_module`` comes before, DDP, ``fully_shard``
     and ``torch.compile`` after it; :mod:`~cdopt_tutorial.constraints.sharded` says what
-    that costs. A model that is pipelined has each stage add its own penalty.
+    that costs. Each stage of a pipeline adds its own penalty.
 
     The manifold is "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
     "sphere" (norm 1), or a class of CDOpt; for ``blocks`` and ``transpose`` see
@@ -95,14 +91,13 @@ def dissolve_recurrent(
     own, (h, h); else all of them stacked are on one, (4h, h) for an LSTM, as in
     ``LSTM_cdopt``. Raises ValueError if the layer is not recurrent.
     """
-    gates = [number for kind, number in GATES.items() if isinstance(rnn, kind)]
-    if not gates:
+    if not isinstance(rnn, nn.RNNBase | nn.RNNCellBase):
         raise ValueError(f"{type(rnn).__name__} is not a recurrent layer of torch.nn")
     names = [n for n, _ in rnn.named_parameters(recurse=False) if "weight_hh" in n]
     if not names:
         raise ValueError(f"{type(rnn).__name__} has no weight_hh that is still free")
-    blocks = gates[0] if per_gate else 1
     for name in names:
+        blocks = len(getattr(rnn, name)) // rnn.hidden_size if per_gate else 1
         dissolve(rnn, name, manifold, penalty_param, blocks=blocks)
     return rnn
 

@@ -1,6 +1,5 @@
 """CDOpt's manifolds of plain weights: the map, the constraint, the nearest point."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +27,7 @@ class PlainSurface:
             return self._weight(mapped, weight), self.distance(weight)
         # The fused map makes the short side orthonormal: nothing needs turning.
         mapped, distance = stiefel_map(self._blocks(weight))
-        # Of a plain matrix nothing was split: to reshape would be one more node.
-        plain = mapped.shape == weight.shape
-        return mapped if plain else mapped.reshape(weight.shape), distance
+        return mapped.reshape(weight.shape), distance
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
@@ -59,17 +56,9 @@ class PlainSurface:
         return (point.mT if self.transpose else point).reshape(like.shape)
 
     def _of(self, weight: Tensor) -> Any:
+        """CDOpt's manifold, which keeps constants of one shape, dtype and device."""
         shape = tuple(self._point(weight).shape)
-        # A compiler sees through what is kept: it would trace this, and warn of it.
-        compiling = torch.compiler.is_compiling()
-        make = _manifold.__wrapped__ if compiling else _manifold
-        return make(self.make, shape, weight.dtype, weight.device)
-
-
-@functools.lru_cache(maxsize=64)
-def _manifold(make: Callable, shape: tuple, dtype: torch.dtype, device: torch.device):
-    """CDOpt's manifolds keep constants of one shape and dtype on one device."""
-    return make(shape, device=device, dtype=dtype)
+        return self.make(shape, device=weight.device, dtype=weight.dtype)
 
 
 def feasible(found: Tensor, distance: Callable[[Tensor], Tensor]) -> Tensor:

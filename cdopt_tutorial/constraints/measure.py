@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
-_OF_ANY = vars(nn.Module()).keys()  # attributes, in which no model keeps its own
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Constraint:
     weight: Tensor  #: W, what an optimizer moves
     penalty_param: float  #: factor of ‖C(W)‖² in the penalty
     surface: "Surface | CdoptSurface"  #: the manifold
-    distance: Callable[[], Tensor]  #: gives ‖C(W)‖², a scalar with a graph
+    distance: Callable[[Tensor], Tensor]  #: W to ‖C(W)‖², a scalar with a graph
 
 
 @dataclass(frozen=True)
@@ -99,14 +97,13 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
         for name, listed in module.parametrizations.items():
             rule, weight = listed[0], listed.original
             if isinstance(rule, Dissolved):
-                left = partial(rule.distance, weight)
-                yield name, Constraint(weight, rule.penalty_param, rule.surface, left)
+                on, distance = rule.surface, rule.distance
+                yield name, Constraint(weight, rule.penalty_param, on, distance)
     free = isinstance(getattr(module, "manifold", None), euclidean_torch)
     if hasattr(module, "quad_penalty") and not free:
         on = CdoptSurface(module)
         for name, weight in _weights(module):
-            distance = partial(on.distance, weight)
-            yield name, Constraint(weight, module.penalty_param, on, distance)
+            yield name, Constraint(weight, module.penalty_param, on, on.distance)
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -125,7 +122,7 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class Distance(NamedTuple):
-    """How far one weight is from its manifold."""
+    """How far one weight is from its manifold; 0 exactly on it."""
 
     weight: float  #: ‖C(W)‖ of the free parameter W, Frobenius norm
     mapped: float  #: ‖C(A(W))‖ of A(W), with which the layer computes
@@ -153,9 +150,8 @@ class Constraints:
 
     Models are modules, DDP or not, remote ones, or references to modules; a module that
     another one only refers to has to be given, too. Other workers are asked once, when
-    this is made; after that only those are asked that have constrained weights. Numbers
-    travel, not weights. Of weights in shards, as DTensors, all ranks must ask: each has
-    the same answer.
+    this is made, and then only those that have constrained weights; numbers travel, not
+    weights. Of weights in shards all ranks must ask, and each has the same answer.
 
     Raises ValueError if no weight is constrained, or an attribute of a module refers to
     one that is not among these; RuntimeError if a worker can't be reached.
@@ -187,7 +183,7 @@ class Constraints:
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
-        """Each weight's distance from its manifold."""
+        """Each weight's distance from its manifold, in float64, by its owner."""
         layers = {}
         for name, each in self._here.items():
             # A sum of squares in float32 would be off by more than a projection leaves.
@@ -233,8 +229,8 @@ class Constraints:
         return [
             (joined(joined(name, prefix), own), each)
             for prefix, module in model.named_modules()
-            for own in sorted(vars(module).keys() - _OF_ANY)
-            for each in tree_leaves(vars(module)[own])  # also in lists and dicts
+            for own, value in vars(module).items()
+            for each in tree_leaves(value)  # also in lists and dicts
             if is_reference(each)
         ]
 
@@ -258,15 +254,7 @@ def penalty_on_cpu(module: nn.Module) -> Tensor:
 
 
 def feasibility(*models: Model) -> Feasibility:
-    """How far the weights of models, or references, are from their manifolds.
-
-    Computed in float64 by the worker that owns a weight.
-
-    Returns:
-        ‖C(W)‖, of the weight that is trained, as `weight`, and ‖C(A(W))‖, of the one
-        that a layer computes with, as `mapped`; for each weight under its name in
-        `layers`. All are 0 exactly on the manifold.
-    """
+    """How far models are from their manifolds; see :meth:`Constraints.feasibility`."""
     return Constraints(*models).feasibility()
 
 
@@ -279,7 +267,7 @@ def _term(name: str, constraint: Constraint) -> Tensor:
     if not constraint.penalty_param > 0:
         given = f"the penalty_param of {name} is {constraint.penalty_param}"
         raise ValueError(f"{given}: its penalty would be 0, whatever its weight")
-    return constraint.penalty_param * constraint.distance()
+    return constraint.penalty_param * constraint.distance(constraint.weight)
 
 
 def _look(value: Any) -> list[int]:

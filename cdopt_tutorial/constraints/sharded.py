@@ -45,19 +45,14 @@ def map_and_distance(on: PlainSurface, weight: DTensor) -> tuple[DTensor, Tensor
     All ranks of the mesh must call it. What they send to each other, on the way there
     and again on the way back, for each dimension of the mesh that cuts the weight:
 
-    - Stiefel, cut along the long side: one all-reduce of C, p × p. A square weight may
-      be cut along either side.
-    - Stiefel, cut along the short side: the weight is first exchanged for one that is
-      cut along the long side, and A(W) exchanged back, by all-to-all, or on a CPU by
-      all-gather; and the all-reduce.
-    - Stiefel, cut between whole blocks: only the scalar is added up, and nothing on the
-      way back. If a block is on several ranks, and its long side is that of the rows,
-      the weight is gathered.
+    - Stiefel, cut along the long side: one all-reduce of C, p × p.
+    - Stiefel, cut along the short side: that, and the weight is exchanged for one that
+      is cut along the long side, and A(W) exchanged back.
+    - Stiefel, cut between whole blocks: the scalar, and nothing on the way back. A tall
+      block that is on several ranks is gathered.
     - Oblique: an all-reduce of the sums that are cut, or of the scalar if none is.
     - Sphere: an all-reduce of a single number.
     - A manifold of CDOpt other than these: the weight is gathered.
-
-    A weight that is replicated costs nothing.
     """
     layout = _layout(on, weight)
     if layout is None:
@@ -76,9 +71,7 @@ def distance(on: PlainSurface, weight: DTensor) -> Tensor:
 
 
 def placed(value: Tensor, like: DTensor) -> DTensor:
-    """A DTensor of the same mesh, or a tensor that all ranks have, where another is."""
-    if isinstance(value, DTensor):
-        return value.redistribute(placements=like.placements)
+    """A tensor that all ranks have, brought to where a DTensor lies."""
     return _placed(value.to(like.device), like, [Replicate()] * like.device_mesh.ndim)
 
 

@@ -116,16 +116,10 @@ def surface(
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if make is stiefel_torch:
         rows, columns = weight.shape[0] // blocks, math.prod(weight.shape[1:])
-        transpose = _turned(rows, columns, transpose)
+        if transpose is None:
+            transpose = rows < columns
+        if rows != columns and transpose != (rows < columns):
+            long_side = "rows" if rows > columns else "columns"
+            of = f"of a {rows} x {columns} matrix"
+            raise ValueError(f"the {long_side} {of} can't be orthonormal")
     return Surface(make, blocks, bool(transpose))
-
-
-def _turned(rows: int, columns: int, transpose: bool | None) -> bool:
-    """Whether a matrix must be transposed to be tall; a square one as was asked."""
-    if rows == columns:
-        return bool(transpose)
-    wide = rows < columns
-    if transpose not in (None, wide):
-        sides = f"{'columns' if wide else 'rows'} of a {rows} x {columns} matrix"
-        raise ValueError(f"the {sides} can't be orthonormal")
-    return wide
