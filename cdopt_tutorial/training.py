@@ -1,4 +1,4 @@
-"""What may be asked of the systems with a server: settings, and a start."""
+"""What may be asked of the systems that train by a loss: settings, and a start."""
 
 import math
 from collections.abc import Mapping
@@ -11,14 +11,12 @@ from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class Settings:
+class Training:
     """Base of their configs: checks the fields that all of them have."""
 
     def __post_init__(self):
         choices(self, optimizer=("sgd", "adam"), dtype=DTYPES)
-        manifolds = "none", "stiefel", "oblique"
-        choices(self, manifold=manifolds, where=("trainer", "server"))
-        at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
+        at_least(self, 1, "batch_size")
         if self.max_steps is not None:
             at_least(self, 1, "max_steps")
         learning_rate(self)
@@ -31,6 +29,16 @@ class Settings:
     def torch_dtype(self) -> torch.dtype:
         """The parameters' dtype."""
         return DTYPES[self.dtype]
+
+
+class Settings(Training):
+    """Base of the configs of systems with a server, whose fields it checks as well."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        manifolds = "none", "stiefel", "oblique"
+        choices(self, manifold=manifolds, where=("trainer", "server"))
+        at_least(self, 1, "num_trainers", "embedding", "epochs")
 
 
 def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

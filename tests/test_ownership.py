@@ -4,7 +4,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from cdopt_tutorial import plots
-from cdopt_tutorial.sharding.owned import Part
+from cdopt_tutorial.sharding.costs import Part
 
 WHOLE = Part((8, 4), (0, 0), (8, 4))
 ROWS = [Part((8, 4), (0, 0), (5, 4)), Part((8, 4), (5, 0), (3, 4))]

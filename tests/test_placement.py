@@ -24,7 +24,7 @@ from cdopt_tutorial.parameter_server import model
 from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.reinforce.speed import OneThread
 from cdopt_tutorial.sharding import study
-from cdopt_tutorial.sharding.kinds import KINDS
+from cdopt_tutorial.sharding.study import KINDS
 
 CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}

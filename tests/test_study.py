@@ -12,9 +12,17 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.bench import holding
 from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import perplexity, run_locally, study
-from cdopt_tutorial.sharding.kinds import HELD, KINDS, distance, make
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
-from cdopt_tutorial.sharding.study import CONFIG, Run, config_of, train
+from cdopt_tutorial.sharding.study import (
+    CONFIG,
+    HELD,
+    KINDS,
+    Run,
+    config_of,
+    distance,
+    make,
+    train,
+)
 
 pytestmark = pytest.mark.xdist_group("study")
 

@@ -7,8 +7,7 @@ from itertools import product
 from cdopt_tutorial.bench.rates import Trial, best_lr, trial_rows
 from cdopt_tutorial.bench.rows import Measured, Progress
 from cdopt_tutorial.engines import share
-from cdopt_tutorial.sharding.kinds import KINDS
-from cdopt_tutorial.sharding.study import CONFIG, Run, train
+from cdopt_tutorial.sharding.study import CONFIG, KINDS, Run, train
 
 LRS = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)
 SEEDS = (101, 102, 103)  # not those of the chapter, which reports other runs

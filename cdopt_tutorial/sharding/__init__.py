@@ -1,9 +1,9 @@
 """Chapter 6: a transformer in shards and stages, free or held on manifolds."""
 
 from cdopt_tutorial.sharding import costs
+from cdopt_tutorial.sharding.costs import owned
 from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job, ShardConfig, transformer
-from cdopt_tutorial.sharding.owned import owned
 from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
 
 __all__ = [

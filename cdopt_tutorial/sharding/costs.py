@@ -1,16 +1,66 @@
-"""What a step costs: bytes on the wire, and memory on a rank."""
+"""What each rank has of the model, and what a step costs: bytes sent, and memory."""
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._pytree import tree_leaves
 
-from cdopt_tutorial.constraints.surface import is_sharded
 from cdopt_tutorial.engines import Role, Wire, bytes_per_step, launch
 from cdopt_tutorial.engines.probes.counted import peak_memory
 from cdopt_tutorial.sharding.model import Job
-from cdopt_tutorial.sharding.system import Trainer, join, make_trainer, run
+from cdopt_tutorial.sharding.system import join, make_trainer, run
 
 STEPS = 6
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a weight that lies on one rank."""
+
+    shape: tuple[int, ...]  #: of the whole weight
+    begin: tuple[int, ...]  #: where the part begins in it
+    size: tuple[int, ...]  #: how large it is
+
+    @property
+    def count(self) -> int:
+        """Numbers in the part."""
+        return math.prod(self.size)
+
+
+def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
+    """For each job and each of its ranks, the parts of its parameters, by name.
+
+    The models are made as they are for a training, on as many ranks as the first job
+    has, which must be the number of all. Names are those of the layers' weights.
+    """
+    ranks = range(jobs[0].config.num_ranks)
+    found = launch({f"rank{k}": Role(_parts, (jobs, k)) for k in ranks})
+    return [list(of_job) for of_job in zip(*found.values(), strict=True)]
+
+
+def _parts(jobs: Sequence[Job], rank: int) -> list[dict[str, Part]]:
+    device = join(jobs[0].config, rank).device
+    return [_parts_of(make_trainer(job, rank, device).model) for job in jobs]
+
+
+def _parts_of(model: nn.Module) -> dict[str, Part]:
+    return {
+        name.replace(".parametrizations", "").removesuffix(".original"): _part(value)
+        for name, value in model.named_parameters()
+    }
+
+
+def _part(value: Tensor) -> Part:
+    shape = tuple(value.shape)
+    if not isinstance(value, DTensor):
+        return Part(shape, (0,) * len(shape), shape)
+    mesh, placements = value.device_mesh, value.placements
+    size, begin = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return Part(shape, tuple(begin), tuple(size))
 
 
 def measured_bytes(job: Job) -> float:
@@ -36,13 +86,9 @@ def _memory(job: Job, rank: int) -> int:
     batches = trainer.batches()
     trainer.step(*next(batches))  # the optimizer makes its buffers in the first one
     batch = next(batches)
-    return _held(trainer) + peak_memory(lambda: trainer.step(*batch))
-
-
-def _held(trainer: Trainer) -> int:
-    """Bytes on this rank of the parameters, and of the optimizer's state."""
-    states = (each for of in trainer.optimizer.state.values() for each in of.values())
-    kept = [each for each in states if isinstance(each, Tensor)]
+    states = list(trainer.optimizer.state.values())
+    kept = [each for each in tree_leaves(states) if isinstance(each, Tensor)]
     kept += trainer.model.parameters()
-    here = (each.to_local() if is_sharded(each) else each for each in kept)
-    return sum(each.nbytes for each in here)
+    here = (each.to_local() if isinstance(each, DTensor) else each for each in kept)
+    size = sum(each.nbytes for each in here)
+    return size + peak_memory(lambda: trainer.step(*batch))

@@ -1,6 +1,5 @@
 """The settings, and the model: a small transformer whose projections may be held."""
 
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -8,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cdopt_tutorial.checks import at_least, check, choices, learning_rate
+from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.data import Corpus, load_corpus
 from cdopt_tutorial.engines.seam.device import pick_device
-from cdopt_tutorial.training import DTYPES
+from cdopt_tutorial.training import Training
 
 MAX_VOCAB = 1_000
 
 
 @dataclass(frozen=True)
-class ShardConfig:
+class ShardConfig(Training):
     """Settings of a run; a ValueError if one is out of its range, or no such device."""
 
     #: how the model is spread over the ranks: "ddp", a copy on each; "fsdp", each
@@ -49,17 +48,11 @@ class ShardConfig:
     device: str = "auto"
 
     def __post_init__(self):
+        super().__post_init__()
         choices(self, strategy=("ddp", "fsdp", "tp", "2d", "pipeline"))
         choices(self, manifold=("none", *MANIFOLDS), where=("attention", "mlp"))
-        choices(self, optimizer=("sgd", "adam"), dtype=DTYPES)
-        numbers = "num_ranks num_layers width num_heads seq_len batch_size max_steps"
-        at_least(self, 1, *numbers.split())
-        learning_rate(self)
-        fits = 0 < self.penalty_param < math.inf
-        check(self, "penalty_param", fits, "above 0 and finite")
-        check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
+        at_least(self, 1, "num_ranks", "num_layers", "width", "num_heads", "seq_len")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
-        check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
         fits = self.width % self.num_heads == 0
         check(self, "width", fits, f"a multiple of num_heads, {self.num_heads}")
         self._check_parts()
@@ -88,11 +81,6 @@ class ShardConfig:
             return self.num_ranks // 2, 2
         copies = self.num_ranks if self.strategy in ("ddp", "fsdp") else 1
         return copies, self.num_ranks // copies
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The parameters' dtype."""
-        return DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -174,21 +162,20 @@ def hold(model: nn.Module, config: ShardConfig) -> None:
     """Put the weights that are to be held on their manifold, wherever they lie."""
     if config.manifold == "none":
         return
+    on = config.manifold, config.penalty_param
     for layer, heads in to_hold(model, config).items():
-        # What has norm 1 by itself is not told apart by heads.
-        blocks = heads if config.manifold == "stiefel" else 1
-        dissolve(layer, "weight", config.manifold, config.penalty_param, blocks=blocks)
+        # Unit rows, or a unit weight, are the same in one block as in several.
+        dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
 
 
 def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
     """The layers whose weights are to be held, and of how many heads each is made."""
     found: dict[nn.Linear, int] = {}
-    for block in (part for part in model.modules() if isinstance(part, Block)):
-        if config.where == "mlp":
-            found |= {block.up: 1, block.down: 1}
-            continue
-        layers = block.attention
-        # Head by head, each with orthonormal rows.
-        found |= dict.fromkeys((layers.q, layers.k, layers.v), config.num_heads)
-        found[layers.out] = 1
+    for part in model.modules():
+        if isinstance(part, Block) and config.where == "mlp":
+            found |= {part.up: 1, part.down: 1}
+        elif isinstance(part, Attention) and config.where == "attention":
+            # Head by head, each with orthonormal rows.
+            found |= dict.fromkeys((part.q, part.k, part.v), config.num_heads)
+            found[part.out] = 1
     return found

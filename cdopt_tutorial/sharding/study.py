@@ -1,5 +1,6 @@
 """Does holding the weights help here? Ways to train compared, each at its own rate."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,11 +8,13 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor, nn, optim
+from torch.nn.utils import parametrizations, parametrize
 
+from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.engines import share
-from cdopt_tutorial.sharding.kinds import HELD, KINDS, MuonAndAdam, distance, make
-from cdopt_tutorial.sharding.model import Job, ShardConfig
+from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, to_hold, transformer
 from cdopt_tutorial.sharding.system import Trainer, held_out_loss
 
 # Small, so that many runs are short, and within one pass over the text, of 322 steps.
@@ -20,12 +23,14 @@ CONFIG = ShardConfig("ddp", num_ranks=1, seq_len=16, max_steps=240, device="cpu"
 # on average over the seeds 101 to 103, found by `cdopt-tutorial bench holding`.
 LEARNING_RATES = {
     "free": 5e-3,
-    "orthogonal start": 5e-3,
-    "Stiefel": 1e-2,
-    "torch's orthogonal": 1e-2,
-    "Muon": 1e-2,
+    "orthogonal start": 5e-3,  # as "Stiefel", and free from there on
+    "Stiefel": 1e-2,  # the attentions, by dissolving
+    "torch's orthogonal": 1e-2,  # the same, exactly, by torch's parametrization
+    "Muon": 1e-2,  # free, with steps that are orthogonal
     "Stiefel, MLP too": 2e-2,
 }
+KINDS = tuple(LEARNING_RATES)
+HELD = {"Stiefel": ("attention",), "Stiefel, MLP too": ("attention", "mlp")}
 SEEDS = (1, 2, 3)
 
 
@@ -56,8 +61,7 @@ def config_of(
     if kind not in KINDS:
         allowed = " or ".join(KINDS)
         raise ValueError(f"kind is {kind!r}, but must be {allowed}")
-    held = "stiefel" if kind in HELD else "none"
-    on = {"manifold": held, "device": device}
+    on = {"manifold": "stiefel" if kind in HELD else "none", "device": device}
     return replace(CONFIG, lr=lr, seed=seed, max_steps=steps, **on)
 
 
@@ -71,8 +75,9 @@ def train(
     with torch.random.fork_rng(devices=[]):  # torch's orthogonal draws what it adds
         torch.manual_seed(seed)
         model = make(kind, config, len(job.corpus.vocabulary)).to(config.device)
-    optimizer = MuonAndAdam(model, lr) if kind == "Muon" else None
-    trainer = Trainer(job, model, model, optimizer=optimizer)
+    trainer = Trainer(job, model, model)
+    if kind == "Muon":
+        trainer.optimizer = MuonAndAdam(model, lr)
     losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
     loss, off = held_out_loss(job, model), distance(model, config)
     return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
@@ -94,3 +99,75 @@ def study(
         config_of(*job)
     runs = share(train, jobs, **options)
     return {kind: [run for run in runs if run.kind == kind] for kind in rates}
+
+
+def make(kind: str, config: ShardConfig, vocab_size: int) -> nn.Sequential:
+    """The model of a kind; a seed's all start alike, but for what is orthonormal.
+
+    The same weights begin orthonormal, and as the same ones, where they are held, by
+    whatever means, and where they only start so.
+    """
+    model = transformer(config, vocab_size)
+    if kind in ("orthogonal start", "torch's orthogonal"):
+        for layer, blocks in to_hold(model, config).items():
+            nearest = surface("stiefel", layer.weight, blocks).nearest(layer.weight)
+            layer.weight = nn.Parameter(nearest)
+            if kind == "torch's orthogonal":
+                rule = Blocks(nearest, blocks)
+                parametrize.register_parametrization(layer, "weight", rule)
+    for where in HELD.get(kind, ()):
+        hold(model, replace(config, manifold="stiefel", where=where))
+    return model
+
+
+class Blocks(nn.Module):
+    """torch's orthogonal parametrization, of each block of a weight's rows."""
+
+    def __init__(self, weight: Tensor, blocks: int):
+        super().__init__()
+        part = nn.Module()
+        part.weight = nn.Parameter(weight.detach().unflatten(0, (blocks, -1)))
+        parametrizations.orthogonal(part, orthogonal_map="cayley")
+        self.blocks, (self.map,) = blocks, part.parametrizations.weight
+
+    def forward(self, free: Tensor) -> Tensor:
+        """The weight, of a free parameter of its shape."""
+        return self.map(free.unflatten(0, (self.blocks, -1))).flatten(0, 1)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The free parameter of a weight."""
+        blocks = weight.unflatten(0, (self.blocks, -1))
+        return self.map.right_inverse(blocks).flatten(0, 1)
+
+
+class MuonAndAdam:
+    """Muon for the matrices of the blocks, Adam for the rest, with one rate."""
+
+    def __init__(self, model: nn.Module, lr: float):
+        matrices, rest = [], []
+        for name, value in model.named_parameters():
+            inside = name.startswith("block") and value.ndim == 2
+            (matrices if inside else rest).append(value)
+        # Its updates scaled to the size of Adam's, so that one rate serves both (Liu et
+        # al., "Muon is scalable for LLM training", 2025); no other kind decays weights.
+        as_adam = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
+        self.both = optim.Muon(matrices, lr, **as_adam), optim.Adam(rest, lr)
+
+    def step(self) -> None:
+        """One step of each."""
+        for each in self.both:
+            each.step()
+
+    def zero_grad(self) -> None:
+        """Leave no gradient to move a parameter once more."""
+        for each in self.both:
+            each.zero_grad()
+
+
+@torch.no_grad()
+def distance(model: nn.Module, config: ShardConfig) -> float:
+    """How far from orthonormal the attentions' blocks are, all together."""
+    layers = to_hold(model, config).items()
+    weights = ((layer.weight.double(), blocks) for layer, blocks in layers)
+    squares = (surface("stiefel", w, blocks).distance(w) for w, blocks in weights)
+    return math.sqrt(sum(each.item() for each in squares))

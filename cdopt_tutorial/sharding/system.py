@@ -41,9 +41,8 @@ STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
 def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
     """Spread a free model over the ranks, and hold its weights; what each calls.
 
-    On every rank, which all have the same model. The order matters: tensor parallel
-    cuts plain layers, dissolving maps what is left of them, and FSDP cuts what
-    dissolving trains.
+    On every rank, with the same model. The order matters: tensor parallel cuts plain
+    layers, dissolving maps what is left of them, and FSDP cuts what dissolving trains.
     """
     kind, names = device.partition(":")[0], ("data", "parts")
     mesh = init_device_mesh(kind, config.mesh, mesh_dim_names=names)
@@ -64,8 +63,8 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
 def cuts() -> dict[str, Any]:
     """How tensor parallel cuts a block: by heads, and through the middle of the MLP."""
     # Their names mean the transposed weight: Colwise cuts its rows.
-    plan = {f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")}
-    plan |= {"up": ColwiseParallel()}
+    by_rows = "attention.q", "attention.k", "attention.v", "up"
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in by_rows}
     return plan | {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
 
 
@@ -82,22 +81,14 @@ class Trainer:
 
     staged = False  # whether other ranks have other layers
 
-    def __init__(
-        self,
-        job: Job,
-        model: nn.Sequential,
-        forward: nn.Module,
-        copy: int = 0,
-        optimizer: Any = None,
-    ):
+    def __init__(self, job: Job, model: nn.Module, forward: nn.Module, copy: int = 0):
         self.job, self.config = job, job.config
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
         self.device = device_of(model)
         free = job.config.manifold == "none"
         self.constraints = None if free else Constraints(model)
-        # Of one that is given, no more than a step and zero_grad are asked.
-        self.optimizer = optimizer or make_optimizer(model.parameters(), job.config)
+        self.optimizer: Any = make_optimizer(model.parameters(), job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
@@ -173,17 +164,12 @@ def clip(parameters: Iterable[Tensor], largest: float, staged: bool) -> None:
     a rank of a pipeline has the gradients of its own layers only.
     """
     found = [each.grad for each in parameters if each.grad is not None]
-    squares: dict = {}  # by mesh, so that each takes one all-reduce
-    for each in found:
-        mesh, square = getattr(each, "device_mesh", None), each.square().sum()
-        squares[mesh] = squares[mesh] + square if mesh in squares else square
-    total = sum(map(whole, squares.values()))
+    total = sum(whole(each.square().sum()) for each in found)
     if staged:
         dist.all_reduce(total)
     factor = clip_factor(total.item(), largest)
-    if factor < 1:
-        for gradient in found:
-            gradient.mul_(factor)
+    for gradient in found:
+        gradient.mul_(factor)
 
 
 def train(trainer: Trainer, history: History) -> History:
@@ -231,7 +217,8 @@ def check(job: Job) -> None:
     size = (layers + (2 * words + config.seq_len) * config.width) * 2
     what = f"a model of width {config.width} and {config.num_layers} layers"
     checks.in_memory(what, size * config.torch_dtype.itemsize)
-    longest, columns = stream_of(job).num_tokens // config.batch_size, config.batch_size
+    columns = config.batch_size
+    longest = stream_of(job).num_tokens // columns
     allowed = f"at most {longest} in this text, of {columns} columns"
     checks.check(config, "seq_len", config.seq_len <= longest, allowed)
 
@@ -243,12 +230,9 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     refuses the job, a WorkerError if a rank failed.
     """
     check(job)
-    number = job.config.num_ranks
-    threads = max(1, cpu_count() // number)
-    roles = {
-        f"rank{rank}": Role(run_rank, (job, rank), num_threads=threads)
-        for rank in range(number)
-    }
+    ranks = range(job.config.num_ranks)
+    threads = max(1, cpu_count() // len(ranks))
+    roles = {f"rank{k}": Role(run_rank, (job, k), num_threads=threads) for k in ranks}
     results = (engine or TorchRPC()).launch(roles, **options)
     return Result(job.config, list(results.values()))
 
