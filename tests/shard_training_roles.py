@@ -4,18 +4,22 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import shard_roles
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from shard_roles import F64, RANKS, off, whole
+from cdopt.manifold_torch import oblique_torch, stiefel_torch
+from cdopt.nn import Linear_cdopt
+from shard_roles import F64, RANKS, drawn, meshes, off, told
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -26,6 +30,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.layers import Dissolved
+from cdopt_tutorial.constraints.surface import placed, whole
 from cdopt_tutorial.hybrid.replicas import join
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
@@ -35,6 +40,8 @@ OPTIMIZERS: dict[str, Callable] = {
     "Adam": lambda p: torch.optim.Adam(p, 1e-2),
     "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
 }
+#: To what a penalty leaves of a gradient cut by columns, older FSDP adds what is whole.
+OLD = torch.__version__ < (2, 13)
 
 
 class Block(nn.Module):
@@ -50,8 +57,11 @@ class Block(nn.Module):
         return self.last(x + self.down(torch.tanh(self.up(x))))
 
 
+LAYERS = ("up", "down", "last")
 #: Of each layer, where they are not all on one.
 MIXED = {"up": "oblique", "down": "oblique", "last": "sphere"}
+#: Layers of CDOpt's own, by a name beside those of the manifolds.
+CDOPT = {"CDOpt's stiefel": stiefel_torch, "CDOpt's oblique": oblique_torch}
 
 
 def hold_(model: Block, manifold: str) -> Block:
@@ -63,47 +73,55 @@ def hold_(model: Block, manifold: str) -> Block:
     return model
 
 
-def begin(manifold: str) -> Block:
+def of_cdopt(manifold: str) -> nn.Module:
+    """A layer that widens and one that narrows, which CDOpt treats otherwise."""
+    options = {"manifold_class": CDOPT[manifold], "penalty_param": 0.1, **F64}
+    first, last = (Linear_cdopt(*size, **options) for size in ((6, 8), (8, 7)))
+    return nn.Sequential(first, nn.Tanh(), last)
+
+
+@torch.no_grad()
+def begin(manifold: str) -> nn.Module:
     """The same on every rank, a little off the manifolds."""
     torch.manual_seed(0)
-    model = hold_(Block(), manifold)
-    with torch.no_grad():
-        for parameter in model.parameters():
+    model = of_cdopt(manifold) if manifold in CDOPT else hold_(Block(), manifold)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # which CDOpt's identity does not
             parameter.add_(0.05 * torch.randn_like(parameter))
+            parameter.data = parameter.data.contiguous()  # CDOpt has turned some
     return model
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    x, y = shard_roles.drawn((BATCH, 2 * WIDTH + 1), step).split((WIDTH, WIDTH + 1), 1)
+    x, y = drawn((BATCH, 2 * WIDTH + 1), step).split((WIDTH, WIDTH + 1), 1)
     return x.contiguous(), y.contiguous()  # older stages refuse a view
 
 
-@dataclass
+@dataclass(frozen=True)
 class Loop:
     """A few steps, the same for one process and for a rank of several."""
 
     optimizer: str = "SGD"
     clip: float | None = None
     micro: int = 1  #: batches whose gradients are added up to one step
+    fresh: bool = False  #: whether the penalty is asked of the model after the pass
     parts: int = 1  #: into how many parts a batch is cut
     part: int = 0  #: and which this rank has
-    held: bool = True
-    fresh: bool = False  #: whether the penalty is asked of the model after the pass
 
-    def __call__(self, model: nn.Module) -> nn.Module:
-        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
-        held = constraints.Constraints(model) if self.held else None
-        for step in range(STEPS):
+    def __call__(
+        self, model: nn.Module, optimizer: Any = None, steps: range = range(STEPS)
+    ) -> nn.Module:
+        optimizer = optimizer or OPTIMIZERS[self.optimizer](model.parameters())
+        held = constraints.Constraints(model)
+        for step in steps:
             optimizer.zero_grad()
             for number in range(self.micro):
                 if self.micro > 1 and isinstance(model, FSDPModule):
                     model.set_requires_gradient_sync(number == self.micro - 1)
                 x, y = (self.mine(each, number) for each in batch(step))
                 loss = F.mse_loss(model(x).double(), y)
-                if held:
-                    now = constraints.penalty(model) if self.fresh else held.penalty()
-                    loss = loss + now
-                (loss / self.micro).backward()
+                now = constraints.penalty(model) if self.fresh else held.penalty()
+                ((loss + now) / self.micro).backward()
             if self.clip:
                 clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
@@ -113,72 +131,73 @@ class Loop:
         return joint.chunk(self.micro)[number].chunk(self.parts)[self.part]
 
 
-def alone(manifold: str, **options: Any) -> Block:
+def alone(manifold: str, loop: Loop) -> nn.Module:
     """What one process has in the end."""
-    return copy.deepcopy(_alone(manifold, tuple(options.items())))
+    return copy.deepcopy(_alone(manifold, loop))
 
 
 @functools.cache
-def _alone(manifold: str, options: tuple) -> Block:
-    return Loop(**dict(options))(begin(manifold))
+def _alone(manifold: str, loop: Loop) -> nn.Module:
+    return loop(begin(manifold))
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Those that are trained, whole."""
     model = model.module if isinstance(model, DistributedDataParallel) else model
-    return {name: whole(p).detach() for name, p in model.named_parameters()}
+    named = model.named_parameters()
+    return {name: whole(p).detach() for name, p in named if p.requires_grad}
 
 
-@torch.no_grad()
-def begin_at_(model: nn.Module, start: nn.Module) -> nn.Module:
-    """Put another's weights in, as they are: to assign them would project them."""
-    values = parameters(start)
-    for name, parameter in model.named_parameters():
-        value = values[name]
-        if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
-            value = distribute_tensor(value, mesh, placements)
-        parameter.copy_(value)
-    return model
+def furthest(one: nn.Module, other: nn.Module) -> float:
+    ours, theirs = parameters(one), parameters(other)
+    assert ours.keys() == theirs.keys()
+    return max(off(ours[name], theirs[name]) for name in theirs)
 
 
 # The ways to distribute a model; each gives it, its number of batches and its own.
 
 
-def by_ddp(mesh: DeviceMesh, start: Block) -> tuple[nn.Module, int, int]:
+def by_ddp(mesh: DeviceMesh, start: nn.Module, manifold: str) -> tuple:
     model = DistributedDataParallel(start, process_group=mesh.get_group())
     return model, mesh.size(), mesh.get_local_rank()
 
 
-def by_fsdp(mesh: DeviceMesh, start: Block, layers=(), **options) -> tuple:
+def by_fsdp(
+    mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **options
+) -> tuple:
     for name in layers:
         fully_shard(start.get_submodule(name), mesh=mesh, **options)
     fully_shard(start, mesh=mesh, **options)
     return start, mesh.size(), mesh.get_local_rank()
 
 
-def by_tensor(mesh: DeviceMesh, start: Block, manifold: str, **last) -> tuple:
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), **last}
-    model = parallelize_module(Block(), mesh, plan)
-    return begin_at_(hold_(model, manifold), start), 1, 0
+@torch.no_grad()
+def by_tensor(mesh: DeviceMesh, start: Block, manifold: str, last: Any) -> tuple:
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "last": last}
+    model = hold_(parallelize_module(Block(), mesh, plan), manifold)
+    values = parameters(start)
+    for name, parameter in model.named_parameters():
+        # As they are: to assign a weight would project it.
+        parameter.copy_(placed(values[name], parameter))
+    return model, 1, 0
 
 
 def by_both(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
-    model, *_ = by_tensor(mesh["tp"], start, manifold, **BY_ROWS)
-    return by_fsdp(mesh["dp"], model, LAYERS)
+    model, *_ = by_tensor(mesh["tp"], start, manifold, BY_ROWS)
+    return by_fsdp(mesh["dp"], model, manifold, LAYERS)
 
 
-LAYERS = ("up", "down", "last")
-BY_COLUMNS = {"last": ColwiseParallel(output_layouts=Replicate())}
-BY_ROWS = {"last": RowwiseParallel(input_layouts=Replicate())}
-WAYS: dict[str, Callable[[DeviceMesh, Block, str], tuple]] = {
-    "ddp": lambda mesh, start, manifold: by_ddp(mesh, start),
-    "fsdp": lambda mesh, start, manifold: by_fsdp(mesh, start),
-    "fsdp per layer": lambda mesh, start, manifold: by_fsdp(mesh, start, LAYERS),
-    "fsdp by columns": lambda mesh, start, manifold: by_fsdp(
-        mesh, start, shard_placement_fn=lambda p: Shard(p.ndim - 1)
+BY_COLUMNS = ColwiseParallel(output_layouts=Replicate())
+BY_ROWS = RowwiseParallel(input_layouts=Replicate())
+WAYS: dict[str, Callable[[DeviceMesh, nn.Module, str], tuple]] = {
+    "ddp": by_ddp,
+    "fsdp": by_fsdp,
+    "fsdp per layer": functools.partial(by_fsdp, layers=LAYERS),
+    "fsdp by columns": functools.partial(
+        by_fsdp, shard_placement_fn=lambda p: Shard(p.ndim - 1)
     ),
-    "tensor, columns last": lambda *given: by_tensor(*given, **BY_COLUMNS),
-    "tensor, rows last": lambda *given: by_tensor(*given, **BY_ROWS),
+    "tensor, columns last": functools.partial(by_tensor, last=BY_COLUMNS),
+    "tensor, rows last": functools.partial(by_tensor, last=BY_ROWS),
     "fsdp and tensor": by_both,
 }
 
@@ -190,131 +209,118 @@ class Case:
     way: str
     mesh: str
     manifold: str = "stiefel"
-    optimizer: str = "SGD"
-    options: tuple = ()  #: of the loop, as pairs
+    loop: Loop = Loop()
 
     def __call__(self, mesh: DeviceMesh) -> dict[str, float]:
-        options = {"optimizer": self.optimizer, **dict(self.options)}
-        start, expected = begin(self.manifold), alone(self.manifold, **options)
-        model, parts, part = WAYS[self.way](mesh, start, self.manifold)
-        Loop(**options, parts=parts, part=part)(model)
-        return compared(model, expected, self.manifold)
+        model, parts, part = WAYS[self.way](mesh, begin(self.manifold), self.manifold)
+        replace(self.loop, parts=parts, part=part)(model)
+        return compared(model, alone(self.manifold, self.loop), begin(self.manifold))
 
 
-def compared(model: nn.Module, expected: Block, manifold: str) -> dict[str, float]:
+def compared(
+    model: nn.Module, expected: nn.Module, start: nn.Module
+) -> dict[str, float]:
     """The differences of parameters and feasibilities; what a projection leaves."""
-    ours, theirs, before = map(parameters, (model, expected, begin(manifold)))
-    assert ours.keys() == theirs.keys()
-    found = {"parameters": max(off(ours[name], theirs[name]) for name in theirs)}
-    found["moved"] = min(off(ours[name], before[name]) for name in theirs)
+    found = {"parameters": furthest(model, expected)}
+    ours, before = parameters(model), parameters(start)
+    found["moved"] = min(off(ours[name], before[name]) for name in before)
     one, other = constraints.feasibility(model), constraints.feasibility(expected)
-    found["feasibility"] = abs(one.weight - other.weight) + abs(
-        one.mapped - other.mapped
-    )
+    pairs = (one.weight, other.weight), (one.mapped, other.mapped)
+    found["feasibility"] = max(abs(our - their) for our, their in pairs)
     for each in model, expected:
         constraints.project_(each)
-    ours, theirs = parameters(model), parameters(expected)
-    found["projection"] = max(off(ours[name], theirs[name]) for name in theirs)
+    found["projection"] = furthest(model, expected)
     return found | {"left": constraints.feasibility(model).weight}
 
 
 def cases() -> Iterator[Case]:
     """All that this torch can do: each way, and what else matters to some of them."""
-    ways = dict(WAYS)
-    if torch.__version__ < (2, 13):
-        # A penalty leaves a gradient; to one cut by columns older FSDP adds what is
-        # whole.
-        del ways["fsdp by columns"], ways["fsdp and tensor"]
+    new = ("fsdp by columns", "fsdp and tensor") if OLD else ()
+    ways = [way for way in WAYS if way not in new]
     for number, way in enumerate(ways):
         mesh = "2 x 2" if way == "fsdp and tensor" else "23"[number % 2]
         yield Case(way, mesh)
         if way not in ("ddp", "fsdp per layer"):
-            yield Case(way, mesh, "mixed", "Adam")
-    clip, micro, fresh = (("clip", 0.05),), (("micro", 2),), (("fresh", True),)
-    yield Case("fsdp", "2", optimizer="momentum", options=clip)
-    yield Case("tensor, rows last", "3", optimizer="AdamW", options=clip)
-    yield Case("fsdp per layer", "2", options=micro)
-    yield Case("fsdp per layer", "2", options=fresh)
-    if "fsdp and tensor" in ways:
-        yield Case("fsdp and tensor", "2 x 2", options=clip + micro)
+            yield Case(way, mesh, "mixed", Loop("Adam"))
+    yield Case("fsdp", "2", loop=Loop("momentum", clip=0.05))
+    yield Case("tensor, rows last", "3", loop=Loop("AdamW", clip=0.05))
+    yield Case("fsdp per layer", "2", loop=Loop(micro=2))
+    yield Case("fsdp per layer", "2", loop=Loop(fresh=True))
+    if not OLD:
+        yield Case("fsdp and tensor", "2 x 2", loop=Loop(clip=0.05, micro=2))
+    for way, manifold in itertools.product(("ddp", "fsdp"), CDOPT):
+        yield Case(way, "2", manifold)
 
 
-# What follows runs on the ranks of the tests of training.
-
-
-def play_training(rank: int) -> dict:
-    """What each case found."""
+def play_training(rank: int, folder: Path) -> dict:
+    """What each case found, and then what is compared on two ranks."""
     join(rank, RANKS, ())
-    there = shard_roles.meshes()
+    there = meshes()
     found: dict = {}
     for case in cases():
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in OF_TWO:
+        for play in embedding, after_evaluation, copies, compiled, orders:
             found[play.__name__] = play(there["2"])
     dist.barrier()
+    return found if OLD else found | checkpoints(there, folder)
+
+
+def embedding(mesh: DeviceMesh) -> dict[str, float]:
+    """A table cut by rows or by columns: the gradients' difference from one process."""
+    found = {}
+    for style in BY_ROWS, BY_COLUMNS:
+        torch.manual_seed(0)
+        tables = nn.Embedding(9, 4, **F64), nn.Embedding(9, 4, **F64)
+        tables[1].load_state_dict(tables[0].state_dict())
+        parallelize_module(tables[0], mesh, style)
+        for table in tables:
+            constraints.dissolve(table)
+            with torch.no_grad():
+                table.parametrizations.weight.original.mul_(1.1)
+            loss = (table(torch.arange(9)) * drawn((9, 4), 0)).square().sum()
+            (loss + constraints.penalty(table)).backward()
+        ours, theirs = (next(each.parameters()).grad for each in tables)
+        found[type(style).__name__] = off(ours, theirs)
     return found
 
 
 def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     """A model that is whole on each rank since a pass is measured and projected."""
-    model, expected = by_fsdp(mesh, begin("stiefel"))[0], begin("stiefel")
+    model, *_ = by_fsdp(mesh, begin("stiefel"), "stiefel")
+    expected, x = begin("stiefel"), batch(0)[0]
     with torch.no_grad():
-        model(batch(0)[0])
-    found: dict = {"layer": told(constraints.project_, model.up)}
-    one, other = constraints.feasibility(model), constraints.feasibility(expected)
-    with torch.no_grad():
-        model(batch(0)[0])
-    constraints.project_(model)
-    constraints.project_(expected)
-    model.reshard()
-    ours, theirs = parameters(model), parameters(expected)
+        model(x)
+        found: dict = {"layer": told(constraints.project_, model.up)}
+        one, other = constraints.feasibility(model), constraints.feasibility(expected)
+        model(x)
+    for each in model, expected:
+        constraints.project_(each)
     return found | {
         "feasibility": abs(one.weight - other.weight),
         "before": one.weight,
-        "projection": max(off(ours[name], theirs[name]) for name in theirs),
+        "projection": furthest(model, expected),
         "left": constraints.feasibility(model).weight,
     }
 
 
-def embedding(mesh: DeviceMesh) -> dict[str, float]:
-    """A table cut by rows or by columns: the gradients' difference from one process."""
-    found, words = {}, torch.arange(9)
-    for style in (
-        RowwiseParallel(input_layouts=Replicate()),
-        ColwiseParallel(output_layouts=Replicate()),
-    ):
-        tables = [nn.Embedding(9, 4, **F64) for _ in range(2)]
-        parallelize_module(tables[0], mesh, style)
-        for table in tables:
-            constraints.dissolve(table)
-        begin_at_(tables[0], tables[1])
-        for table in tables:
-            with torch.no_grad():
-                table.parametrizations.weight.original.mul_(1.1)
-            loss = (table(words) * shard_roles.drawn((9, 4), 0)).square().sum()
-            (loss + constraints.penalty(table)).backward()
-        ours, theirs = (whole(next(each.parameters()).grad) for each in tables)
-        found[type(style).__name__] = off(ours, theirs)
-    return found
-
-
-def copies(mesh: DeviceMesh) -> dict[str, int]:
+def copies(mesh: DeviceMesh) -> dict[Any, int]:
     """What dissolved layers keep between a pass and its penalty, under each way."""
     found = {}
     for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
         model, parts, part = WAYS[way](mesh, begin("stiefel"), "stiefel")
-        found[way, "before"] = sum(len(each._seen) for each in dissolved(model))
+        found[way, "before"] = kept(model)
         loss = model(batch(0)[0].chunk(parts)[part]).sum()
-        found[way] = sum(len(each._seen) for each in dissolved(model))
+        found[way] = kept(model)
         (loss + constraints.penalty(model)).backward()
-        found[way, "after"] = sum(len(each._seen) for each in dissolved(model))
+        found[way, "after"] = kept(model)
     return found
 
 
-def dissolved(model: nn.Module) -> list[Dissolved]:
-    return [each for each in model.modules() if isinstance(each, Dissolved)]
+def kept(model: nn.Module) -> int:
+    rules = (each for each in model.modules() if isinstance(each, Dissolved))
+    return sum(len(rule._seen) for rule in rules)
 
 
 def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
@@ -353,15 +359,47 @@ def orders(mesh: DeviceMesh) -> dict[str, str]:
         assert not any(isinstance(each, DTensor) for each in layer.parameters())
     model = fully_shard(nn.Sequential(nn.Linear(4, 4, **F64)), mesh=mesh)
     found["fully_shard"] = told(constraints.dissolve, model[0])
+    theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
+    return found | {"CDOpt": told(parallelize_module, theirs, mesh, BY_COLUMNS)}
+
+
+ADAM, FIRST, SECOND = Loop("Adam"), range(STEPS // 2), range(STEPS // 2, STEPS)
+
+
+def checkpoints(there: dict[str, DeviceMesh], folder: Path) -> dict:
+    """Saved on 2 ranks and on 2 x 2, loaded on 3: what these find at the end."""
+    for name, way in ("2", by_fsdp), ("2 x 2", by_both):
+        mesh = there[name]
+        if mesh.get_coordinate() is not None:
+            model, parts, part = way(mesh, begin("stiefel"), "stiefel")
+            optimizer = OPTIMIZERS["Adam"](model.parameters())
+            replace(ADAM, parts=parts, part=part)(model, optimizer, FIRST)
+            group = mesh.get_group() if mesh.ndim == 1 else None
+            dcp.save(
+                state_of(model, optimizer),
+                checkpoint_id=folder / name,
+                process_group=group,
+            )
+    dist.barrier()
+    mesh, found = there["3"], {}
+    for name in ("2", "2 x 2") if mesh.get_coordinate() is not None else ():
+        model = by_fsdp(mesh, begin("stiefel"), "stiefel")
+        found["checkpoint", name] = gone_on(folder / name, *model, mesh.get_group())
+    dist.barrier()
     return found
 
 
-def told(action: Callable[..., Any], *args: Any) -> str:
-    try:
-        action(*args)
-    except ValueError as error:
-        return str(error)
-    return ""
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
+    return dict(zip(("model", "its"), get_state_dict(model, optimizer), strict=True))
 
 
-OF_TWO = embedding, after_evaluation, copies, compiled, orders
+def gone_on(folder: Path, model: nn.Module, parts=1, part=0, group=None) -> dict:
+    """What is found of a model that goes on from a checkpoint."""
+    optimizer = OPTIMIZERS["Adam"](model.parameters())
+    state = state_of(model, optimizer)
+    here = not dist.is_initialized()
+    dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=here)
+    states = {"model_state_dict": state["model"], "optim_state_dict": state["its"]}
+    set_state_dict(model, optimizer, **states)
+    replace(ADAM, parts=parts, part=part)(model, optimizer, SECOND)
+    return compared(model, alone("stiefel", ADAM), begin("stiefel"))
