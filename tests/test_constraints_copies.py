@@ -6,24 +6,11 @@ import pickle
 
 import pytest
 import torch
+from constrained import F64, dissolved, free, lstm, move_
 from torch import nn
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial import constraints
-
-F64 = {"dtype": torch.float64}
-
-
-def dissolved(inputs=8, outputs=4):
-    return constraints.dissolve(nn.Linear(inputs, outputs, **F64))
-
-
-def lstm(**options):
-    return constraints.dissolve_recurrent(nn.LSTM(5, 6, **options, **F64))
-
-
-def free(layer, name="weight"):
-    return layer.parametrizations[name].original
 
 
 def models():
@@ -43,14 +30,6 @@ def models():
 def result(model, x):
     output = model(x)
     return output[0] if isinstance(output, tuple) else output
-
-
-def move_(model):
-    """Off the manifold, so that a copy that projected would differ."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    return model
 
 
 def by_pickle(model):

@@ -4,7 +4,8 @@ import cdopt.manifold_torch
 import pytest
 import torch
 from cdopt.manifold_torch import stiefel_torch
-from cdopt.nn import LSTM_cdopt
+from cdopt.nn import Linear_cdopt, LSTM_cdopt
+from constrained import F64, free, lstm
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
@@ -13,7 +14,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.layers import Dissolved
 
-F64 = {"dtype": torch.float64}
 LAYERS = {
     "tall": lambda **k: nn.Linear(4, 8, **k),
     "wide": lambda **k: nn.Linear(8, 4, **k),
@@ -36,14 +36,6 @@ OPTIONS = [
 
 def dissolved(kind="wide", **options):
     return constraints.dissolve(LAYERS[kind](**F64), **options)
-
-
-def lstm(**options):
-    return constraints.dissolve_recurrent(nn.LSTM(5, 6, **options, **F64))
-
-
-def free(layer, name="weight"):
-    return layer.parametrizations[name].original
 
 
 def off(weight):
@@ -209,27 +201,6 @@ class TestRecurrent:
         assert rnn(torch.randn(2, 4, 5, **F64))[0].shape == (2, 4, 3)
         assert rnn.weight_hh_l1.shape == (24, 3) and off(rnn.weight_hh_l1) < 1e-12
 
-    def test_equals_cdopts_lstm(self):
-        theirs = LSTM_cdopt(
-            5, 6, 2, manifold_class=stiefel_torch, penalty_param=0.1, **F64
-        )
-        ours = lstm(num_layers=2)
-        pairs = {}
-        for name in ours._flat_weights_names:
-            held = ours.parametrizations if name in ours.parametrizations else None
-            mine = held[name].original if held else getattr(ours, name)
-            pairs[name] = mine, getattr(theirs, name)
-        with torch.no_grad():
-            for mine, yours in pairs.values():
-                mine.copy_(yours.mul_(1.02))
-        x = torch.randn(7, 3, 5, **F64)
-        for layer in ours, theirs:
-            output = layer(x)[0]
-            (output.square().sum() + constraints.penalty(layer)).backward()
-        torch.testing.assert_close(ours(x)[0], theirs(x)[0], rtol=1e-12, atol=1e-13)
-        for mine, yours in pairs.values():
-            torch.testing.assert_close(mine.grad, yours.grad, rtol=1e-11, atol=1e-13)
-
     def test_each_map_is_computed_once_a_pass(self, monkeypatch):
         calls, map_of = [], Dissolved.forward
         monkeypatch.setattr(
@@ -241,6 +212,33 @@ class TestRecurrent:
             rnn(torch.randn(4, 3, 5, **F64))
             assert len(calls) == 2
             rnn.eval()
+
+
+@pytest.mark.parametrize("sizes", [(5, 8), (8, 5), (5, 6, 2)])
+def test_equals_cdopts_own_layer(sizes):
+    """A linear one that widens or narrows, and an LSTM."""
+    kind = LSTM_cdopt if len(sizes) == 3 else Linear_cdopt
+    theirs = kind(*sizes, manifold_class=stiefel_torch, penalty_param=0.1, **F64)
+    if len(sizes) == 3:
+        ours = constraints.dissolve_recurrent(nn.LSTM(*sizes, **F64))
+    else:
+        ours = constraints.dissolve(nn.Linear(*sizes, **F64))
+    pairs = []
+    for name, yours in theirs.named_parameters():
+        if yours.requires_grad:  # which CDOpt's identity does not
+            held = name in ours.parametrizations
+            pairs.append((free(ours, name) if held else getattr(ours, name), yours))
+    with torch.no_grad():
+        for mine, yours in pairs:
+            mine.copy_(yours.mul_(1.02))
+    outputs, x = [], torch.randn(7, 3, sizes[0], **F64)
+    for layer in ours, theirs:
+        output = layer(x)
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+        (outputs[-1].square().sum() + constraints.penalty(layer)).backward()
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-13)
+    for mine, yours in pairs:
+        torch.testing.assert_close(mine.grad, yours.grad, rtol=1e-11, atol=1e-13)
 
 
 def test_a_weight_that_layers_share_is_dissolved_in_each():

@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
+from unittest import mock
 
 import pytest
 import torch
@@ -76,18 +77,12 @@ class TestSettings:
             (parts | {"num_ranks": 4}, "num_heads is 6, but must be a multiple of 4:"),
             (both | {"num_heads": 3}, "num_heads is 3, but must be a multiple of 2:"),
             ({"num_ranks": 3}, "batch_size is 16, but must be a multiple of 3: each"),
-            (
-                stages | {"num_ranks": 4},
-                "num_ranks is 4, but must be at most num_layer",
-            ),
+            (stages | {"num_ranks": 4}, "num_ranks is 4, but must be at most num_lay"),
             (stages | {"num_ranks": 3}, "batch_size is 16, but must be a multiple of"),
             ({"width": 25}, "width is 25, but must be a multiple of num_heads, 6"),
-            ({"seed": 2**31}, "seed is 2147483648, but must be at least 0 and below"),
             ({"manifold": "grassmann"}, "manifold is 'grassmann', but must be none or"),
             ({"where": "here"}, "where is 'here', but must be attention or mlp"),
-            ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0 and"),
             ({"clip": 0.0}, "clip is 0.0, but must be above 0"),
-            ({"momentum": 1.0}, "momentum is 1.0, but must be 0 to below 1"),
             ({"optimizer": "hope"}, "optimizer is 'hope'"),
             ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
             ({"lr": math.nan}, "lr is nan, but must be above 0 and at most 1e+37"),
@@ -271,22 +266,17 @@ def test_the_copies_tokens_are_together_the_batch_of_one_process():
 
 
 class TestResult:
-    def of(self, *losses) -> list[float]:
-        return Result(
-            settings(), [History(losses=list(each)) for each in losses]
-        ).losses
-
-    def test_losses_are_means_over_the_ranks_that_have_one(self):
-        assert self.of([1.0, 2.0], [3.0, 5.0]) == [2.0, 3.5]
-        assert self.of([math.nan] * 2, [math.nan] * 2, [1.0, 2.0]) == [1.0, 2.0]
-
-    def test_a_loss_that_no_rank_has_is_none_to_be_told(self):
-        first, second = self.of([math.nan, math.nan], [math.nan, 4.0])
-        assert math.isnan(first) and second == 4.0
-
-    def test_ranks_that_took_other_numbers_of_steps_are_an_error(self):
-        with pytest.raises(ValueError):
-            self.of([1.0], [1.0, 2.0])
+    @pytest.mark.parametrize(
+        ("ranks", "expected"),
+        [
+            ([[1.0, 2.0], [3.0, 5.0]], [2.0, 3.5]),
+            ([[math.nan] * 2, [math.nan] * 2, [1.0, 2.0]], [1.0, 2.0]),  # of stages
+            ([[math.nan, math.nan], [math.nan, 4.0]], [math.nan, 4.0]),  # diverged
+        ],
+    )
+    def test_losses_are_means_over_the_ranks_that_have_one(self, ranks, expected):
+        found = Result(settings(), [History(losses=losses) for losses in ranks])
+        assert found.losses == pytest.approx(expected, abs=0, nan_ok=True)
 
     def test_a_step_takes_its_median_on_the_slowest_rank(self):
         ranks = [History(step_seconds=each) for each in ([1.0, 9.0, 2.0], [4.0] * 3)]
@@ -315,13 +305,11 @@ def shapes():
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (5, 2)])
 def test_ranks_share_the_cores(monkeypatch, cores, threads):
-    asked = {}
     monkeypatch.setattr(system, "cpu_count", lambda: cores)
-    monkeypatch.setattr(system, "check", lambda _: None)
-    launch = lambda engine, roles, **_: asked.update(roles) or {}  # noqa: E731
-    monkeypatch.setattr(system.TorchRPC, "launch", launch)
-    sharding.run(job("ddp"))
-    assert [role.num_threads for role in asked.values()] == [threads] * 2
+    engine = mock.Mock()
+    sharding.run(job("ddp"), engine)
+    (roles,) = engine.launch.call_args.args
+    assert [role.num_threads for role in roles.values()] == [threads] * 2
 
 
 class TestOwned:
