@@ -52,7 +52,7 @@ def map_and_distance(on: PlainSurface, weight: DTensor) -> tuple[DTensor, Tensor
       block that is on several ranks is gathered.
     - Oblique: an all-reduce of the sums that are cut, or of the scalar if none is.
     - Sphere: an all-reduce of a single number.
-    - A manifold of CDOpt other than these: the weight is gathered.
+    - Oblique by columns, and CDOpt's other manifolds: the weight is gathered.
     """
     layout = _layout(on, weight)
     if layout is None:
@@ -87,7 +87,7 @@ def _layout(on: PlainSurface, weight: DTensor) -> Layout | None:
         # A square matrix may be either; then what is cut decides.
         either = rows == columns and (split or 0 not in cuts)
         wide = rows < columns or either
-    elif on.make not in (oblique_torch, sphere_torch):
+    elif on.transpose or on.make not in (oblique_torch, sphere_torch):
         return None
     placements: list[Placement] = list(weight.placements)
     members: dict[str, list[int]] = {"inner": [], "outer": []}
@@ -116,16 +116,11 @@ def _exchange(
     on: PlainSurface, cut: int, wide: bool, split: bool
 ) -> tuple[int | None, str]:
     """Which axis to cut in place of the one that is cut, and which sums that splits."""
-    between_blocks = cut == 0 and on.blocks > 1 and not split
     if on.make is sphere_torch:
         return cut, "inner"
     if on.make is oblique_torch:
-        if not on.transpose:
-            return cut, "inner" if cut else "outer"
-        if cut == 0 and on.blocks == 1:
-            return cut, "inner"
-        return cut if cut or between_blocks else 1, "outer"
-    if between_blocks:
+        return cut, "inner" if cut else "outer"
+    if cut == 0 and on.blocks > 1 and not split:  # between blocks
         return cut, "outer"
     if wide:
         return cut or 1, "inner"
@@ -135,13 +130,15 @@ def _exchange(
 def _map(on: PlainSurface, weight: DTensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """This rank's part of A(W), and ‖C(W)‖²."""
     part = weight.redistribute(placements=layout.placements).to_local()
-    x = _blocks(on, part, weight)
-    if on.make is stiefel_torch:
-        mapped, distance = stiefel_map(x, layout.wide, layout)
-    else:
-        of_each = (-2,) if on.transpose else (-1,)
-        axes = (0, 1) if on.make is sphere_torch else of_each
+    x = part.flatten(1) if part.ndim > 2 else part
+    if on.make is not stiefel_torch:
+        axes = (0, 1) if on.make is sphere_torch else (1,)
         mapped, distance = radial_map(x, axes, layout)
+    else:
+        if on.blocks > 1:
+            rows = weight.shape[0] // on.blocks
+            x = x.unflatten(0, (x.shape[0] // rows, rows))
+        mapped, distance = stiefel_map(x, layout.wide, layout)
     return mapped.reshape(part.shape), distance
 
 
@@ -152,13 +149,3 @@ def _placed(part: Tensor, like: DTensor, placements: Sequence[Placement]) -> DTe
         part, like.device_mesh, placements, run_check=False, shape=shape, stride=stride
     )
     return made.redistribute(placements=like.placements)
-
-
-def _blocks(on: PlainSurface, part: Tensor, weight: DTensor) -> Tensor:
-    """The rows of a part as matrices, in whole blocks if there are several."""
-    matrix = part.flatten(1) if part.ndim > 2 else part
-    by_rows = on.make is oblique_torch and not on.transpose
-    if on.blocks == 1 or by_rows:  # whose blocks may be cut anywhere
-        return matrix
-    rows = weight.shape[0] // on.blocks
-    return matrix.unflatten(0, (matrix.shape[0] // rows, rows))
