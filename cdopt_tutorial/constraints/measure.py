@@ -14,8 +14,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
-from cdopt_tutorial.constraints.manifold import feasible
-from cdopt_tutorial.constraints.surface import Surface, is_sharded, placed, whole
+from cdopt_tutorial.constraints.surface import Surface, is_sharded
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
@@ -29,44 +28,8 @@ class Constraint:
 
     weight: Tensor  #: W, what an optimizer moves
     penalty_param: float  #: factor of ‖C(W)‖² in the penalty
-    surface: "Surface | CdoptSurface"  #: the manifold
+    surface: Surface  #: the manifold
     distance: Callable[[Tensor], Tensor]  #: W to ‖C(W)‖², a scalar with a graph
-
-
-@dataclass(frozen=True)
-class CdoptSurface:
-    """The manifold of a layer of CDOpt, whose own closures don't survive a copy."""
-
-    module: nn.Module
-
-    def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """A(W), or W where the layer computes without the map, and ‖C(W)‖²."""
-        if not getattr(self.module, "forward_with_A", True):
-            return weight, self.distance(weight)
-        to_point, to_weight = self._turns()
-        mapped = to_weight(self.module.manifold.A(to_point(whole(weight))))
-        return placed(mapped, weight), self.distance(weight)
-
-    def distance(self, weight: Tensor) -> Tensor:
-        """‖C(W)‖², a scalar."""
-        to_point, _ = self._turns()
-        return self.module.manifold.C(to_point(whole(weight))).square().sum()
-
-    def nearest(self, weight: Tensor) -> Tensor:
-        """The feasible weight that CDOpt's ``Post_process`` finds."""
-        to_point, to_weight = self._turns()
-        found = self.module.manifold.Post_process(to_point(whole(weight)))
-        return placed(feasible(to_weight(found), self.distance), weight)
-
-    def _turns(self) -> tuple[Callable, Callable]:
-        """From the layer's weight to CDOpt's X, and back."""
-        module = self.module
-        if hasattr(module, "weight_to_var"):
-            return module.weight_to_var, module.var_to_weight
-        linear = isinstance(module, cdopt_nn.Linear_cdopt)
-        wide = linear and module.in_features >= module.out_features
-        turn = torch.t if wide else nn.Identity()
-        return turn, turn
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
@@ -101,24 +64,25 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
                 yield name, Constraint(weight, rule.penalty_param, on, distance)
     free = isinstance(getattr(module, "manifold", None), euclidean_torch)
     if hasattr(module, "quad_penalty") and not free:
-        on = CdoptSurface(module)
-        for name, weight in _weights(module):
-            yield name, Constraint(weight, module.penalty_param, on, on.distance)
+        yield from _of_cdopt(module)
 
 
-def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The names and values of the weights that CDOpt constrains in a layer."""
+def _of_cdopt(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
+    """The weights of a layer of CDOpt, whose own closures don't survive a copy."""
+    linear = isinstance(module, cdopt_nn.Linear_cdopt)
+    turned = linear and module.in_features >= module.out_features
+    on = Surface(lambda *_, **__: module.manifold, 1, turned)
     if isinstance(module, cdopt_nn.RNNBase_cdopt):
-        for index in module.cdopt_weight_hh_index:
-            yield module._flat_weights_names[index], module._flat_weights[index]
-        return
-    # Of cells; of set_constraint_dissolving; of all others.
-    for name in ("weight_hh", "original", "weight"):
-        if hasattr(module, name) and hasattr(module, "manifold"):
-            yield name, getattr(module, name)
-            return
-    kind = type(module).__name__
-    raise ValueError(f"{kind} has a quad_penalty, but no weight that is known")
+        names = [module._flat_weights_names[i] for i in module.cdopt_weight_hh_index]
+    else:  # of a cell; of set_constraint_dissolving; of all others
+        known = "weight_hh", "original", "weight"
+        names = [next(name for name in known if hasattr(module, name))]
+    for name in names:
+        weight = getattr(module, name)
+        if getattr(module, "weight_to_var", nn.Identity())(weight) is not weight:
+            kind = type(module).__name__
+            raise ValueError(f"{kind} reshapes its {name}: dissolve a plain layer")
+        yield name, Constraint(weight, module.penalty_param, on, on.distance)
 
 
 class Distance(NamedTuple):
