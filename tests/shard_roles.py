@@ -73,7 +73,7 @@ def off(one: Tensor, other: Tensor) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def told(action: Callable[..., Any], *args: Any) -> str:
+def error_of(action: Callable[..., Any], *args: Any) -> str:
     """The line of an error."""
     try:
         action(*args)
@@ -100,7 +100,7 @@ def play_maps(rank: int) -> dict:
     value = drawn((8, 3), 0)
     on, rows = surface_of("stiefel", value), [Shard(0), Replicate()]
     sums = DTensor.from_local(value, mesh, [Partial(), Replicate()])
-    found["partial"] = told(on.distance, sums)
+    found["partial"] = error_of(on.distance, sums)
     with mock.patch.object(Layout, "inside", lambda self, part: None):
         mapped, _ = on.map_and_distance(distribute_tensor(value, mesh, rows))
     return found | {"control": off(mapped, on.map_and_distance(value)[0])}

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from cdopt.nn import Linear_cdopt
-from shard_roles import F64, RANKS, drawn, meshes, off, told
+from shard_roles import F64, RANKS, drawn, error_of, meshes, off
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -292,7 +292,7 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     expected, x = begin("stiefel"), batch(0)[0]
     with torch.no_grad():
         model(x)
-        found: dict = {"layer": told(constraints.project_, model.up)}
+        found: dict = {"layer": error_of(constraints.project_, model.up)}
         one, other = constraints.feasibility(model), constraints.feasibility(expected)
         model(x)
     for each in model, expected:
@@ -355,12 +355,12 @@ def orders(mesh: DeviceMesh) -> dict[str, str]:
     ):
         layer = constraints.dissolve(kind(8, 4, **F64))
         name = f"{style.__name__} {kind.__name__}"
-        found[name] = told(parallelize_module, layer, mesh, style())
+        found[name] = error_of(parallelize_module, layer, mesh, style())
         assert not any(isinstance(each, DTensor) for each in layer.parameters())
     model = fully_shard(nn.Sequential(nn.Linear(4, 4, **F64)), mesh=mesh)
-    found["fully_shard"] = told(constraints.dissolve, model[0])
+    found["fully_shard"] = error_of(constraints.dissolve, model[0])
     theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
-    return found | {"CDOpt": told(parallelize_module, theirs, mesh, BY_COLUMNS)}
+    return found | {"CDOpt": error_of(parallelize_module, theirs, mesh, BY_COLUMNS)}
 
 
 ADAM, FIRST, SECOND = Loop("Adam"), range(STEPS // 2), range(STEPS // 2, STEPS)
