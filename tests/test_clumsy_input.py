@@ -82,19 +82,11 @@ hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
 execute --cell-timeout 0
     cell_timeout is 0, but must be at least 1
-matrix --torch 2.x
-    torch is '2.x', but must be a version, such as 2.13.0
-matrix --cdopt newest
-    cdopt is 'newest', but must be a version, such as 2.13.0
-matrix --python python0
-matrix --python /bin/true
-    python is '...', but must be a Python here, 3.11 or newer, with its module venv
 dance
     argument COMMAND: invalid choice: 'dance' (choose from ...) (see
     cdopt-tutorial --help)
 bench launch --json TMP
 execute --json TMP
-matrix --json TMP
 rnn --json TMP
 rnn --checkpoint TMP
     can't write ...: Is a directory

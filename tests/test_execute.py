@@ -113,7 +113,7 @@ def test_of_this_package_a_command_decides_no_chapter_but_that_which_runs_it(pro
     for path in project.chapters():
         used = used_files(project.package, read_chapter(path))
         names = {str(file.relative_to(project.package)) for file in used}
-        assert "commands/matrix.py" not in names and "publish/render.py" not in names
+        assert "commands/build.py" not in names and "publish/render.py" not in names
         assert {"show/__init__.py", "plots/tutorial.mplstyle"} <= names
         system = {"01": "reinforce/system.py", "04": "constraints/layers.py"}
         assert system.get(path.stem[:2], "show/__init__.py") in names

@@ -1,6 +1,5 @@
 """Render the pages from the executed chapters, strictly, and run nothing."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from cdopt_tutorial.publish.execute import (
     fingerprint,
     read_failed,
 )
-from cdopt_tutorial.publish.matrix import table
 from cdopt_tutorial.publish.programs import write_programs
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
@@ -90,7 +88,7 @@ def _config(project: Project, device: str, partial: bool) -> dict:
 def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
     """Put chapters with their outputs where the pages find them; quotes, and notes."""
     reference = Reference(project)
-    quotes = {"figures": {}, "minutes": {}, "versions": _versions(project)}
+    quotes = {"figures": {}, "minutes": {}}
     notes = {"failed": {}, "moved": {}, "absent": reference.absent()}
     notes["pages"] = str(project.pages)
     shutil.rmtree(project.pages, ignore_errors=True)
@@ -113,18 +111,6 @@ def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
                 notes["moved"][figure] = str(change)
         nbformat.write(with_outputs(path, ran), project.pages / path.name)
     return quotes, notes
-
-
-def _versions(project: Project) -> str:
-    """Return the table of what `matrix` has written, or that there is nothing yet."""
-    path = project.root / "book" / "versions.json"
-    if not path.exists():
-        return "No run is kept there yet."
-    try:
-        return table(json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        name = project.relative(path)
-        raise RenderError(f"{name} can't be read: {error}") from error
 
 
 def _run_builder(project: Project, config: Path) -> None:
