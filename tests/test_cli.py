@@ -34,7 +34,6 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            ("reinforce --world-size 1", "world size is 1, but must be at least 2"),
             ("reinforce --gamma nan", "gamma is nan, but must be above 0 and at most"),
             ("reinforce --conversation shouting", "must be per-step or packed or"),
             ("reinforce --loud", "unrecognized arguments: --loud"),

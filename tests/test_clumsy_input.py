@@ -24,14 +24,12 @@ SEED = 2**64
 
 # TMP is an empty folder, TEXT a short corpus.
 CASES = read_cases(f"""
-reinforce --world-size 1000000001
+reinforce --num-observers 1000000000
     num_observers is 1000000000, but must be at most ... here: {WORKERS}
 reinforce --num-observers {SEED}
     num_observers is {SEED}, but must be below 2**63
 reinforce --num-observers 0
     num_observers is 0, but must be at least 1
-reinforce --world-size 4 --num-observers 2
-    world size 4 means 3 observers, but num-observers is 2
 reinforce --num-envs 100000000000
     a round in 200000000000 environments {MEMORY}
 rnn --num-trainers 1000000000 --batch-size 1000000000 --corpus TEXT
@@ -94,8 +92,6 @@ rnn --json TMP/none/out.json
     can't write ...: No such file or directory
 rnn --json TMP/{"a" * 255}
     can't write ...: File name too long
-hybrid --json /dev/full
-    can't write /dev/full: No space left on device
 rnn --checkpoint /dev/null
     can't write /dev/null: it is not a regular file
 rnn --corpus TMP

@@ -126,8 +126,6 @@ def changed(config) -> dict:
 CHANGES = {
     "reinforce": {},
     "reinforce --smoke": {"max_episodes": 40},
-    "reinforce --world-size 4": {"num_observers": 3},
-    "reinforce --world-size=4 --num-observers=3": {"num_observers": 3},
     "rnn": {},
     "rnn --smoke": {"max_steps": 30},
     "rnn --no-sync": {"sync": False},

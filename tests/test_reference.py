@@ -7,7 +7,7 @@ import pytest
 from books import run_plainly, write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from cdopt_tutorial import cli, data, show
+from cdopt_tutorial import cli, show
 from cdopt_tutorial.publish.chapter import claimed, read_chapter
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import Project
@@ -116,7 +116,7 @@ def test_what_is_measured_with_a_module_may_be_missing_without_it(book):
     assert reference.absent() == ["x"]
     reference.forget("01_a")
     for value in ("text", 2):
-        reference.update("01_a", {"y": value}, "here", "")
+        reference.update("01_a", {"y": value}, "here")
     text = file.read_text()  # its rule is kept
     assert "no_such" in text and "at_most = 1" in text and "y = {seen = 2}" in text
 
@@ -126,7 +126,7 @@ def test_update_adds_a_run_to_what_was_seen(book):
     figures |= {"count": 8, "text": "gloo"}
     del figures["gap"]
     for origin in ("third", "third", "fourth"):
-        Reference(book).update("01_a", figures, origin, "")
+        Reference(book).update("01_a", figures, origin)
     assert moved(book, **figures) == moved(book, **figures | {"near": 9.5}) == []
     text = (book.root / "notebooks" / "reference.toml").read_text()
     for line in (
@@ -146,7 +146,7 @@ def test_update_adds_a_run_to_what_was_seen(book):
 def test_what_was_seen_can_be_forgotten(book):
     reference = Reference(book)
     reference.forget("01_a")
-    reference.update("01_a", FIGURES | {"near": 4.0, "gap": 1e-12}, "new", "")
+    reference.update("01_a", FIGURES | {"near": 4.0, "gap": 1e-12}, "new")
     assert moved(book, **FIGURES | {"near": 4.0}) == []
     near = moved(book, **FIGURES | {"near": 9.5})
     assert near == ["near: was 4, is 9.5 (allowed: 3.88 to 4.12)"]
@@ -156,7 +156,7 @@ def test_what_was_seen_can_be_forgotten(book):
 
 def test_update_begins_a_table(book):
     (book.root / "notebooks" / "reference.toml").unlink()
-    Reference(book).update("01_a", {"x": 1.0}, "here", "")
+    Reference(book).update("01_a", {"x": 1.0}, "here")
     assert moved(book, x=1.0) == []
 
 
@@ -164,8 +164,7 @@ UNCLEAR = [
     "3", "[1]", "{within", "1\nx = 2", "{whole = 1}", "{within = 1, seen = 1}",
     "{exact = true, machine = true, seen = 1}", "{exact = 0.5, seen = 1}",
     "{exact = false, seen = 1}", "{machine = false, seen = 1}",
-    '{at_most = "1e-10", seen = 0.0}', "{seen = true}", "{seen = [1]}",
-    "{seen = [1, 2, 3]}", '{seen = ["1", 2]}',
+    '{at_most = "1e-10", seen = 0.0}',
 ]  # fmt: skip
 
 
@@ -257,22 +256,6 @@ def test_figures_of_a_chapter_that_failed_are_compared(here, capsys):
     assert cli.main(["execute"]) == 1
     said = capsys.readouterr().err
     assert "near: was 9.5 to 10, is 90" in said and "AssertionError" in said
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_drift_by_another_text_is_told(same, here, capsys):
-    table = here.root / "notebooks" / "reference.toml"
-    digest = data.documentation_digest()
-    text = f'text = "{digest if same else "of old"}"'
-    table.write_text(TABLE.replace("[01_a]", f"[01_a]\n{text}"))
-    write(here, FIGURES | {"near": 90.0})
-    assert cli.main(["execute"]) == 3
-    assert ("its text is another IPython's" in capsys.readouterr().err) != same
-    cli.main(["execute", "--update-reference"])
-    assert f'text = "{digest}"' in table.read_text()
-    capsys.readouterr()
-    assert cli.main(["execute"]) == 0
-    assert capsys.readouterr().err == ""
 
 
 def test_claimed_reads_what_show_glues(monkeypatch):

@@ -42,7 +42,8 @@ def render(project: Project, *, device: str = "cpu", partial: bool = False) -> b
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, files, (config, VERSION))
     stamp = project.build / "render.stamp"
-    if stamp.is_file() and stamp.read_bytes() == _stamp(name, project.html):
+    index = project.html / "index.html"
+    if index.exists() and stamp.exists() and stamp.read_text("utf-8") == name:
         return False
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
@@ -54,15 +55,8 @@ def render(project: Project, *, device: str = "cpu", partial: bool = False) -> b
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
     if not config["sphinx"]["config"]["page_notes"]["failed"]:
-        stamp.write_bytes(_stamp(name, project.html))
+        stamp.write_text(name, "utf-8")
     return True
-
-
-def _stamp(name: str, html: Path) -> bytes:
-    """What the pages were made from, and every file of theirs, to notice a loss."""
-    files = sorted(file for file in html.rglob("*") if file.is_file())
-    sizes = (f"{file.stat().st_size} {file.relative_to(html)}" for file in files)
-    return "\n".join([name, *sizes]).encode()
 
 
 def _sources(root: Path) -> list[Path]:

@@ -26,7 +26,6 @@ from xml.etree import ElementTree
 import numpy as np
 from torch.backends import cpu
 
-from cdopt_tutorial import data
 from cdopt_tutorial.publish import project
 from cdopt_tutorial.publish.execute import end_with_parent
 from cdopt_tutorial.publish.reference import Reference, origin, processor
@@ -149,8 +148,7 @@ def update(reference: Reference, found: Found) -> None:
     """Add to the reference what chapters gave that ran through on a machine."""
     here = origin(**{name: found[name] for name in (*MACHINE, "python", "torch")})
     for chapter in found["passed"]:
-        figures, digest = found["figures"][chapter], data.documentation_digest()
-        reference.update(chapter, figures, here, digest)
+        reference.update(chapter, found["figures"][chapter], here)
 
 
 @dataclass
