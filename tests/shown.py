@@ -81,7 +81,7 @@ def parts(node: ast.stmt) -> tuple[str, str | None]:
 
 def comments(text: str) -> list[str]:
     """Return the comments, those in adjacent lines as one, but what tells a tool."""
-    found, last = [], 0
+    found, last = [], -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not re.match(
             "# (fmt|noqa)", token.string
