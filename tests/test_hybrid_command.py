@@ -58,14 +58,6 @@ class TestRun:
         assert f"from one process: {difference:.1e}" in printed
         assert f"feasibility {results['feasibility']:.1e}" in printed
 
-    def test_that_diverges_is_a_failure_in_one_line(self, hybrid, capsys):
-        # A weight that is not finite could not even be projected.
-        written = hybrid("--smoke", "--lr", "1e6", "--manifold", "stiefel", code=1)
-        assert not written
-        error = capsys.readouterr().err
-        assert "diverged" in error
-        assert error.count("\n") == 1
-
 
 class TestBytes:
     def test_are_those_of_the_arithmetic_where_the_tensors_are_large(self):

@@ -209,22 +209,3 @@ def test_short_address_keeps_the_place_on_the_page(pages):
     text = page(pages, "setup.html")
     assert '"book/setup.html" + window.location.hash' in text
     assert '<a href="book/setup.html">' in text
-
-
-def test_binder_installs_what_is_here(project, tmp_path):
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho "$PIP_EXTRA_INDEX_URL" "$@"\n')
-    fake.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [project.root / ".binder" / "postBuild"],
-        cwd=project.root,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    words = done.stdout.split()
-    assert words[0] == "https://download.pytorch.org/whl/cpu"
-    for option in ("-c", "-e"):
-        assert (project.root / words[words.index(option) + 1]).exists()
