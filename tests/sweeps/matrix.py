@@ -2,7 +2,8 @@
 
 For each choice of versions a copy of the project is installed into an environment of
 its own; where none is chosen, the copy runs in this one. There both run once on each
-machine: what its processes see of the CPU's code path, of threads and of cores.
+machine: what its processes see of the CPU's code path and of threads, on the cores of
+this process, which `taskset` sets.
 """
 
 import argparse
@@ -60,7 +61,7 @@ class Machine:
 
     cpu: str  #: the code path that they take, a name of `PATHS`
     threads: int  #: that share an operator's work; 0: as many as each library takes
-    cores: int  #: on which they run
+    cores: int = len(os.sched_getaffinity(0))  #: on which all run
 
     def variables(self) -> dict[str, str]:
         """Return what they find in their environment."""
@@ -78,16 +79,6 @@ class Machine:
             off = " ".join(name for name in groups if name.startswith(newer))
             found |= {"ATEN_CPU_CAPABILITY": self.cpu, "NPY_DISABLE_CPU_FEATURES": off}
         return found
-
-    def enter(self) -> None:
-        """In a process that was just forked: it stays on these cores, as all below."""
-        end_with_parent()
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.cores])
-
-
-def all_cores() -> int:
-    """How many cores there are for this process."""
-    return len(os.sched_getaffinity(0))
 
 
 def paths() -> list[str]:
@@ -113,8 +104,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     each("--cpu", choices=paths(), help="a code path (default: the CPU's own)")
     threads = "of the operators (default: as they choose)"
     each("--threads", metavar="N", type=int, help=threads)
-    cores = "so many for all processes (default: all)"
-    each("--cores", type=int, choices=range(1, all_cores() + 1), help=cores)
     update = "add what these machines gave to notebooks/reference.toml"
     parser.add_argument("--update-reference", action="store_true", help=update)
     without = "leave out the tests on Ray, Monarch and torchrun"
@@ -124,11 +113,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Try all combinations; print the tables, and to stderr what is under way."""
     reference, tried = Reference(project.this_project()), []
-    choices = args.cpu or paths()[-1:], args.threads or [0], args.cores or [all_cores()]
-    machines = [Machine(*each) for each in product(*choices)]
-    for versions in product(
-        args.python or [""], args.torch or [""], args.cdopt or [""]
-    ):
+    choices = product(args.cpu or paths()[-1:], args.threads or [0])
+    machines = [Machine(*each) for each in choices]
+    chosen = args.python or [""], args.torch or [""], args.cdopt or [""]
+    for versions in product(*chosen):
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             wanted = dict(zip(VERSIONS, versions, strict=True))
             place = Place(Path(folder), wanted, args, reference)
@@ -140,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
     print(tables(tried))
     if any(each["failures"] for each in tried):
         return 1
-    moved = any(not change["holds"] for each in tried for change in each["changes"])
-    return 3 if moved else 0
+    drifted = (not change["holds"] for each in tried for change in each["changes"])
+    return 3 if any(drifted) else 0
 
 
 def update(reference: Reference, found: Found) -> None:
@@ -178,7 +166,7 @@ class Place:
             file.unlink(missing_ok=True)  # that of the machine before
         done = subprocess.run(
             list(map(str, command)), cwd=self.copy, env=env | self.machine.variables(),
-            preexec_fn=self.machine.enter, stdout=subprocess.PIPE,
+            preexec_fn=end_with_parent, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
         )  # fmt: skip
         if done.returncode not in codes or (file and not file.exists()):
@@ -219,8 +207,8 @@ class Place:
         for path, chapter in chapters.items():
             name, passed = Path(path).stem, chapter["error"] is None
             figures = found["figures"][name] = chapter["figures"]
-            moved = self.reference.changes(name, figures, complete=passed)
-            found["changes"] += [{"figure": n} | asdict(c) for n, c in moved.items()]
+            changes = self.reference.changes(name, figures, complete=passed)
+            found["changes"] += [{"figure": n} | asdict(c) for n, c in changes.items()]
             if passed:
                 found["passed"].append(name)
             else:
