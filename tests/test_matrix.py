@@ -100,8 +100,8 @@ def test_without_versions_it_is_this_python_that_runs_there(fake, monkeypatch):
         r"-m .* execute notebooks/01_a.ipynb .*",
         ".* -m not engines -k .*",
     )
-    for step, asked in zip(steps, calls(fake), strict=True):
-        assert re.fullmatch(rf"/.+/project {step}", asked)
+    for step, call in zip(steps, calls(fake), strict=True):
+        assert re.fullmatch(rf"/.+/project {step}", call)
     assert not (fake / "a book/_build").exists()
 
 
