@@ -31,12 +31,11 @@ TABLES = {
     "\xff": f"{BAD}...",
 }  # fmt: skip
 
-NO_ROOM = "can't keep results in _build/results: "
 PLACES = {
-    "the folder of results": f"{NO_ROOM}File exists",
-    "the build": f"{NO_ROOM}Not a directory",
+    "the folder of results": "[Errno 17] File exists: '.../_build/results'",
+    "the build": "[Errno 20] Not a directory: '.../_build/results'",
 }
-LOCKED = f"{NO_ROOM}Permission denied"
+LOCKED = "[Errno 13] Permission denied: '...'"
 NO_PLACE = "[Errno 2] No usable temporary directory found in [...]"
 FULL = "[Errno 28] No space left on device: '...'"
 COMMANDS = {

@@ -134,6 +134,8 @@ def test_digest_follows_device_python_and_libraries(book, monkeypatch):
             monkeypatch.setattr(module, "_version", find)
             seen.add(digest(book, chapter, "cpu"))
     assert len(seen) == 3 + 2 * len(libraries)
+    monkeypatch.undo()
+    assert module._version("no-such-library") is None
 
 
 def test_a_change_that_is_taken_back_costs_nothing_and_old_results_go(

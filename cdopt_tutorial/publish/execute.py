@@ -82,14 +82,9 @@ def _version(library: str) -> str | None:
 
 
 def make_place(project: Project) -> None:
-    """Make the folder of results; a ValueError if nothing can be kept there."""
-    try:
-        project.results.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=project.results) as file:
-            file.write(b"one byte")
-    except OSError as error:
-        what = f"can't keep results in {project.relative(project.results)}"
-        raise ValueError(f"{what}: {error.strerror}") from error
+    """Make the folder of results; an OSError if nothing can be kept there."""
+    project.results.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=project.results).close()
 
 
 def find_result(
