@@ -31,7 +31,7 @@ engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers
 SENSITIVE := notebooks/01_reinforce.ipynb notebooks/05_ddp_rpc.ipynb notebooks/07_hosts.ipynb
 machines: $(STAMP) ## three chapters and the equality tests as on two other machines
 	@set -- $$($(BIN)/python -c "import os; print(*sorted(os.sched_getaffinity(0))[-2:])"); \
-	as() { taskset -c $$1 $(BIN)/python -m cdopt_tutorial.cli matrix --cpu $$2 --threads $$3 --no-engines $(SENSITIVE); }; \
+	as() { PYTHONPATH=tests taskset -c $$1 $(BIN)/python -m sweeps matrix --cpu $$2 --threads $$3 --no-engines $(SENSITIVE); }; \
 	as $$1 default 1 & one=$$!; as $${2-$$1} avx2 2; two=$$?; wait $$one && exit $$two
 
 lost: $(STAMP) ## lose workers and hosts at many moments; needs root

@@ -21,7 +21,6 @@ COMMANDS = {
     "bench": "measure speed, all variants in one run",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
-    "matrix": "run chapters and tests under other versions, and as on other machines",
 }
 STOPS = {
     signal.SIGINT: "interrupted",

@@ -32,13 +32,8 @@ hypothesis.settings.load_profile("book")
 NOBODY = 65534  # the user who owns nothing
 
 # Whoever publishes a copy may have these set, and the tests are of the plain pages.
-for name in (
-    "CDOPT_TUTORIAL_URL",
-    "CDOPT_TUTORIAL_REPOSITORY",
-    "CDOPT_TUTORIAL_BRANCH",
-    "SOURCE_DATE_EPOCH",
-):
-    os.environ.pop(name, None)
+for name in ("URL", "REPOSITORY", "BRANCH"):
+    os.environ.pop(f"CDOPT_TUTORIAL_{name}", None)
 
 # Under nohup, or in a script's background, they would be ignored, and by all that the
 # tests start and stop as well.

@@ -2,14 +2,12 @@
 
 A block of Python in a markdown cell, whose first line is a comment with the path of a
 file of the package, shows definitions of that file: functions, classes, assignments.
-Lines may break elsewhere. Docstrings and comments may be left out, and members of a
-class, if `...` stands among those that are shown.
+Lines may break elsewhere, and comments differ. Docstrings may be left out, and members
+of a class, if `...` stands among those that are shown.
 """
 
 import ast
-import io
 import re
-import tokenize
 from copy import deepcopy
 
 from nbformat import NotebookNode
@@ -40,9 +38,7 @@ def complaints(block: str, source: str) -> list[str]:
             lacks = any(n.startswith(f"{name}.") for n in given.keys() - shown.keys())
             if lacks != ("..." in map(ast.unparse, node.body)):
                 said.append(f"{name} needs `...` where something is left out, only")
-    known = " ".join(comments(source))
-    strange = [words for words in comments(block) if words not in known]
-    return said + [f"# {words} is not in the file" for words in strange]
+    return said
 
 
 def definitions(body: list[ast.stmt], owner: str = "") -> dict[str, ast.stmt]:
@@ -77,18 +73,3 @@ def parts(node: ast.stmt) -> tuple[str, str | None]:
         if isinstance(node, ast.ClassDef):
             node.body = []
     return ast.dump(node), doc
-
-
-def comments(text: str) -> list[str]:
-    """Return the comments, those in adjacent lines as one, but what tells a tool."""
-    found, last = [], 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and not re.match(
-            "# (fmt|noqa)", token.string
-        ):
-            words = token.string.lstrip("#: ")
-            if token.start[0] == last + 1:
-                words = f"{found.pop()} {words}"
-            found.append(words)
-            last = token.start[0]
-    return found

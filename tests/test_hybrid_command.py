@@ -58,45 +58,6 @@ class TestRun:
         assert f"from one process: {difference:.1e}" in printed
         assert f"feasibility {results['feasibility']:.1e}" in printed
 
-    def test_that_diverges_is_a_failure_in_one_line(self, hybrid, capsys):
-        # A weight that is not finite could not even be projected.
-        written = hybrid("--smoke", "--lr", "1e6", "--manifold", "stiefel", code=1)
-        assert not written
-        error = capsys.readouterr().err
-        assert "diverged" in error
-        assert error.count("\n") == 1
-
-
-@pytest.mark.usefixtures("no_process_starts")
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("--num-trainers 0", "num_trainers is 0, but must be at least 1"),
-        ("--num-trainers two", "invalid int value"),
-        ("--semantics hope", "semantics is 'hope', but must be exact or original"),
-        ("--shares 1", "one above 0 for each of 2 trainers"),
-        ("--shares 1 0", "one above 0 for each of 2 trainers"),
-        ("--shares 1 nan", "one above 0 for each of 2 trainers"),
-        ("--embedding 0", "embedding is 0"),
-        ("--manifold sphere", "manifold is 'sphere'"),
-        ("--manifold stiefel --where server", "oblique on the server"),
-        ("--manifold oblique --where server --by cdopt", "dissolve on the server"),
-        ("--by hand", "by is 'hand'"),
-        ("--optimizer hope", "optimizer is 'hope'"),
-        ("--momentum 1", "momentum is 1.0, but must be 0 to below 1"),
-        ("--step-deadline 0", "step_deadline is 0.0"),
-        ("--step-deadline inf", "step_deadline is inf"),
-        ("--device abacus", "must be auto, cpu, cuda or cuda:N"),
-        ("--loud", "unrecognized arguments: --loud"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(args, message, capsys):
-    assert main(["hybrid", *args.split()]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
-
 
 class TestBytes:
     def test_are_those_of_the_arithmetic_where_the_tensors_are_large(self):

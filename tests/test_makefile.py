@@ -77,13 +77,6 @@ def test_set_up_is_done_once_and_again_when_it_must(clone):
     assert book(moved) == FRESH + build
 
 
-def test_make_j_takes_one_target_after_another(clone):
-    book(clone)
-    assert make(clone, "-j4", "book", "test", PYTHON="./python").returncode == 0
-    first, *_, last = calls(clone)
-    assert first.endswith("build") and "pytest" in last
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_the_pages_that_are_there_are_served_though_a_chapter_failed(clone, there):
     book(clone)

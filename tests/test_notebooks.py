@@ -13,7 +13,6 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from notebook_errors import unannounced
-from notebook_types import complaints
 
 from cdopt_tutorial.publish.chapter import read_chapter
 from cdopt_tutorial.publish.execute import find_result
@@ -44,35 +43,6 @@ def test_shows_no_error_that_its_cell_does_not_announce(path, project):
     ran = find_result(project, read_chapter(path), "cpu")
     assert ran is not None, f"run `cdopt-tutorial execute {project.relative(path)}`"
     assert unannounced(ran) == []
-
-
-WRONG = {
-    "%%writefile astray.py\n"
-    "from cdopt_tutorial.hybrid import replicas\n\n\n"
-    "def gradient(rank):\n    replicas.join(rank, 2, num_gpus=0)": "astray.py:5: "
-    'error: Unexpected keyword argument "num_gpus" for "join"',
-    "show.figur(1)": 'has no attribute "figur"',
-    "def later():\n    show.glue('a')": 'Missing positional argument "value"',
-    "replace(hybrid.HybridConfig(), epoch=1)": 'argument "epoch"',
-    "from cdopt_tutorial.show import glu": 'has no attribute "glu"',
-    "import cdopt_tutorial.nothing": "cdopt_tutorial.nothing",
-    "print(undefined)": 'Name "undefined" is not defined',
-}
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray's types are not installed"
-)
-def test_names_and_keywords_are_those_of_the_package(tmp_path, project):
-    """In the chapters; and what is wrong is found, in one that is made up."""
-    chapters = {path.stem: [c.source for c in code_cells(path)] for path in CHAPTERS}
-    imports = "from dataclasses import replace\nfrom cdopt_tutorial import hybrid, show"
-    good = "%pip install a\nx = 1\nx = 'a'\nshow.glue('a', x.upper())"
-    chapters["wrong"] = [imports, good, *WRONG]
-    found = complaints(chapters, tmp_path, project.root)
-    for what in WRONG.values():
-        assert sum(what in each for each in found) == 1, what
-    assert len(found) == len(WRONG), found
 
 
 def test_chapters_import_only_what_the_install_cell_brings():

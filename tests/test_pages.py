@@ -210,13 +210,3 @@ def test_chapters_are_whole_with_the_network_cut(visits, project):
         assert seen["figures"], chapter
         kinds.update(seen)
     assert all(kinds.values()), kinds
-
-
-def test_front_page_leads_to_every_chapter(browser, site, server, project):
-    page = browser.new_page()
-    page.goto(f"{server}/index.html")
-    page.wait_for_url("**/book/index.html")
-    links = page.eval_on_selector_all("main a[href]", "all => all.map(a => a.href)")
-    for chapter in project.chapters():
-        assert f"{server}/notebooks/{chapter.stem}.html" in links
-    page.close()

@@ -73,8 +73,6 @@ def test_notebook_without_the_cell_is_refused():
         twice = notebook("x = 1", "x = 2")
         twice.cells[2].metadata["tags"] = ["parameters"]
         inject(twice, {"x": 2})
-    with pytest.raises(ValueError, match="no plain Python"):
-        inject(notebook("%time x = 1"), {"x": 2})
 
 
 @pytest.mark.parametrize(

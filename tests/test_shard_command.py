@@ -77,22 +77,3 @@ class TestRun:
         assert not shard("--smoke", "--num-ranks", "1", *args, code=1)
         error = capsys.readouterr().err
         assert error == f"cdopt-tutorial: {DIVERGED}\n"
-
-
-@pytest.mark.usefixtures("no_process_starts")
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("args", "message"),
-        [
-            (["--strategy", "hope"], "strategy is 'hope', but must be ddp or fsdp"),
-            (["--penalty", "0"], "penalty_param is 0.0"),
-            (["--loud"], "unrecognized arguments: --loud"),
-        ],
-        ids=lambda each: " ".join(each) if isinstance(each, list) else "",
-    )
-    def test_is_one_line_and_exit_code_2(self, args, message, capsys):
-        assert main(["shard", *args]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert printed.err.count("\n") == 1
-        assert message in printed.err

@@ -24,24 +24,6 @@ def test_it_runs_what_exists(project, workflow):
         assert each in targets or (project.root / each).is_file(), each
 
 
-def test_it_may_write_only_what_it_must_and_publishes_only_the_branch_main(workflow):
-    jobs = workflow["jobs"]
-    assert workflow["permissions"] == {"contents": "read"}
-    writes = {
-        (name, right)
-        for name, job in jobs.items()
-        for right, kind in job.get("permissions", {}).items()
-        if kind == "write"
-    }
-    assert writes == {("publish", "pages"), ("publish", "id-token")}
-    main = "github.ref == 'refs/heads/main'"
-    assert jobs["publish"]["if"] == main
-    assert jobs["publish"]["needs"] == "book"
-    for step in jobs["book"]["steps"]:
-        if re.search("pages", step.get("uses", "")) or step.get("run") == "make book":
-            assert step["if"] == main, step
-
-
 def test_it_sets_the_variables_that_the_pages_are_made_from(workflow, monkeypatch):
     steps = workflow["jobs"]["book"]["steps"]
     (step,) = [step for step in steps if step.get("run") == "make book"]

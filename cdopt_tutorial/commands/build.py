@@ -21,7 +21,6 @@ def run(args: argparse.Namespace) -> int:
     with bad_input():
         book = project.this_project()
         site.read_site()
-        site.edition(book.root)
     failed = execute.run(args) not in (0, execute.DRIFTED)
     try:
         built = render.render(book, device=args.device, partial=failed)

@@ -1,9 +1,7 @@
 """What the subcommands share: flags, the file of results, and how a run can fail."""
 
 import argparse
-import errno
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,13 +56,8 @@ def writable(name: str) -> Path:
     if not torchrun.is_first():
         return path  # which the first one writes, maybe on another host
     try:
-        if _is_replaced(path):
+        if not _is_stream(path):
             whole_file.attempt(path)
-        elif not os.access(path, os.W_OK):  # opened, a pipe would end for its reader
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        elif not path.is_fifo():
-            with open(path, "wb", buffering=0) as device:
-                device.write(b"")  # which /dev/full refuses, too
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from error
     return path
@@ -73,14 +66,14 @@ def writable(name: str) -> Path:
 def replaceable(name: str) -> Path:
     """The same, of a file that another one may replace; a device may not be."""
     path = writable(name)
-    if not _is_replaced(path):
+    if _is_stream(path):
         raise UsageError(f"can't write {path}: it is not a regular file")
     return path
 
 
-def _is_replaced(path: Path) -> bool:
-    """Whether what is there, if anything, is a file that another one can replace."""
-    return path.is_file() or not path.exists()
+def _is_stream(path: Path) -> bool:
+    """Whether it is a pipe or a device, which no file may replace."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
@@ -88,7 +81,7 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     if path is None or not torchrun.is_first():
         return
     text = json.dumps(results, indent=2) + "\n"
-    if _is_replaced(path):
-        whole_file.write(path, text.encode())
-    else:  # a pipe, a terminal
+    if _is_stream(path):
         path.write_text(text)
+    else:
+        whole_file.write(path, text.encode())

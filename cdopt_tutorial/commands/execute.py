@@ -4,7 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from cdopt_tutorial import data
 from cdopt_tutorial.checks import at_least
 from cdopt_tutorial.commands.common import add_device, add_json, bad_input, write_json
 from cdopt_tutorial.engines.seam.device import pick_device
@@ -13,9 +12,6 @@ from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
-OTHER_TEXT = (
-    "  its text is another IPython's: what depends on it moves by that, not by torch"
-)
 DRIFTED = 3  # exit code of a run in which all went through, and a figure moved
 Executions = list[execute.Execution]
 
@@ -23,8 +19,9 @@ Executions = list[execute.Execution]
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
-    add_notebooks(parser)
     flag = parser.add_argument
+    which = "path of a chapter (default: all chapters)"
+    flag("notebooks", metavar="NOTEBOOK", nargs="*", type=Path, help=which)
     flag("--force", action="store_true", help="run even if a valid result is cached")
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
@@ -40,12 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def add_notebooks(parser: argparse.ArgumentParser) -> None:
-    """Add the chapters, by their paths."""
-    options = {"help": "path of a chapter (default: all chapters)", "nargs": "*"}
-    parser.add_argument("notebooks", metavar="NOTEBOOK", type=Path, **options)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
     with bad_input():
@@ -54,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         args.device = pick_device(args.device)  # `build` renders by it, too
         was = Reference(book)
         values = _values(args)
-        notebooks = named(args, book, values)
+        notebooks = _named(args, book, values)
         execute.make_place(book)  # or minutes later there were none
     done = execute.execute(
         notebooks, project=book, device=args.device, force=args.force,
@@ -82,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _update(done: Executions, was: Reference, anew: bool) -> None:
     """Add to the reference what chapters gave that ran through."""
-    digest, origin = data.documentation_digest(), reference.origin()
+    origin = reference.origin()
     for result in done:
         if result.error is None:
             if anew:
                 was.forget(result.path.stem)
-            was.update(result.path.stem, result.figures, origin, digest)
+            was.update(result.path.stem, result.figures, origin)
 
 
 def _values(args: argparse.Namespace) -> dict[str, object]:
@@ -100,7 +91,7 @@ def _values(args: argparse.Namespace) -> dict[str, object]:
     return values
 
 
-def named(args: argparse.Namespace, book: Project, values: dict) -> list[Path]:
+def _named(args: argparse.Namespace, book: Project, values: dict) -> list[Path]:
     """What is to run, once it is known that it can be read, and takes these values."""
     for path in (paths := args.notebooks or book.chapters()):
         if not path.is_file():
@@ -134,8 +125,6 @@ def _compare(done: Executions, book: Project, was: Reference) -> int:
         drift = was.drift(name, result.figures, complete=complete)
         if drift:
             print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
-            if not was.has_text(name, data.documentation_digest()):
-                print(OTHER_TEXT, file=sys.stderr)
         for name, how in drift.items():
             print(f"  {name}: {how}", file=sys.stderr)
         moved += len(drift)

@@ -15,15 +15,11 @@ SMOKE = {"max_episodes": 40}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     training.add_flags(parser, ReinforceConfig, run)
-    workers = "workers: one agent and N - 1 observers"
-    parser.add_argument("--world-size", type=int, metavar="N", help=workers)
-    parser.set_defaults(num_observers=None)  # so that the two can be compared
 
 
 def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless it was only to be tried."""
     with common.bad_input():
-        args.num_observers = _num_observers(args.world_size, args.num_observers)
         config = training.read_config(args, ReinforceConfig, SMOKE)
         reinforce.check(config)
         engine = training.read_engine(args)
@@ -40,18 +36,6 @@ def run(args: argparse.Namespace) -> int:
     speed = f"{score.env_steps / score.seconds:.0f} a second"
     print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {speed}")
     return 0 if score.solved or args.smoke else 1
-
-
-def _num_observers(size: int | None, number: int | None) -> int:
-    if size is None:
-        return ReinforceConfig.num_observers if number is None else number
-    if size < 2:
-        least = "at least 2: one agent and one observer"
-        raise ValueError(f"world size is {size}, but must be {least}")
-    if number not in (None, size - 1):
-        means = f"world size {size} means {size - 1} observers"
-        raise ValueError(f"{means}, but num-observers is {number}")
-    return size - 1
 
 
 def _log(interval: int, _, record: reinforce.Round | Lost) -> None:

@@ -12,7 +12,6 @@ from cdopt_tutorial.data.text import (
     Stream,
     Vocabulary,
     detokenize,
-    documentation_digest,
     load_corpus,
 )
 
@@ -23,7 +22,6 @@ __all__ = [
     "Vocabulary",
     "bigram_perplexity",
     "detokenize",
-    "documentation_digest",
     "load_corpus",
     "ngram_perplexity",
     "perplexity",

@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -56,11 +55,6 @@ def documentation() -> str:
                 kept |= dict.fromkeys(" ".join(each.split()) for each in paragraphs)
     kept.pop("", None)
     return "\n\n".join(kept) + "\n"
-
-
-def documentation_digest() -> str:
-    """A name for that text, by which another IPython's is told from the book's."""
-    return hashlib.sha256(documentation().encode()).hexdigest()[:16]
 
 
 def read_text(path: str | PathLike) -> str:

@@ -53,19 +53,15 @@ def with_outputs(path: Path, ran: NotebookNode) -> NotebookNode:
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """Set parameters of a notebook, in place, where papermill would set them.
 
-    That is behind the cell tagged `parameters`. If this is not there once, is no plain
-    Python, or lacks a name, a ValueError says so.
+    That is behind the cell tagged `parameters`. If this is not there once, or lacks a
+    name, a ValueError says so.
     """
     # What was set from outside before is overruled, as papermill does it.
     withdraw(notebook)
     given = [cell for cell in notebook.cells if tagged(cell, "parameters")]
     if len(given) != 1:
         raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
-    try:
-        symbols = symtable(given[0].source, "cell", "exec").get_symbols()
-    except SyntaxError as error:
-        what = f"the cell of parameters is no plain Python: {error}"
-        raise ValueError(what) from None
+    symbols = symtable(given[0].source, "cell", "exec").get_symbols()
     known = [each.get_name() for each in symbols if each.is_assigned()]
     for name in values:
         if name not in known:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -82,57 +82,38 @@ def _version(library: str) -> str | None:
 
 
 def make_place(project: Project) -> None:
-    """Make the folder of results; a ValueError if nothing can be kept there."""
-    try:
-        project.results.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=project.results) as file:
-            file.write(b"one byte")
-    except OSError as error:
-        what = f"can't keep results in {project.relative(project.results)}"
-        raise ValueError(f"{what}: {error.strerror}") from error
+    """Make the folder of results; an OSError if nothing can be kept there."""
+    project.results.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=project.results).close()
 
 
 def find_result(
     project: Project, notebook: NotebookNode, device: str
 ) -> NotebookNode | None:
     """Return the run of a chapter that holds now, or None if there is no whole one."""
-    return _read(_file(project, notebook, device), project)
+    return _read(_file(project, notebook, device))
 
 
 def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
     return project.results / f"{digest(project, notebook, device)}.ipynb.gz"
 
 
-def _read(file: Path, project: Project) -> NotebookNode | None:
-    try:
-        result = nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
-    except FileNotFoundError:
-        return None
-    except Exception:  # gzip, zlib, and whoever reads on, have errors of their own
-        name = project.relative(file)
-        print(f"{name} was damaged: the chapter is run again", flush=True)
+def _read(file: Path) -> NotebookNode | None:
+    if not file.exists():
         return None
     with suppress(OSError):
         os.utime(file)  # so it counts as young
-    return result
+    return nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
 
 
-def _keep(file: Path, run: Execution, project: Project) -> Execution:
-    """Keep a run that went through; if that fails, it is the run's error."""
+def _keep(file: Path, run: Execution) -> None:
+    """Keep a run that went through, and of the others the young ones."""
     run.notebook.metadata["seconds"] = run.seconds
-    try:
-        # With a checksum, by which damage is noticed.
-        content = gzip.compress(nbformat.writes(run.notebook).encode())
-        whole_file.write(file, content)
-    except OSError as error:
-        name = project.relative(run.path)
-        why = f"{name} ran, but its result can't be kept: {error}"
-        return replace(run, error=why, why=why)
+    whole_file.write(file, gzip.compress(nbformat.writes(run.notebook).encode()))
     with suppress(OSError):  # another process does the same
-        results = project.results.glob("*.gz")
+        results = file.parent.glob("*.gz")
         for old in sorted(results, key=lambda f: f.stat().st_mtime)[:-_KEPT]:
             old.unlink()
-    return run
 
 
 def execute(
@@ -146,21 +127,22 @@ def execute(
 ) -> list[Execution]:
     """Run the notebooks one after another, each only if it has no valid result.
 
-    One that fails does not stop the others. With `force` all are run; `parameters` are
-    set in each, and a name that a notebook has not is a ValueError before any.
+    One that fails does not stop the others; a result that can't be kept is an OSError.
+    With `force` all are run; `parameters` are set in each, and a name that a notebook
+    has not is a ValueError before any.
     """
     chapters = {path: read_chapter(path, parameters) for path in notebooks}
     make_place(project)
     done = []
     for path, chapter in chapters.items():
         file = _file(project, chapter, device)  # as the sources are before it runs
-        if result := None if force else _read(file, project):
+        if result := None if force else _read(file):
             seconds = result.metadata["seconds"]
             done.append(Execution(path, result, seconds, cached=True))
             continue
         done.append(_run(path, chapter, project, device, cell_timeout))
         if done[-1].error is None:
-            done[-1] = _keep(file, done[-1], project)
+            _keep(file, done[-1])
     return done
 
 
@@ -178,17 +160,13 @@ def _run(
     except (CellControlSignal, RuntimeError) as raised:
         what, why = f"{name} failed in {progress.where}", _plain(raised)
         kept = f"kept as far as it ran: {project.relative(failed)}"
-        error = f"{what}\n{why}\n"
+        error = f"{what}\n{why}\n{kept}"
         last = (why or what).splitlines()[-1]
         if isinstance(raised, CellExecutionError):  # whose text begins with the cell
             why = _plain(f"{raised.ename}: {raised.evalue}")
         notebook.metadata["failed"] = "\n".join([what, *why.splitlines()[:1], kept])
-        try:
-            failed.parent.mkdir(parents=True, exist_ok=True)
-            whole_file.write(failed, nbformat.writes(notebook).encode())
-        except OSError as full:
-            kept = f"not kept: {full}"
-        error += kept
+        failed.parent.mkdir(parents=True, exist_ok=True)
+        whole_file.write(failed, nbformat.writes(notebook).encode())
     seconds = time.monotonic() - begin
     return Execution(path, notebook, seconds, cached=False, error=error, why=last)
 

@@ -30,6 +30,7 @@ from cdopt_tutorial.publish.project import Project
 # what its projection costs, by 8 %. The margin is twice the least of these.
 MARGIN = 0.03
 SEEN = "seen"  # the key of a row's value, or of its least and most
+RULES = "`exact`, `machine` or `chaotic`, true, `at_most`, a number, or none"
 NOT_COMPARED = ("machine", "chaotic")  # rules of rows that are kept for reading
 
 
@@ -62,10 +63,9 @@ class Reference:
             text = self._path.read_text("utf-8") if self._path.exists() else ""
             self._table = tomlkit.parse(text)
             _check(self._table.unwrap())
-        except (tomlkit.exceptions.TOMLKitError, ValueError, OSError) as error:
-            why = getattr(error, "strerror", None) or error
+        except (tomlkit.exceptions.TOMLKitError, ValueError) as error:
             name = project.relative(self._path)
-            raise ValueError(f"{name} can't be read: {why}") from error
+            raise ValueError(f"{name} can't be read: {error}") from error
 
     def changes(
         self, chapter: str, figures: Figures, *, complete: bool = True
@@ -104,18 +104,12 @@ class Reference:
         tables = [part.get("figures", {}) for part in self._table.values()]
         return [n for rows in tables for n, row in rows.items() if not _is_here(row)]
 
-    def has_text(self, chapter: str, digest: str) -> bool:
-        """Tell whether a chapter has learned from this text, if it does from any."""
-        return self._table.get(chapter, {}).get("text", digest) == digest
-
-    def update(self, chapter: str, figures: Figures, origin: str, digest: str) -> None:
+    def update(self, chapter: str, figures: Figures, origin: str) -> None:
         """Add a run's figures, on a machine named by `origin`, to what was seen.
 
         What is exact, or a text, is replaced; what is claimed no more goes.
         """
         part = self._table.setdefault(chapter, tomlkit.table())
-        if "text" in part:
-            part["text"] = digest
         runs = part.setdefault("runs", tomlkit.array().multiline(True))
         if origin not in runs:
             runs.append(origin)
@@ -163,31 +157,19 @@ def origin(**simulated: object) -> str:
 
 
 def _check(table: Mapping) -> None:
-    """Raise ValueError unless it has a table of figures for each chapter."""
+    """Raise ValueError unless each chapter has a table of figures, with known rules."""
     for chapter, part in table.items():
-        figures = part.get("figures", {}) if isinstance(part, dict) else None
+        figures = part.get("figures") if isinstance(part, dict) else None
         if not isinstance(figures, dict):
             raise ValueError(f"{chapter}: a table is needed, `figures`")
         for name, row in figures.items():
-            _check_row(f"{chapter}: {name}", row)
-
-
-def _check_row(place: str, row: object) -> None:
-    """Raise ValueError unless a row has what was seen, or nothing, and a known rule."""
-    given = dict(row) if isinstance(row, dict) else {"": row}
-    seen = given.pop(SEEN, 0)
-    ends = seen if isinstance(seen, list) and len(seen) == 2 else [seen]
-    if not isinstance(seen, str) and any(type(n) not in (int, float) for n in ends):
-        needed = "a number, two, or a text is needed"
-        raise ValueError(f"{place}: {SEEN} is {seen!r}: {needed}")
-    given.pop("needs", None)
-    match [*given.items()]:
-        case [] | [("machine" | "chaotic" | "exact", True)]:
-            return
-        case [("at_most", int() | float())]:
-            return
-    rules = "`exact`, `machine` or `chaotic`, true, `at_most`, a number, or none"
-    raise ValueError(f"{place}: is {row!r}: its rule must be {rules}")
+            given = row.items() if isinstance(row, dict) else [("", row)]
+            match [rule for rule in given if rule[0] not in (SEEN, "needs")]:
+                case [] | [("machine" | "chaotic" | "exact", True)]:
+                    continue
+                case [("at_most", int() | float())]:
+                    continue
+            raise ValueError(f"{chapter}: {name}: is {row!r}: its rule must be {RULES}")
 
 
 def _is_here(row: Mapping) -> bool:

@@ -1,6 +1,5 @@
 """Render the pages from the executed chapters, strictly, and run nothing."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from cdopt_tutorial.publish.execute import (
     fingerprint,
     read_failed,
 )
-from cdopt_tutorial.publish.matrix import table
 from cdopt_tutorial.publish.programs import write_programs
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
@@ -44,7 +42,8 @@ def render(project: Project, *, device: str = "cpu", partial: bool = False) -> b
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, files, (config, VERSION))
     stamp = project.build / "render.stamp"
-    if stamp.is_file() and stamp.read_bytes() == _stamp(name, project.html):
+    index = project.html / "index.html"
+    if index.exists() and stamp.exists() and stamp.read_text("utf-8") == name:
         return False
     print("rendering the pages", flush=True)
     stamp.unlink(missing_ok=True)
@@ -56,15 +55,8 @@ def render(project: Project, *, device: str = "cpu", partial: bool = False) -> b
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
     if not config["sphinx"]["config"]["page_notes"]["failed"]:
-        stamp.write_bytes(_stamp(name, project.html))
+        stamp.write_text(name, "utf-8")
     return True
-
-
-def _stamp(name: str, html: Path) -> bytes:
-    """What the pages were made from, and every file of theirs, to notice a loss."""
-    files = sorted(file for file in html.rglob("*") if file.is_file())
-    sizes = (f"{file.stat().st_size} {file.relative_to(html)}" for file in files)
-    return "\n".join([name, *sizes]).encode()
 
 
 def _sources(root: Path) -> list[Path]:
@@ -90,7 +82,7 @@ def _config(project: Project, device: str, partial: bool) -> dict:
 def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
     """Put chapters with their outputs where the pages find them; quotes, and notes."""
     reference = Reference(project)
-    quotes = {"figures": {}, "minutes": {}, "versions": _versions(project)}
+    quotes = {"figures": {}, "minutes": {}}
     notes = {"failed": {}, "moved": {}, "absent": reference.absent()}
     notes["pages"] = str(project.pages)
     shutil.rmtree(project.pages, ignore_errors=True)
@@ -113,18 +105,6 @@ def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
                 notes["moved"][figure] = str(change)
         nbformat.write(with_outputs(path, ran), project.pages / path.name)
     return quotes, notes
-
-
-def _versions(project: Project) -> str:
-    """Return the table of what `matrix` has written, or that there is nothing yet."""
-    path = project.root / "book" / "versions.json"
-    if not path.exists():
-        return "No run is kept there yet."
-    try:
-        return table(json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        name = project.relative(path)
-        raise RenderError(f"{name} can't be read: {error}") from error
 
 
 def _run_builder(project: Project, config: Path) -> None:

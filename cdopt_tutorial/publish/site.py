@@ -86,21 +86,12 @@ def add_site(config: dict[str, Any], site: Site) -> None:
 
 
 def edition(root: Path) -> str:
-    """Return the version and day of `root`: of its last commit, or of the build.
-
-    SOURCE_DATE_EPOCH, else now, is that of the build; a ValueError if it is no time.
-    """
-    seconds = ""
+    """Return the version, and the day of the last commit in `root`, or today."""
+    seconds = time.time()
     # A book unpacked inside another project's checkout has not that one's date.
     if (root / ".git").exists():
         command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
-        with suppress(OSError):  # there is no git
+        with suppress(OSError, ValueError):  # there is no git, or no commit
             done = subprocess.run(command, capture_output=True, text=True)
-            seconds = done.stdout.strip()
-    seconds = seconds or os.environ.get("SOURCE_DATE_EPOCH") or time.time()
-    try:
-        day = datetime.fromtimestamp(int(seconds), UTC).date()
-    except (ValueError, OverflowError, OSError):
-        what = f"SOURCE_DATE_EPOCH is {seconds!r}: seconds are needed"
-        raise ValueError(what) from None
-    return f"Version {VERSION}, {day.isoformat()}"
+            seconds = int(done.stdout)
+    return f"Version {VERSION}, {datetime.fromtimestamp(seconds, UTC).date()}"

@@ -1,6 +1,7 @@
-"""`make lost` and `make soak`: run a sweep, print its table, write its JSON."""
+"""`make lost`, `make soak`, `make machines`: run a sweep, and print its table."""
 
 import argparse
+import sys
 from functools import partial
 from importlib import import_module
 
@@ -8,14 +9,19 @@ from hosts import check
 
 from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands.common import add_run_flags, write_json
+from sweeps import matrix
 
 
-def main() -> None:
+def main() -> int:
     """Read the flags; a sweep that needs hosts ends at once where none can be made."""
     parser = argparse.ArgumentParser(prog="python -m sweeps")
-    parser.add_argument("sweep", choices=["lost", "soak"])
-    add_run_flags(parser)
+    sweeps = parser.add_subparsers(dest="sweep", required=True)
+    add_run_flags(sweeps.add_parser("lost", help="lose workers and hosts"))
+    add_run_flags(sweeps.add_parser("soak", help="stop launches, commands, kernels"))
+    matrix.add(sweeps.add_parser("matrix", help="try other versions and machines"))
     args = parser.parse_args()
+    if args.sweep == "matrix":
+        return matrix.run(args)
     if args.sweep == "lost":
         try:
             check()
@@ -25,7 +31,8 @@ def main() -> None:
     measured, more = sweep.measure(partial(print, flush=True), args.smoke)
     write_json(args.json, report(measured, **more))
     print(table(measured))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
