@@ -1,0 +1,21 @@
+"""Chapter 8: observers play ahead of the trainer, and one process repeats the run."""
+
+from cdopt_tutorial.rollouts.system import (
+    Learner,
+    Observer,
+    Rollout,
+    RolloutsConfig,
+    Trainer,
+    Training,
+    Update,
+    check_run,
+    in_step,
+    run,
+    run_locally,
+    train,
+)
+
+__all__ = [
+    "Learner", "Observer", "Rollout", "RolloutsConfig", "Trainer", "Training", "Update",
+    "check_run", "in_step", "run", "run_locally", "train",
+]  # fmt: skip

@@ -1,0 +1,450 @@
+"""Chapter 8's system: observers that play ahead while the trainer learns.
+
+Each update of the trainer takes one rollout from each of several observers. The next
+``max_lag`` updates are open to them as well, so that nobody waits for a slow observer
+at once, and no rollout is older than that. Who played for which update by weights of
+which version is the schedule of a run, from which one process repeats it.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+from torch.utils.benchmark import set_torch_threads
+
+from cdopt_tutorial import checks
+from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.engines import Role, serve
+from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.seam.device import device_for
+from cdopt_tutorial.engines.seam.reference import LocalRef, Reference
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.watch.errors import WorkerLost
+from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
+from cdopt_tutorial.reinforce.agent import Observer as Player
+from cdopt_tutorial.reinforce.learner import (
+    Episodes,
+    Policy,
+    log_probs,
+    policy_loss,
+)
+from cdopt_tutorial.reinforce.steady import Lost
+from cdopt_tutorial.reinforce.system import EPISODE, Round, Score
+from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
+
+Weights = dict[str, Tensor]
+Schedule = list[dict[int, int]]  #: for each update, by observer: its weights' version
+
+
+@dataclass(frozen=True)
+class RolloutsConfig:
+    """Settings of a run; a ValueError if one is out of its range, or no such device."""
+
+    num_observers: int = 2  #: observers, each on a worker of its own, at least 1
+    num_envs: int = 16  #: environments of each observer, one episode of each a rollout
+    #: rollouts of an update, each of another observer; None takes one of each.
+    num_rollouts: int | None = None
+    #: updates for which observers play ahead; with 0 they wait for every update.
+    max_lag: int = 1
+    #: the largest ratio that counts, of an action's probability in the policy that
+    #: learns to that in the policy that played; 0 leaves the ratio out.
+    clip: float = 2.0
+    #: milliseconds that each step waits for its simulator; 0 has no simulator.
+    step_ms: float = 0.0
+    waits: str = "fixed"  #: those milliseconds: "fixed", or "heavy", with the same mean
+    gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
+    lr: float = 1e-2  #: learning rate of Adam, above 0
+    seed: int = 1  #: of the policy's start, the environments and the choice of actions
+    max_episodes: int = 10_000  #: episodes after which an unsolved run ends
+    log_interval: int = 10  #: updates between two log lines
+    #: of the trainer's and the observers' policies, as :func:`~.device.pick_device`
+    #: takes it; what travels, and all chance, is on the CPU.
+    device: str = "cpu"
+
+    def __post_init__(self):
+        at_least(self, 0, "max_lag", "clip", "step_ms")
+        choices(self, waits=WAITS)
+        object.__setattr__(self, "device", self.as_reinforce().device)
+        if self.num_rollouts is None:
+            object.__setattr__(self, "num_rollouts", self.num_observers)
+        fits = 1 <= self.num_rollouts <= self.num_observers
+        check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
+
+    def as_reinforce(self) -> ReinforceConfig:
+        """The settings of chapter 1's system, which plays and learns alike, in step."""
+        names = {each.name for each in fields(ReinforceConfig)} - {"conversation"}
+        same = {name: getattr(self, name) for name in sorted(names)}
+        return _Settings("local-policy", **same, step_ms=self.step_ms, waits=self.waits)
+
+
+@dataclass(frozen=True)
+class _Settings(ReinforceConfig):
+    """Those of an observer whose environments may be in a simulator."""
+
+    step_ms: float = 0.0
+    waits: str = "fixed"
+
+    def make_environments(self) -> Any:
+        if not self.step_ms:
+            return super().make_environments()
+        waits = self.step_ms, self.waits, self.seed
+        return Simulator(ENVIRONMENT, self.num_envs, *waits)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What an observer hands over: its episodes, and the policy by which it played."""
+
+    version: int  #: of the weights
+    episodes: Episodes  #: one in each of its environments
+    #: (steps,), of the actions taken, in the policy that took them; in the order of
+    #: ``episodes.taken``.
+    log_probs: Tensor
+
+
+@dataclass(frozen=True)
+class Update(Round):
+    """What the trainer reports after each update."""
+
+    lag: int  #: of its oldest rollout: updates since the weights that played it
+    max_ratio: float  #: the largest ratio of probabilities, before it is clipped
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run returns."""
+
+    score: Score  #: rewards and verdict
+    updates: list[Update]  #: what the trainer reported after each update
+    schedule: Schedule  #: of these updates
+    weights: Weights  #: the trained policy's parameters, on the CPU
+
+    @property
+    def lags(self) -> Counter[int]:
+        """How many rollouts had which lag."""
+        pairs = enumerate(self.schedule)
+        return Counter(u - version for u, row in pairs for version in row.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """What the command line writes; times in seconds."""
+        return {
+            "solved": self.score.solved,
+            "episodes": len(self.score.rewards),
+            "seconds": self.score.seconds,
+            "env_steps": self.score.env_steps,
+            "lag": {str(lag): n for lag, n in sorted(self.lags.items())},
+            "max_ratio": max(update.max_ratio for update in self.updates),
+            "schedule": self.schedule,
+        }
+
+
+class Learner:
+    """The policy that learns, and copies of its weights for those who play by them."""
+
+    def __init__(self, config: RolloutsConfig):
+        self.config, self.version = config, 0  #: updates so far
+        agent = Agent(config.as_reinforce())  # the same start as in chapter 1
+        self.policy, self._optimizer = agent.policy, agent.optimizer
+
+    def weights(self) -> Weights:
+        """A copy on the CPU, which no update changes."""
+        state = self.policy.state_dict()
+        return {name: value.to("cpu", copy=True) for name, value in state.items()}
+
+    def update(self, batch: Iterable[Rollout]) -> tuple[int, float]:
+        """One step of Adam; return the largest lag and the largest ratio of a batch."""
+        lag = self.version - min(rollout.version for rollout in batch)
+        ratios = torch.cat([self._ratios(rollout) for rollout in batch])
+        clip, episodes = self.config.clip, [rollout.episodes for rollout in batch]
+        weighting = ratios.clamp(max=clip) if clip else None
+        self._optimizer.zero_grad()
+        loss = policy_loss(self.policy, episodes, self.config.gamma, weighting)
+        loss.backward()
+        self._optimizer.step()
+        self.version += 1
+        return lag, ratios.max().item()
+
+    @torch.no_grad()
+    def _ratios(self, rollout: Rollout) -> Tensor:
+        """(steps,) of the actions taken: the new probability over the old one.
+
+        For each rollout alone, as its observer has computed them: the same shapes give
+        the same bits, so that the same weights give exactly 1.
+        """
+        return (log_probs(self.policy, rollout.episodes) - rollout.log_probs).exp()
+
+
+class Observer:
+    """Plays one rollout after another in environments of its own."""
+
+    def __init__(self, number: int, config: RolloutsConfig):
+        self._number = number  #: of its random streams
+        self._player = Player(number, config.as_reinforce())
+        # The trainer is worker 0.
+        self._policy = Policy().to(device_for(config.device, number + 1))
+
+    def play(self, version: int, weights: Weights) -> Rollout:
+        """One episode in each environment, all of them by these weights."""
+        given = _Given(weights)
+        ends = self._player.run_episode(LocalRef(given))
+        episodes = Episodes(*map(torch.from_numpy, (*given.steps, *ends)))
+        self._policy.load_state_dict(weights)
+        with torch.no_grad():
+            return Rollout(version, episodes, log_probs(self._policy, episodes))
+
+    def play_ahead(self, trainer_rref: Reference) -> None:
+        """Play until no update is to come; the trainer calls it once."""
+        trainer = trainer_rref.rpc_sync(timeout=0)  # it answers when an update is open
+        while given := trainer.begin(self._number):
+            update, version, weights = given
+            trainer.hand_over(update, self._number, self.play(version, weights))
+
+
+@dataclass
+class _Given:
+    """In the place of chapter 1's agent: gives weights, and takes a round's steps."""
+
+    given: Weights
+
+    def weights(self) -> Weights:
+        return self.given
+
+    def report_steps(self, observer: int, *steps: Any) -> None:
+        self.steps = steps
+
+
+class Trainer(Learner):
+    """Learns from rollouts as they come in, and opens updates for more of them."""
+
+    def __init__(self, config: RolloutsConfig):
+        super().__init__(config)
+        # Replaced as one: nobody sees the weights of one version with another's number.
+        self._newest = 0, self.weights()
+        self._changed = threading.Condition()
+        #: by update, by observer who plays for it: the rollout, or None so far
+        self._open: dict[int, dict[int, Rollout | None]] = {}
+        self._waiting: dict[int, Future] = {}
+        self._lost: list[tuple[int, Exception]] = []
+        self._over = False
+
+    def begin(self, observer: int) -> Future:
+        """The update for which an observer is to play, a version, and its weights.
+
+        Answered once there is one, or with None after the last. Called by the observer.
+        """
+        with self._changed:
+            self._waiting[observer] = future = Future()
+        self._answer()
+        return future
+
+    def hand_over(self, update: int, observer: int, rollout: Rollout) -> None:
+        """Take a rollout from the observer that has played it for this update."""
+        with self._changed:
+            self._open[update][observer] = rollout
+            self._changed.notify()
+
+    def leave(self, observer: int, call: Future) -> None:
+        """An observer plays no more: what it has not handed over is anybody's again."""
+        try:
+            call.value()
+        except Exception as error:
+            with self._changed:
+                for row in self._open.values():
+                    if observer in row and row[observer] is None:
+                        del row[observer]
+                self._waiting.pop(observer, None)
+                self._lost.append((observer, error))
+                self._changed.notify()
+            self._answer()
+
+    def next_batch(self, replace: Callable) -> dict[int, Rollout]:
+        """Wait for the rollouts of the next update; by observer.
+
+        Calls ``replace(observer, error)`` for each that has been lost meanwhile.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost or self._is_complete())
+                lost, self._lost = self._lost, []
+                if not lost:
+                    return dict(sorted(self._open[self.version].items()))
+            for each in lost:
+                replace(*each)
+
+    def learn(self, batch: dict[int, Rollout]) -> tuple[int, float]:
+        """Make an update, and open another one."""
+        found = self.update(batch.values())
+        with self._changed:  # not before, or the update would be open once more
+            del self._open[self.version - 1]
+            self._newest = self.version, self.weights()
+        self._answer()
+        return found
+
+    def end(self) -> None:
+        """No update is to come: observers end once they have played."""
+        with self._changed:
+            self._over = True
+        self._answer()
+
+    def _is_complete(self) -> bool:
+        row = self._open.get(self.version, {})
+        return len(row) == self.config.num_rollouts and None not in row.values()
+
+    def _answer(self) -> None:
+        """Answer those who wait for an update, if one is open to them."""
+        with self._changed:
+            ready = []
+            for observer in list(self._waiting):
+                update = self._update_for(observer)
+                if update is not None:
+                    self._open.setdefault(update, {})[observer] = None
+                if self._over or update is not None:
+                    answer = None if self._over else (update, *self._newest)
+                    ready.append((self._waiting.pop(observer), answer))
+        for future, answer in ready:
+            future.set_result(answer)
+
+    def _update_for(self, observer: int) -> int | None:
+        """The next update that lacks a rollout, and has none of this observer."""
+        version, _ = self._newest
+        for update in range(version, version + self.config.max_lag + 1):
+            row = self._open.get(update, {})
+            if len(row) < self.config.num_rollouts and observer not in row:
+                return update
+        return None
+
+
+class Record:
+    """What has come out of a run's updates so far."""
+
+    def __init__(self, config: RolloutsConfig):
+        self._config, self.score = config, Score()
+        self.updates, self.schedule = [], []
+
+    def goes_on(self) -> bool:
+        """Whether another update is to be made."""
+        most = self._config.max_episodes
+        return not self.score.solved and len(self.score.rewards) < most
+
+    def add(self, batch: dict[int, Rollout], found: tuple[int, float]) -> Update:
+        """Count an update, with the largest lag and ratio that it found."""
+        so_far = self.score.add([rollout.episodes for rollout in batch.values()])
+        self.schedule.append({n: rollout.version for n, rollout in batch.items()})
+        self.updates.append(Update(*astuple(so_far), *found))
+        return self.updates[-1]
+
+    def training(self, weights: Weights) -> Training:
+        """What the run returns, with the weights that it has learned."""
+        return Training(self.score, self.updates, self.schedule, weights)
+
+
+def train(engine: Workers, config: RolloutsConfig) -> Training:
+    """The trainer's role: have observers play ahead, and learn until it is solved."""
+    trainer, record, calls = Trainer(config), Record(config), {}
+    trainer_rref = engine.reference(trainer)
+
+    def start(number: int) -> None:
+        worker = f"observer{number % config.num_observers}"
+        observer = engine.remote(worker, Observer, number, config)
+        call = observer.rpc_async(timeout=0).play_ahead(trainer_rref)
+        call.add_done_callback(partial(trainer.leave, number))
+        calls[worker] = call
+
+    def replace(number: int, error: Exception) -> None:
+        if not (engine.replaces and isinstance(error, WorkerLost)):
+            raise error
+        engine.report("trainer", Lost(f"observer{number}", trainer.version))
+        start(number + config.num_observers)  # whose streams nobody has drawn from
+
+    for number in range(config.num_observers):
+        start(number)
+    while record.goes_on():
+        batch = trainer.next_batch(replace)
+        engine.report("trainer", record.add(batch, trainer.learn(batch)))
+    trainer.end()
+    for call in calls.values():
+        call.wait()
+    return record.training(trainer.weights())
+
+
+def check_run(config: RolloutsConfig) -> None:
+    """A ValueError if this machine has no memory for the workers, or their episodes."""
+    checks.workers(config, "num_observers", others=1)
+    number = config.num_observers * config.num_envs * (config.max_lag + 1)
+    checks.in_memory(f"rollouts of {number} environments", number * EPISODE)
+
+
+def run(
+    config: RolloutsConfig, engine: Workers | None = None, **options: Any
+) -> Training:
+    """Train on workers: a trainer and its observers, each in a process of its own.
+
+    The options are those of :func:`~.launch.launch`. A ValueError where
+    :func:`check_run` refuses the config, a WorkerError if a worker failed.
+    """
+    check_run(config)
+    engine = engine or TorchRPC()
+    roles = {"trainer": Role(train, (engine, config))}
+    observer = Role(serve, replaceable=True)
+    roles |= {f"observer{i}": observer for i in range(config.num_observers)}
+    options.setdefault("rpc_threads", 2)
+    return engine.launch(roles, **options)["trainer"]
+
+
+def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
+    """The schedule of those who wait for every update, and take turns; without end."""
+    for update in count():
+        first = update * config.num_rollouts
+        turns = range(first, first + config.num_rollouts)
+        yield {turn % config.num_observers: update for turn in turns}
+
+
+def run_locally(
+    config: RolloutsConfig,
+    schedule: Iterable[dict[int, int]] | None = None,
+    on_report: Callable[[str, Update], None] | None = None,
+) -> Training:
+    """Train in this process by the schedule of a run, or without one, in step.
+
+    It computes with one thread, as each worker does, or the bits would be others. A
+    ValueError names an entry that no run of this config can have.
+    """
+    engine, config = OneProcess(on_report), replace(config, step_ms=0.0)
+    schedule = in_step(config) if schedule is None else schedule
+    with set_torch_threads(1):
+        learner, record = Learner(config), Record(config)
+        kept, observers = {0: learner.weights()}, {}
+        for row in schedule:
+            if not record.goes_on():
+                break
+            _check_row(config, learner.version, row)
+            batch = {}
+            for number, version in sorted(row.items()):
+                if number not in observers:
+                    observers[number] = Observer(number, config)
+                batch[number] = observers[number].play(version, kept[version])
+            found = learner.update(batch.values())
+            engine.report("trainer", record.add(batch, found))
+            kept[learner.version] = learner.weights()
+            kept.pop(learner.version - config.max_lag - 1, None)
+        return record.training(learner.weights())
+
+
+def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None:
+    most, least = update, max(0, update - config.max_lag)
+    for number, version in row.items():
+        if not least <= version <= most:
+            allowed = f"but must be from {least} to {most}"
+            what = f"update {update}: observer{number} played by version {version}"
+            raise ValueError(f"{what}, {allowed}")
+    if len(row) != config.num_rollouts:
+        needed = f"but num_rollouts is {config.num_rollouts}"
+        raise ValueError(f"update {update} has {len(row)} rollouts, {needed}")
