@@ -8,7 +8,7 @@ from cdopt_tutorial.rollouts.system import (
     Trainer,
     Training,
     Update,
-    check_run,
+    check,
     in_step,
     run,
     run_locally,
@@ -17,5 +17,5 @@ from cdopt_tutorial.rollouts.system import (
 
 __all__ = [
     "Learner", "Observer", "Rollout", "RolloutsConfig", "Trainer", "Training", "Update",
-    "check_run", "in_step", "run", "run_locally", "train",
+    "check", "in_step", "run", "run_locally", "train",
 ]  # fmt: skip

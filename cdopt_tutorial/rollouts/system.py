@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.checks import at_least, choices
 from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.device import device_for
@@ -76,7 +76,7 @@ class RolloutsConfig:
         if self.num_rollouts is None:
             object.__setattr__(self, "num_rollouts", self.num_observers)
         fits = 1 <= self.num_rollouts <= self.num_observers
-        check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
+        checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
 
     def as_reinforce(self) -> ReinforceConfig:
         """The settings of chapter 1's system, which plays and learns alike, in step."""
@@ -375,7 +375,7 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
     return record.training(trainer.weights())
 
 
-def check_run(config: RolloutsConfig) -> None:
+def check(config: RolloutsConfig) -> None:
     """A ValueError if this machine has no memory for the workers, or their episodes."""
     checks.workers(config, "num_observers", others=1)
     number = config.num_observers * config.num_envs * (config.max_lag + 1)
@@ -388,9 +388,9 @@ def run(
     """Train on workers: a trainer and its observers, each in a process of its own.
 
     The options are those of :func:`~.launch.launch`. A ValueError where
-    :func:`check_run` refuses the config, a WorkerError if a worker failed.
+    :func:`check` refuses the config, a WorkerError if a worker failed.
     """
-    check_run(config)
+    check(config)
     engine = engine or TorchRPC()
     roles = {"trainer": Role(train, (engine, config))}
     observer = Role(serve, replaceable=True)
