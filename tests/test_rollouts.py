@@ -183,42 +183,56 @@ class TestTrainer:
         assert play.trainer.begin(1).wait() is None
 
 
-class TestRatio:
+class TestLearner:
     def test_weighs_each_step_by_the_probabilities_that_changed(self):
         settings = config(1, clip=1.01, lr=0.3)
         learner, observer = Learner(settings), Observer(0, settings)
-        old = learner.weights()
-        learner.update([observer.play(0, old)])
-        late = observer.play(0, old)
-        new, episodes = learner.weights(), late.episodes
-        policy = reinforce.Policy()
+        old = learner.kept[0]
+        learner.update({0: observer.play(0, old)})
+        late, new = observer.play(0, old), learner.kept[1]
+        policy, episodes = reinforce.Policy(), late.episodes
         taken = episodes.taken
         states, actions = episodes.states[taken], episodes.actions[taken][:, None]
-        scores = {}
-        for name, weights in {"old": old, "new": new}.items():
+        chances = []
+        for weights in (old, new):
             policy.load_state_dict(weights)
-            scores[name] = policy(states).softmax(1).gather(1, actions)[:, 0]
-        ratios = (scores["new"] / scores["old"]).detach()
+            chances.append(policy(states).softmax(1).gather(1, actions)[:, 0])
+        ratios = (chances[1] / chances[0]).detach()
         assert ratios.min() < 1 < 1.01 < ratios.max()
-        expected = policy_loss(
-            policy, [episodes], settings.gamma, ratios.clamp(max=1.01)
-        )
-        expected.backward()
-        lag, most = learner.update([late])
+        weighting = ratios.clamp(max=1.01)
+        policy_loss(policy, [episodes], settings.gamma, weighting).backward()
+        lag, most = learner.update({0: late})
         assert (lag, most) == (1, pytest.approx(ratios.max().item(), rel=1e-5))
-        for one, other in zip(
-            learner.policy.parameters(), policy.parameters(), strict=True
-        ):
+        ours = learner._policy.parameters()
+        for one, other in zip(ours, policy.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
 
-    def test_of_a_weighting_of_ones_is_chapter_1s_loss_to_the_bit(self):
+    def test_of_equal_policies_computes_chapter_1s_loss_to_the_bit(self):
         settings = config(1)
-        rollout = Observer(0, settings).play(0, Learner(settings).weights())
-        policy = Learner(settings).policy
+        rollout = Observer(0, settings).play(0, Learner(settings).kept[0])
+        policy = Learner(settings)._policy
         ones = torch.ones(int(rollout.episodes.lengths.sum()))
         losses = [policy_loss(policy, [rollout.episodes], 0.9, w) for w in (None, ones)]
         assert torch.equal(*losses)
         assert torch.equal(log_probs(policy, rollout.episodes), rollout.log_probs)
+
+    @pytest.mark.parametrize(
+        ("said", "wrong"),
+        [
+            ({"version": 1}, "not played by the weights of version 1: its .* differ by"),
+            ({"version": 2}, "is of version 2, but only 0 to 1 are known"),
+            ({"number": 2}, "is its number 2, but 1 was expected"),
+            ({"number": 0}, "is its number 0, but 1 was expected"),
+        ],
+    )
+    def test_refuses_a_rollout_that_is_not_what_it_says(self, said, wrong):
+        settings = config(1)
+        learner, observer = Learner(settings), Observer(0, settings)
+        learner.update({0: observer.play(0, learner.kept[0])})
+        rollout = observer.play(0, learner.kept[0])
+        with pytest.raises(RuntimeError, match=f"observer0 for update 1 .*{wrong}"):
+            learner.update({0: replace(rollout, **said)})
+        learner.update({0: rollout})  # it has changed nothing
 
 
 class TestSimulator:

@@ -1,10 +1,7 @@
 """Chapter 8: observers play ahead of the trainer, and one process repeats the run."""
 
+from cdopt_tutorial.rollouts.learner import Learner, Observer, Rollout, RolloutsConfig
 from cdopt_tutorial.rollouts.system import (
-    Learner,
-    Observer,
-    Rollout,
-    RolloutsConfig,
     Trainer,
     Training,
     Update,

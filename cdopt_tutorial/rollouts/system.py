@@ -9,105 +9,31 @@ which version is the schedule of a run, from which one process repeats it.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.checks import at_least, choices
 from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam.device import device_for
-from cdopt_tutorial.engines.seam.reference import LocalRef, Reference
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
-from cdopt_tutorial.reinforce.agent import Observer as Player
-from cdopt_tutorial.reinforce.learner import (
-    Episodes,
-    Policy,
-    log_probs,
-    policy_loss,
-)
 from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.reinforce.system import EPISODE, Round, Score
-from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
+from cdopt_tutorial.rollouts.learner import (
+    Learner,
+    Observer,
+    Rollout,
+    RolloutsConfig,
+    Weights,
+)
 
-Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  #: for each update, by observer: its weights' version
-
-
-@dataclass(frozen=True)
-class RolloutsConfig:
-    """Settings of a run; a ValueError if one is out of its range, or no such device."""
-
-    num_observers: int = 2  #: observers, each on a worker of its own, at least 1
-    num_envs: int = 16  #: environments of each observer, one episode of each a rollout
-    #: rollouts of an update, each of another observer; None takes one of each.
-    num_rollouts: int | None = None
-    #: updates for which observers play ahead; with 0 they wait for every update.
-    max_lag: int = 1
-    #: the largest ratio that counts, of an action's probability in the policy that
-    #: learns to that in the policy that played; 0 leaves the ratio out.
-    clip: float = 2.0
-    #: milliseconds that each step waits for its simulator; 0 has no simulator.
-    step_ms: float = 0.0
-    waits: str = "fixed"  #: those milliseconds: "fixed", or "heavy", with the same mean
-    gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
-    lr: float = 1e-2  #: learning rate of Adam, above 0
-    seed: int = 1  #: of the policy's start, the environments and the choice of actions
-    max_episodes: int = 10_000  #: episodes after which an unsolved run ends
-    log_interval: int = 10  #: updates between two log lines
-    #: of the trainer's and the observers' policies, as :func:`~.device.pick_device`
-    #: takes it; what travels, and all chance, is on the CPU.
-    device: str = "cpu"
-
-    def __post_init__(self):
-        at_least(self, 0, "max_lag", "clip", "step_ms")
-        choices(self, waits=WAITS)
-        object.__setattr__(self, "device", self.as_reinforce().device)
-        if self.num_rollouts is None:
-            object.__setattr__(self, "num_rollouts", self.num_observers)
-        fits = 1 <= self.num_rollouts <= self.num_observers
-        checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
-
-    def as_reinforce(self) -> ReinforceConfig:
-        """The settings of chapter 1's system, which plays and learns alike, in step."""
-        names = {each.name for each in fields(ReinforceConfig)} - {"conversation"}
-        same = {name: getattr(self, name) for name in sorted(names)}
-        return _Settings("local-policy", **same, step_ms=self.step_ms, waits=self.waits)
-
-
-@dataclass(frozen=True)
-class _Settings(ReinforceConfig):
-    """Those of an observer whose environments may be in a simulator."""
-
-    step_ms: float = 0.0
-    waits: str = "fixed"
-
-    def make_environments(self) -> Any:
-        if not self.step_ms:
-            return super().make_environments()
-        waits = self.step_ms, self.waits, self.seed
-        return Simulator(ENVIRONMENT, self.num_envs, *waits)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """What an observer hands over: its episodes, and the policy by which it played."""
-
-    version: int  #: of the weights
-    episodes: Episodes  #: one in each of its environments
-    #: (steps,), of the actions taken, in the policy that took them; in the order of
-    #: ``episodes.taken``.
-    log_probs: Tensor
 
 
 @dataclass(frozen=True)
@@ -146,88 +72,13 @@ class Training:
         }
 
 
-class Learner:
-    """The policy that learns, and copies of its weights for those who play by them."""
-
-    def __init__(self, config: RolloutsConfig):
-        self.config, self.version = config, 0  #: updates so far
-        agent = Agent(config.as_reinforce())  # the same start as in chapter 1
-        self.policy, self._optimizer = agent.policy, agent.optimizer
-
-    def weights(self) -> Weights:
-        """A copy on the CPU, which no update changes."""
-        state = self.policy.state_dict()
-        return {name: value.to("cpu", copy=True) for name, value in state.items()}
-
-    def update(self, batch: Iterable[Rollout]) -> tuple[int, float]:
-        """One step of Adam; return the largest lag and the largest ratio of a batch."""
-        lag = self.version - min(rollout.version for rollout in batch)
-        ratios = torch.cat([self._ratios(rollout) for rollout in batch])
-        clip, episodes = self.config.clip, [rollout.episodes for rollout in batch]
-        weighting = ratios.clamp(max=clip) if clip else None
-        self._optimizer.zero_grad()
-        loss = policy_loss(self.policy, episodes, self.config.gamma, weighting)
-        loss.backward()
-        self._optimizer.step()
-        self.version += 1
-        return lag, ratios.max().item()
-
-    @torch.no_grad()
-    def _ratios(self, rollout: Rollout) -> Tensor:
-        """(steps,) of the actions taken: the new probability over the old one.
-
-        For each rollout alone, as its observer has computed them: the same shapes give
-        the same bits, so that the same weights give exactly 1.
-        """
-        return (log_probs(self.policy, rollout.episodes) - rollout.log_probs).exp()
-
-
-class Observer:
-    """Plays one rollout after another in environments of its own."""
-
-    def __init__(self, number: int, config: RolloutsConfig):
-        self._number = number  #: of its random streams
-        self._player = Player(number, config.as_reinforce())
-        # The trainer is worker 0.
-        self._policy = Policy().to(device_for(config.device, number + 1))
-
-    def play(self, version: int, weights: Weights) -> Rollout:
-        """One episode in each environment, all of them by these weights."""
-        given = _Given(weights)
-        ends = self._player.run_episode(LocalRef(given))
-        episodes = Episodes(*map(torch.from_numpy, (*given.steps, *ends)))
-        self._policy.load_state_dict(weights)
-        with torch.no_grad():
-            return Rollout(version, episodes, log_probs(self._policy, episodes))
-
-    def play_ahead(self, trainer_rref: Reference) -> None:
-        """Play until no update is to come; the trainer calls it once."""
-        trainer = trainer_rref.rpc_sync(timeout=0)  # it answers when an update is open
-        while given := trainer.begin(self._number):
-            update, version, weights = given
-            trainer.hand_over(update, self._number, self.play(version, weights))
-
-
-@dataclass
-class _Given:
-    """In the place of chapter 1's agent: gives weights, and takes a round's steps."""
-
-    given: Weights
-
-    def weights(self) -> Weights:
-        return self.given
-
-    def report_steps(self, observer: int, *steps: Any) -> None:
-        self.steps = steps
-
-
 class Trainer(Learner):
     """Learns from rollouts as they come in, and opens updates for more of them."""
 
     def __init__(self, config: RolloutsConfig):
         super().__init__(config)
         # Replaced as one: nobody sees the weights of one version with another's number.
-        self._newest = 0, self.weights()
+        self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
         #: by update, by observer who plays for it: the rollout, or None so far
         self._open: dict[int, dict[int, Rollout | None]] = {}
@@ -281,10 +132,10 @@ class Trainer(Learner):
 
     def learn(self, batch: dict[int, Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
-        found = self.update(batch.values())
+        found = self.update(batch)
         with self._changed:  # not before, or the update would be open once more
             del self._open[self.version - 1]
-            self._newest = self.version, self.weights()
+            self._newest = self.version, self.kept[self.version]
         self._answer()
         return found
 
@@ -372,7 +223,7 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
     trainer.end()
     for call in calls.values():
         call.wait()
-    return record.training(trainer.weights())
+    return record.training(trainer.kept[trainer.version])
 
 
 def check(config: RolloutsConfig) -> None:
@@ -421,7 +272,7 @@ def run_locally(
     schedule = in_step(config) if schedule is None else schedule
     with set_torch_threads(1):
         learner, record = Learner(config), Record(config)
-        kept, observers = {0: learner.weights()}, {}
+        observers: dict[int, Observer] = {}
         for row in schedule:
             if not record.goes_on():
                 break
@@ -430,12 +281,9 @@ def run_locally(
             for number, version in sorted(row.items()):
                 if number not in observers:
                     observers[number] = Observer(number, config)
-                batch[number] = observers[number].play(version, kept[version])
-            found = learner.update(batch.values())
-            engine.report("trainer", record.add(batch, found))
-            kept[learner.version] = learner.weights()
-            kept.pop(learner.version - config.max_lag - 1, None)
-        return record.training(learner.weights())
+                batch[number] = observers[number].play(version, learner.kept[version])
+            engine.report("trainer", record.add(batch, learner.update(batch)))
+        return record.training(learner.kept[learner.version])
 
 
 def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None:
