@@ -115,6 +115,7 @@ class Observer:
         while given := trainer.begin(self._number):
             update, version, weights = given
             trainer.hand_over(update, self._number, self.play(version, weights))
+        self._player.close()
 
 
 @dataclass

@@ -22,8 +22,8 @@ SHAPE = 2.0  # of the Pareto distribution of heavy waits; their variance is infi
 class Simulator:
     """Stands for vectorized environments in another process, which ends with us.
 
-    It has of them what an observer calls: ``num_envs``, ``np_random`` to set, ``reset``
-    and ``step``, each of whose steps takes ``step_ms`` milliseconds longer.
+    It has what an observer needs of them: ``num_envs``, ``np_random`` to set, ``reset``
+    and ``close``, and ``step``, which takes ``step_ms`` milliseconds longer.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Simulator:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-            subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._connection = Connection(ours.detach())
         self._connection.send((environment, num_envs, step_ms, waits, seed))
 
@@ -44,6 +44,11 @@ class Simulator:
     def step(self, actions: NDArray) -> tuple:
         """What the environments' own ``step`` returns, once they have answered."""
         return self._call("step", actions)
+
+    def close(self) -> None:
+        """Let the simulator end."""
+        self._connection.close()
+        self._process.wait()
 
     def _set_random(self, generator: Generator) -> None:
         self._call("np_random", generator)

@@ -20,6 +20,7 @@ from torch.utils.benchmark import set_torch_threads
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.seam.reference import Reference
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
@@ -199,24 +200,29 @@ class Record:
 
 def train(engine: Workers, config: RolloutsConfig) -> Training:
     """The trainer's role: have observers play ahead, and learn until it is solved."""
-    trainer, record, calls = Trainer(config), Record(config), {}
+    trainer, calls = Trainer(config), {}
     trainer_rref = engine.reference(trainer)
 
-    def start(number: int) -> None:
-        worker = f"observer{number % config.num_observers}"
-        observer = engine.remote(worker, Observer, number, config)
+    def start(number: int, observer: Reference) -> None:
         call = observer.rpc_async(timeout=0).play_ahead(trainer_rref)
         call.add_done_callback(partial(trainer.leave, number))
-        calls[worker] = call
+        calls[number % config.num_observers] = call
+
+    def make(number: int) -> Reference:
+        worker = f"observer{number % config.num_observers}"
+        return engine.remote(worker, Observer, number, config)
 
     def replace(number: int, error: Exception) -> None:
         if not (engine.replaces and isinstance(error, WorkerLost)):
             raise error
         engine.report("trainer", Lost(f"observer{number}", trainer.version))
-        start(number + config.num_observers)  # whose streams nobody has drawn from
+        number += config.num_observers  # whose random streams nobody has drawn from
+        start(number, make(number))
 
-    for number in range(config.num_observers):
-        start(number)
+    observers = {number: make(number) for number in range(config.num_observers)}
+    for each in observers.items():
+        start(*each)
+    record = Record(config)  # its time begins when all observers are there
     while record.goes_on():
         batch = trainer.next_batch(replace)
         engine.report("trainer", record.add(batch, trainer.learn(batch)))
