@@ -251,7 +251,7 @@ def test_the_trainer_ahead_has_the_gradient_of_the_package(importable):
     policy.load_state_dict({name: value.clone() for name, value in names})
     taken = torch.arange(7)[:, None] < lengths
     states, actions = torch.randn(7, 2, 4), torch.randint(2, (7, 2))
-    before = 0.2 + torch.rand(7, 2)  # of old: some ratios are cut off, others are not
+    before = torch.linspace(0.1, 0.9, 14).reshape(7, 2)  # of the policy that played
     for i, steps in enumerate(lengths.tolist()):
         parts = actions[:steps, i, None], before[:steps, i, None].log()
         module.rollouts.put((0, states[:steps, i], *parts))
