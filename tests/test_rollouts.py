@@ -1,19 +1,29 @@
 """Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
 
+import json
+import os
+import signal
 import time
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from hosts import hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdopt_tutorial import reinforce, rollouts
 from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines.on_monarch import OnMonarch
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.reinforce import Lost
 from cdopt_tutorial.reinforce.learner import log_probs, policy_loss
 from cdopt_tutorial.rollouts import Learner, Observer, RolloutsConfig, Trainer
 from cdopt_tutorial.rollouts.simulator import Simulator
@@ -67,6 +77,57 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
     if max_lag == 0:
         assert equal(found, rollouts.run_locally(settings))
         assert {update.max_ratio for update in found.updates} == {1.0}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("name", "engine"), [("ray", OnRay), ("monarch", OnMonarch)], ids=["Ray", "Monarch"]
+)
+def test_it_is_repeated_by_one_process_on_actors_too(name, engine):
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    settings = config(2, max_lag=2)
+    found = rollouts.run(settings, engine())
+    assert equal(found, rollouts.run_locally(settings, found.schedule))
+    assert max(found.lags) <= 2
+
+
+@pytest.mark.engines
+def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
+    file = tmp_path / "found.json"
+    with hosts(1) as made:
+        command = "rollouts", "--smoke", "--replay", "--json", str(file)
+        ((code, said),) = made.torchrun([3], *command).end()
+    assert code == 0 and json.loads(file.read_text())["max_parameter_difference"] == 0
+    assert said.count("largest difference from one process: 0.0e+00") == 1
+
+
+def die_in_third_rollout(folder):
+    def play(function, observer, version, weights):
+        if (observer._number, observer._played) == (1, 2):
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(observer, version, weights)
+
+    wrap(Observer.play, play)
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_on_ray_an_observer_that_dies_is_replaced_and_nothing_counts_twice(tmp_path):
+    settings, said = config(2, max_episodes=100), []
+    found = rollouts.run(
+        settings,
+        OnRay(),
+        attach=partial(die_in_third_rollout, tmp_path),
+        on_report=lambda _, record: said.append(record),
+    )
+    (lost,) = (record for record in said if isinstance(record, Lost))
+    assert lost.observer == "observer1" and (tmp_path / "died").exists()
+    played = [number for row in found.schedule for number in row]
+    assert played.count(1) == 2 and {0, 1, 3} == set(played)  # 3 is observer1 anew
+    assert len(found.score.rewards) == 100
+    assert equal(found, rollouts.run_locally(settings, found.schedule))
 
 
 class TestSchedule:
