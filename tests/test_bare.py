@@ -26,7 +26,8 @@ from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.publish.programs import read_programs
 from cdopt_tutorial.publish.project import this_project
-from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
+from cdopt_tutorial.reinforce import Episodes, Policy, ReinforceConfig, run_locally
+from cdopt_tutorial.reinforce.learner import policy_loss
 
 LINES, COLUMNS = 60, 88
 TEXTS = {
@@ -36,6 +37,7 @@ TEXTS = {
 MODULES = {
     "bare_reinforce": {"torch", "gymnasium"},
     "bare_hosts": {"torch", "gymnasium"},
+    "bare_ahead": {"torch", "gymnasium"},
     "bare_ray": {"ray", "bare_hosts"},
 }
 
@@ -63,12 +65,15 @@ def test_fits_a_page_and_needs_torch_and_gymnasium_only(name):
 # What makes a run short, behind the definitions; chapter 7 runs its own, and checks.
 SHORT = {
     "bare_reinforce": "GOAL = 15",
+    "bare_ahead": "GOAL = 20",
     "bare_rnn": "WIDTH, all_tokens = 32, read_tokens\ntorch.manual_seed(1)\n"
     "def read_tokens(): return all_tokens()[:35_100]",
     "bare_hybrid": "EPOCHS = 2",
     "bare_shards": "STEPS = 2",
 }
-PROCESSES = 1 + (1 + 3) + (1 + 2) + (1 + 4) + (1 + 2)  # of the runner, and of each run
+PROCESSES = (
+    1 + (1 + 3) + (1 + 3) + (1 + 2) + (1 + 4) + (1 + 2)
+)  # of the runner, and of each run
 # Runs them in processes that have imported torch already, as have their workers. The
 # chapters run each as it stands.
 RUNNER = """
@@ -131,7 +136,7 @@ def done(tmp_path_factory):
 class TestByItself:
     def test_ends_without_a_word_of_complaint(self, done):
         assert done.codes == ["0"] * len(SHORT)
-        assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 4
+        assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 5
 
     def test_listens_on_loopback_only(self, done):
         assert done.listening == {"127.0.0.1"}
@@ -203,6 +208,32 @@ def test_the_agent_gets_the_rewards_of_the_package(importable, monkeypatch):
     assert len(plain.rewards) > 20 and ours.score.rewards == plain.rewards
     for one, other in zip(ours.weights.values(), plain.agent.parameters(), strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_trainer_ahead_has_the_gradient_of_the_package(importable):
+    module = importable("bare_ahead", "EPISODES, GOAL = 2, 0.1")
+    torch.manual_seed(1)
+    policy, lengths = Policy(), torch.tensor([7, 3])
+    names = zip(policy.state_dict(), module.policy.state_dict().values(), strict=True)
+    policy.load_state_dict({name: value.clone() for name, value in names})
+    taken = torch.arange(7)[:, None] < lengths
+    states, actions = torch.randn(7, 2, 4), torch.randint(2, (7, 2))
+    before = torch.linspace(0.1, 0.9, 14).reshape(7, 2)  # of the policy that played
+    for i, steps in enumerate(lengths.tolist()):
+        parts = actions[:steps, i, None], before[:steps, i, None].log()
+        module.rollouts.put((0, states[:steps, i], *parts))
+    module.train()
+    episodes = Episodes(states, actions, 1.0 * taken, lengths, lengths < 0)
+    order = taken.T  # one episode after the other
+    old = before.T[order]
+    now = policy(states.transpose(0, 1)[order]).softmax(1)
+    ratios = now.gather(1, actions.T[order][:, None])[:, 0].detach() / old
+    assert ratios.min() < module.MOST < ratios.max()
+    padded = torch.zeros(2, 7).masked_scatter(order, ratios).T[taken]
+    weighting = padded.clamp(max=module.MOST)
+    policy_loss(policy, [episodes], module.GAMMA, weighting).backward()
+    for one, other in zip(module.policy.parameters(), policy.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_the_rnn_comes_to_the_parameters_of_the_package(importable):

@@ -24,6 +24,7 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.rollouts import RolloutsConfig
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -63,6 +64,7 @@ class Asked(Exception):
 
 RUNS = {
     "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
+    "rollouts": "cdopt_tutorial.commands.rollouts.rollouts.run",
     "rnn": "cdopt_tutorial.commands.rnn.rnn.restart.run_again",
     "hybrid": "cdopt_tutorial.commands.hybrid.hybrid.run",
     "shard": "cdopt_tutorial.commands.shard.sharding.run",
@@ -98,6 +100,10 @@ OTHERS = [
         conversation="packed", num_observers=3, num_envs=4, gamma=0.5, lr=0.5, seed=7,
         max_episodes=6, log_interval=5,
     )),
+    ("rollouts", RolloutsConfig(
+        num_observers=3, num_envs=4, num_rollouts=1, max_lag=5, clip=0.5, step_ms=1.5,
+        waits="heavy", gamma=0.5, lr=0.5, seed=7, max_episodes=6, log_interval=5,
+    )),
     ("rnn", RNNConfig(
         cut="logits", num_trainers=3, sync=False, embedding=5, hidden=6, num_layers=2,
         dropout=0.25, seq_len=7, batch_size=8, optimizer="sgd", lr=0.5, lr_decay=0.75,
@@ -126,6 +132,8 @@ def changed(config) -> dict:
 CHANGES = {
     "reinforce": {},
     "reinforce --smoke": {"max_episodes": 40},
+    "rollouts": {},
+    "rollouts --smoke": {"max_episodes": 128},
     "rnn": {},
     "rnn --smoke": {"max_steps": 30},
     "rnn --no-sync": {"sync": False},

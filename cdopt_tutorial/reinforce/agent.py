@@ -184,6 +184,10 @@ class Observer:
         self._talk.end()
         return lengths, truncated
 
+    def close(self) -> None:
+        """End its environments, which may be processes."""
+        self._env.close()
+
 
 class PerStep:
     """Two calls a step, as in the original: the state for an action, then the reward.

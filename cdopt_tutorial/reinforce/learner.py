@@ -101,10 +101,23 @@ def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
     return returns + episodes.taken * gamma ** steps_left.clamp(min=0) * tail
 
 
-def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tensor:
+def log_probs(policy: Policy, episodes: Episodes) -> Tensor:
+    """(steps,) on the CPU: of each action taken, its log-probability here."""
+    device, taken = policy.affine1.weight.device, episodes.taken
+    states, actions = episodes.states[taken], episodes.actions[taken]
+    return _chosen(policy, states.to(device), actions.to(device)).cpu()
+
+
+def policy_loss(
+    policy: Policy,
+    batch: Sequence[Episodes],
+    gamma: float,
+    weighting: Tensor | None = None,
+) -> Tensor:
     """REINFORCE's loss of a batch of episodes (Williams 1992), a scalar.
 
-    The mean over all steps of -log p(action) times the return, normalised (Li 2020).
+    The mean over all steps of -log p(action) times the return, normalised (Li 2020),
+    and times the step's weight, if a weighting (steps,) is given.
     """
     parts = [
         (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])
@@ -114,6 +127,11 @@ def policy_loss(policy: Policy, batch: Sequence[Episodes], gamma: float) -> Tens
     states, actions, returns = (torch.cat(each).to(device) for each in columns)
     eps = torch.finfo(returns.dtype).eps
     advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)
-    log_probs = F.log_softmax(policy(states), dim=1)
-    chosen = log_probs.gather(1, actions[:, None]).squeeze(1)
-    return -(chosen * advantages).mean()
+    if weighting is not None:
+        advantages = advantages * weighting.to(device)
+    return -(_chosen(policy, states, actions) * advantages).mean()
+
+
+def _chosen(policy: Policy, states: Tensor, actions: Tensor) -> Tensor:
+    scores = F.log_softmax(policy(states), dim=1)
+    return scores.gather(1, actions[:, None]).squeeze(1)

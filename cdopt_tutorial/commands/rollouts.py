@@ -1,0 +1,51 @@
+"""`cdopt-tutorial rollouts`: observers play CartPole ahead of the trainer."""
+
+import argparse
+import math
+from functools import partial
+
+from cdopt_tutorial import rollouts, torchrun
+from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.reinforce.steady import Lost
+from cdopt_tutorial.rollouts import RolloutsConfig, Update
+
+SMOKE = {"max_episodes": 128}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    training.add_flags(parser, RolloutsConfig, run)
+    again = "repeat the run in one process, by its schedule, and compare the weights"
+    parser.add_argument("--replay", action="store_true", help=again)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train until solved; 1 if it was not, unless it was only to be tried."""
+    with common.bad_input():
+        config = training.read_config(args, RolloutsConfig, SMOKE)
+        rollouts.check(config)
+        engine = training.read_engine(args)
+    log = partial(_log, config.log_interval)
+    found = rollouts.run(config, engine, deadline=math.inf, on_report=log)
+    score, results = found.score, found.as_json() | {"max_parameter_difference": None}
+    if args.replay and torchrun.is_first():
+        again = rollouts.run_locally(config, found.schedule)
+        gap = max_difference(found.weights, again.weights)
+        results["max_parameter_difference"] = training.print_difference(gap)
+    common.write_json(args.json, results)
+    print("Solved" if score.solved else "Not solved", f"after {score.rounds} updates:")
+    speed = f"{score.env_steps / score.seconds:.0f} a second"
+    print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {speed}")
+    lags = ", ".join(f"{n} of lag {lag}" for lag, n in results["lag"].items())
+    print(f"rollouts: {lags}; largest ratio {results['max_ratio']:.2f}")
+    return 0 if score.solved or args.smoke else 1
+
+
+def _log(interval: int, _, record: Update | Lost) -> None:
+    """Print a line after every few updates, and who died at once."""
+    if isinstance(record, Lost):
+        print(f"{record.observer} died and is replaced", flush=True)
+    elif record.number % interval == 0:
+        mean = f"update {record.number}\tmean reward {record.mean_reward:.1f}"
+        print(f"{mean}\tlag {record.lag}\tratio {record.max_ratio:.2f}", flush=True)

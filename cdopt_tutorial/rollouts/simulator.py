@@ -1,0 +1,94 @@
+"""Environments in a process of their own, as a robot or a game server is one.
+
+Who steps them waits at a socket until the simulator answers, and leaves the core free.
+It is run by its path, and imports no torch, so that many of them start soon.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
+
+WAITS = ("fixed", "heavy")
+SHAPE = 2.0  # of the Pareto distribution of heavy waits; their variance is infinite
+
+
+class Simulator:
+    """Stands for vectorized environments in another process, which ends with us.
+
+    It has what an observer needs of them: ``num_envs``, ``np_random`` to set, ``reset``
+    and ``close``, and ``step``, which takes ``step_ms`` milliseconds longer.
+    """
+
+    def __init__(
+        self, environment: str, num_envs: int, step_ms: float, waits: str, seed: int
+    ):
+        self.num_envs = num_envs
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._connection = Connection(ours.detach())
+        self._connection.send((environment, num_envs, step_ms, waits, seed))
+
+    def reset(self) -> tuple[NDArray, dict]:
+        """First states (n, 4), and what else the environments say."""
+        return self._call("reset")
+
+    def step(self, actions: NDArray) -> tuple:
+        """What the environments' own ``step`` returns, once they have answered."""
+        return self._call("step", actions)
+
+    def close(self) -> None:
+        """Let the simulator end."""
+        self._connection.close()
+        self._process.wait()
+
+    def _set_random(self, generator: Generator) -> None:
+        self._call("np_random", generator)
+
+    np_random = property(fset=_set_random, doc="The random stream of all environments.")
+
+    def _call(self, *request: Any) -> Any:
+        self._connection.send(request)
+        return self._connection.recv()
+
+
+def serve(connection: Connection) -> None:
+    """Be the simulator, until the other end of the connection has gone."""
+    environment, num_envs, step_ms, waits, seed = connection.recv()
+    vectorized = {"vectorization_mode": "vector_entry_point"}
+    environments = gymnasium.make_vec(environment, num_envs, **vectorized)
+    clock = default_rng(seed)
+    while True:
+        answer = None
+        match connection.recv():
+            case "np_random", generator:
+                environments.np_random = generator
+            case ("reset",):
+                answer = environments.reset()
+            case "step", actions:
+                answer = environments.step(actions)
+                time.sleep(_wait(step_ms, waits, clock) / 1000)
+        connection.send(answer)
+
+
+def _wait(step_ms: float, waits: str, clock: Generator) -> float:
+    """Milliseconds of one step."""
+    if waits == "fixed":
+        return step_ms
+    least = step_ms * (SHAPE - 1) / SHAPE  # so that the mean is step_ms
+    return least * (1 + clock.pareto(SHAPE))
+
+
+if __name__ == "__main__":
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        pass  # nobody steps it any more

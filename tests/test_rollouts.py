@@ -1,0 +1,346 @@
+"""Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hosts import hosts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdopt_tutorial import reinforce, rollouts
+from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.engines.on_monarch import OnMonarch
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.probes.attach import wrap
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.reinforce import Lost
+from cdopt_tutorial.reinforce.learner import log_probs, policy_loss
+from cdopt_tutorial.rollouts import Learner, Observer, RolloutsConfig, Trainer
+from cdopt_tutorial.rollouts.simulator import Simulator
+
+FEW = {"num_envs": 2, "max_episodes": 60, "seed": 3}
+
+
+def config(num_observers=2, max_lag=1, **more):
+    return RolloutsConfig(num_observers, max_lag=max_lag, **FEW | more)
+
+
+def equal(one, other):
+    same = one.score.rewards == other.score.rewards and one.updates == other.updates
+    return same and max_difference(one.weights, other.weights) == 0
+
+
+class TestInStep:
+    @pytest.mark.parametrize("num_observers", [1, 3])
+    def test_is_chapter_1_in_one_process(self, num_observers):
+        settings = config(num_observers, max_lag=0)
+        found = rollouts.run_locally(settings)
+        first = reinforce.run_locally(settings.as_reinforce())
+        assert found.score.rewards == first.score.rewards
+        assert max_difference(found.weights, first.weights) == 0
+        assert {update.max_ratio for update in found.updates} == {1.0}
+
+    def test_observers_take_turns(self):
+        rows = list(islice(rollouts.in_step(config(5, num_rollouts=2)), 4))
+        assert rows == [{0: 0, 1: 0}, {2: 1, 3: 1}, {4: 2, 0: 2}, {1: 3, 2: 3}]
+
+
+@pytest.mark.parametrize(
+    ("num_observers", "max_lag", "more"),
+    [
+        (1, 0, {"seed": 4}),
+        (2, 0, {}),
+        (2, 1, {"seed": 5}),
+        (5, 4, {}),
+        (5, 1, {"num_rollouts": 2}),
+        (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
+        (2, 1, {"clip": 0}),
+    ],
+)
+def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag, more):
+    settings = config(num_observers, max_lag, **more)
+    found = rollouts.run(settings)
+    assert equal(found, rollouts.run_locally(settings, found.schedule))
+    assert all(len(row) == settings.num_rollouts for row in found.schedule)
+    assert found.lags.total() == 60 // settings.num_envs == len(found.score.rewards) / 2
+    assert max(found.lags) <= max_lag
+    if max_lag == 0:
+        assert equal(found, rollouts.run_locally(settings))
+        assert {update.max_ratio for update in found.updates} == {1.0}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("name", "engine"), [("ray", OnRay), ("monarch", OnMonarch)], ids=["Ray", "Monarch"]
+)
+def test_it_is_repeated_by_one_process_on_actors_too(name, engine):
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    settings = config(2, max_lag=2)
+    found = rollouts.run(settings, engine())
+    assert equal(found, rollouts.run_locally(settings, found.schedule))
+    assert max(found.lags) <= 2
+
+
+@pytest.mark.engines
+def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
+    file = tmp_path / "found.json"
+    with hosts(1) as made:
+        command = "rollouts", "--smoke", "--replay", "--json", str(file)
+        ((code, said),) = made.torchrun([3], *command).end()
+    assert code == 0 and json.loads(file.read_text())["max_parameter_difference"] == 0
+    assert said.count("largest difference from one process: 0.0e+00") == 1
+
+
+def die_in_third_rollout(folder):
+    def play(function, observer, version, weights):
+        if (observer._number, observer._played) == (1, 2):
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(observer, version, weights)
+
+    wrap(Observer.play, play)
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_on_ray_an_observer_that_dies_is_replaced_and_nothing_counts_twice(tmp_path):
+    settings, said = config(2, max_episodes=100), []
+    found = rollouts.run(
+        settings,
+        OnRay(),
+        attach=partial(die_in_third_rollout, tmp_path),
+        on_report=lambda _, record: said.append(record),
+    )
+    (lost,) = (record for record in said if isinstance(record, Lost))
+    assert lost.observer == "observer1" and (tmp_path / "died").exists()
+    played = [number for row in found.schedule for number in row]
+    assert played.count(1) == 2 and {0, 1, 3} == set(played)  # 3 is observer1 anew
+    assert len(found.score.rewards) == 100
+    assert equal(found, rollouts.run_locally(settings, found.schedule))
+
+
+class TestSchedule:
+    ROWS = [{0: 0, 1: 0}, {0: 0, 1: 1}, {0: 1, 1: 1}]
+
+    def test_with_one_entry_changed_leads_elsewhere(self):
+        settings = config(max_episodes=12)
+        found = rollouts.run_locally(settings, self.ROWS)
+        assert equal(found, rollouts.run_locally(settings, self.ROWS))
+        for other in ({0: 1, 1: 1}, {0: 0, 1: 0}):
+            rows = [self.ROWS[0], other, self.ROWS[2]]
+            again = rollouts.run_locally(settings, rows)
+            assert not equal(found, again)
+            assert max_difference(found.weights, again.weights) > 1e-4
+
+    @pytest.mark.parametrize(
+        ("row", "wrong"),
+        [
+            ({0: 3, 1: 2}, "update 2: observer0 played by version 3.* from 1 to 2"),
+            ({0: 2, 1: 0}, "update 2: observer1 played by version 0.* from 1 to 2"),
+            ({0: 2}, "update 2 has 1 rollouts, but num_rollouts is 2"),
+        ],
+    )
+    def test_that_no_run_can_have_is_refused(self, row, wrong):
+        with pytest.raises(ValueError, match=wrong):
+            rollouts.run_locally(config(), [*self.ROWS[:2], row])
+
+
+class Play:
+    """Observers that begin and hand over in an order that a test chooses."""
+
+    def __init__(self, settings):
+        self.trainer, self.settings = Trainer(settings), settings
+        self.asked, self.lags = {}, []
+        self.observers = [Observer(i, settings) for i in range(settings.num_observers)]
+        for number in range(settings.num_observers):
+            self.asked[number] = self.trainer.begin(number)
+
+    def hand_over(self, number):
+        """What an observer does, if it is not made to wait."""
+        if not self.asked[number].done():
+            return False
+        update, version, weights = self.asked[number].wait()
+        rollout = self.observers[number].play(version, weights)
+        self.trainer.hand_over(update, number, rollout)
+        self.asked[number] = self.trainer.begin(number)
+        return True
+
+    def learn(self):
+        """An update, if all of its rollouts have come."""
+        if not self.trainer._is_complete():
+            return False
+        batch = self.trainer.next_batch(None)
+        assert len(batch) == self.settings.num_rollouts
+        lag, _ = self.trainer.learn(batch)
+        self.lags.append(lag)
+        return True
+
+
+class TestTrainer:
+    @settings(max_examples=20, deadline=None)
+    @given(
+        order=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+        max_lag=st.integers(0, 3),
+        num_rollouts=st.integers(1, 3),
+    )
+    def test_in_any_order_nobody_is_older_or_waits_in_vain(
+        self, order, max_lag, num_rollouts
+    ):
+        play = Play(config(3, max_lag, num_rollouts=num_rollouts, num_envs=1))
+        for turn in order:
+            play.learn() if turn == 3 else play.hand_over(turn)
+            waits = not any(future.done() for future in play.asked.values())
+            assert play.trainer._is_complete() or not waits  # somebody can go on
+        assert max(play.lags, default=0) <= max_lag
+
+    def test_lets_observers_ahead_by_max_lag_and_no_further(self):
+        play = Play(config(2, max_lag=2))
+        ahead = [play.hand_over(0) for _ in range(4)]
+        assert ahead == [True, True, True, False]  # updates 0, 1 and 2
+        assert not play.learn()  # nothing of observer 1 has come
+        assert play.hand_over(1) and play.learn() and play.hand_over(0)
+        assert play.lags == [0]
+
+    def test_an_update_is_not_open_once_more_while_it_is_made(self):
+        # Observers that asked meanwhile played for it again, and nobody took it.
+        play = Play(config(1, max_lag=0))
+        assert play.hand_over(0)
+        batch = play.trainer.next_batch(None)
+        play.trainer._answer()
+        assert not play.asked[0].done()
+        play.trainer.learn(batch)
+        assert play.asked[0].wait()[:2] == (1, 1)
+
+    def test_weights_that_were_given_do_not_change(self):
+        play = Play(config(1, max_lag=0))
+        _, version, weights = play.asked[0].wait()
+        before = {name: value.clone() for name, value in weights.items()}
+        assert play.hand_over(0) and play.learn()
+        assert version == 0 and max_difference(weights, before) == 0
+        assert max_difference(play.asked[0].wait()[2], before) > 0
+
+    def test_what_a_lost_observer_has_not_handed_over_is_played_by_another(self):
+        play, failed = Play(config(1, max_lag=1)), torch.futures.Future()
+        play.hand_over(0)  # update 0; it plays for update 1 when it is lost
+        failed.set_exception(RuntimeError("gone"))
+        play.trainer.leave(0, failed)
+        lost = []
+        again = play.trainer.begin(1)  # a new one, with streams of its own
+        assert again.wait()[0] == 1
+        batch = play.trainer.next_batch(lambda *each: lost.append(each[0]))
+        assert lost == [0] and list(batch) == [0]
+        play.trainer.end()
+        assert play.trainer.begin(1).wait() is None
+
+
+class TestLearner:
+    def test_weighs_each_step_by_the_probabilities_that_changed(self):
+        settings = config(1, clip=1.01, lr=0.3)
+        learner, observer = Learner(settings), Observer(0, settings)
+        old = learner.kept[0]
+        learner.update({0: observer.play(0, old)})
+        late, new = observer.play(0, old), learner.kept[1]
+        policy, episodes = reinforce.Policy(), late.episodes
+        taken = episodes.taken
+        states, actions = episodes.states[taken], episodes.actions[taken][:, None]
+        chances = []
+        for weights in (old, new):
+            policy.load_state_dict(weights)
+            chances.append(policy(states).softmax(1).gather(1, actions)[:, 0])
+        ratios = (chances[1] / chances[0]).detach()
+        assert ratios.min() < 1 < 1.01 < ratios.max()
+        weighting = ratios.clamp(max=1.01)
+        policy_loss(policy, [episodes], settings.gamma, weighting).backward()
+        lag, most = learner.update({0: late})
+        assert (lag, most) == (1, pytest.approx(ratios.max().item(), rel=1e-5))
+        ours = learner._policy.parameters()
+        for one, other in zip(ours, policy.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+    def test_of_equal_policies_computes_chapter_1s_loss_to_the_bit(self):
+        settings = config(1)
+        rollout = Observer(0, settings).play(0, Learner(settings).kept[0])
+        policy = Learner(settings)._policy
+        ones = torch.ones(int(rollout.episodes.lengths.sum()))
+        losses = [policy_loss(policy, [rollout.episodes], 0.9, w) for w in (None, ones)]
+        assert torch.equal(*losses)
+        assert torch.equal(log_probs(policy, rollout.episodes), rollout.log_probs)
+
+    @pytest.mark.parametrize(
+        ("said", "wrong"),
+        [
+            ({"version": 1}, "not played by the weights of version 1: .* differ"),
+            ({"version": 2}, "is of version 2, but only 0 to 1 are known"),
+            ({"number": 2}, "is its number 2, but 1 was expected"),
+            ({"number": 0}, "is its number 0, but 1 was expected"),
+        ],
+    )
+    def test_refuses_a_rollout_that_is_not_what_it_says(self, said, wrong):
+        settings = config(1)
+        learner, observer = Learner(settings), Observer(0, settings)
+        learner.update({0: observer.play(0, learner.kept[0])})
+        rollout = observer.play(0, learner.kept[0])
+        with pytest.raises(RuntimeError, match=f"observer0 for update 1 .*{wrong}"):
+            learner.update({0: replace(rollout, **said)})
+        learner.update({0: rollout})  # it has changed nothing
+
+
+class TestSimulator:
+    def test_has_the_same_environments(self):
+        settings = config().as_reinforce()
+        there = replace(settings, step_ms=0.1).make_environments()
+        here = settings.make_environments()
+        there.np_random, here.np_random = (np.random.default_rng(5) for _ in range(2))
+        assert np.array_equal(there.reset()[0], here.reset()[0])
+        for action in (0, 1, 1, 0):
+            actions = np.full(2, action)
+            for one, other in zip(there.step(actions), here.step(actions), strict=True):
+                assert np.array_equal(one, other)
+
+    def test_ends_with_whoever_steps_it(self):
+        before = set(psutil.Process().children())
+        simulator = Simulator("CartPole-v1", 1, 1.0, "fixed", 0)
+        simulator.np_random = np.random.default_rng(0)
+        (process,) = set(psutil.Process().children()) - before
+        simulator._connection.close()
+        assert psutil.wait_procs([process], timeout=30)[1] == []
+
+    @pytest.mark.parametrize("waits", ["fixed", "heavy"])
+    def test_waits_as_long_as_it_was_told(self, waits):
+        from cdopt_tutorial.rollouts import simulator
+
+        clock = np.random.default_rng(1)
+        drawn = np.array([simulator._wait(4.0, waits, clock) for _ in range(100_000)])
+        assert drawn.mean() == pytest.approx(4.0, rel=0.1) and drawn.min() >= 2.0
+        assert (drawn.max() > 40) == (waits == "heavy")
+        there = Simulator("CartPole-v1", 1, 20.0, "fixed", 0)
+        there.np_random = np.random.default_rng(0)
+        there.reset()
+        begin = time.monotonic()
+        there.step(np.zeros(1, dtype=np.int64))
+        assert time.monotonic() - begin >= 0.02
+
+
+def fail(self, *_):
+    raise ArithmeticError("of its own")
+
+
+def break_play():
+    Observer.play = fail
+
+
+def test_an_observer_that_fails_ends_the_run_and_is_named():
+    with pytest.raises(WorkerError, match="observer0|observer1|trainer") as caught:
+        rollouts.run(config(), attach=break_play, deadline=60)
+    assert "of its own" in str(caught.value)
