@@ -184,6 +184,11 @@ class Observer:
         self._talk.end()
         return lengths, truncated
 
+    @property
+    def policy(self) -> Policy:
+        """The copy with which it plays, if its conversation is "local-policy"."""
+        return self._talk.policy
+
     def close(self) -> None:
         """End its environments, which may be processes."""
         self._env.close()
@@ -250,12 +255,12 @@ class LocalPolicy(PerStep):
     def __init__(self, number: int, config: ReinforceConfig):
         super().__init__(number, config)
         # The agent is worker 0.
-        policy = Policy().to(device_for(config.device, number + 1))
-        self._actor = Actor(policy, config.seed_of(number, "actions"))
+        self.policy = Policy().to(device_for(config.device, number + 1))
+        self._actor = Actor(self.policy, config.seed_of(number, "actions"))
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)
-        self._actor.policy.load_state_dict(self._agent.weights())
+        self.policy.load_state_dict(self._agent.weights())
 
     def ask(self, states: NDArray) -> NDArray:
         return self._actor.select(states)

@@ -26,16 +26,14 @@ class Simulator:
     and ``close``, and ``step``, which takes ``step_ms`` milliseconds longer.
     """
 
-    def __init__(
-        self, environment: str, num_envs: int, step_ms: float, waits: str, seed: int
-    ):
+    def __init__(self, environment: str, num_envs: int, step_ms: float, waits: str):
         self.num_envs = num_envs
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._connection = Connection(ours.detach())
-        self._connection.send((environment, num_envs, step_ms, waits, seed))
+        self._connection.send((environment, num_envs, step_ms, waits))
 
     def reset(self) -> tuple[NDArray, dict]:
         """First states (n, 4), and what else the environments say."""
@@ -62,15 +60,17 @@ class Simulator:
 
 def serve(connection: Connection) -> None:
     """Be the simulator, until the other end of the connection has gone."""
-    environment, num_envs, step_ms, waits, seed = connection.recv()
+    environment, num_envs, step_ms, waits = connection.recv()
     vectorized = {"vectorization_mode": "vector_entry_point"}
     environments = gymnasium.make_vec(environment, num_envs, **vectorized)
-    clock = default_rng(seed)
+    clock = default_rng(0)
     while True:
         answer = None
         match connection.recv():
             case "np_random", generator:
                 environments.np_random = generator
+                # Waits of their own for each, which draw nothing from the stream.
+                (clock,) = generator.spawn(1)
             case ("reset",):
                 answer = environments.reset()
             case "step", actions:

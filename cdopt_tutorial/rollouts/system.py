@@ -9,6 +9,7 @@ which version is the schedule of a run, from which one process repeats it.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import count
@@ -104,7 +105,7 @@ class Trainer(Learner):
             self._changed.notify()
 
     def leave(self, observer: int, call: Future) -> None:
-        """An observer plays no more: what it has not handed over is anybody's again."""
+        """An observer has ended; a lost one leaves its open updates to others."""
         try:
             call.value()
         except Exception as error:
@@ -117,10 +118,10 @@ class Trainer(Learner):
                 self._changed.notify()
             self._answer()
 
-    def next_batch(self, replace: Callable) -> dict[int, Rollout]:
+    def next_batch(self, on_lost: Callable) -> dict[int, Rollout]:
         """Wait for the rollouts of the next update; by observer.
 
-        Calls ``replace(observer, error)`` for each that has been lost meanwhile.
+        Calls ``on_lost(observer, error)`` for each that has been lost meanwhile.
         """
         while True:
             with self._changed:
@@ -129,7 +130,7 @@ class Trainer(Learner):
                 if not lost:
                     return dict(sorted(self._open[self.version].items()))
             for each in lost:
-                replace(*each)
+                on_lost(*each)
 
     def learn(self, batch: dict[int, Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
@@ -212,7 +213,7 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
         worker = f"observer{number % config.num_observers}"
         return engine.remote(worker, Observer, number, config)
 
-    def replace(number: int, error: Exception) -> None:
+    def start_another(number: int, error: Exception) -> None:
         if not (engine.replaces and isinstance(error, WorkerLost)):
             raise error
         engine.report("trainer", Lost(f"observer{number}", trainer.version))
@@ -220,15 +221,16 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
         start(number, make(number))
 
     observers = {number: make(number) for number in range(config.num_observers)}
+    record = Record(config)  # its time begins when all observers are there
     for each in observers.items():
         start(*each)
-    record = Record(config)  # its time begins when all observers are there
     while record.goes_on():
-        batch = trainer.next_batch(replace)
+        batch = trainer.next_batch(start_another)
         engine.report("trainer", record.add(batch, trainer.learn(batch)))
     trainer.end()
     for call in calls.values():
-        call.wait()
+        with suppress(*([WorkerLost] if engine.replaces else [])):
+            call.wait()  # whoever is lost now is not needed any more
     return record.training(trainer.kept[trainer.version])
 
 
