@@ -1,14 +1,20 @@
-"""What may be asked of the systems with a server: settings, and a start."""
+"""What the systems with a server have in common: settings, a history, a start."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
+from cdopt_tutorial.constraints import Feasibility
+from cdopt_tutorial.engines import Wire, bytes_per_step
+from cdopt_tutorial.engines.seam.device import pick_device
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MEASURED_STEPS = 8
 
 
 class Settings:
@@ -26,11 +32,32 @@ class Settings:
         check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
         check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
+        object.__setattr__(self, "device", pick_device(self.device))
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The parameters' dtype."""
         return DTYPES[self.dtype]
+
+
+@dataclass
+class History:
+    """What one trainer returns; each system adds fields of its own."""
+
+    progress: list[Any] = field(default_factory=list)  #: all that it reported
+    losses: list[float] = field(default_factory=list)  #: of each step, its part; nats
+    step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
+    #: after each step of this run; of what a server owns, by the first trainer only.
+    feasibility: list[Feasibility] = field(default_factory=list)
+    #: what it costs to make the model exactly feasible at the end; None if it is free.
+    projected: Any = None
+    #: all parameters by name, before the projection; the first trainer's only.
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """What all steps of this run took, without evaluation."""
+        return sum(self.step_seconds)
 
 
 def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -40,3 +67,17 @@ def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
             known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
             shape = tuple(value.shape)
             raise ValueError(f"begin has {name} {shape}, but the model has {known}")
+
+
+def measured_bytes(run: Callable, job: Any, most: int) -> float:
+    """Bytes that a step of a system's run sends, as the workers' own sockets count.
+
+    Over so many steps at most, beside the first one; NaN if there are no others.
+    """
+    if most < 1:
+        return math.nan
+
+    def run_steps(steps: int, wire: Wire) -> None:
+        run(replace(job, config=replace(job.config, max_steps=steps)), wire=wire)
+
+    return bytes_per_step(run_steps, min(MEASURED_STEPS, most))

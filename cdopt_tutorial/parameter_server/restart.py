@@ -7,7 +7,7 @@ from typing import Any
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
-from cdopt_tutorial.parameter_server.history import History
+from cdopt_tutorial.parameter_server.model import History
 from cdopt_tutorial.parameter_server.system import Job, run
 
 

@@ -37,16 +37,17 @@ from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
-from cdopt_tutorial.parameter_server.history import History, Progress, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
+    History,
+    Progress,
+    Projected,
     PulledLSTM,
     RNNConfig,
     RNNModel,
     build_all,
     build_own,
-    check_memory,
 )
 from cdopt_tutorial.training import check_begin
 
@@ -94,8 +95,7 @@ class Owner:
     def step(self, context: Context, scale: float) -> int:
         """Move the parameters at once by a context's gradients; the version moved."""
         with self._lock:
-            found = gradients.gradients(context, self._parts.parameters())
-            gradients.forget(context)
+            found = gradients.take_sum([context], self._parts.parameters())
             return self._move(found, scale)
 
     def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
@@ -135,23 +135,19 @@ class Owner:
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps, by the parameters' names, on the CPU."""
-        kept, names = self._optimizer.state_dict()["state"], self._names()
-        return {names[index]: on_cpu(state) for index, state in kept.items()}
+        names = [name for name, _ in self._parts.named_parameters()]
+        kept = self._optimizer.state_dict()["state"].items()
+        return {names[index]: _on_cpu(state) for index, state in kept}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
         """Take what there is, by name, for these parameters and their optimizer."""
         self._parts.load_state_dict(weights, strict=False)
-        whole = self._optimizer.state_dict()
-        names = enumerate(self._names())
-        whole["state"] = {i: states[name] for i, name in names if name in states}
+        whole, names = self._optimizer.state_dict(), self._parts.named_parameters()
+        whole["state"] = {i: states[n] for i, (n, _) in enumerate(names) if n in states}
         self._optimizer.load_state_dict(whole)
 
-    def _names(self) -> list[str]:
-        return [name for name, _ in self._parts.named_parameters()]
 
-
-def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, its tensors moved."""
+def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
@@ -176,20 +172,21 @@ class Trainer:
     """Reads its columns of the text; the first one evaluates and keeps checkpoints."""
 
     def __init__(self, engine: Engine, rank: int, job: Job):
-        self.engine, self.rank, self.job, self.config = engine, rank, job, job.config
+        config = job.config
+        self.engine, self.rank, self.job, self.config = engine, rank, job, config
         parts, self.owners = make_all(engine, job)
         rnn = parts["rnn"]
-        rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, self.config)
-        there, device = (parts["embedding"], parts["decoder"]), self.config.device
-        self.model = RNNModel(*there, rnn, self.config, device_for(device, rank))
-        constrained = self.config.constrained is not None
-        self.constraints = Constraints(*parts.values()) if constrained else None
-        stream = Stream(job.corpus.train, self.config.seq_len, self.config.batch_size)
-        self.stream = stream.shard(rank, self.config.num_trainers)
-        self.max_steps = self.config.max_steps or self.config.epochs * len(stream)
+        rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, config)
+        there, device = (parts["embedding"], parts["decoder"]), config.device
+        self.model = RNNModel(*there, rnn, config, device_for(device, rank))
+        free = config.constrained is None
+        self.constraints = None if free else Constraints(*parts.values())
+        stream = Stream(job.corpus.train, config.seq_len, config.batch_size)
+        self.stream = stream.shard(rank, config.num_trainers)
+        self.max_steps = config.max_steps or config.epochs * len(stream)
         self.history = History()
         if job.resume is not None:
-            self.history.losses = job.resume.losses_of(rank, self.config.num_trainers)
+            self.history.losses = job.resume.losses_of(rank, config.num_trainers)
 
     def step(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
@@ -412,11 +409,10 @@ def run_locally(job: Job) -> History:
 def check(job: Job) -> None:
     """A ValueError if the text is too short, or the checkpoint or ``begin`` unfit.
 
-    Likewise if this machine has no memory for the workers, or the model.
+    Likewise if this machine has no memory for the workers.
     """
     config, words = job.config, job.corpus.vocabulary.words
     checks.workers(config, "num_trainers", others=1)
-    check_memory(len(words), config)
     size = config.seq_len, config.batch_size
     train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)
     rows = train.num_tokens // config.batch_size

@@ -20,14 +20,11 @@ from cdopt_tutorial.reinforce.agent import (
     Observer,
     ReinforceConfig,
 )
-from cdopt_tutorial.reinforce.learner import STATE_SIZE, Episodes
+from cdopt_tutorial.reinforce.learner import Episodes
 from cdopt_tutorial.reinforce.steady import SteadyAgent
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
-# Bytes that an episode in one environment takes: no pole falls in fewer than 8 steps,
-# and of each the state, the action and the reward are noted.
-EPISODE = 8 * (STATE_SIZE * 4 + 8 + 4)
 
 
 @dataclass(frozen=True)
@@ -119,10 +116,8 @@ def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training
 
 
 def check(config: ReinforceConfig) -> None:
-    """A ValueError if this machine has no memory for the workers, or their episodes."""
+    """A ValueError if this machine has no memory for the workers."""
     checks.workers(config, "num_observers", others=1)
-    number = config.num_observers * config.num_envs
-    checks.in_memory(f"a round in {number} environments", number * EPISODE)
 
 
 def run(
