@@ -1,43 +1,23 @@
-"""Checkpoints that are damaged, or of no such run: refused in one line."""
+"""Checkpoints that can't be read, or of no such run: refused in one line."""
 
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from clumsy import ends
 
-from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint, run_locally
+from cdopt_tutorial.data import Grammar, load_corpus
+from cdopt_tutorial.parameter_server import Job, RNNConfig, run_locally
 
-DAMAGED = "checkpoint ...: it is damaged or truncated, or no checkpoint at all"
-PART = "checkpoint ...: its {} can't be of such a run"
-KEY = "checkpoint ...: {}: missing, or not known"
-# What a checkpoint's parts are set to; None takes a part away.
-PARTS = {
-    "one less": ({"words": None}, KEY.format("words")),
-    "one more": ({"more": 1}, KEY.format("more")),
-    "config: a list": ({"config": [1]}, PART.format("config")),
-    "config: unknown": ({"config": {"colour": "red"}}, PART.format("config")),
-    "config: no width": ({"config": {"hidden": -1}}, PART.format("config")),
-    "words: none": ({"words": 3}, PART.format("weights")),
-    "words: fewer": ({"words": ["a"]}, PART.format("weights")),
-    "weights: a list": ({"weights": [1]}, PART.format("weights")),
-    "weights: none": ({"weights": {}}, PART.format("weights")),
-    "weights: numbers": ({"weights": {"a": 1.0}}, PART.format("weights")),
-}
-FOREIGN = "checkpoint ...: another program made it"
-FLIPPED = "checkpoint ...: it is damaged: ... is not what was written"
-OTHER_TEXT = "the checkpoint is of another text: ..."
-OTHER_MODEL = "the checkpoint has hidden 5, but 6 was asked for"
+DAMAGED = "checkpoint ...: it is damaged or truncated, or no checkpoint of rnn"
+OTHER_TEXT = "the checkpoint is of another text"
+OTHER_MODEL = "the checkpoint has hidden 5, but this run 6"
 LOCKED = "checkpoint ...: Permission denied"
-LINES = [
-    *(line for _, line in PARTS.values()), DAMAGED, FOREIGN, FLIPPED, OTHER_TEXT,
-    OTHER_MODEL, LOCKED,
-]  # fmt: skip
+LINES = [DAMAGED, OTHER_TEXT, OTHER_MODEL, LOCKED]
 
+TEXT = "the cat sat on the mat , and the dog saw it .\n" * 100
 CONFIG = RNNConfig(embedding=6, hidden=5, seq_len=7, batch_size=4, max_steps=1)
 FLAGS = "--embedding 6 --hidden 5 --seq-len 7 --batch-size 4 --max-steps 1"
 
@@ -64,48 +44,30 @@ class TestCheckpoint:
     @pytest.fixture
     def refused(self, tmp_path, capsys):
         text = tmp_path / "text"
-        text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+        text.write_text(TEXT)
 
-        def refused(file, line):
-            ends(f"rnn --corpus {text} {FLAGS} --resume {file}", line, 2, capsys)
+        def refused(file, line, more=""):
+            ends(f"rnn --corpus {text} {FLAGS} {more} --resume {file}", line, 2, capsys)
 
         return refused
-
-    @pytest.mark.parametrize("case", PARTS)
-    def test_whose_parts_do_not_belong_together(self, case, saved, refused, tmp_path):
-        content = torch.load(saved) | PARTS[case][0]
-        content = {name: part for name, part in content.items() if part is not None}
-        torch.save(content, tmp_path / "file")
-        refused(tmp_path / "file", PARTS[case][1])
-
-    @pytest.mark.parametrize("how", ["one lost", "another shape", "another type"])
-    def test_whose_weights_are_others(self, how, saved, refused, tmp_path):
-        content = torch.load(saved)
-        first = next(iter(content["weights"]))
-        changed = {"another shape": torch.zeros(2, 2), "another type": "a text"}
-        if how == "one lost":
-            del content["weights"][first]
-        else:
-            content["weights"][first] = changed[how]
-        torch.save(content, tmp_path / "file")
-        refused(tmp_path / "file", PART.format("weights"))
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
     def test_of_someone_else(self, saved, refused, as_another):
         with as_another(saved.parent):
             refused(saved, LOCKED)
 
-    def test_of_another_program(self, refused, tmp_path):
+    def test_of_another_program(self, saved, refused, tmp_path):
         file, ran = tmp_path / "file", tmp_path / "ran"
-        for content in [1, 2], torch.nn.Linear(2, 2).state_dict():
+        less, more = torch.load(saved), torch.load(saved) | {"more": 1}
+        del less["words"]
+        others = [1, 2], torch.nn.Linear(2, 2).state_dict(), Runs(ran), less, more
+        for content in others:
             torch.save(content, file)
-            refused(file, FOREIGN)
-        torch.save(Runs(ran), file)
-        refused(file, DAMAGED)
-        assert not ran.exists()
+            refused(file, DAMAGED)
         for content in pickle.dumps({"epoch": 1}), b"It was a dark and stormy night.":
             file.write_bytes(content)
             refused(file, DAMAGED)
+        assert not ran.exists()
 
     def test_that_is_truncated(self, saved, refused, tmp_path):
         whole, file = saved.read_bytes(), tmp_path / "file"
@@ -113,37 +75,11 @@ class TestCheckpoint:
             file.write_bytes(whole[: int(share * len(whole))])
             refused(file, DAMAGED)
 
-    def test_of_another_run(self, saved, refused):
+    def test_of_another_text(self, saved, refused):
         refused(saved, OTHER_TEXT)
 
-    def test_of_another_model(self, saved):
-        found = checkpoint.load(saved)
-        with pytest.raises(ValueError) as caught:
-            found.fits(replace(CONFIG, hidden=6), found.words, windows=100)
-        assert str(caught.value) == OTHER_MODEL
-
-    def test_with_a_flipped_byte_in_its_weights(self, saved, refused, tmp_path):
-        content = bytearray(saved.read_bytes())
-        weight = torch.load(saved)["weights"]["decoder.decoder.weight"]
-        at = content.index(weight.numpy().tobytes())
-        content[at] ^= 1
-        (tmp_path / "file").write_bytes(content)
-        refused(tmp_path / "file", FLIPPED)
-
-    def test_with_any_flipped_byte_is_refused_or_the_same(self, saved, tmp_path):
-        content, file = saved.read_bytes(), tmp_path / "file"
-        whole = checkpoint.load(saved)
-        for at in range(0, len(content), len(content) // 100):
-            file.write_bytes(
-                content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
-            )
-            try:
-                found = checkpoint.load(file)
-            except ValueError as error:
-                assert "\n" not in str(error) and str(file) in str(error)
-                continue
-            assert vars(found).keys() == vars(whole).keys()
-            for name, weight in whole.weights.items():
-                assert torch.equal(found.weights[name], weight)
-            for name in ("config", "words", "epoch", "window", "losses"):
-                assert getattr(found, name) == getattr(whole, name)
+    def test_of_another_model(self, saved, refused, tmp_path):
+        own = torch.load(saved)
+        own["words"] = list(load_corpus(tmp_path / "text").vocabulary.words)
+        torch.save(own, tmp_path / "file")
+        refused(tmp_path / "file", OTHER_MODEL, "--hidden 6")

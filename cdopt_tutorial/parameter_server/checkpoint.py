@@ -67,10 +67,11 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint; a ValueError of one line if there is none to be read."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        return Checkpoint(**content)
+        content = io.BytesIO(path.read_bytes())
     except OSError as error:
-        why = error.strerror
-    except Exception:  # torch has no error of its own for a bad file
-        why = "it is damaged or truncated, or no checkpoint of this program"
-    raise ValueError(f"checkpoint {str(path)!r}: {why}")
+        raise ValueError(f"checkpoint {str(path)!r}: {error.strerror}") from error
+    try:
+        return Checkpoint(**torch.load(content, map_location="cpu", weights_only=True))
+    except Exception as error:  # torch has no error of its own for a bad file
+        what = "it is damaged or truncated, or no checkpoint of rnn"
+        raise ValueError(f"checkpoint {str(path)!r}: {what}") from error

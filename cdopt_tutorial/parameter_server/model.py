@@ -295,8 +295,8 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
         if part == "rnn":
             dissolve_recurrent(module, *on, per_gate=config.per_gate)
         else:
-            held = module.encoder if part == "embedding" else module.decoder
-            dissolve(held, "weight", *on)
+            layer = module.encoder if part == "embedding" else module.decoder
+            dissolve(layer, "weight", *on)
     return module
 
 

@@ -23,13 +23,7 @@ from cdopt_tutorial.engines import Role, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for
-from cdopt_tutorial.engines.seam.gradients import (
-    Context,
-    clip_factor,
-    make_optimizer,
-    move,
-    squared_norm,
-)
+from cdopt_tutorial.engines.seam.gradients import Context, clip_factor, squared_norm
 from cdopt_tutorial.engines.seam.reference import Reference
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -74,7 +68,7 @@ class Owner:
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
-        self._optimizer = make_optimizer(self._parts.parameters(), config)
+        self._optimizer = gradients.make_optimizer(self._parts.parameters(), config)
         self._clip = config.clip
         self._steps = 0
         self._lock = threading.Lock()
@@ -101,7 +95,7 @@ class Owner:
     def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
         if scale < 1:
             found = {each: gradient * scale for each, gradient in found.items()}
-        move(self._optimizer, found)
+        gradients.move(self._optimizer, found)
         self._steps += 1
         return self._steps - 1
 
@@ -154,17 +148,14 @@ def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
 def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners, the same for every trainer."""
     config, number = job.config, job.config.num_trainers
-    shared = PARTS if number > 1 else ("embedding", "decoder")
-    of = len(job.corpus.vocabulary), config
-    parts = {
-        name: engine.remote(SERVER, build_own, name, *of, number, name=name)
-        for name in shared
-    }
+    of, parts = (len(job.corpus.vocabulary), config), {}
+    for name in PARTS if number > 1 else ("embedding", "decoder"):
+        parts[name] = engine.remote(SERVER, build_own, name, *of, number, name=name)
     owners = [engine.remote(SERVER, Owner, parts, config, name="owner")]
     if number == 1:
         own = {"rnn": engine.reference(build_own("rnn", *of, 0))}
         owners.append(engine.reference(Owner(own, config)))
-        parts |= own
+        parts = parts | own
     return parts, owners
 
 
