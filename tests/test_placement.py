@@ -10,7 +10,7 @@ import pytest
 import torch
 from elsewhere import Elsewhere, tensors_in, where
 
-from cdopt_tutorial import constraints, data, hybrid, reinforce, sharding
+from cdopt_tutorial import constraints, data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.dissolving import eigenspace, flow, memory
@@ -30,8 +30,7 @@ CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
 RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
 SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
-PICKING = "parameter_server.model", "hybrid.model", "reinforce.agent"
-PICKING += "sharding.model", "dissolving.memory"
+PICKING = "training", "reinforce.agent", "sharding.model", "dissolving.memory"
 HELD = {  # manifold, and where
     "free": {},
     "trainer": {"manifold": "stiefel"},
@@ -126,7 +125,7 @@ class TestParameterServer:
         config = rnn.RNNConfig(**RNN)
         rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
         # Of a device that is not here.
-        monkeypatch.setattr(model, "pick_device", pick_device)
+        monkeypatch.setattr(training, "pick_device", pick_device)
         found = rnn.checkpoint.load(file)
         assert found.config["device"] == "meta"
         kept = found.weights, found.optimizer, found.hidden
