@@ -14,7 +14,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
@@ -96,10 +95,10 @@ def play(server, meeting, rank):
     results = concurrent(server)
     if rank == 0:
         results |= equality(server) | several(server) | projection(server)
-    join_replicas(meeting, rank)
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
     if rank == 0:  # at last, because it spoils the server for the other trainer
         results |= interrupted(server)
-    return results | {"replicas": replicas(rank), "compiled": compiled()}
+    return results | {"compiled": compiled()}
 
 
 def equality(server):
@@ -205,50 +204,6 @@ def concurrent(server):
         x = torch.randn(4, 6, **F64)
         errors.append(difference(with_penalty(rref, x), locally(module, x)))
     return {"concurrent": max(errors)}
-
-
-class Recurrent(nn.Module):
-    """A recurrent model with constraints of two kinds, for replicas."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(4)
-            rnn, head = nn.LSTM(3, 5, **F64), nn.Linear(5, 2, **F64)
-        self.rnn = constraints.dissolve_recurrent(rnn, per_gate=True)
-        self.head = constraints.dissolve(head, manifold="oblique")
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][-1])
-
-
-def fit(model, x, steps=4):
-    """Train, and return the parameters; x is (length, batch, 3)."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (model(x).square().sum(1).mean() + constraints.penalty(model)).backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def joint_batch():
-    return torch.randn(6, 8, 3, generator=torch.Generator().manual_seed(5), **F64)
-
-
-def replicas(rank):
-    """The parameters of one of two replicas, each with its half of the batch."""
-    model = DistributedDataParallel(Recurrent())
-    return fit(model, joint_batch().chunk(2, dim=1)[rank])
-
-
-def join_replicas(meeting, rank):
-    """The process group of two replicas, until their processes end.
-
-    To destroy it after the last all-reduce hangs at times: the destructor waits for
-    gloo's thread and holds the GIL, which that thread needs to let go of its work.
-    """
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
 
 
 def compiled():

@@ -1,4 +1,4 @@
-"""Constrained modules on other workers, replicas, and compiled layers in shards."""
+"""Constrained modules on other workers, and compiled layers in shards."""
 
 import constraint_roles
 import pytest
@@ -9,8 +9,8 @@ from cdopt_tutorial.engines import Role, launch, serve
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """What two trainers found, who share a server and are replicas of each other."""
-    meeting = f"file://{tmp_path_factory.mktemp('replicas')}/meet"
+    """What two trainers found, who share a server and a process group."""
+    meeting = f"file://{tmp_path_factory.mktemp('group')}/meet"
     play = constraint_roles.play
     roles = {f"trainer{i}": Role(play, ("ps", meeting, i)) for i in range(2)}
     return launch({**roles, "ps": Role(serve)}, deadline=120)
@@ -52,21 +52,6 @@ class TestRemote:
     def test_projection(self, played):
         before, after = played["trainer0"]["projected"]
         assert before > 0.1 and after < 1e-12
-
-
-class TestReplicas:
-    def test_are_equal(self, played):
-        pairs = zip(*(played[f"trainer{i}"]["replicas"] for i in (0, 1)), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-    def test_train_as_one_process_on_the_joint_batch(self, played):
-        model = constraint_roles.Recurrent()
-        start = [p.detach().clone() for p in model.parameters()]
-        alone = constraint_roles.fit(model, constraint_roles.joint_batch())
-        found = played["trainer0"]["replicas"]
-        for one, other, before in zip(alone, found, start, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-            assert not torch.equal(one, before)
 
 
 @pytest.mark.parametrize("style", ["columns", "rows"])
