@@ -134,11 +134,10 @@ def rrefs_of(module):
     return [rpc.RRef(parameter) for parameter in module.parameters()]
 
 
-def step_twice(compiled):
+def step_twice():
     """Both numbers after a step of torch's that touches both, and one of one."""
-    kind = torch.optim.SGD if compiled else ForgetfulSGD
     two = TorchRPC().remote("ps", Two)
-    optimizer = DistributedOptimizer(kind, apply(two, rrefs_of), lr=0.5)
+    optimizer = DistributedOptimizer(ForgetfulSGD, apply(two, rrefs_of), lr=0.5)
     seen = []
     for with_b in (True, False):
         with dist_autograd.context() as context_id:
