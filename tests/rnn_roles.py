@@ -1,8 +1,5 @@
 """Roles for the tests of the parameter server; they must be importable by workers."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
@@ -14,44 +11,9 @@ from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.parameter_server import RNNConfig, checkpoint
+from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
-from cdopt_tutorial.parameter_server.system import Owner, train
-
-
-def run_each(jobs, way="distributed", **options):
-    """What the trainers of each job return; one after the other on the same workers.
-
-    A job may go on from the path of a checkpoint, which an earlier job has kept.
-    """
-    most = max(job.config.num_trainers for job in jobs)
-    roles = {f"trainer{i}": Role(train_each, (way, i, jobs)) for i in range(most)}
-    found = launch({"ps": Role(serve)} | roles, **options)
-    return [
-        [found[f"trainer{rank}"][number] for rank in range(job.config.num_trainers)]
-        for number, job in enumerate(jobs)
-    ]
-
-
-def train_each(way, rank, jobs):
-    histories = dict.fromkeys(range(len(jobs)))
-    for number, job in enumerate(jobs):
-        if rank < job.config.num_trainers:
-            if isinstance(job.resume, Path):
-                job = replace(job, resume=checkpoint.load(job.resume))
-            histories[number] = train(NextRun(way, number), rank, job)
-    return histories
-
-
-@dataclass(frozen=True)
-class NextRun(TorchRPC):
-    """Makes objects of its own, and not those of the runs before."""
-
-    number: int = 0
-
-    def remote(self, worker, make, *args, name=""):
-        name = f"{name} of run {self.number}" if name else ""
-        return super().remote(worker, make, *args, name=name)
+from cdopt_tutorial.parameter_server.system import Owner
 
 
 def play(functions):

@@ -6,7 +6,6 @@ import signal
 from dataclasses import asdict, replace
 
 import pytest
-import rnn_roles
 import torch
 
 from cdopt_tutorial.data import Grammar
@@ -45,63 +44,50 @@ def assert_same(one, other):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs on workers, whole and in parts, by name; and where they kept checkpoints."""
-    at = tmp_path_factory.mktemp("runs")
-    until(8, STILL, at / "local")
-    jobs = {
-        # Cut off within a pass, and between two.
-        "whole": Job(CONFIG, CORPUS),
-        "8 steps": Job(replace(CONFIG, max_steps=8), CORPUS, keep=at / "8"),
-        "20 steps": Job(
-            replace(CONFIG, max_steps=20), CORPUS, resume=at / "8", keep=at / "20"
-        ),
-        "resumed": Job(CONFIG, CORPUS, resume=at / "20"),
-        "two": Job(TWO, CORPUS),
-        "8 steps of two": Job(replace(TWO, max_steps=8), CORPUS, keep=at / "two"),
-        "two, resumed": Job(TWO, CORPUS, resume=at / "two"),
-        "local, resumed": Job(STILL, CORPUS, resume=at / "local"),
-        "local, resumed by two": Job(TWO, CORPUS, resume=at / "local"),
-        "4 steps of three": Job(
-            replace(TWO, num_trainers=3, max_steps=4), CORPUS, keep=at / "three"
-        ),
-    }
-    found = rnn_roles.run_each(list(jobs.values()), **LIMITS)
-    return dict(zip(jobs, found, strict=True)), at
+def whole():
+    """What the trainer of a run on workers returns."""
+    return run(Job(CONFIG, CORPUS), **LIMITS)[0]
 
 
 @pytest.mark.xdist_group("checkpoint")
 class TestOnWorkers:
-    def test_is_the_run_that_was_not_cut_off(self, runs):
-        found, at = runs
-        for file, place in ("8", (0, 8)), ("20", (1, 0)):
-            kept = checkpoints.load(at / file)
-            assert (kept.epoch, kept.window) == place
-            assert [len(losses) for losses in kept.losses] == [int(file)]
-        (whole,), (resumed,) = found["whole"], found["resumed"]
+    def test_is_the_run_that_was_not_cut_off(self, whole, tmp_path):
+        file, resume = tmp_path / "file", None
+        # Cut off within a pass, and between two.
+        for steps, place in (8, (0, 8)), (20, (1, 0)):
+            part = replace(CONFIG, max_steps=steps)
+            run(Job(part, CORPUS, resume, keep=file), **LIMITS)
+            resume = checkpoints.load(file)
+            assert (resume.epoch, resume.window) == place
+            assert [len(losses) for losses in resume.losses] == [steps]
+        (resumed,) = run(Job(CONFIG, CORPUS, resume), **LIMITS)
         assert_same(resumed, whole)
         assert resumed.tokens == 3 * 4 * 7
 
-    def test_of_two_trainers(self, runs):
-        found, _ = runs
-        assert_same(found["two, resumed"][0], found["two"][0])
-        assert found["two, resumed"][1].losses == pytest.approx(found["two"][1].losses)
-
-    def test_goes_on_with_another_number_of_workers(self, runs):
-        found, at = runs
-        whole = local(STILL)
-        assert_same(local(STILL, resume=checkpoints.load(at / "two")), whole)
-        assert_same(found["local, resumed"][0], whole)
-        weights = found["local, resumed by two"][0].weights
+    def test_goes_on_with_another_number_of_workers(self, tmp_path):
+        whole, two = local(STILL), run(Job(TWO, CORPUS), **LIMITS)
+        file = tmp_path / "file"
+        run(Job(replace(TWO, max_steps=8), CORPUS, keep=file), **LIMITS)
+        of_two, of_one = checkpoints.load(file), until(8, STILL, tmp_path / "local")
+        resumed = run(Job(TWO, CORPUS, of_two), **LIMITS)
+        assert_same(resumed[0], two[0])
+        assert resumed[1].losses == pytest.approx(two[1].losses)
+        assert_same(local(STILL, resume=of_two), whole)
+        assert_same(run(Job(STILL, CORPUS, of_one), **LIMITS)[0], whole)
+        weights = run(Job(TWO, CORPUS, of_one), **LIMITS)[0].weights
         assert max_difference(weights, whole.weights) <= 1e-10
-        three = checkpoints.load(at / "three")
+
+    def test_losses_of_another_number_of_trainers_are_the_batch_s(self, tmp_path):
+        part = replace(TWO, num_trainers=3, max_steps=4)
+        run(Job(part, CORPUS, keep=tmp_path / "file"), **LIMITS)
+        three = checkpoints.load(tmp_path / "file")
         assert [len(losses) for losses in three.losses] == [4, 4, 4]
-        for trainer in (0, 1):  # the losses of another number are the batch's
-            assert three.losses_of(trainer, 2) == pytest.approx(whole.losses[:4])
+        for trainer in (0, 1):
+            assert three.losses_of(trainer, 2) == pytest.approx(local(STILL).losses[:4])
         assert three.losses_of(1, 3) == three.losses[1]
 
     @pytest.mark.parametrize("victim", ["ps", "trainer0"])
-    def test_of_a_run_that_was_killed(self, victim, runs, tmp_path):
+    def test_of_a_run_that_was_killed(self, victim, whole, tmp_path):
         def kill(_, note):
             if note.step >= 10:
                 for child in multiprocessing.active_children():
@@ -112,7 +98,6 @@ class TestOnWorkers:
         with pytest.raises(WorkerError, match=f"{victim} was killed by SIGKILL"):
             run(Job(CONFIG, CORPUS, keep=file), **LIMITS, on_report=kill)
         (losses,) = checkpoints.load(file).losses
-        (whole,) = runs[0]["whole"]
         assert len(losses) >= 8
         assert losses == pytest.approx(whole.losses[: len(losses)], rel=1e-10)
 

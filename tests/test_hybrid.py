@@ -110,11 +110,11 @@ class TestEquality:
             replace(three, optimizer="adam", lr=0.01, **KINDS["oblique table"])
         )
         configs.append(replace(three, shares=(40.0, 1.0, 1.0)))
-        jobs = [Job(config, few) for config in configs]
-        found = hybrid_roles.run_each(jobs, way)
-        for result, job in zip(found, jobs, strict=True):
+        for config in configs:
+            job = Job(config, few)
+            result = run(job, TorchRPC(way))
             assert_equal_to_local(result, job)
-        assert min(found[-1].trainers[1].images) == 0  # of a batch
+        assert min(result.trainers[1].images) == 0  # of a batch
 
     def test_of_a_single_trainer(self, few):
         job = Job(replace(EXACT, num_trainers=1, **KINDS["stiefel"]), few)
@@ -123,7 +123,7 @@ class TestEquality:
     def test_is_not_that_of_the_original(self, few):
         exact = Job(replace(EXACT, shares=(3.0, 1.0)), few)
         original = replace(exact, config=replace(exact.config, semantics="original"))
-        one, other = hybrid_roles.run_each([exact, original], "cut")
+        one, other = run(exact), run(original)
         assert_equal_to_local(one, exact)
         assert other.max_parameter_difference(run_locally(exact)) > 1e-3
         assert other.replica_difference == 0
@@ -287,7 +287,7 @@ class TestOriginalSemantics:
     def moves(cls, job):
         """By the original's semantics, and by the exact one."""
         exact = replace(job, config=replace(job.config, semantics="exact"))
-        begin, found = first_weights(job), hybrid_roles.run_each([job, exact])
+        begin, found = first_weights(job), (run(job), run(exact))
         return [{n: each.weights[n] - begin[n] for n in begin} for each in found]
 
     def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job, moves):
@@ -439,12 +439,11 @@ def test_the_loops_may_take_longer_than_the_time_out(data):
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
-def test_no_step_leaves_anything_on_the_server(data):
-    config = replace(EXACT, max_steps=3)
-    jobs = [Job(replace(config, semantics=each), data) for each in SEMANTICS]
-    master = Role(hybrid_roles.counting_master, (jobs,))
-    found = system.on_workers(jobs[0], master, attach=hybrid_roles.join_once)
-    assert found["master"] == (0, 0)
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_no_step_leaves_anything_on_the_server(data, semantics):
+    job = Job(replace(EXACT, max_steps=3, semantics=semantics), data)
+    master = Role(hybrid_roles.counting_master, (job,))
+    assert system.on_workers(job, master)["master"] == (0, 0)
 
 
 class TestBegin:
@@ -466,9 +465,8 @@ class TestBegin:
         given = {n: w + 0.25 for n, w in first_weights(Job(config, data)).items()}
         job = Job(config, data, begin=given)
         still = replace(job, config=replace(config, lr=1e-300))
-        distributed, still = hybrid_roles.run_each([job, still])
-        assert distributed.max_parameter_difference(run_locally(job)) <= 1e-12
-        assert max_difference(still.weights, given) == 0
+        assert run(job).max_parameter_difference(run_locally(job)) <= 1e-12
+        assert max_difference(run(still).weights, given) == 0
 
     @pytest.mark.parametrize("name", ["table.wait", "dense.bias"])
     def test_that_does_not_fit_is_refused(self, data, name):

@@ -63,12 +63,11 @@ class TestEquality:
             {"num_trainers": 3},  # of uneven parts
         ]
         exact = replace(EXACT, max_steps=11)  # a pass, and a part of the next one
-        jobs, trace = [Job(replace(exact, **each), SHORT) for each in how], Trace()
-        found = rnn_roles.run_each(jobs, way, trace=trace)
-        # Only a cut calls for its backward pass in Python.
-        assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
-        for job, distributed in zip(jobs, found, strict=True):
-            local = run_locally(job)
+        for each in how:
+            job, trace = Job(replace(exact, **each), SHORT), Trace()
+            distributed, local = run(job, TorchRPC(way), trace=trace), run_locally(job)
+            called = {call.method for call in trace.calls}
+            assert ("_backward" in called) == (way == "cut")  # which is in Python
             begin = run_locally(replace(job, config=still(job.config))).weights
             assert len(local.losses) == 11
             assert all(history.staleness == [0] * 11 for history in distributed)
@@ -310,17 +309,3 @@ class TestTrainers:
 def test_a_config_out_of_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         RNNConfig(**change)
-
-
-def test_a_joint_step_leaves_nothing_of_a_cut_on_the_server(monkeypatch):
-    config = replace(EXACT, num_trainers=2)
-    decoder = build("decoder", 9, config)
-    kept = {
-        name: {each: torch.ones_like(each) for each in decoder.parameters()}
-        for name in ("one", "two")
-    }
-    monkeypatch.setattr(gradients, "_kept_gradients", kept)
-    owner = Owner({"decoder": LocalRef(decoder)}, config)
-    owner.step_together(0, "one")
-    assert owner.step_together(1, "two").wait() == 0
-    assert kept == {}

@@ -5,7 +5,6 @@ And one process against a program that shares nothing with it.
 
 import os
 import time
-from collections import Counter
 from dataclasses import replace
 
 import gymnasium
@@ -318,26 +317,6 @@ class TestConversations:
             assert run_locally(ReinforceConfig()) == 1
             assert torch.get_num_threads() == 3
 
-    def test_calls_are_those_that_the_name_says(self, conversed):
-        trainings, calls, _ = conversed
-        steps, visits = {}, 2 * 4  # of two observers in four rounds
-        for name, training in trainings.items():
-            # Two environments of an observer take as many steps as the longer one;
-            # each step pays 1.
-            pairs = zip(*[iter(training.score.rewards)] * 2, strict=True)
-            steps[name] = sum(map(max, pairs))
-        # Torch's own, and those that make the observers, begin with an underscore.
-        found = Counter(c.method for c in calls if c.callee == "agent")
-        assert {name: found[name] for name in found if name[0] != "_"} == {
-            "select_action": steps["per-step"],
-            "report_reward": steps["per-step"] + visits,  # the last of "packed"
-            "report_and_select": steps["packed"],
-            "report_and_wait": steps["batched"],
-            "report_and_leave": visits,
-            "weights": visits,
-            "report_steps": visits,
-        }
-
     def test_a_command_to_an_observer_is_one_call(self, conversed):
         # The original called twice for each: rpc_async of an rpc_sync.
         _, calls, _ = conversed
@@ -393,15 +372,11 @@ def test_of_two_films_the_shorter_one_rests_and_begins_again(monkeypatch):
 
 
 class TestSpeed:
-    JOBS = [
-        speed.Job(name, num_envs, cost_ms, rounds=1)
-        for name in ("per-step", speed.ONE_PROCESS)
-        for num_envs, cost_ms in ((2, 0.0), (1, 5.0))
-    ]
-
     def test_is_of_each_job_and_repeat_and_no_more_than_its_steps_allow(self):
-        measured = speed.measure(self.JOBS, repeats=2, polling=False)
-        assert list(measured) == self.JOBS
+        names, costs = ("per-step", speed.ONE_PROCESS), ((2, 0.0), (1, 5.0))
+        jobs = [speed.Job(name, *cost, rounds=1) for name in names for cost in costs]
+        measured = speed.measure(jobs, repeats=2, polling=False)
+        assert list(measured) == jobs
         for job, speeds in measured.items():
             assert len(speeds) == 2 and min(speeds) > 0
             if job.cost_ms:
@@ -419,12 +394,8 @@ class TestSpeed:
 
     def test_curves_are_one_a_repeat(self):
         few, many = speed.Job("packed", 1), speed.Job("packed", 8)
-        alone = speed.Job(speed.ONE_PROCESS, 1)
-        found = speed.curves({few: [1, 2], alone: [7, 8], many: [3, 4]}, "num_envs")
-        assert found == {
-            "packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])],
-            speed.ONE_PROCESS: [([1], [7]), ([1], [8])],
-        }
+        found = speed.curves({few: [1, 2], many: [3, 4]}, "num_envs")
+        assert found == {"packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])]}
 
 
 def test_it_learns_over_rpc():
