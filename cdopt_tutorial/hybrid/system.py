@@ -321,10 +321,7 @@ def on_workers(
 
 
 def check(job: Job) -> None:
-    """A ValueError if a share is less than one image, or a parameter does not fit.
-
-    Likewise if this machine has no memory for the workers.
-    """
+    """A ValueError if workers, a share or a parameter to begin with do not fit."""
     checks.workers(job.config, "num_trainers", others=2)
     tasks(job)
     if job.begin:
@@ -334,8 +331,8 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the job, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
+    and a WorkerError if a worker failed.
     """
     check(job)
     engine = engine or TorchRPC()

@@ -55,10 +55,7 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in one step: whoever reads finds the last one or this one.
-
-    OSError if it can't be written.
-    """
+    """Write a checkpoint at once: whoever reads finds the last one or this one."""
     content = io.BytesIO()  # torch itself says of a full disk only that it is at fault
     torch.save(vars(checkpoint), content)
     whole_file.write(path, content.getbuffer())

@@ -374,8 +374,8 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the job, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
+    and a WorkerError if a worker failed.
     """
     check(job)
     num_trainers = job.config.num_trainers
@@ -398,10 +398,7 @@ def run_locally(job: Job) -> History:
 
 
 def check(job: Job) -> None:
-    """A ValueError if the text is too short, or the checkpoint or ``begin`` unfit.
-
-    Likewise if this machine has no memory for the workers.
-    """
+    """A ValueError if workers, text, checkpoint or ``begin`` do not fit."""
     config, words = job.config, job.corpus.vocabulary.words
     checks.workers(config, "num_trainers", others=1)
     size = config.seq_len, config.batch_size

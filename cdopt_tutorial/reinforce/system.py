@@ -125,8 +125,8 @@ def run(
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the config, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
+    and a WorkerError if a worker failed.
     """
     check(config)
     engine = engine or TorchRPC()
