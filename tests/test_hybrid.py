@@ -468,12 +468,6 @@ class TestBegin:
         assert run(job).max_parameter_difference(run_locally(job)) <= 1e-12
         assert max_difference(run(still).weights, given) == 0
 
-    @pytest.mark.parametrize("name", ["table.wait", "dense.bias"])
-    def test_that_does_not_fit_is_refused(self, data, name):
-        message = rf"begin has {name} \(3,\), but the model has .* dense.bias \(10,\)"
-        with pytest.raises(ValueError, match=message):
-            run(Job(EXACT, data, begin={name: torch.zeros(3)}))
-
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
     job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
