@@ -1,4 +1,4 @@
-"""What the systems with a server have in common: settings, a history, a start."""
+"""What the systems that train by a loss share: settings, a history, a start."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,14 +17,12 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MEASURED_STEPS = 8
 
 
-class Settings:
+class Training:
     """Base of their configs: checks the fields that all of them have."""
 
     def __post_init__(self):
         choices(self, optimizer=("sgd", "adam"), dtype=DTYPES)
-        manifolds = "none", "stiefel", "oblique"
-        choices(self, manifold=manifolds, where=("trainer", "server"))
-        at_least(self, 1, "num_trainers", "embedding", "batch_size", "epochs")
+        at_least(self, 1, "batch_size")
         if self.max_steps is not None:
             at_least(self, 1, "max_steps")
         learning_rate(self)
@@ -32,12 +30,22 @@ class Settings:
         check(self, "penalty_param", fits, "above 0 and finite")
         check(self, "momentum", 0 <= self.momentum < 1, "0 to below 1")
         check(self, "seed", 0 <= self.seed < 2**31, "at least 0 and below 2**31")
-        object.__setattr__(self, "device", pick_device(self.device))
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The parameters' dtype."""
         return DTYPES[self.dtype]
+
+
+class Settings(Training):
+    """Base of the configs of systems with a server, whose fields it checks as well."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        manifolds = "none", "stiefel", "oblique"
+        choices(self, manifold=manifolds, where=("trainer", "server"))
+        at_least(self, 1, "num_trainers", "embedding", "epochs")
+        object.__setattr__(self, "device", pick_device(self.device))
 
 
 @dataclass
