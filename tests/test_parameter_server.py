@@ -76,15 +76,6 @@ class TestEquality:
             if job.config.num_trainers == 1:
                 assert distributed[0].losses == pytest.approx(local.losses, abs=5e-10)
 
-    def test_fails_for_an_optimizer_that_reads_grad(self):
-        # The fault of a whole class of listings: distributed autograd leaves the
-        # gradients in its context, so a plain remote step moves nothing.
-        (plain,) = rnn_roles.play([(rnn_roles.train_plainly, EXACT, CORPUS)])
-        local = run_locally(Job(EXACT, CORPUS)).weights
-        begin = run_locally(Job(still(EXACT), CORPUS)).weights
-        assert max_difference(plain, begin) < 1e-12
-        assert max_difference(plain, local) > 0.01
-
 
 class TestTwin:
     """Against plain torch: the tests' own model, windows, schedule and evaluation."""
@@ -151,14 +142,12 @@ class TestTwin:
 
 class TestOptimizer:
     def test_does_not_step_with_a_stale_gradient(self):
+        # As torch's own does with a class of optimizers that it does not know.
         steps = [(rnn_roles.step_owner_twice, TorchRPC(way)) for way in WAYS]
-        *by_owner, by_torch = rnn_roles.play([*steps, (rnn_roles.step_twice,)])
-        by_owner.append(rnn_roles.step_owner_twice(OneProcess()))
+        found = rnn_roles.play(steps) + [rnn_roles.step_owner_twice(OneProcess())]
         # After each step both numbers, and the ‖g‖² before; how many are kept.
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
-        assert by_owner == [expected] * 3
-        # Torch's own, of a class that it does not know, takes the gradient again.
-        assert by_torch == [[0.5, 0.0], [0.5, 0.0]]
+        assert found == [expected] * 3
 
     @pytest.mark.parametrize("ask", ["squared_norm", "step"])
     def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):

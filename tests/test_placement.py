@@ -10,12 +10,10 @@ import pytest
 import torch
 from elsewhere import Elsewhere, tensors_in, where
 
-from cdopt_tutorial import constraints, data, hybrid, reinforce, sharding, training
+from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.dissolving import eigenspace, flow, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
-from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients, reference
 from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.engines.seam.reference import LocalRef
@@ -113,13 +111,6 @@ class TestParameterServer:
         for part in parts.values():
             assert where(each.grad for each in part.parameters()) == {"meta"}
 
-    def test_what_is_minimised_is_on_the_cpu(self):
-        config = rnn.RNNConfig(manifold="stiefel", **RNN)
-        trainer = rnn.system.Trainer(OneProcess(), 0, rnn.Job(config, CORPUS))
-        tokens = torch.zeros(5, 4, dtype=torch.int64)
-        loss, *_ = trainer.loss(tokens, tokens, trainer.model.start(4))
-        assert where([loss]) == {"cpu"}
-
     def test_a_checkpoint_goes_on_elsewhere(self, tmp_path, monkeypatch):
         file = tmp_path / "checkpoint"
         config = rnn.RNNConfig(**RNN)
@@ -160,12 +151,6 @@ def test_a_table_by_either_way_of_a_gradient(way, monkeypatch):
     found = gradients.gradients(context, table.parameters())
     assert where(found) == where(found.values()) == {"meta"}
     gradients.forget(context)
-
-
-def test_a_penalty_that_is_sent():
-    layer = constraints.dissolve(torch.nn.Linear(3, 2)).to("meta")
-    assert where([measure.penalty_on_cpu(layer)]) == {"cpu"}
-    assert where([measure.penalty(layer)]) == {"meta"}
 
 
 @pytest.mark.parametrize("conversation", reinforce.CONVERSATIONS)
