@@ -398,12 +398,6 @@ class TestSpeed:
         assert found == {"packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])]}
 
 
-def test_it_learns_over_rpc():
-    rewards = run(ReinforceConfig(seed=2, max_episodes=960)).score.rewards
-    assert len(rewards) == 960
-    assert sum(rewards[-64:]) > 2 * sum(rewards[:64])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -178,7 +178,7 @@ class Result:
     @property
     def samples_per_second(self) -> float:
         """Images of all trainers, by the time of the slowest one's steps."""
-        seconds = max(sum(each.step_seconds) for each in self.trainers)
+        seconds = max(each.seconds for each in self.trainers)
         return sum(sum(each.images) for each in self.trainers) / seconds
 
     def max_parameter_difference(self, other: "Result") -> float:
