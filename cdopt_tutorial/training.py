@@ -1,14 +1,20 @@
-"""What may be asked of the systems that train by a loss: settings, and a start."""
+"""What the systems that train by a loss share: settings, a history, a start."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
+from cdopt_tutorial.constraints import Feasibility
+from cdopt_tutorial.engines import Wire, bytes_per_step
+from cdopt_tutorial.engines.seam.device import pick_device
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+MEASURED_STEPS = 8
 
 
 class Training:
@@ -39,6 +45,27 @@ class Settings(Training):
         manifolds = "none", "stiefel", "oblique"
         choices(self, manifold=manifolds, where=("trainer", "server"))
         at_least(self, 1, "num_trainers", "embedding", "epochs")
+        object.__setattr__(self, "device", pick_device(self.device))
+
+
+@dataclass
+class History:
+    """What one trainer returns; each system adds fields of its own."""
+
+    progress: list[Any] = field(default_factory=list)  #: all that it reported
+    losses: list[float] = field(default_factory=list)  #: of each step, its part; nats
+    step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
+    #: after each step of this run; of what a server owns, by the first trainer only.
+    feasibility: list[Feasibility] = field(default_factory=list)
+    #: what it costs to make the model exactly feasible at the end; None if it is free.
+    projected: Any = None
+    #: all parameters by name, before the projection; the first trainer's only.
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """What all steps of this run took, without evaluation."""
+        return sum(self.step_seconds)
 
 
 def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -48,3 +75,17 @@ def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
             known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
             shape = tuple(value.shape)
             raise ValueError(f"begin has {name} {shape}, but the model has {known}")
+
+
+def measured_bytes(run: Callable, job: Any, most: int) -> float:
+    """Bytes that a step of a system's run sends, as the workers' own sockets count.
+
+    Over so many steps at most, beside the first one; NaN if there are no others.
+    """
+    if most < 1:
+        return math.nan
+
+    def run_steps(steps: int, wire: Wire) -> None:
+        run(replace(job, config=replace(job.config, max_steps=steps)), wire=wire)
+
+    return bytes_per_step(run_steps, min(MEASURED_STEPS, most))

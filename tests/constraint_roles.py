@@ -1,20 +1,9 @@
 """Roles for the tests of constraints on workers; they must be importable by workers."""
 
-import threading
-
 import torch
-import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn.api.remote_module import RemoteModule
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
-from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
@@ -90,16 +79,14 @@ def message(function, *args):
         return f"{type(error).__name__}: {error}"
 
 
-def play(server, meeting, rank):
+def play(server, rank):
     """All that a trainer is asked to show."""
     torch.manual_seed(rank)
     results = concurrent(server)
     if rank == 0:
         results |= equality(server) | several(server) | projection(server)
-    join_replicas(meeting, rank)
-    if rank == 0:  # at last, because it spoils the server for the other trainer
-        results |= interrupted(server)
-    return results | {"replicas": replicas(rank), "compiled": compiled()}
+        results |= interrupted("spoilt")
+    return results
 
 
 def equality(server):
@@ -186,94 +173,11 @@ def interrupted(server):
     return {"interrupted": protected, "unprotected": message(step_between, rref, x)}
 
 
-_tail, _lock = [], threading.Lock()
-
-
-def shared_tail():
-    """On the server: the one module that all trainers share."""
-    with _lock:
-        if not _tail:
-            _tail.append(Tail(seed=3))
-    return rpc.RRef(_tail[0])
-
-
 def concurrent(server):
     """The largest error of a gradient while others ask the same module."""
-    rref, module = rpc.rpc_sync(server, shared_tail), Tail(seed=3)
+    rref, module = rpc.rpc_sync(server, Ref.named, ("shared", Tail, 3)), Tail(seed=3)
     errors = []
     for _ in range(25):
         x = torch.randn(4, 6, **F64)
         errors.append(difference(with_penalty(rref, x), locally(module, x)))
     return {"concurrent": max(errors)}
-
-
-class Recurrent(nn.Module):
-    """A recurrent model with constraints of two kinds, for replicas."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(4)
-            rnn, head = nn.LSTM(3, 5, **F64), nn.Linear(5, 2, **F64)
-        self.rnn = constraints.dissolve_recurrent(rnn, per_gate=True)
-        self.head = constraints.dissolve(head, manifold="oblique")
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][-1])
-
-
-def fit(model, x, steps=4):
-    """Train, and return the parameters; x is (length, batch, 3)."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (model(x).square().sum(1).mean() + constraints.penalty(model)).backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def joint_batch():
-    return torch.randn(6, 8, 3, generator=torch.Generator().manual_seed(5), **F64)
-
-
-def replicas(rank):
-    """The parameters of one of two replicas, each with its half of the batch."""
-    model = DistributedDataParallel(Recurrent())
-    return fit(model, joint_batch().chunk(2, dim=1)[rank])
-
-
-def join_replicas(meeting, rank):
-    """The process group of two replicas, until their processes end.
-
-    To destroy it after the last all-reduce hangs at times: the destructor waits for
-    gloo's thread and holds the GIL, which that thread needs to let go of its work.
-    """
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
-
-
-def compiled():
-    """Gradients of a weight in shards without torch.compile and with it, by style."""
-    mesh = init_device_mesh("cpu", (2,))
-    styles = {"columns": (ColwiseParallel, 24), "rows": (RowwiseParallel, 4)}
-    return {name: two_ways(mesh, *style) for name, style in styles.items()}
-
-
-def two_ways(mesh, style, rows):
-    torch.manual_seed(0)
-    layer, x = nn.Linear(8, rows, **F64), torch.randn(3, 8, **F64)
-    parallelize_module(layer, mesh, style(input_layouts=Replicate()))
-    penalty = constraints.Constraints(constraints.dissolve(layer)).penalty
-    weight = layer.parametrizations.weight.original
-    with torch.no_grad():
-        weight.add_(0.1)
-
-    def loss():
-        y = layer(x)
-        return y.square().sum() + penalty()
-
-    found = []
-    for way in (loss, torch.compile(loss, backend="aot_eager")):
-        weight.grad = None
-        way().backward()
-        found.append(weight.grad.full_tensor())
-    return found

@@ -12,13 +12,12 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.engines import Role
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.pace import place
-from cdopt_tutorial.hybrid import Result, replicas, run_locally, system
+from cdopt_tutorial.hybrid import replicas, run_locally, system
 from cdopt_tutorial.hybrid.model import Table, dense_layer
 
 PARTS = {  # of a step, and what is called in them
@@ -88,29 +87,6 @@ class Slow(Shard):
                 os.kill(os.getpid(), getattr(signal, name))
 
 
-def run_each(jobs, way="distributed"):
-    """The results of jobs with as many trainers, one after the other on one launch."""
-    master = Role(drive_each, (jobs, way))
-    found = system.on_workers(jobs[0], master, attach=join_once)["master"]
-    return [Result(job.config, each) for job, each in zip(jobs, found, strict=True)]
-
-
-def drive_each(jobs, way):
-    return [system.drive(TorchRPC(way), job, system.tasks(job)) for job in jobs]
-
-
-def join_once():
-    """The trainers stay in the process group of their first run."""
-    joined = []
-
-    def join(function, *args):
-        if not joined:
-            joined.append(function(*args))
-        return joined[0]
-
-    wrap(replicas.join, join)
-
-
 def disturbed_master(job, numbers, how):
     """A master whose trainers of these numbers are disturbed in their third step."""
     tasks = system.tasks(job)
@@ -121,9 +97,9 @@ def disturbed_master(job, numbers, how):
     return system.drive(TorchRPC(), job, tasks)
 
 
-def counting_master(jobs):
-    """A master that asks what is left on the server after runs with cuts."""
-    drive_each(jobs, "cut")
+def counting_master(job):
+    """A master that asks what is left on the server after a run with cuts."""
+    system.drive(TorchRPC("cut"), job, system.tasks(job))
     return rpc.rpc_sync("ps", kept)
 
 

@@ -1,57 +1,15 @@
 """Roles for the tests of the parameter server; they must be importable by workers."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
-
 import torch
-import torch.distributed.autograd as dist_autograd
-import torch.distributed.rpc as rpc
 from torch import nn
-from torch.distributed.optim import DistributedOptimizer
 
-from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.parameter_server import RNNConfig, checkpoint
+from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.model import RNNModel, build
-from cdopt_tutorial.parameter_server.system import Owner, train
-
-
-def run_each(jobs, way="distributed", **options):
-    """What the trainers of each job return; one after the other on the same workers.
-
-    A job may go on from the path of a checkpoint, which an earlier job has kept.
-    """
-    most = max(job.config.num_trainers for job in jobs)
-    roles = {f"trainer{i}": Role(train_each, (way, i, jobs)) for i in range(most)}
-    found = launch({"ps": Role(serve)} | roles, **options)
-    return [
-        [found[f"trainer{rank}"][number] for rank in range(job.config.num_trainers)]
-        for number, job in enumerate(jobs)
-    ]
-
-
-def train_each(way, rank, jobs):
-    histories = dict.fromkeys(range(len(jobs)))
-    for number, job in enumerate(jobs):
-        if rank < job.config.num_trainers:
-            if isinstance(job.resume, Path):
-                job = replace(job, resume=checkpoint.load(job.resume))
-            histories[number] = train(NextRun(way, number), rank, job)
-    return histories
-
-
-@dataclass(frozen=True)
-class NextRun(TorchRPC):
-    """Makes objects of its own, and not those of the runs before."""
-
-    number: int = 0
-
-    def remote(self, worker, make, *args, name=""):
-        name = f"{name} of run {self.number}" if name else ""
-        return super().remote(worker, make, *args, name=name)
+from cdopt_tutorial.parameter_server.system import Owner
 
 
 def play(functions):
@@ -62,50 +20,6 @@ def play(functions):
 
 def play_each(functions):
     return [function(*args) for function, *args in functions]
-
-
-def split_model(config, vocab_size):
-    engine = TorchRPC()
-    refs = {
-        name: engine.remote("ps", build, name, vocab_size, config)
-        for name in ("embedding", "decoder")
-    }
-    rnn = build("rnn", vocab_size, config)
-    refs["rnn"] = engine.reference(rnn)
-    return RNNModel(refs["embedding"], refs["decoder"], rnn, config), refs
-
-
-def train_plainly(config, corpus):
-    """As listings do that step a plain optimizer on each worker."""
-    model, refs = split_model(config, len(corpus.vocabulary))
-    for ref in refs.values():
-        apply(ref, make_plain_optimizer, config.lr)
-    stream = Stream(corpus.train, config.seq_len, config.batch_size)
-    hidden = model.start(config.batch_size)
-    for tokens, targets in stream.windows():
-        with dist_autograd.context() as context_id:
-            loss, hidden = model.loss(tokens, targets, hidden)
-            dist_autograd.backward(context_id, [loss])
-            for ref in refs.values():
-                apply(ref, step_plain_optimizer)
-        hidden = tuple(state.detach() for state in hidden)
-    return {
-        f"{part}.{name}": weight
-        for part, ref in refs.items()
-        for name, weight in apply(ref, weights_of).items()
-    }
-
-
-def make_plain_optimizer(module, lr):
-    module.optimizer = torch.optim.SGD(module.parameters(), lr)
-
-
-def step_plain_optimizer(module):
-    module.optimizer.step()
-
-
-def weights_of(module):
-    return {name: value.detach().clone() for name, value in module.named_parameters()}
 
 
 class Two(nn.Module):
@@ -123,34 +37,14 @@ class Two(nn.Module):
         return self.a.item(), self.b.item()
 
 
-class ForgetfulSGD(torch.optim.SGD):
-    """A class that torch does not compile, and that leaves ``.grad`` as it is."""
-
-
 HALF = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
 
 
-def rrefs_of(module):
-    return [rpc.RRef(parameter) for parameter in module.parameters()]
-
-
-def step_twice(compiled):
-    """Both numbers after a step of torch's that touches both, and one of one."""
-    kind = torch.optim.SGD if compiled else ForgetfulSGD
-    two = TorchRPC().remote("ps", Two)
-    optimizer = DistributedOptimizer(kind, apply(two, rrefs_of), lr=0.5)
-    seen = []
-    for with_b in (True, False):
-        with dist_autograd.context() as context_id:
-            loss = gradients.call(two, Two.total, with_b)
-            dist_autograd.backward(context_id, [loss])
-            optimizer.step(context_id)
-        seen.append(apply(two, Two.values))
-    return [list(values) for values in zip(*seen, strict=True)]
-
-
 def step_owner_twice(engine):
-    """The same by an owner, ‖g‖² of each context, and how many the owner has kept."""
+    """Both numbers after a step that touches both, and one of one; by an owner.
+
+    And ‖g‖² of each context, and how many gradients the owner has kept.
+    """
     two = engine.remote("ps", Two)
     owner = engine.remote("ps", Owner, {"two": two}, HALF)
     seen, norms = [], []
@@ -169,13 +63,13 @@ def number_kept(_):
 
 
 def switch_modes(config):
-    model, refs = split_model(config, 9)
-    modes = []
+    """Whether the parts on the server are in training mode, after each switch."""
+    names = "embedding", "decoder"
+    parts = [TorchRPC().remote("ps", build, name, 9, config) for name in names]
+    model, modes = RNNModel(*parts, build("rnn", 9, config), config), []
     for switch in (model.eval, model.train, model.eval):
         switch()
-        modes.append(
-            tuple(apply(refs[n], is_training) for n in ("embedding", "decoder"))
-        )
+        modes.append(tuple(apply(part, is_training) for part in parts))
     return modes
 
 

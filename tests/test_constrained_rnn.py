@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rnn_roles import run_each
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.constraints import Constraints, feasibility
+from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import Trace
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.gradients import WAYS
-from cdopt_tutorial.engines.seam.reference import LocalRef
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import (
     Job,
@@ -48,11 +47,10 @@ every_way = pytest.mark.parametrize("way", HELD.values(), ids=HELD)
 def test_equals_one_process(way):
     exact = replace(EXACT, max_steps=11)  # a pass, and a part of the next one
     alone = {"per gate", "oblique LSTM"}
-    jobs = [
-        Job(replace(exact, num_trainers=1 if name in alone else 3, **how), SHORT)
-        for name, how in HELD.items()
-    ]
-    for job, (distributed, *_) in zip(jobs, run_each(jobs, way), strict=True):
+    for name, how in HELD.items():
+        number = 1 if name in alone else 3
+        job = Job(replace(exact, num_trainers=number, **how), SHORT)
+        distributed, *_ = run(job, TorchRPC(way))
         local = run_locally(job)
         still = replace(job.config, max_steps=1, lr=1e-300)
         free = replace(job.config, manifold="none", per_gate=False)
@@ -134,33 +132,18 @@ def test_the_penalty_counts_once_for_each_step(sync):
 
 def test_trainers_out_of_step_can_share_constrained_weights():
     out_of_step = replace(EXACT, num_trainers=2, sync=False, lr=0.02)
-    names = "stacked", "Stiefel decoder"
-    jobs = [Job(replace(out_of_step, **HELD[name]), CORPUS) for name in names]
-    for histories in run_each(jobs):
+    for name in "stacked", "Stiefel decoder":
+        histories = run(Job(replace(out_of_step, **HELD[name]), CORPUS))
         assert [len(h.losses) for h in histories] == [50, 50]
         assert sum(sum(h.staleness) for h in histories) > 0
         assert histories[0].feasibility[-1].mapped < 0.05
 
 
-def test_goes_on_from_a_checkpoint(tmp_path):
-    config = replace(EXACT, dropout=0.3, optimizer="adam", lr=0.01, save_every=3)
-    config = replace(config, max_steps=20, **HELD["Stiefel decoder"])
-    # Where chance begins anew in a pass of 9 windows, after the 3rd of the second.
-    part, file = replace(config, max_steps=12), tmp_path / "kept"
-    jobs = Job(config, SHORT), Job(part, SHORT, keep=file), Job(config, SHORT, file)
-    (whole,), _, (again,) = run_each(jobs)
-    # Not to the bit: the gradients of one weight arrive in any order.
-    assert again.losses == pytest.approx(whole.losses, rel=1e-10)
-    assert max_difference(again.weights, whole.weights) <= 1e-10
-
-
 def test_a_constrained_model_writes():
-    history = run_locally(Job(replace(EXACT, where="server"), CORPUS))
-    config = replace(EXACT, where="server")
-    words = CORPUS.vocabulary
-    begin = words.words[1]
-    text = sample.write(history.weights, config, words, begin, length=5)
-    assert text.split()[0] == begin
+    config, words = replace(EXACT, where="server"), CORPUS.vocabulary
+    history = run_locally(Job(config, CORPUS))
+    text = sample.write(history.weights, config, words, words.words[1], length=5)
+    assert text.split()[0] == words.words[1]
 
 
 @every_way
@@ -170,14 +153,6 @@ def test_a_control_begins_alike_and_is_free(way):
     held, control = run_locally(job), run_locally(compare.control(job))
     assert control.losses == pytest.approx(held.losses, rel=1e-12)
     assert control.projected is None
-
-
-def test_a_stiefel_decoder_needs_as_many_words_as_its_width():
-    # Its short side is what gets orthonormal: that is the words' then.
-    decoder = build("decoder", 3, replace(EXACT, where="server"))
-    weight = decoder.decoder.weight
-    assert torch.allclose(weight @ weight.mT, torch.eye(3).double())
-    assert feasibility(LocalRef(decoder)).weight < 1e-12
 
 
 def test_the_command_writes_feasibility_for_each_step(tmp_path):

@@ -1,19 +1,18 @@
-"""Constrained modules on other workers, replicas, and compiled layers in shards."""
+"""Constrained modules on other workers."""
 
 import constraint_roles
 import pytest
-import torch
 
 from cdopt_tutorial.engines import Role, launch, serve
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """What two trainers found, who share a server and are replicas of each other."""
-    meeting = f"file://{tmp_path_factory.mktemp('replicas')}/meet"
+def played():
+    """What two trainers of one server found; the first spoils another one."""
     play = constraint_roles.play
-    roles = {f"trainer{i}": Role(play, ("ps", meeting, i)) for i in range(2)}
-    return launch({**roles, "ps": Role(serve)}, deadline=120)
+    roles = {f"trainer{rank}": Role(play, ("ps", rank)) for rank in range(2)}
+    servers = dict.fromkeys(("ps", "spoilt"), Role(serve))
+    return launch(roles | servers, deadline=120)
 
 
 class TestRemote:
@@ -52,25 +51,3 @@ class TestRemote:
     def test_projection(self, played):
         before, after = played["trainer0"]["projected"]
         assert before > 0.1 and after < 1e-12
-
-
-class TestReplicas:
-    def test_are_equal(self, played):
-        pairs = zip(*(played[f"trainer{i}"]["replicas"] for i in (0, 1)), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-    def test_train_as_one_process_on_the_joint_batch(self, played):
-        model = constraint_roles.Recurrent()
-        start = [p.detach().clone() for p in model.parameters()]
-        alone = constraint_roles.fit(model, constraint_roles.joint_batch())
-        found = played["trainer0"]["replicas"]
-        for one, other, before in zip(alone, found, start, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-            assert not torch.equal(one, before)
-
-
-@pytest.mark.parametrize("style", ["columns", "rows"])
-def test_a_compiled_layer_in_shards_completes_its_sums(played, style):
-    eager, compiled = played["trainer0"]["compiled"][style]
-    assert eager.any()
-    torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-12)

@@ -7,7 +7,6 @@ import pytest
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands import hybrid as command
-from cdopt_tutorial.hybrid import HybridConfig, Job, traffic
 
 
 @pytest.fixture
@@ -57,19 +56,3 @@ class TestRun:
         printed = capsys.readouterr().out
         assert f"from one process: {difference:.1e}" in printed
         assert f"feasibility {results['feasibility']:.1e}" in printed
-
-
-class TestBytes:
-    def test_are_those_of_the_arithmetic_where_the_tensors_are_large(self):
-        job = Job(HybridConfig(num_trainers=3, embedding=1024))
-        measured = traffic.measured_bytes(job)
-        # Beside the tensors some 19 kB of messages, at any width.
-        assert 1 < measured / traffic.expected_bytes(job.config, job.data) < 1.03
-
-    def test_are_those_of_the_tensors(self):
-        config = HybridConfig(embedding=8, batch_size=10, dtype="float64")
-        tokens, offsets, vectors, dense = 10 * 64, 10, 10 * 8, 10 * 8 + 10
-        # Vectors go there, their gradients back; of the dense layer DDP reduces the
-        # gradients, and two numbers of each parameter tell replicas apart.
-        expected = 8 * (tokens + offsets + 2 * vectors + 2 * (dense + 2 * dense))
-        assert traffic.expected_bytes(config, Job(config).data) == expected

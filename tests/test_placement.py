@@ -10,12 +10,10 @@ import pytest
 import torch
 from elsewhere import Elsewhere, tensors_in, where
 
-from cdopt_tutorial import constraints, data, hybrid, reinforce, sharding
+from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.constraints import measure
 from cdopt_tutorial.dissolving import eigenspace, flow, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
-from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients, reference
 from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.engines.seam.reference import LocalRef
@@ -30,8 +28,7 @@ CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
 RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
 SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
-PICKING = "parameter_server.model", "hybrid.model", "reinforce.agent"
-PICKING += "sharding.model", "dissolving.memory"
+PICKING = "training", "reinforce.agent", "sharding.model", "dissolving.memory"
 HELD = {  # manifold, and where
     "free": {},
     "trainer": {"manifold": "stiefel"},
@@ -114,19 +111,12 @@ class TestParameterServer:
         for part in parts.values():
             assert where(each.grad for each in part.parameters()) == {"meta"}
 
-    def test_what_is_minimised_is_on_the_cpu(self):
-        config = rnn.RNNConfig(manifold="stiefel", **RNN)
-        trainer = rnn.system.Trainer(OneProcess(), 0, rnn.Job(config, CORPUS))
-        tokens = torch.zeros(5, 4, dtype=torch.int64)
-        loss, *_ = trainer.loss(tokens, tokens, trainer.model.start(4))
-        assert where([loss]) == {"cpu"}
-
     def test_a_checkpoint_goes_on_elsewhere(self, tmp_path, monkeypatch):
         file = tmp_path / "checkpoint"
         config = rnn.RNNConfig(**RNN)
         rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
         # Of a device that is not here.
-        monkeypatch.setattr(model, "pick_device", pick_device)
+        monkeypatch.setattr(training, "pick_device", pick_device)
         found = rnn.checkpoint.load(file)
         assert found.config["device"] == "meta"
         kept = found.weights, found.optimizer, found.hidden
@@ -161,12 +151,6 @@ def test_a_table_by_either_way_of_a_gradient(way, monkeypatch):
     found = gradients.gradients(context, table.parameters())
     assert where(found) == where(found.values()) == {"meta"}
     gradients.forget(context)
-
-
-def test_a_penalty_that_is_sent():
-    layer = constraints.dissolve(torch.nn.Linear(3, 2)).to("meta")
-    assert where([measure.penalty_on_cpu(layer)]) == {"cpu"}
-    assert where([measure.penalty(layer)]) == {"meta"}
 
 
 @pytest.mark.parametrize("conversation", reinforce.CONVERSATIONS)
@@ -254,10 +238,3 @@ class TestDissolving:
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_a_step_that_is_timed(self, variant):
         make_step(variant, 4, "meta")()
-
-
-def test_tensors_of_both_devices_do_not_mix():
-    here, there = torch.zeros(2), torch.zeros(2, device="meta")
-    with pytest.raises(RuntimeError, match="on cpu and on meta"):
-        torch.nn.functional.embedding(here.long(), there[:, None])
-    assert where([here.sum() + there]) == {"meta"}  # scalars may

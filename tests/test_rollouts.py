@@ -308,9 +308,7 @@ class TestLearner:
         settings = config(1)
         learner = Learner(settings)
         rollout = Observer(0, settings).play(0, learner.kept[0])
-        with pytest.raises(
-            RuntimeError, match="not played by the weights"
-        ):
+        with pytest.raises(RuntimeError, match="not played by the weights"):
             learner.update({0: rollout})
 
     def test_that_refuses_one_has_counted_none(self):

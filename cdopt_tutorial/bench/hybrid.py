@@ -12,7 +12,7 @@ from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.data.bags import digit_bags
 from cdopt_tutorial.hybrid import HybridConfig, Job, Result, run, run_locally
 from cdopt_tutorial.hybrid.model import SEMANTICS
-from cdopt_tutorial.hybrid.traffic import measured_bytes
+from cdopt_tutorial.training import measured_bytes
 
 WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
 BASELINE = "local"
@@ -37,7 +37,8 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
 def _figures(job: Job, turn: int) -> dict[str, float]:
     found = {"step": step_seconds(run(job))}
     if turn == 1:  # no turn sends more than another
-        found["bytes"] = measured_bytes(job)
+        steps = job.config.max_steps
+        found["bytes"] = measured_bytes(run, job, steps - 1)
     return found
 
 

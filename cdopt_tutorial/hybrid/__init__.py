@@ -1,7 +1,6 @@
 """Chapter 5: a table on a parameter server by RPC, a dense layer replicated by DDP."""
 
-from cdopt_tutorial.hybrid.history import History, Progress, Result
-from cdopt_tutorial.hybrid.model import HybridConfig, Job
+from cdopt_tutorial.hybrid.model import History, HybridConfig, Job, Progress, Result
 from cdopt_tutorial.hybrid.system import check, run, run_locally
 
 __all__ = [

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -31,10 +30,14 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.hybrid import replicas
-from cdopt_tutorial.hybrid.history import History, Progress, Projected, Result, Score
 from cdopt_tutorial.hybrid.model import (
+    History,
     HybridConfig,
     Job,
+    Progress,
+    Projected,
+    Result,
+    Score,
     begin_at,
     dense_layer,
     first_weights,
@@ -140,26 +143,22 @@ class Trainer:
         begin_at(self.dense, "dense", task.begin)
         self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
         self.optimizer = make_optimizer(learnt(self.dense).values(), task.config)
-        held = {"dense": self.dense, "table": table}.get(task.config.constrained)
-        self.constraints = None if held is None else Constraints(held)
+        part = {"dense": self.dense, "table": table}.get(task.config.constrained)
+        self.constraints = None if part is None else Constraints(part)
         self.penalty_factor = penalty_factor(task.rank, task.config)
         # Each looks after its own layer, but the one table's is the first one's.
-        self.looks_after = held is self.dense or (held is table and task.rank == 0)
+        self.looks_after = part is self.dense or (part is table and task.rank == 0)
+        self.seconds = math.inf  # between two places; in one process nobody waits
         self.history = History()
-        # In one process nobody waits.
-        self.barrier: Callable[[], None] = lambda: None
-        self.passed: Callable[..., None] = lambda *place: None
 
     def run(self) -> History:
         """Join the other trainers, then train with them; called by the master."""
-        config, seconds = self.config, SELDOM * self.config.step_deadline
+        config, self.seconds = self.config, self.config.step_deadline
         group = self.task.rank, config.num_trainers, gpus_of(config.device)
-        self.passed, self.barrier = passed, partial(replicas.barrier, seconds)
-        with place(seconds, then=math.inf):
+        with place(SELDOM * self.seconds, then=math.inf):
             self.history.transport = replicas.join(*group).why
-            passed(seconds)
             self.fc = replicas.replicate(self.dense, self.device)
-            passed(seconds)
+            passed(SELDOM * self.seconds)
             return self.train()
 
     def train(self) -> History:
@@ -181,6 +180,11 @@ class Trainer:
         if self.constraints is not None:
             history.projected = self.project()
         return history
+
+    def barrier(self) -> None:
+        """Wait for all trainers, if there are others."""
+        if self.fc is not self.dense:
+            replicas.barrier(SELDOM * self.seconds)
 
     def learn(self, batches: Iterable[Batch]) -> None:
         """Step on each of these batches, and measure what is no part of a step."""
@@ -215,12 +219,10 @@ class Trainer:
 
     def lookup_in_step(self, bags: Bags) -> Tensor:
         """The same as `lookup`, between places at which a stalled worker is noticed."""
-        seconds = self.config.step_deadline
-        self.passed(seconds, SERVER)
-        vectors = self.lookup(bags)
-        self.passed(seconds)
+        with place(self.seconds, SERVER):
+            vectors = self.lookup(bags)
         # All gradients of this trainer are ready when that of the vectors is.
-        vectors.register_hook(lambda _: self.passed(seconds, SERVER))
+        vectors.register_hook(lambda _: passed(self.seconds, SERVER))
         return vectors
 
     def lookup(self, bags: Bags) -> Tensor:
@@ -234,14 +236,12 @@ class Trainer:
 
     def update(self, context: gradients.Context) -> None:
         """Move this replica, then the table."""
-        seconds = self.config.step_deadline
-        self.passed(seconds)
+        passed(self.seconds)
         with span("optimizer"):
             found = gradients.gradients(context, self.dense.parameters())
             move(self.optimizer, found)
-            self.passed(seconds, SERVER)
-            self.table_step.rpc_sync().step(self.task.rank, context)
-        self.passed(seconds)
+            with place(self.seconds, SERVER):
+                self.table_step.rpc_sync().step(self.task.rank, context)
 
     def report(self, epoch: int, valid: Score | None) -> None:
         """Tell the parent how far this trainer has come; epochs begin with 0 here."""
@@ -321,15 +321,8 @@ def on_workers(
 
 
 def check(job: Job) -> None:
-    """A ValueError if a share is less than one image, or a parameter does not fit.
-
-    Likewise if this machine has no memory for the workers, or the table.
-    """
+    """A ValueError if workers, a share or a parameter to begin with do not fit."""
     checks.workers(job.config, "num_trainers", others=2)
-    rows, width = job.data.num_tokens, job.config.embedding
-    # With the gradients, which are as large.
-    size = 2 * rows * width * job.config.torch_dtype.itemsize
-    checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
         check_begin(job.begin, first_weights(job))
@@ -338,8 +331,8 @@ def check(job: Job) -> None:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the job, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
+    and a WorkerError if a worker failed.
     """
     check(job)
     engine = engine or TorchRPC()

@@ -7,8 +7,13 @@ from cdopt_tutorial.parameter_server import (
     sample,
     traffic,
 )
-from cdopt_tutorial.parameter_server.history import History, Progress
-from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build_all
+from cdopt_tutorial.parameter_server.model import (
+    History,
+    Progress,
+    RNNConfig,
+    RNNModel,
+    build_all,
+)
 from cdopt_tutorial.parameter_server.system import (
     Job,
     Owner,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from cdopt_tutorial.data import Corpus
 from cdopt_tutorial.engines import share
-from cdopt_tutorial.parameter_server.history import History
-from cdopt_tutorial.parameter_server.model import RNNConfig, build_all
+from cdopt_tutorial.parameter_server.model import History, RNNConfig, build_all
 from cdopt_tutorial.parameter_server.system import Job, run_locally
 
 

@@ -1,19 +1,20 @@
-"""The original's language model, in the parts that workers own, and its settings."""
+"""The settings, what a run returns, and the model, in the parts that workers own."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdopt_tutorial import training
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
-from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
+from cdopt_tutorial.constraints import Feasibility, dissolve, dissolve_recurrent
+from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.device import device_for, device_of, pick_device
+from cdopt_tutorial.engines.seam.device import device_for, device_of
 from cdopt_tutorial.engines.seam.reference import Reference, apply
-from cdopt_tutorial.training import Settings
 
 PARTS = ("embedding", "rnn", "decoder")
 ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
@@ -22,7 +23,7 @@ Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 
 
 @dataclass(frozen=True)
-class RNNConfig(Settings):
+class RNNConfig(training.Settings):
     """Settings of a run; a ValueError if a value is out of its range."""
 
     #: what comes back from the decoder's owner: "logits", as in the original, or only
@@ -65,7 +66,6 @@ class RNNConfig(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        object.__setattr__(self, "device", pick_device(self.device))
         choices(self, cut=("logits", "loss"))
         at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
@@ -90,6 +90,47 @@ class RNNConfig(Settings):
         if self.where == "trainer":
             return "rnn"
         return {"stiefel": "decoder", "oblique": "embedding"}[self.manifold]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a trainer reports every few steps, and after each epoch."""
+
+    epoch: int  #: from 1
+    step: int  #: steps that this trainer has taken
+    train_loss: float  #: mean of its own tokens over the last steps, nats
+    valid_loss: float | None  #: mean of the validation part, nats; None within an epoch
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the validation part; None within an epoch."""
+        return None if self.valid_loss is None else perplexity(self.valid_loss)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """What it costs to make a trained model exactly feasible."""
+
+    valid_loss: float  #: mean of the validation part after the projection, nats
+    feasibility: Feasibility  #: after the projection
+
+    @property
+    def perplexity(self) -> float:
+        """Of the validation part after the projection."""
+        return perplexity(self.valid_loss)
+
+
+@dataclass
+class History(training.History):
+    """What one trainer returns; ``losses`` has the steps before a checkpoint, too."""
+
+    staleness: list[int] = field(default_factory=list)  #: of each step of this run
+    tokens: int = 0  #: that it has read in this run
+
+    @property
+    def perplexity(self) -> float:
+        """Of the validation part at the end, before the projection."""
+        return self.progress[-1].perplexity
 
 
 class EmbeddingTable(nn.Module):
@@ -254,8 +295,8 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
         if part == "rnn":
             dissolve_recurrent(module, *on, per_gate=config.per_gate)
         else:
-            held = module.encoder if part == "embedding" else module.decoder
-            dissolve(held, "weight", *on)
+            layer = module.encoder if part == "embedding" else module.decoder
+            dissolve(layer, "weight", *on)
     return module
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
-from cdopt_tutorial.parameter_server.history import History
+from cdopt_tutorial.parameter_server.model import History
 from cdopt_tutorial.parameter_server.system import Job, run
 
 
@@ -22,8 +22,8 @@ def run_again(
     """As ``run``; all workers begin again where one was lost, so many times at most.
 
     They go on from the checkpoint that the job keeps, so only the steps since then are
-    lost, and done again; ``on_restart(error, job)`` is told of it first. A ValueError
-    where :func:`check` refuses the number; the last WorkerLost once there were more.
+    done again; ``on_restart(error, job)`` is called first. A ValueError where
+    :func:`check` refuses the number; the last WorkerLost once there were more.
     """
     check(job, max_restarts)
     while True:

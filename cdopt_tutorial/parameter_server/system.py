@@ -23,13 +23,7 @@ from cdopt_tutorial.engines import Role, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for
-from cdopt_tutorial.engines.seam.gradients import (
-    Context,
-    clip_factor,
-    make_optimizer,
-    move,
-    squared_norm,
-)
+from cdopt_tutorial.engines.seam.gradients import Context, clip_factor, squared_norm
 from cdopt_tutorial.engines.seam.reference import Reference
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -37,10 +31,12 @@ from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
-from cdopt_tutorial.parameter_server.history import History, Progress, Projected
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
+    History,
+    Progress,
+    Projected,
     PulledLSTM,
     RNNConfig,
     RNNModel,
@@ -73,7 +69,7 @@ class Owner:
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
-        self._optimizer = make_optimizer(self._parts.parameters(), config)
+        self._optimizer = gradients.make_optimizer(self._parts.parameters(), config)
         self._clip = config.clip
         self._steps = 0
         self._lock = threading.Lock()
@@ -94,14 +90,13 @@ class Owner:
     def step(self, context: Context, scale: float) -> int:
         """Move the parameters at once by a context's gradients; the version moved."""
         with self._lock:
-            found = gradients.gradients(context, self._parts.parameters())
-            gradients.forget(context)
+            found = gradients.take_sum([context], self._parts.parameters())
             return self._move(found, scale)
 
     def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
         if scale < 1:
             found = {each: gradient * scale for each, gradient in found.items()}
-        move(self._optimizer, found)
+        gradients.move(self._optimizer, found)
         self._steps += 1
         return self._steps - 1
 
@@ -135,40 +130,33 @@ class Owner:
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """What the optimizer keeps, by the parameters' names, on the CPU."""
-        kept, names = self._optimizer.state_dict()["state"], self._names()
-        return {names[index]: on_cpu(state) for index, state in kept.items()}
+        names = [name for name, _ in self._parts.named_parameters()]
+        kept = self._optimizer.state_dict()["state"].items()
+        return {names[index]: _on_cpu(state) for index, state in kept}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
         """Take what there is, by name, for these parameters and their optimizer."""
         self._parts.load_state_dict(weights, strict=False)
-        whole = self._optimizer.state_dict()
-        names = enumerate(self._names())
-        whole["state"] = {i: states[name] for i, name in names if name in states}
+        whole, names = self._optimizer.state_dict(), self._parts.named_parameters()
+        whole["state"] = {i: states[n] for i, (n, _) in enumerate(names) if n in states}
         self._optimizer.load_state_dict(whole)
 
-    def _names(self) -> list[str]:
-        return [name for name, _ in self._parts.named_parameters()]
 
-
-def on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, its tensors moved."""
+def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
 def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners, the same for every trainer."""
     config, number = job.config, job.config.num_trainers
-    shared = PARTS if number > 1 else ("embedding", "decoder")
-    of = len(job.corpus.vocabulary), config
-    parts = {
-        name: engine.remote(SERVER, build_own, name, *of, number, name=name)
-        for name in shared
-    }
+    of, parts = (len(job.corpus.vocabulary), config), {}
+    for name in PARTS if number > 1 else ("embedding", "decoder"):
+        parts[name] = engine.remote(SERVER, build_own, name, *of, number, name=name)
     owners = [engine.remote(SERVER, Owner, parts, config, name="owner")]
     if number == 1:
         own = {"rnn": engine.reference(build_own("rnn", *of, 0))}
         owners.append(engine.reference(Owner(own, config)))
-        parts |= own
+        parts = parts | own
     return parts, owners
 
 
@@ -176,20 +164,21 @@ class Trainer:
     """Reads its columns of the text; the first one evaluates and keeps checkpoints."""
 
     def __init__(self, engine: Engine, rank: int, job: Job):
-        self.engine, self.rank, self.job, self.config = engine, rank, job, job.config
+        config = job.config
+        self.engine, self.rank, self.job, self.config = engine, rank, job, config
         parts, self.owners = make_all(engine, job)
         rnn = parts["rnn"]
-        rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, self.config)
-        there, device = (parts["embedding"], parts["decoder"]), self.config.device
-        self.model = RNNModel(*there, rnn, self.config, device_for(device, rank))
-        constrained = self.config.constrained is not None
-        self.constraints = Constraints(*parts.values()) if constrained else None
-        stream = Stream(job.corpus.train, self.config.seq_len, self.config.batch_size)
-        self.stream = stream.shard(rank, self.config.num_trainers)
-        self.max_steps = self.config.max_steps or self.config.epochs * len(stream)
+        rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, config)
+        there, device = (parts["embedding"], parts["decoder"]), config.device
+        self.model = RNNModel(*there, rnn, config, device_for(device, rank))
+        free = config.constrained is None
+        self.constraints = None if free else Constraints(*parts.values())
+        stream = Stream(job.corpus.train, config.seq_len, config.batch_size)
+        self.stream = stream.shard(rank, config.num_trainers)
+        self.max_steps = config.max_steps or config.epochs * len(stream)
         self.history = History()
         if job.resume is not None:
-            self.history.losses = job.resume.losses_of(rank, self.config.num_trainers)
+            self.history.losses = job.resume.losses_of(rank, config.num_trainers)
 
     def step(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
@@ -386,8 +375,8 @@ def train(engine: Engine, rank: int, job: Job) -> History:
 def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the job, a WorkerError if a worker failed.
+    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
+    and a WorkerError if a worker failed.
     """
     check(job)
     num_trainers = job.config.num_trainers
@@ -410,10 +399,7 @@ def run_locally(job: Job) -> History:
 
 
 def check(job: Job) -> None:
-    """A ValueError if the text is too short, or the checkpoint or ``begin`` unfit.
-
-    Likewise if this machine has no memory for the workers, or the model.
-    """
+    """A ValueError if workers, model, text, checkpoint or ``begin`` do not fit."""
     config, words = job.config, job.corpus.vocabulary.words
     checks.workers(config, "num_trainers", others=1)
     check_memory(len(words), config)

@@ -1,14 +1,11 @@
 """How many bytes a step sends: by arithmetic, and as the sockets count them."""
 
-import math
 from dataclasses import replace
 
+from cdopt_tutorial import training
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import Wire, bytes_per_step
 from cdopt_tutorial.parameter_server.model import RNNConfig, build
 from cdopt_tutorial.parameter_server.system import Job, run
-
-STEPS = 8
 
 
 def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
@@ -35,11 +32,6 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
 def measured_bytes(job: Job) -> float:
     """Bytes a step, by the workers' own sockets; NaN for a text of one window."""
-    windows = len(Stream(job.corpus.train, job.config.seq_len, job.config.batch_size))
-    more = min(STEPS, windows - 1)
-
-    def run_steps(steps: int, wire: Wire) -> None:
-        config = replace(job.config, max_steps=steps)
-        run(replace(job, config=config, resume=None, keep=None), wire=wire)
-
-    return bytes_per_step(run_steps, more) if more else math.nan
+    text = Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
+    job = replace(job, resume=None, keep=None)
+    return training.measured_bytes(run, job, len(text) - 1)

@@ -53,8 +53,7 @@ class ReinforceConfig:
         choices(self, conversation=CONVERSATIONS)
         if self.num_envs is None:
             object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
-        counts = "num_observers", "num_envs", "max_episodes", "log_interval"
-        at_least(self, 1, *counts)
+        at_least(self, 1, "num_observers", "num_envs", "max_episodes", "log_interval")
         check(self, "seed", 0 <= self.seed < 2**64, "at least 0 and below 2**64")
         check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         learning_rate(self)
@@ -68,8 +67,7 @@ class ReinforceConfig:
 
     def make_environments(self) -> VectorEnv:
         """An observer's environments, which take their steps together."""
-        vectorization = {"vectorization_mode": "vector_entry_point"}
-        return gymnasium.make_vec(ENVIRONMENT, self.num_envs, **vectorization)
+        return gymnasium.make_vec(ENVIRONMENT, self.num_envs, "vector_entry_point")
 
 
 class Agent:
@@ -241,8 +239,8 @@ class Batched(Packed):
 
     def ask(self, states: NDArray) -> NDArray:
         # Bytes, since arrays take longer to pickle and unpickle.
-        told = self._rewards.tobytes(), states.tobytes()
-        actions = self._agent.report_and_wait(self._number, *told)
+        sent = self._rewards.tobytes(), states.tobytes()
+        actions = self._agent.report_and_wait(self._number, *sent)
         return np.frombuffer(actions, dtype=np.int64)
 
     def end(self) -> None:

@@ -38,14 +38,10 @@ class Job:
     def config(self, device: str = "cpu") -> "_Config":
         """What the agent and its observers are given."""
         total, alone = NUM_OBSERVERS * self.num_envs, self.name == ONE_PROCESS
-        return _Config(
-            "per-step" if alone else self.name,
-            num_observers=1 if alone else NUM_OBSERVERS,
-            num_envs=total if alone else self.num_envs,
-            max_episodes=total * self.rounds,
-            device=device,
-            cost_ms=self.cost_ms,
-        )
+        apart = self.name, NUM_OBSERVERS, self.num_envs
+        how = ("per-step", 1, total) if alone else apart
+        limits = {"max_episodes": total * self.rounds, "device": device}
+        return _Config(*how, cost_ms=self.cost_ms, **limits)
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,9 @@ class _Config(ReinforceConfig):
 def measure(
     jobs: Sequence[Job], *, repeats: int, polling: bool, device: str = "cpu"
 ) -> Speeds:
-    """Time jobs in one launch; called by chapter 1.
+    """Time jobs in one launch, in turns, so that a slow second hits all alike.
 
-    They take turns, so that a slow second hits all alike. `polling` is that of
-    :func:`~.launch.launch`, `device` that of the policies.
+    `polling` is that of :func:`~.launch.launch`, `device` that of the policies.
     """
     configs = {job: job.config(device) for job in jobs}
     roles = {"agent": Role(_measure, (configs, repeats))}
@@ -72,16 +67,12 @@ def measure(
 
 def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curve]]:
     """The speeds over a field of the jobs, a curve per repeat, by the jobs' names."""
-    points: dict[str, list[Job]] = {}
-    for job in speeds:
-        points.setdefault(job.name, []).append(job)
-    return {
-        name: [
-            ([getattr(job, x) for job in jobs], list(repeat))
-            for repeat in zip(*(speeds[job] for job in jobs), strict=True)
-        ]
-        for name, jobs in points.items()
-    }
+    found: dict[str, list[Curve]] = {}
+    for name in dict.fromkeys(job.name for job in speeds):
+        jobs = [job for job in speeds if job.name == name]
+        at, values = [getattr(job, x) for job in jobs], [speeds[job] for job in jobs]
+        found[name] = [(at, list(repeat)) for repeat in zip(*values, strict=True)]
+    return found
 
 
 def _measure(configs: Mapping[Job, "_Config"], repeats: int) -> Speeds:

@@ -1,6 +1,5 @@
 """An agent that goes on when an observer dies, with a new one in its place."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -42,18 +41,11 @@ class SteadyAgent(Agent):
                 futures.append(rref.rpc_async(timeout=0).run_episode(agent_rref))
                 # When the call fails, not when we wait: others may wait for it.
                 futures[-1].add_done_callback(partial(self._leave_if_lost, number))
-            batch = self._take(futures, observer_rrefs)
-        return batch
-
-    def _take(
-        self, futures: Sequence[Future], observer_rrefs: list[Reference]
-    ) -> list[Episodes]:
-        batch = []
-        for number, future in enumerate(futures):
-            try:
-                batch.append(self._episodes(number, *future.wait()))
-            except WorkerLost:
-                observer_rrefs[number] = self._replace(number)
+            for number, future in enumerate(futures):
+                try:
+                    batch.append(self._episodes(number, *future.wait()))
+                except WorkerLost:
+                    observer_rrefs[number] = self._replace(number)
         return batch
 
     def _replace(self, number: int) -> Reference:

@@ -35,7 +35,8 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
     pictures, over, step = [], False, 0
     while not over:
         if step % EVERY == 0:
-            pictures.append(_halve(env.render()))
+            blocks = env.render().reshape(200, 2, 300, 2, 3)
+            pictures.append(blocks.mean(axis=(1, 3)).astype(np.uint8))
         state, _, terminated, truncated, _ = env.step(actor.select(state[None])[0])
         over, step = terminated or truncated, step + 1
     env.close()
@@ -45,20 +46,10 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
 def side_by_side(left: list[NDArray], right: list[NDArray]) -> list[NDArray]:
     """One film of two, as long as the longer one; the other begins again and again."""
     between = np.full((len(left[0]), DIVIDER, 3), 128, dtype=np.uint8)
-    pictures = [
-        np.concatenate([_picture(left, i), between, _picture(right, i)], axis=1)
-        for i in range(max(len(left), len(right)))
-    ]
-    floor = (0, FLOOR), (0, 0), (0, 0)
-    return [np.pad(picture, floor, constant_values=255) for picture in pictures]
-
-
-def _picture(film: list[NDArray], time: int) -> NDArray:
-    """The picture of a film that rests at its end, and begins again."""
-    return film[min(time % (len(film) + PAUSE), len(film) - 1)]
-
-
-def _halve(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    height, width, _ = picture.shape
-    blocks = picture.reshape(height // 2, 2, width // 2, 2, 3)
-    return blocks.mean(axis=(1, 3)).astype(np.uint8)
+    floor, pictures = ((0, FLOOR), (0, 0), (0, 0)), []
+    for time in range(max(len(left), len(right))):
+        # A film rests at its end, and begins again.
+        both = [f[min(time % (len(f) + PAUSE), len(f) - 1)] for f in (left, right)]
+        picture = np.concatenate([both[0], between, both[1]], axis=1)
+        pictures.append(np.pad(picture, floor, constant_values=255))
+    return pictures
