@@ -6,7 +6,6 @@ import signal
 from dataclasses import asdict, replace
 
 import pytest
-import rnn_roles
 import torch
 
 from cdopt_tutorial.data import Grammar
@@ -45,63 +44,50 @@ def assert_same(one, other):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs on workers, whole and in parts, by name; and where they kept checkpoints."""
-    at = tmp_path_factory.mktemp("runs")
-    until(8, STILL, at / "local")
-    jobs = {
-        # Cut off within a pass, and between two.
-        "whole": Job(CONFIG, CORPUS),
-        "8 steps": Job(replace(CONFIG, max_steps=8), CORPUS, keep=at / "8"),
-        "20 steps": Job(
-            replace(CONFIG, max_steps=20), CORPUS, resume=at / "8", keep=at / "20"
-        ),
-        "resumed": Job(CONFIG, CORPUS, resume=at / "20"),
-        "two": Job(TWO, CORPUS),
-        "8 steps of two": Job(replace(TWO, max_steps=8), CORPUS, keep=at / "two"),
-        "two, resumed": Job(TWO, CORPUS, resume=at / "two"),
-        "local, resumed": Job(STILL, CORPUS, resume=at / "local"),
-        "local, resumed by two": Job(TWO, CORPUS, resume=at / "local"),
-        "4 steps of three": Job(
-            replace(TWO, num_trainers=3, max_steps=4), CORPUS, keep=at / "three"
-        ),
-    }
-    found = rnn_roles.run_each(list(jobs.values()), **LIMITS)
-    return dict(zip(jobs, found, strict=True)), at
+def whole():
+    """What the trainer of a run on workers returns."""
+    return run(Job(CONFIG, CORPUS), **LIMITS)[0]
 
 
 @pytest.mark.xdist_group("checkpoint")
 class TestOnWorkers:
-    def test_is_the_run_that_was_not_cut_off(self, runs):
-        found, at = runs
-        for file, place in ("8", (0, 8)), ("20", (1, 0)):
-            kept = checkpoints.load(at / file)
-            assert (kept.epoch, kept.window) == place
-            assert [len(losses) for losses in kept.losses] == [int(file)]
-        (whole,), (resumed,) = found["whole"], found["resumed"]
+    def test_is_the_run_that_was_not_cut_off(self, whole, tmp_path):
+        file, resume = tmp_path / "file", None
+        # Cut off within a pass, and between two.
+        for steps, place in (8, (0, 8)), (20, (1, 0)):
+            part = replace(CONFIG, max_steps=steps)
+            run(Job(part, CORPUS, resume, keep=file), **LIMITS)
+            resume = checkpoints.load(file)
+            assert (resume.epoch, resume.window) == place
+            assert [len(losses) for losses in resume.losses] == [steps]
+        (resumed,) = run(Job(CONFIG, CORPUS, resume), **LIMITS)
         assert_same(resumed, whole)
         assert resumed.tokens == 3 * 4 * 7
 
-    def test_of_two_trainers(self, runs):
-        found, _ = runs
-        assert_same(found["two, resumed"][0], found["two"][0])
-        assert found["two, resumed"][1].losses == pytest.approx(found["two"][1].losses)
-
-    def test_goes_on_with_another_number_of_workers(self, runs):
-        found, at = runs
-        whole = local(STILL)
-        assert_same(local(STILL, resume=checkpoints.load(at / "two")), whole)
-        assert_same(found["local, resumed"][0], whole)
-        weights = found["local, resumed by two"][0].weights
+    def test_goes_on_with_another_number_of_workers(self, tmp_path):
+        whole, two = local(STILL), run(Job(TWO, CORPUS), **LIMITS)
+        file = tmp_path / "file"
+        run(Job(replace(TWO, max_steps=8), CORPUS, keep=file), **LIMITS)
+        of_two, of_one = checkpoints.load(file), until(8, STILL, tmp_path / "local")
+        resumed = run(Job(TWO, CORPUS, of_two), **LIMITS)
+        assert_same(resumed[0], two[0])
+        assert resumed[1].losses == pytest.approx(two[1].losses)
+        assert_same(local(STILL, resume=of_two), whole)
+        assert_same(run(Job(STILL, CORPUS, of_one), **LIMITS)[0], whole)
+        weights = run(Job(TWO, CORPUS, of_one), **LIMITS)[0].weights
         assert max_difference(weights, whole.weights) <= 1e-10
-        three = checkpoints.load(at / "three")
+
+    def test_losses_of_another_number_of_trainers_are_the_batch_s(self, tmp_path):
+        part = replace(TWO, num_trainers=3, max_steps=4)
+        run(Job(part, CORPUS, keep=tmp_path / "file"), **LIMITS)
+        three = checkpoints.load(tmp_path / "file")
         assert [len(losses) for losses in three.losses] == [4, 4, 4]
-        for trainer in (0, 1):  # the losses of another number are the batch's
-            assert three.losses_of(trainer, 2) == pytest.approx(whole.losses[:4])
+        for trainer in (0, 1):
+            assert three.losses_of(trainer, 2) == pytest.approx(local(STILL).losses[:4])
         assert three.losses_of(1, 3) == three.losses[1]
 
     @pytest.mark.parametrize("victim", ["ps", "trainer0"])
-    def test_of_a_run_that_was_killed(self, victim, runs, tmp_path):
+    def test_of_a_run_that_was_killed(self, victim, whole, tmp_path):
         def kill(_, note):
             if note.step >= 10:
                 for child in multiprocessing.active_children():
@@ -112,7 +98,6 @@ class TestOnWorkers:
         with pytest.raises(WorkerError, match=f"{victim} was killed by SIGKILL"):
             run(Job(CONFIG, CORPUS, keep=file), **LIMITS, on_report=kill)
         (losses,) = checkpoints.load(file).losses
-        (whole,) = runs[0]["whole"]
         assert len(losses) >= 8
         assert losses == pytest.approx(whole.losses[: len(losses)], rel=1e-10)
 
@@ -161,19 +146,13 @@ class TestInOneProcess:
 
 class TestSave:
     @pytest.fixture
-    def state(self):
-        config = replace(STILL, max_steps=1)
-        history = local(config)
-        return checkpoints.Checkpoint(
-            asdict(config), list(CORPUS.vocabulary.words), history.weights, {},
-            epoch=0, window=1, hidden=(torch.zeros(2, 4, 5, dtype=torch.float64),) * 2,
-            losses=[[1.0]],
-        )  # fmt: skip
+    def saved(self, tmp_path):
+        file = tmp_path / "file"
+        return until(1, STILL, file), file
 
     @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-    def test_that_fails_leaves_the_last_one(self, state, error, tmp_path, monkeypatch):
-        file = tmp_path / "file"
-        checkpoints.save(file, state)
+    def test_that_fails_leaves_the_last_one(self, saved, error, monkeypatch):
+        state, file = saved
 
         def fail(_):
             raise error
@@ -182,11 +161,10 @@ class TestSave:
         with pytest.raises(type(error)):
             checkpoints.save(file, replace(state, window=2))
         assert checkpoints.load(file).window == 1
-        assert list(tmp_path.iterdir()) == [file]
+        assert list(file.parent.iterdir()) == [file]
 
-    def test_that_is_killed_leaves_the_last_one(self, state, tmp_path):
-        file = tmp_path / "file"
-        checkpoints.save(file, state)
+    def test_that_is_killed_leaves_the_last_one(self, saved):
+        state, file = saved
 
         def stop_halfway(opened):
             os.ftruncate(opened, 100)
@@ -195,42 +173,42 @@ class TestSave:
         if (child := os.fork()) == 0:
             os.fsync = stop_halfway
             try:
-                checkpoints.save(file, state)
+                checkpoints.save(file, replace(state, window=2))
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         assert checkpoints.load(file).window == 1
-        (left,) = set(tmp_path.iterdir()) - {file}
-        assert left.name.startswith(".")
+        (left,) = set(file.parent.iterdir()) - {file}
         with pytest.raises(ValueError, match="truncated"):
             checkpoints.load(left)
 
 
 class TestFit:
-    def test_refuses_another_model(self, tmp_path):
-        resume = until(1, STILL, tmp_path / "file")
-        changes = {
-            "embedding": 7, "hidden": 6, "num_layers": 1, "batch_size": 5, "seq_len": 6,
-            "optimizer": "sgd", "dtype": "float32", "manifold": "oblique",
-            "where": "server",
-        }  # fmt: skip
-        for name, value in changes.items():
-            message = f"has {name} {getattr(STILL, name)!r}, but {value!r} was asked"
-            with pytest.raises(ValueError, match=message):
-                check(Job(replace(STILL, **{name: value}), CORPUS, resume))
-        gates = replace(STILL, manifold="stiefel", per_gate=True)
-        stacked = replace(resume, config=asdict(replace(gates, per_gate=False)))
-        with pytest.raises(ValueError, match="has per_gate False, but True was asked"):
-            check(Job(gates, CORPUS, stacked))
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("embedding", 7), ("hidden", 6), ("num_layers", 1), ("batch_size", 5),
+            ("seq_len", 6), ("optimizer", "sgd"), ("dtype", "float32"),
+            ("manifold", "oblique"), ("where", "server"), ("per_gate", True),
+        ],
+    )  # fmt: skip
+    def test_refuses_another_model(self, name, value, resume):
+        config = replace(STILL, manifold="stiefel")
+        resume = replace(resume, config=asdict(config))
+        message = f"has {name} {getattr(config, name)!r}, but {value!r} was asked for"
+        with pytest.raises(ValueError, match=message):
+            check(Job(replace(config, **{name: value}), CORPUS, resume))
 
-    def test_refuses_another_text(self, tmp_path):
-        resume = until(8, STILL, tmp_path / "file")
-        for grammar, why in (
-            (Grammar(num_words=8, branching=3).corpus(561, 100), "9 words.* has 8"),
-            (Grammar(num_words=9, branching=3).corpus(150, 100), "8 windows.* has 6"),
-        ):
-            with pytest.raises(ValueError, match=f"another text: .*{why}"):
-                check(Job(STILL, grammar, resume))
+    @pytest.mark.parametrize(("words", "length"), [(8, 561), (9, 150)])
+    def test_refuses_another_text(self, words, length, resume):
+        other = Grammar(num_words=words, branching=3).corpus(length, 100)
+        with pytest.raises(ValueError, match="of another text"):
+            check(Job(STILL, other, resume))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def resume(cls, tmp_path_factory):
+        return until(8, STILL, tmp_path_factory.mktemp("fit") / "file")
 
 
 def test_no_trainer_goes_on_while_the_first_one_evaluates():

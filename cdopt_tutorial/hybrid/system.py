@@ -321,8 +321,12 @@ def on_workers(
 
 
 def check(job: Job) -> None:
-    """A ValueError if workers, a share or a parameter to begin with do not fit."""
+    """A ValueError if workers, table, a share or a parameter to begin with do not fit."""
     checks.workers(job.config, "num_trainers", others=2)
+    rows, width = job.data.num_tokens, job.config.embedding
+    # With the gradients, which are as large.
+    size = 2 * rows * width * job.config.torch_dtype.itemsize
+    checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
         check_begin(job.begin, first_weights(job))
