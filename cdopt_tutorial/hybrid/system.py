@@ -321,7 +321,7 @@ def on_workers(
 
 
 def check(job: Job) -> None:
-    """A ValueError if workers, table, a share or a parameter to begin with do not fit."""
+    """A ValueError if workers, table, a share or a given parameter do not fit."""
     checks.workers(job.config, "num_trainers", others=2)
     rows, width = job.data.num_tokens, job.config.embedding
     # With the gradients, which are as large.
