@@ -42,7 +42,7 @@ def environment(device: str = "cpu") -> HTML:
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts |= {"device": _device(device), "cores": f"{cpu_count()}"}
-    facts["date"] = f"{date.today()}"
+    facts |= {"date": f"{date.today()}"}
     cells = "".join(
         '<div style="margin-right:1.6em">'
         f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
@@ -54,7 +54,6 @@ def environment(device: str = "cpu") -> HTML:
 
 
 def _device(name: str) -> str:
-    """Say which device that is: its name, and what is behind it."""
     if name == "cpu" or not torch.cuda.is_available():
         return "cpu"
     number = name.partition(":")[2]
@@ -67,16 +66,14 @@ class Progress:
     """A context manager: a bar that is full at `total`, and stays on the page."""
 
     def __init__(self, total: float, label: str) -> None:
-        self._total, self._label = total, label
-        self._value, self._text, self._shown_at = 0.0, "", float("-inf")
+        self._total, self._label, self._value, self._text = total, label, 0.0, ""
+        self._shown_at = float("-inf")
 
     def __enter__(self) -> "Progress":
         self._handle = display(self, display_id=True)
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
-        if kind is not None:
-            self._text = f"{self._text} (stopped: {kind.__name__})".strip()
+    def __exit__(self, *_) -> None:
         self._handle.update(self)
 
     def update(self, value: float, text: str = "") -> None:
@@ -122,7 +119,7 @@ def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
 
 
 def _inline(svg: str, width: float, alt: str) -> str:
-    """Turn a file of matplotlib's into an element that shares a page with others."""
+    """An element, of a file of matplotlib's, that shares a page with others."""
     inner = svg[svg.index(">", svg.index("<svg")) + 1 :]
     # A style element would reach every SVG of the page.
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, flags=re.DOTALL)
@@ -154,8 +151,10 @@ def video(
     height, width, _ = frames[0].shape
     still = io.BytesIO()
     Image.fromarray(frames[poster]).save(still, "png", optimize=True)
-    picture = base64.b64encode(still.getvalue()).decode()
-    film = base64.b64encode(_mp4(frames, fps)).decode()
+    picture, film = (
+        base64.b64encode(each).decode()
+        for each in (still.getvalue(), _mp4(frames, (width, height), fps))
+    )
     element = (
         f'<video controls loop playsinline muted aria-label="{escape(label)}" '
         f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
@@ -164,17 +163,14 @@ def video(
     return _figure(element, caption)
 
 
-def _mp4(frames: Sequence[np.ndarray], fps: int) -> bytes:
-    """Encode frames as H.264, which every browser plays, the same bytes each time."""
-    height, width, _ = frames[0].shape
+def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes:
+    """H.264, which every browser plays, and the same bytes each time."""
     options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
     options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
+    how = {"fps": fps, "macro_block_size": 2, "output_params": options.split()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        writer = imageio_ffmpeg.write_frames(
-            path, (width, height), fps=fps, codec="libx264", pix_fmt_out="yuv420p",
-            macro_block_size=2, output_params=options.split(),
-        )  # fmt: skip
+        writer = imageio_ffmpeg.write_frames(path, size, **how)
         writer.send(None)
         for frame in frames:
             writer.send(np.ascontiguousarray(frame))
