@@ -65,25 +65,18 @@ def documentation_digest() -> str:
 
 def read_text(path: str | PathLike) -> str:
     """The text of a file in UTF-8; ValueError, one line that names it, for others."""
-    path = Path(path)
     try:
-        if not path.exists():
-            raise _unfit(path, "there is no such file")
-        if not path.is_file():
-            kind = "a directory" if path.is_dir() else "not a regular file"
-            raise _unfit(path, f"it is {kind}, but must be a text file")
-        data = path.read_bytes()
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise _unfit(path, f"it cannot be read ({error.strerror})") from error
-    if not data.strip():
-        raise _unfit(path, "it is empty")
-    if b"\0" in data:
-        raise _unfit(path, "it is binary, but must be text in UTF-8")
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        at = f"byte {error.start} is not UTF-8"
-        raise _unfit(path, f"it must be text in UTF-8, but {at}") from error
+        why = f"it must be text in UTF-8, but its byte {error.start} is not"
+        raise _unfit(path, why) from error
+    if not text.strip():
+        raise _unfit(path, "it is empty")
+    if "\0" in text:
+        raise _unfit(path, "it is binary, but must be text in UTF-8")
+    return text
 
 
 def tokenize(text: str) -> list[str]:

@@ -8,6 +8,8 @@ small, so that the constraint shows.
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
+from typing import Any
 
 import geoopt
 import torch
@@ -26,7 +28,6 @@ EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
 VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 
 Step = Callable[[], None]
-Penalty = Callable[[], Tensor]
 
 
 def step_costs(
@@ -39,16 +40,14 @@ def step_costs(
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
-    costs = {name: [] for name in VARIANTS}
+    costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
-        steps = make_steps(d, device)
-        timed = [
-            {name: step_seconds(step, budget) for name, step in steps.items()}
-            for _ in range(turns)  # so that a slow minute hits all alike
-        ]
-        medians = {name: statistics.median(t[name] for t in timed) for name in steps}
-        for name, median in medians.items():
-            costs[name].append((d, median / medians[BASELINE]))
+        steps, seconds = make_steps(d, device), {name: [] for name in VARIANTS}
+        for _, name in product(range(turns), VARIANTS):  # a slow minute hits all alike
+            seconds[name].append(step_seconds(steps[name], budget))
+        base = statistics.median(seconds[BASELINE])
+        for name, found in seconds.items():
+            costs[name].append((d, statistics.median(found) / base))
     return costs
 
 
@@ -83,7 +82,7 @@ def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     return step
 
 
-def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None, type]:
+def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Any, type]:
     """A variant's layer, its penalty if it has one, and its kind of optimizer."""
     if variant == "geoopt":
         return _Transposed(d).to(device), None, geoopt.optim.RiemannianSGD

@@ -141,20 +141,14 @@ def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
 
 # L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
 # falls without bound: it needs the larger penalty, which moves that edge away.
-_LBFGS = partial(
-    optim.LBFGS,
-    max_iter=10,
-    tolerance_grad=1e-12,
-    tolerance_change=1e-16,
-    line_search_fn="strong_wolfe",
-)
+_TOLERANCES = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
+_LINE_SEARCH = {"max_iter": 10, "line_search_fn": "strong_wolfe"}
+_LBFGS = partial(optim.LBFGS, **_LINE_SEARCH, **_TOLERANCES)
 _GEOOPT = partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())
 METHODS = {
     "dissolving, SGD": Method(_dissolved, 2**-1.5),
     "dissolving, Adam": Method(_dissolved, 8, optim.Adam, unit=0.01, decays=True),
-    "dissolving, L-BFGS": Method(
-        _dissolved, 1, _LBFGS, unit=1, steps=25, penalty_param=1
-    ),
+    "dissolving, L-BFGS": Method(_dissolved, 1, _LBFGS, 1, steps=25, penalty_param=1),
     "projection": Method(partial(_direct, nn.Parameter), 32, projects=True),
     "geoopt": Method(partial(_direct, _GEOOPT), 2**0.5, geoopt.optim.RiemannianSGD),
     "cayley": Method(partial(_parametrized, "cayley"), 2**1.5),
