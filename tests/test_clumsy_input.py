@@ -92,7 +92,7 @@ matrix --python /bin/true
 dance
     argument COMMAND: invalid choice: 'dance' (choose from ...) (see
     cdopt-tutorial --help)
-bench launch --json TMP
+bench rnn --json TMP
 execute --json TMP
 matrix --json TMP
 rnn --json TMP
@@ -107,7 +107,7 @@ hybrid --json /dev/full
 rnn --checkpoint /dev/null
     can't write /dev/null: it is not a regular file
 rnn --corpus TMP
-    corpus '...': it is a directory, but must be a text file
+    corpus '...': it cannot be read (Is a directory)
 rnn --checkpoint TMP/both --json TMP/../empty/both
     --checkpoint and --json are both '...'
 rnn --checkpoint TEXT

@@ -1,7 +1,6 @@
 """The gradient's way through time, and the comparison of recurrent models."""
 
 import itertools
-import math
 import time
 from dataclasses import replace
 
@@ -13,9 +12,6 @@ from torch.autograd.functional import jacobian
 from torch.nn import functional
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench import copying
-from cdopt_tutorial.bench.copying import trials_of
-from cdopt_tutorial.bench.rates import best_lr
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.dissolving import flow
 from cdopt_tutorial.dissolving.memory import (
@@ -25,7 +21,6 @@ from cdopt_tutorial.dissolving.memory import (
     MemoryConfig,
     Model,
     NextWord,
-    Run,
     next_word_config,
     run,
     train,
@@ -213,43 +208,6 @@ def test_a_comparison_has_each_models_runs_in_the_order_of_the_seeds():
         assert runs == [train(job, config) for job in jobs]
     assert [number for number, _ in done] == [1, 2, 3, 4]
     assert {job for _, job in done} == {one.job for of in found.values() for one in of}
-
-
-def a_run(lr: float, seed: int, *losses: float) -> Run:
-    steps = list(range(1, len(losses) + 1))
-    recalls = [1 - loss for loss in losses]
-    return Run(Job("free", lr, seed), steps, list(losses), recalls, 0.0, 0.0, 1.0)
-
-
-def test_the_best_learning_rate_is_that_of_the_lowest_mean_final_loss():
-    runs = [
-        a_run(0.1, 1, 9, 0.0), a_run(0.1, 2, 0, 0.9),
-        a_run(0.2, 1, 9, 0.4), a_run(0.2, 2, 9, 0.4),
-        a_run(0.3, 1, 9, 0.0), a_run(0.3, 2, 9, math.nan),
-    ]  # fmt: skip
-    assert best_lr(trials_of("copying", runs), "copying, free") == 0.2
-
-
-def test_a_bench_of_rates_compares_with_the_best_and_the_free_model():
-    lines: list[str] = []
-    rows, more = copying.measure(lines.append, smoke=True)
-    runs = more["values"]
-    assert len(lines) == len(runs) + 1 == 2 * 2 * len(MODELS) + 1
-    values = {row.name: row for row in rows}
-    for task, chosen in more["chosen"].items():
-        for model, lr in chosen.items():
-            of = [r for r in runs if (r["task"], r["model"]) == (task, model)]
-            assert lr == min(of, key=lambda r: r["loss"])["lr"]
-            for one in of:
-                row = values[f"{task}, {model}, lr {one['lr']:g}: loss"]
-                assert row.value == one["loss"]
-                assert row.baseline == f"{task}, {model}, lr {lr:g}: loss"
-                best = values[row.baseline].value
-                assert row.ratio == pytest.approx(one["loss"] / best)
-            step = values[f"{task}, {model}: step"]
-            seconds = [r["seconds"] for r in of]
-            assert step.value == pytest.approx(1e3 * sum(seconds) / 2 / 25)
-            assert step.baseline == f"{task}, free: step"
 
 
 # The task that needs no long memory

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench import holding
 from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import perplexity, run_locally, study
 from cdopt_tutorial.sharding.kinds import HELD, KINDS, distance, make
@@ -177,29 +176,3 @@ def test_a_perplexity_is_of_the_loss_whatever_that_is():
     assert math.isnan(a_run("free", 0.1, math.nan).perplexity)
     assert a_run("free", 0.1, 2.0).perplexity == pytest.approx(math.exp(2))
     assert a_run("free", 0.1, 1e9).perplexity > 1e300
-
-
-def test_the_best_rate_is_that_of_the_lowest_mean_and_never_of_one_that_fails():
-    runs = [
-        a_run("free", 0.1, 1.0), a_run("free", 0.1, 5.0),
-        a_run("free", 0.2, 2.0), a_run("free", 0.2, 3.0),
-        a_run("free", 0.3, 0.0), a_run("free", 0.3, math.nan),
-        a_run("Muon", 0.4, 0.0),
-    ]  # fmt: skip
-    assert holding.best_lr(holding.trials_of(runs), "free") == 0.2
-
-
-def test_rates_are_tuned_for_every_kind_alike_and_on_seeds_of_their_own():
-    assert not set(holding.SEEDS) & set(study.SEEDS)
-    assert set(study.LEARNING_RATES) == set(KINDS)
-    assert set(study.LEARNING_RATES.values()) <= set(holding.LRS)
-
-
-def test_the_bench_compares_each_rate_with_the_best(monkeypatch):
-    def made_up(_, jobs, **__):
-        return [a_run(kind, lr, lr + seed) for kind, lr, seed, *_ in jobs]
-
-    monkeypatch.setattr(holding, "share", made_up)
-    rows, more = holding.measure(lambda _: None, smoke=True)
-    assert set(more["chosen"].values()) == {holding.LRS[0]}
-    assert len(rows) == (2 + 1) * len(KINDS) and min(r.ratio for r in rows) >= 1
