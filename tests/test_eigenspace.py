@@ -167,8 +167,8 @@ def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
     """Its term of degree six is negative, whatever the penalty: L-BFGS can fall off."""
     start, values = problem.start(0), []
     for size in (1, 3, 10, 100):
-        held = METHODS["dissolving, SGD"].hold(problem, size * start, 10.0)
-        values.append(held.loss(held.x()).item())
+        _, x, loss = METHODS["dissolving, SGD"].hold(problem, size * start, 10.0)
+        values.append(loss(x()).item())
     assert values[1] > values[0]  # the well's wall
     assert values[3] < -1e6
     fallen = solve("dissolving, L-BFGS", problem, penalty_param=0.1)

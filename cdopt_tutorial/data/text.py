@@ -59,7 +59,7 @@ def documentation() -> str:
 
 
 def documentation_digest() -> str:
-    """A name for that text, by which another IPython's is told from the book's."""
+    """A name for that text, which another IPython's has not."""
     return hashlib.sha256(documentation().encode()).hexdigest()[:16]
 
 
@@ -158,8 +158,8 @@ def load_corpus(
     else:
         tokens = tokenize(read_text(path))
         if len(tokens) < MIN_TOKENS:
-            held = f"it has {len(tokens)} tokens (words and punctuation marks)"
-            raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
+            found = f"it has {len(tokens)} tokens (words and punctuation marks)"
+            raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
     vocabulary = Vocabulary.build(train, max_vocab)
@@ -182,10 +182,9 @@ class Stream:
         self.seq_len, self.batch_size = seq_len, batch_size
         at_least(self, 1, "seq_len", "batch_size")
         if len(tokens) <= batch_size:
-            raise ValueError(
-                f"tokens have the shape {tuple(tokens.shape)}, but {batch_size} "
-                f"columns need (n,) with n at least {batch_size + 1}"
-            )
+            found = f"tokens have the shape {tuple(tokens.shape)}, but {batch_size}"
+            needed = f"columns need (n,) with n at least {batch_size + 1}"
+            raise ValueError(f"{found} {needed}")
         rows = (len(tokens) - 1) // batch_size
         # One row more than is read: the last target of each column.
         self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()

@@ -67,8 +67,8 @@ def step_seconds(step: Step, budget: float) -> float:
 def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     """One step of training; the target is random, for what it is takes no time."""
     layer, penalty, optimizer = _layer(variant, d, device)
-    x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
-    x, target = x.to(device), target.to(device)
+    shapes = (BATCH_SIZE, d), (BATCH_SIZE, d // 2)
+    x, target = (torch.randn(shape).to(device) for shape in shapes)
     moves = optimizer(layer.parameters(), lr=1e-3)
 
     def step() -> None:

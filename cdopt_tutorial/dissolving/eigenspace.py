@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import geoopt
 import torch
@@ -79,19 +79,14 @@ class Solution:
     """A run of a method; the lists have an entry for the start and for each step."""
 
     seconds: list[float]  #: since the start; to evaluate the entries does not count
-    #: relative to the minimum, of f at the feasible point nearest to what the method
-    #: holds; NaN, and the run's end, where that is not finite.
+    #: of f at the nearest feasible point; NaN, and the end, where X is not finite.
     gap: list[float]
-    feasibility: list[float]  #: ‖XᵀX - I‖ of what it holds
-    x: Tensor  #: (n, p), the feasible point nearest to what it holds at the end
+    feasibility: list[float]  #: ‖XᵀX - I‖
+    x: Tensor  #: (n, p), the feasible point nearest to the last X
 
 
-class Held(NamedTuple):
-    """What an optimizer moves, X as made of it, and what it minimises, of X."""
-
-    parameters: Iterable[nn.Parameter]
-    x: Callable[[], Tensor]
-    loss: Callable[[Tensor], Tensor]
+# What an optimizer moves, X as made of it, and what it minimises, of X.
+Held = tuple[Iterable[nn.Parameter], Callable[[], Tensor], Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -120,12 +115,12 @@ def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
         return problem.value(mapped) + penalty_param * squared_distance
 
     x = nn.Parameter(start)
-    return Held([x], lambda: x, loss)
+    return [x], lambda: x, loss
 
 
 def _direct(make: Callable, problem: Problem, start: Tensor, _: float) -> Held:
     x = make(start)
-    return Held([x], lambda: x, problem.value)
+    return [x], lambda: x, problem.value
 
 
 def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
@@ -136,7 +131,7 @@ def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
         torch.manual_seed(0)
         parametrizations.orthogonal(layer, orthogonal_map=kind)
     layer.to(start.device)
-    return Held(layer.parameters(), lambda: layer.weight, problem.value)
+    return layer.parameters(), lambda: layer.weight, problem.value
 
 
 # L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
@@ -167,7 +162,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
     chosen = replace(METHODS[method], **changes)
     held = chosen.hold(problem, problem.start(seed), chosen.penalty_param)
-    step = _stepper(chosen, held, problem)
+    step, (_, x_now, _) = _stepper(chosen, held, problem), held
     seconds, gap, feasibility = [0.0], [], []
     for place in range(chosen.steps + 1):
         if place > 0:
@@ -175,7 +170,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
             step()
             wait_for(problem.matrix.device)
             seconds.append(seconds[-1] + time.perf_counter() - began)
-        x = held.x().detach()
+        x = x_now().detach()
         gap.append(problem.gap(polar(x)))
         feasibility.append(stiefel_constraint(x).norm().item())
         if math.isnan(gap[-1]):
@@ -185,23 +180,24 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
 
 def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]:
     """One step of the method's optimizer, and of what comes after it."""
+    parameters, x, loss = held
     # f's gradient changes as fast as Σ's largest eigenvalue in absolute value says.
     unit = method.unit or 1 / problem.eigen[0].abs().max().item()
-    optimizer = method.optimizer(held.parameters, lr=method.lr * unit)
+    optimizer = method.optimizer(parameters, lr=method.lr * unit)
     decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, method.steps)
 
-    def loss() -> Tensor:
+    def evaluate() -> Tensor:
         optimizer.zero_grad()
-        value = held.loss(held.x())
+        value = loss(x())
         value.backward()
         return value
 
     def step() -> None:
-        optimizer.step(loss)
+        optimizer.step(evaluate)
         if method.decays:
             decay.step()
         if method.projects:
             with torch.no_grad():
-                held.x().copy_(polar(held.x()))
+                x().copy_(polar(x()))
 
     return step

@@ -145,7 +145,7 @@ def _lstm(num_inputs: int, hidden: int) -> nn.LSTM:
     return rnn
 
 
-# Each is made of num_inputs and hidden; "penalty alone" has that of "Stiefel".
+# Each is made of num_inputs and hidden.
 MODELS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "free": nn.RNN,
     "orthogonal start": orthogonal_start,
