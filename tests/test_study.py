@@ -58,10 +58,8 @@ def test_attentions_start_orthonormal_and_are_the_same(kind):
     assert max(offs(model)) < 1e-5
     for number in range(2):
         for name in ("q", "k", "v", "out"):
-            one, two = (
-                getattr(each[number + 1].attention, name).weight
-                for each in (model, other)
-            )
+            both = (each[number + 1].attention for each in (model, other))
+            one, two = (getattr(attention, name).weight for attention in both)
             torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
     assert min(offs(made("free"))) > 0.5
 
