@@ -1,16 +1,14 @@
 """A step of a constrained weight (n, p) that two ranks hold the rows of.
 
 A step maps the weight, adds a penalty and goes back, in float32, one thread a rank.
-"sharded" maps the rows where they lie. All others gather the weight first and compute
-with the whole on each rank: "gathered" dissolves it, and so torch's parametrizations.
+"sharded" maps the rows where they lie; all others gather the weight on each rank first.
 Of geoopt's SGD on the Stiefel manifold, and of Muon, which holds nothing, it is the
 optimizer's step alone, for there is no map to go back through. The gradient of what a
-rank uses is there, and each keeps its rows of what comes of it: nothing is summed over
-batches.
+rank uses is given: nothing is summed over batches.
 
 torch's parametrizations take seconds to minutes at the full size, so they have smaller
-ones, with fewer turns of a single step, and base rows of their own. geoopt's metric is
-the Euclidean one: by default it makes an n x n matrix, and is 40 times slower.
+ones, and base rows of their own. geoopt's metric is the Euclidean one: its default
+makes an n x n matrix, and is 40 times slower.
 """
 
 import statistics

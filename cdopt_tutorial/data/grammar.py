@@ -64,9 +64,8 @@ class Grammar:
         cycle = rng.permutation(self.num_words)
         table = np.empty((self.num_words, self.branching), dtype=np.int64)
         for place, word in enumerate(cycle):
-            first = [np.roll(cycle, -1)[place]]
-            if place == 0:  # the chord that makes the second cycle
-                first.append(np.roll(cycle, -2)[place])
+            # The next of the cycle; from its first word also the next but one, a chord.
+            first = np.roll(cycle, -place - 1)[: 2 if place == 0 else 1]
             others = rng.permutation(np.setdiff1d(cycle, first))
             table[word] = np.concatenate([first, others])[: self.branching]
         return table

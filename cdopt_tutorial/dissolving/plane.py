@@ -119,10 +119,8 @@ def stationary_points(function: Function) -> Tensor:
 
 
 def _derivatives(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients (k, 2) and Hessians (k, 2, 2), in a fifth of the time of ``hessian``.
-
-    No value depends on another point, so a sum of all has the gradients of each.
-    """
+    """Gradients (k, 2) and Hessians (k, 2, 2), in a fifth of ``hessian``'s time."""
+    # No value depends on another point, so a sum of all has the gradients of each.
     points = points.detach().requires_grad_()
     (slope,) = torch.autograd.grad(function(points).sum(), points, create_graph=True)
     parts = slope.unbind(-1)
