@@ -23,6 +23,7 @@ from cdopt_tutorial.data import (
     detokenize,
     load_corpus,
     ngram_perplexity,
+    perplexity,
     text,
     unigram_perplexity,
 )
@@ -406,6 +407,11 @@ def test_baselines_reach_what_the_best_of_their_kind_can(order):
         assert ngram_perplexity(corpus, seen + 1) == pytest.approx(best, rel=0.03)
     assert bigram_perplexity(corpus) == ngram_perplexity(corpus, 2)
     assert (conditional_entropy(joint, 1) > 1.05 * grammar.entropy_rate) == (order > 1)
+
+
+def test_a_perplexity_is_of_any_loss():
+    assert perplexity(2.0) == math.exp(2) and perplexity(1e9) == math.inf
+    assert math.isnan(perplexity(math.nan))
 
 
 def test_baselines_learn_from_the_training_part_alone():

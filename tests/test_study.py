@@ -13,7 +13,7 @@ from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import perplexity, run_locally, study
 from cdopt_tutorial.sharding.kinds import HELD, KINDS, distance, make
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
-from cdopt_tutorial.sharding.study import CONFIG, Run, config_of, train
+from cdopt_tutorial.sharding.study import CONFIG, config_of, train
 
 pytestmark = pytest.mark.xdist_group("study")
 
@@ -164,13 +164,3 @@ def test_a_study_has_each_kinds_runs_in_the_order_of_the_seeds():
 def test_a_study_that_makes_no_sense_is_refused(rates, why):
     with pytest.raises(ValueError, match=why):
         study.study(rates)
-
-
-def a_run(kind: str, lr: float, loss: float) -> Run:
-    return Run(kind, lr, 1, [], loss, 0.0, 0.3)
-
-
-def test_a_perplexity_is_of_the_loss_whatever_that_is():
-    assert math.isnan(a_run("free", 0.1, math.nan).perplexity)
-    assert a_run("free", 0.1, 2.0).perplexity == pytest.approx(math.exp(2))
-    assert a_run("free", 0.1, 1e9).perplexity > 1e300
