@@ -51,9 +51,10 @@ def test_environment_names_the_gpus_and_their_cuda(monkeypatch):
         ("cuda", ["A1", "B2"], "cuda:0 A1, cuda:1 B2, CUDA 99.1"),
         ("cuda:1", ["A1", "B2"], "cuda:1 B2, CUDA 99.1"),
     ):
+        named = {f"cuda:{n}": name for n, name in enumerate(names)}.__getitem__
         monkeypatch.setattr(torch.cuda, "is_available", lambda names=names: bool(names))
         monkeypatch.setattr(torch.cuda, "device_count", lambda names=names: len(names))
-        monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+        monkeypatch.setattr(torch.cuda, "get_device_name", named)
         html = show.environment(device)._repr_html_()
         facts = re.findall(r"<dt[^>]*>(.*?)</dt><dd[^>]*>(.*?)</dd>", html)
         assert dict(facts)["device"] == shown

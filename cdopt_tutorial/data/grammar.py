@@ -24,9 +24,9 @@ class Grammar:
     depends on the last ``order``: with order 2, a bigram model stays above the entropy
     rate, and only a model with a memory comes down to it.
 
-    A *context* is a walk of ``order`` words. They are numbered by their first word and,
-    as digits to the base ``branching``, the choices after it. The chain is ergodic: the
-    successors contain a cycle through all words and one that leaves out a single word.
+    A *context* is a walk of ``order`` words, numbered by its first word and, as digits
+    to the base ``branching``, the choices after it. The chain is ergodic: successors
+    contain a cycle through all words and one that leaves out a single word.
 
     Raises ValueError if a value is out of its range, or contexts are over 4,096.
     """

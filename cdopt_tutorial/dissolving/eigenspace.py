@@ -95,9 +95,9 @@ class Method:
 
     #: makes what is optimized of the problem, the start and penalty_param.
     hold: Callable[[Problem, Tensor, float], Held]
-    #: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest steps, of
-    #: rates up to 32 a factor of √2 apart; the slowest of ten starts counts. L-BFGS has
-    #: 1, for its line search finds its own steps.
+    #: learning rate, in units: of those up to 32, √2 apart, the one with which the
+    #: slowest of ten starts needs the fewest steps to a gap of 1e-6. L-BFGS, which
+    #: searches along lines, has 1.
     lr: float
     #: made of the parameters and the learning rate.
     optimizer: Callable[..., optim.Optimizer] = optim.SGD

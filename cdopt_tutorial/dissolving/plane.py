@@ -165,8 +165,7 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     """The learning rate up to which gradient descent comes back to a minimum (2,).
 
-    Measured, by bisection to a thousandth of trials from beside the minimum. It should
-    be 2 over the largest curvature there.
+    By bisection to a thousandth; it should be 2 over the largest curvature there.
     """
 
     def stable(lr: float) -> bool:

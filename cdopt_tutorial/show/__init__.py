@@ -22,6 +22,7 @@ from joblib import cpu_count
 from matplotlib.figure import Figure
 from PIL import Image
 
+from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.plots.style import INK, styled
 
 HIDDEN = "application/papermill.record/"  # as `publish.chapter` reads it
@@ -54,12 +55,9 @@ def environment(device: str = "cpu") -> HTML:
 
 
 def _device(name: str) -> str:
-    if name == "cpu" or not torch.cuda.is_available():
-        return "cpu"
-    number = name.partition(":")[2]
-    numbers = [int(number)] if number else range(torch.cuda.device_count())
-    gpus = [f"cuda:{n} {torch.cuda.get_device_name(n)}" for n in numbers]
-    return ", ".join([*gpus, f"CUDA {torch.version.cuda}"])
+    gpus = gpus_of("cuda" if name == "auto" else name)
+    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
+    return ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
 
 
 class Progress:
