@@ -44,9 +44,8 @@ def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
     monkeypatch, tmp_path
 ):
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "b.py").write_text(
-        'class B:\n    """Two\n    ***\n\n    Same  here."""'
-    )
+    two = 'class B:\n    """Two\n    ***\n\n    Same  here."""'
+    (tmp_path / "b" / "b.py").write_text(two)
     (tmp_path / "a.py").write_text(
         '"""One\n+---+\n\nSame\nhere.\n\n===="""\nx = """none"""\n'
         'async def f():\n    "Three."\n    "Four, which is none"\n'
@@ -109,21 +108,13 @@ def test_joined_tokens_are_cut_again_in_the_same_places(line):
 # Vocabulary
 
 
-def test_a_vocabulary_is_unk_and_then_the_most_frequent_words():
-    tokens = "c b a c b e c b a d".split()
-    assert Vocabulary.build(tokens).words == ("<unk>", "b", "c", "a")
-
-
-def test_unknown_words_become_unk_and_the_rest_comes_back():
-    vocabulary = pickle.loads(pickle.dumps(Vocabulary.build("a b a b".split())))
-    ids = vocabulary.encode(["b", "z", "a"])
+def test_a_vocabulary_is_unk_for_all_unknown_and_then_the_most_frequent_words():
+    vocabulary = Vocabulary.build("c b a c b e c b a d".split())
+    assert vocabulary.words == ("<unk>", "b", "c", "a") and len(vocabulary) == 4
+    ids = pickle.loads(pickle.dumps(vocabulary)).encode(["b", "z", "a"])
     assert ids.dtype == torch.int64
     assert vocabulary.decode(ids) == ["b", "<unk>", "a"]
-    assert len(vocabulary) == 3
     assert vocabulary.encode([]).tolist() == []
-
-
-def test_a_vocabulary_without_unk_refuses_an_unknown_word():
     with pytest.raises(ValueError, match="'z' is not in the vocabulary"):
         Vocabulary(("a", "b")).encode(["a", "z"])
 
@@ -154,10 +145,8 @@ def test_of_ten_blocks_of_the_reference_the_fifth_is_held_out(monkeypatch):
 
 
 def test_what_is_held_out_of_the_reference_is_not_in_its_training_part(reference):
-    train, valid = (
-        list(map(tuple, part.unfold(0, 20, 1).tolist()))
-        for part in (reference.train, reference.valid)
-    )
+    parts = (reference.train, reference.valid)
+    train, valid = ([*map(tuple, part.unfold(0, 20, 1).tolist())] for part in parts)
     known = set(train)
     # 0.44, had the text not lost its ruled lines and repeated paragraphs.
     assert np.mean([stretch in known for stretch in valid]) < 0.02

@@ -186,11 +186,8 @@ def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():
     (part,) = plots.timeline(calls, window=(20, 22)).axes
     assert not whole.lines and part.lines
     zero = min(c.sent for c in calls)
-    wanted = {
-        (round((c.started - zero) / 1e3, 3), round((c.ended - zero) / 1e3, 3))
-        for c in calls
-        if c.received - zero >= 20e3 and c.sent - zero <= 22e3
-    }
+    near = [c for c in calls if c.received - zero >= 20e3 and c.sent - zero <= 22e3]
+    wanted = {((c.started - zero) / 1e3, (c.ended - zero) / 1e3) for c in near}
     bars = [p.get_extents() for c in part.collections for p in c.get_paths()]
     drawn = {(round(b.x0, 3), round(b.x1, 3)) for b in bars if 0.1 < b.height < 0.95}
     assert 2 < len(wanted) < len(calls) and wanted <= drawn
@@ -202,7 +199,7 @@ def test_timeline_says_whose_colour_is_whose():
     fig = plots.timeline(episode(1))
     *named, _ = fig.legends[0].legend_handles
     shown = {patch.get_label(): to_rgb(patch.get_facecolor()) for patch in named}
-    callers = ("agent", "observer0", "observer1")
+    callers = "agent", "observer0", "observer1"
     assert shown == {name: to_rgb(style.look(name).color) for name in callers}
 
 
