@@ -42,7 +42,7 @@ def make_trainings(smoke: bool, device: str) -> dict[str, Training]:
     job = rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))
     found: dict[str, Training] = {"rnn": (rnn, job, _step_seconds)}
     job = hybrid.Job(hybrid.HybridConfig(manifold="stiefel", **few))
-    found["hybrid"] = hybrid, job, lambda run: run.as_json()["samples_per_second"]
+    found["hybrid"] = hybrid, job, lambda of: of.as_json()["samples_per_second"]
     for conversation, episodes in EPISODES.items():
         few = {"max_episodes": 4 if smoke else episodes, "device": device}
         job = reinforce.ReinforceConfig(conversation, **few)
@@ -51,8 +51,10 @@ def make_trainings(smoke: bool, device: str) -> dict[str, Training]:
 
 
 def _alone(trainings: dict[str, Training], _: int) -> dict[str, float]:
-    each = trainings.items()
-    return {name: speed(room.run_locally(job)) for name, (room, job, speed) in each}
+    return {
+        name: speed(system.run_locally(job))
+        for name, (system, job, speed) in trainings.items()
+    }
 
 
 def _figures(

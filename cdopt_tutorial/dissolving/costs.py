@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 
 import geoopt
 import torch
@@ -28,6 +27,7 @@ EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
 VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 
 Step = Callable[[], None]
+Penalty = Callable[[], Tensor]
 
 
 def step_costs(
@@ -82,7 +82,7 @@ def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     return step
 
 
-def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Any, type]:
+def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None, type]:
     """A variant's layer, its penalty if it has one, and its kind of optimizer."""
     if variant == "geoopt":
         return _Transposed(d).to(device), None, geoopt.optim.RiemannianSGD

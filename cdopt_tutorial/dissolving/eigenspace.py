@@ -79,7 +79,8 @@ class Solution:
     """A run of a method; the lists have an entry for the start and for each step."""
 
     seconds: list[float]  #: since the start; to evaluate the entries does not count
-    #: of f at the nearest feasible point; NaN, and the end, where X is not finite.
+    #: of f at the nearest feasible point, relative to the minimum; NaN, and the run's
+    #: end, where X is not finite.
     gap: list[float]
     feasibility: list[float]  #: ‖XᵀX - I‖
     x: Tensor  #: (n, p), the feasible point nearest to the last X
@@ -162,7 +163,8 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
     chosen = replace(METHODS[method], **changes)
     held = chosen.hold(problem, problem.start(seed), chosen.penalty_param)
-    step, (_, x_now, _) = _stepper(chosen, held, problem), held
+    _, current, _ = held
+    step = _stepper(chosen, held, problem)
     seconds, gap, feasibility = [0.0], [], []
     for place in range(chosen.steps + 1):
         if place > 0:
@@ -170,7 +172,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
             step()
             wait_for(problem.matrix.device)
             seconds.append(seconds[-1] + time.perf_counter() - began)
-        x = x_now().detach()
+        x = current().detach()
         gap.append(problem.gap(polar(x)))
         feasibility.append(stiefel_constraint(x).norm().item())
         if math.isnan(gap[-1]):

@@ -58,7 +58,8 @@ class CopyingMemory:
         symbols = torch.randint(1, marker, (copies, batch_size), generator=generator)
         inputs = torch.full((self.delay + 2 * copies, batch_size), BLANK)
         targets = inputs.clone()
-        inputs[:copies], inputs[copies + self.delay - 1] = symbols, marker
+        inputs[:copies] = symbols
+        inputs[copies + self.delay - 1] = marker
         targets[-copies:] = symbols
         return inputs, targets
 

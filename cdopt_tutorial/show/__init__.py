@@ -43,7 +43,7 @@ def environment(device: str = "cpu") -> HTML:
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts |= {"device": _device(device), "cores": f"{cpu_count()}"}
-    facts |= {"date": f"{date.today()}"}
+    facts["date"] = f"{date.today()}"
     cells = "".join(
         '<div style="margin-right:1.6em">'
         f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
@@ -149,10 +149,8 @@ def video(
     height, width, _ = frames[0].shape
     still = io.BytesIO()
     Image.fromarray(frames[poster]).save(still, "png", optimize=True)
-    picture, film = (
-        base64.b64encode(each).decode()
-        for each in (still.getvalue(), _mp4(frames, (width, height), fps))
-    )
+    picture = base64.b64encode(still.getvalue()).decode()
+    film = base64.b64encode(_mp4(frames, (width, height), fps)).decode()
     element = (
         f'<video controls loop playsinline muted aria-label="{escape(label)}" '
         f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
@@ -165,10 +163,10 @@ def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes
     """H.264, which every browser plays, and the same bytes each time."""
     options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
     options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
-    how = {"fps": fps, "macro_block_size": 2, "output_params": options.split()}
+    how = {"fps": fps, "codec": "libx264", "output_params": options.split()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        writer = imageio_ffmpeg.write_frames(path, size, **how)
+        writer = imageio_ffmpeg.write_frames(path, size, macro_block_size=2, **how)
         writer.send(None)
         for frame in frames:
             writer.send(np.ascontiguousarray(frame))
