@@ -107,10 +107,8 @@ def panels(
     where the axis is logarithmic. A method looks the same in all panels. A curve that
     begins with a y that is not finite, or too many methods, is a ValueError.
     """
-    methods = list(
-        dict.fromkeys(name for curves in settings.values() for name in curves)
-    )
-    look_of = dict(zip(methods, looks(methods), strict=True))
+    methods = dict.fromkeys(name for curves in settings.values() for name in curves)
+    look_of = dict(zip(methods, looks(list(methods)), strict=True))
     fig = Figure(figsize=(WIDTH, 3.2))
     axes = fig.subplots(1, len(settings), squeeze=False)[0]
     lines = {}
