@@ -1,16 +1,27 @@
 """What the benches have in common, and what each makes of a run; no time is held."""
 
 import json
-from contextlib import redirect_stdout
-from io import StringIO
+import math
 from types import SimpleNamespace
 
 import pytest
+from cdopt_tutorial.sharding.kinds import KINDS
 
-from cdopt_tutorial.bench import engines, holding, hybrid, launch, reinforce, rnn, rows
+from cdopt_tutorial.bench import (
+    copying,
+    engines,
+    holding,
+    hybrid,
+    rates,
+    reinforce,
+    rnn,
+    rows,
+)
 from cdopt_tutorial.cli import main
+from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.sharding import study
 
 
 class TestRows:
@@ -54,13 +65,15 @@ class TestRows:
         assert len(lines) == 2 and len(set(map(len, lines))) == 1
 
 
-# Those of `constraints`, `copying` and `shards` are in tests of their own.
+# Those of `constraints` and `shards` are in tests of their own.
 @pytest.mark.usefixtures("engines_installed")
-@pytest.mark.parametrize("name", ["reinforce", "rnn", "hybrid", "holding", "engines"])
+@pytest.mark.parametrize(
+    "name", ["reinforce", "rnn", "hybrid", "copying", "holding", "engines"]
+)
 def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
-    # The others have tests of their own.
     monkeypatch.setattr(engines, "ENGINES", {engines.BASELINE: TorchRPC})
     monkeypatch.setattr(holding, "KINDS", ["free"])
+    monkeypatch.setattr(copying, "MODELS", ["free", "LSTM"])
     file = tmp_path / "bench.json"
     assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
     written = json.loads(file.read_text())["rows"]
@@ -123,25 +136,34 @@ def test_a_step_of_the_hybrid_is_that_of_its_slowest_trainer():
     assert hybrid.step_seconds(result) == 0.5
 
 
-class TestLaunch:
-    def test_takes_a_while(self):
-        for begin in (launch.time_spawn, launch.time_launch):
-            assert 0 < begin(1) < 60
+def test_the_best_rate_has_the_lowest_mean_loss_and_none_that_is_not_finite():
+    found = {("free", 0.1): (1, 5), ("free", 0.2): (2, 3), ("free", 0.3): (0, math.nan)}
+    found |= {("RNN", 0.2): (8, 8), ("RNN", 0.4): (2, 2)}
+    trials = [
+        rates.Trial(*of, seed, loss, 2.0)
+        for of, losses in found.items()
+        for seed, loss in enumerate(losses)
+    ]
+    lines = []
+    jobs = [(trial,) for trial in trials]
+    options = {"steps": 1_000, "progress": lines.append, "prefix": "task, "}
+    runs, best, measured = rates.try_rates(lambda trial: trial, jobs, tuple, **options)
+    assert list(map(repr, runs)) == list(map(repr, trials))
+    assert best == {"free": 0.2, "RNN": 0.4}
+    assert lines[0] == "task, free, lr 0.1, seed 0: loss 1.0000"
+    row = {row.name: row for row in measured}
+    assert row["task, free, lr 0.1: loss"].ratio == pytest.approx(3 / 2.5)
+    assert row["task, free, lr 0.3: loss"].value == math.inf
+    assert row["task, RNN, lr 0.2: loss"].baseline == "task, RNN, lr 0.4: loss"
+    assert row["task, RNN: step"].value == 2.0  # ms
+    assert row["task, RNN: step"].baseline == "task, free: step"
 
-    def test_counts_the_last_call_in_a_parent(self, monkeypatch):
-        spawns, launches = iter([4.0]), iter([3.0, 2.0, 1.0])
 
-        def run(command, **_):
-            with redirect_stdout(StringIO()) as said:
-                exec(command[-1], {})
-            return SimpleNamespace(stdout=said.getvalue())
-
-        monkeypatch.setattr(launch, "time_spawn", lambda number: next(spawns))
-        monkeypatch.setattr(launch, "time_launch", lambda number: next(launches))
-        monkeypatch.setattr(launch.subprocess, "run", run)
-        found, _ = launch.measure(lambda _: None, smoke=True)
-        assert [(row.value, row.ratio) for row in found] == [
-            (4, 1),
-            (3, 0.75),
-            (1, 0.25),
-        ]
+def test_rates_are_tuned_on_seeds_of_their_own():
+    assert not set(copying.SEEDS) & set(memory.MemoryConfig().seeds)
+    for chosen in memory.LEARNING_RATES, memory.NEXT_WORD_LEARNING_RATES:
+        assert set(chosen) == set(memory.MODELS)
+        assert set(chosen.values()) <= set(copying.LRS)
+    assert not set(holding.SEEDS) & set(study.SEEDS)
+    assert set(study.LEARNING_RATES) == set(KINDS)
+    assert set(study.LEARNING_RATES.values()) <= set(holding.LRS)

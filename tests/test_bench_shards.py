@@ -12,7 +12,7 @@ from cdopt_tutorial.engines.probes import counted
 
 pytestmark = pytest.mark.xdist_group("bench_shards")
 
-N, P = bench.SMOKE_SIZES[0].n, bench.SMOKE_SIZES[0].p
+N, P, *_ = bench.SMOKE_SIZES[0]
 
 
 @pytest.fixture(scope="module")

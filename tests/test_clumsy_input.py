@@ -121,7 +121,7 @@ bench
     the following arguments are required: BENCH (see cdopt-tutorial bench --help)
 reinforce --loud
     unrecognized arguments: --loud (see cdopt-tutorial --help)
-bench launch --json TMP
+bench rnn --json TMP
 execute --json TMP
 rnn --json TMP
 rnn --checkpoint TMP
@@ -133,7 +133,7 @@ rnn --json TMP/{"a" * 255}
 rnn --checkpoint /dev/null
     can't write /dev/null: it is not a regular file
 rnn --corpus TMP
-    corpus '...': it is a directory, but must be a text file
+    corpus '...': it cannot be read (Is a directory)
 rnn --checkpoint TMP/both --json TMP/../empty/both
     --checkpoint and --json are both '...'
 rnn --checkpoint TEXT

@@ -3,7 +3,7 @@
 import itertools
 import math
 import pickle
-from collections import defaultdict
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +23,7 @@ from cdopt_tutorial.data import (
     detokenize,
     load_corpus,
     ngram_perplexity,
+    perplexity,
     text,
     unigram_perplexity,
 )
@@ -43,9 +44,8 @@ def test_docstrings_are_joined_without_repetitions_and_ruled_lines(
     monkeypatch, tmp_path
 ):
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "b.py").write_text(
-        'class B:\n    """Two\n    ***\n\n    Same  here."""'
-    )
+    two = 'class B:\n    """Two\n    ***\n\n    Same  here."""'
+    (tmp_path / "b" / "b.py").write_text(two)
     (tmp_path / "a.py").write_text(
         '"""One\n+---+\n\nSame\nhere.\n\n===="""\nx = """none"""\n'
         'async def f():\n    "Three."\n    "Four, which is none"\n'
@@ -66,17 +66,15 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path):
         "empty": (b"", "it is empty"),
         "blank": (b" \n\t", "it is empty"),
         "nul": (b"text\0text", "binary"),
-        "latin": (b"text \xff", "byte 5 is not UTF-8"),
+        "latin": (b"text \xff", "text in UTF-8, but its byte 5 is not"),
         "short": (b"a b " * 499 + b"c", "it has 999 tokens .* at least 1000"),
         "new": (b"%d " * 999 % (*range(999),) + b".", "no word occurs twice"),
     }
     for name, (data, _) in odd.items():
         (tmp_path / name).write_bytes(data)
     refused = {tmp_path / name: why for name, (_, why) in odd.items()} | {
-        tmp_path / "go\nne": "there is no such file",
-        tmp_path: "it is a directory",
-        tmp_path / ("x" * 1_000): "it cannot be read",  # root may read anything else
-        "/dev/null": "it is not a regular file",
+        tmp_path / "go\nne": "it cannot be read .No such file",
+        tmp_path: "it cannot be read .Is a directory",
     }
     for path, why in refused.items():
         with pytest.raises(ValueError, match=why) as caught:
@@ -110,21 +108,13 @@ def test_joined_tokens_are_cut_again_in_the_same_places(line):
 # Vocabulary
 
 
-def test_a_vocabulary_is_unk_and_then_the_most_frequent_words():
-    tokens = "c b a c b e c b a d".split()
-    assert Vocabulary.build(tokens).words == ("<unk>", "b", "c", "a")
-
-
-def test_unknown_words_become_unk_and_the_rest_comes_back():
-    vocabulary = pickle.loads(pickle.dumps(Vocabulary.build("a b a b".split())))
-    ids = vocabulary.encode(["b", "z", "a"])
+def test_a_vocabulary_is_unk_for_all_unknown_and_then_the_most_frequent_words():
+    vocabulary = Vocabulary.build("c b a c b e c b a d".split())
+    assert vocabulary.words == ("<unk>", "b", "c", "a") and len(vocabulary) == 4
+    ids = pickle.loads(pickle.dumps(vocabulary)).encode(["b", "z", "a"])
     assert ids.dtype == torch.int64
     assert vocabulary.decode(ids) == ["b", "<unk>", "a"]
-    assert len(vocabulary) == 3
     assert vocabulary.encode([]).tolist() == []
-
-
-def test_a_vocabulary_without_unk_refuses_an_unknown_word():
     with pytest.raises(ValueError, match="'z' is not in the vocabulary"):
         Vocabulary(("a", "b")).encode(["a", "z"])
 
@@ -155,19 +145,11 @@ def test_of_ten_blocks_of_the_reference_the_fifth_is_held_out(monkeypatch):
 
 
 def test_what_is_held_out_of_the_reference_is_not_in_its_training_part(reference):
-    train, valid = (
-        list(map(tuple, part.unfold(0, 20, 1).tolist()))
-        for part in (reference.train, reference.valid)
-    )
+    parts = (reference.train, reference.valid)
+    train, valid = ([*map(tuple, part.unfold(0, 20, 1).tolist())] for part in parts)
     known = set(train)
     # 0.44, had the text not lost its ruled lines and repeated paragraphs.
     assert np.mean([stretch in known for stretch in valid]) < 0.02
-
-
-def test_the_reference_is_a_real_text_with_learnable_unknown_words(reference):
-    assert len(reference.train) > 50_000 and len(reference.valid) > 5_000
-    assert (reference.train == 0).sum() > 500
-    assert (reference.valid == 0).float().mean() < 0.1
 
 
 # Stream
@@ -251,74 +233,57 @@ def test_a_stream_that_cannot_be_cut_is_refused(length, seq_len, batch_size):
 
 
 @st.composite
-def grammars(draw, orders=(1, 2, 3)) -> Grammar:
+def grammars(draw) -> Grammar:
     """Any small grammar."""
     num_words = draw(st.integers(2, 7))
     branching = draw(st.integers(2, min(num_words, 4)))
-    return Grammar(
-        num_words, branching, draw(st.integers(0, 10**6)), draw(st.sampled_from(orders))
-    )
+    seed, order = draw(st.integers(0, 10**6)), draw(st.integers(1, 3))
+    return Grammar(num_words, branching, seed, order)
 
 
-def next_words(grammar: Grammar) -> dict[tuple[int, ...], dict[int, float]]:
-    """The grammar written out, as its docstring says: probabilities by context."""
-    written, choices = {}, range(grammar.branching)
+def joint_of(grammar: Grammar) -> dict[tuple[int, ...], float]:
+    """Probabilities of ``order`` + 1 successive words, as the docstring says."""
+    joint, number, choices = {}, 0, range(grammar.branching)
     for first in range(grammar.num_words):
         for chosen in itertools.product(choices, repeat=grammar.order - 1):
             walk = [first]
             for choice in chosen:
                 walk.append(int(grammar.successors[walk[-1], choice]))
+            masses = grammar.stationary[number] * grammar.probabilities[number]
             words = grammar.successors[walk[-1]].tolist()
-            likely = grammar.probabilities[len(written)].tolist()
-            written[tuple(walk)] = dict(zip(words, likely, strict=True))
-    return written
-
-
-def joint_of(grammar: Grammar) -> dict[tuple[int, ...], float]:
-    """Probabilities of ``order`` + 1 successive words, by following the chain."""
-    written, before = next_words(grammar), {}
-    share = dict.fromkeys(written, 1 / len(written))
-    while max(abs(share[walk] - before.get(walk, 0)) for walk in share) > 1e-14:
-        before, share = share, dict.fromkeys(written, 0.0)
-        joint = {
-            (*walk, word): mass * likely
-            for walk, mass in before.items()
-            for word, likely in written[walk].items()
-        }
-        for words, mass in joint.items():
-            share[words[1:]] += mass
+            for word, mass in zip(words, masses.tolist(), strict=True):
+                joint[*walk, word] = mass
+            number += 1
     return joint
 
 
 def conditional_entropy(joint: dict[tuple[int, ...], float], order: int) -> float:
     """Of the last word, given the ``order`` words before it."""
-    pairs, seen = defaultdict(float), defaultdict(float)
+    pairs, seen = Counter(), Counter()
     for words, mass in joint.items():
         pairs[words[-order - 1 :]] += mass
         seen[words[-order - 1 : -1]] += mass
     return -sum(mass * math.log(mass / seen[pair[:-1]]) for pair, mass in pairs.items())
 
 
-@settings(max_examples=10)
 @given(grammars())
-def test_the_entropy_rate_is_that_of_the_chain_followed_step_by_step(grammar):
-    expected = conditional_entropy(joint_of(grammar), grammar.order)
+def test_a_step_leaves_contexts_as_they_are_and_has_the_entropy_rate(grammar):
+    joint, before, after = joint_of(grammar), Counter(), Counter()
+    for words, mass in joint.items():
+        before[words[:-1]] += mass
+        after[words[1:]] += mass
+    assert before == pytest.approx(after, abs=1e-12)
+    expected = conditional_entropy(joint, grammar.order)
     assert grammar.entropy_rate == pytest.approx(expected, abs=1e-9)
-
-
-def is_ergodic(grammar: Grammar) -> bool:
-    """Whether one power of the chain on words is positive (Wielandt 1950)."""
-    follows = np.zeros((grammar.num_words,) * 2, dtype=np.int64)
-    np.put_along_axis(follows, grammar.successors, 1, axis=1)
-    steps = np.eye(grammar.num_words, dtype=np.int64)
-    for _ in range((grammar.num_words - 1) ** 2 + 1):
-        steps = np.minimum(steps @ follows, 1)
-    return bool(steps.all())
 
 
 @given(grammars())
 def test_every_choice_is_another_word_and_no_context_is_left_out(grammar):
-    assert is_ergodic(grammar)
+    follows = np.zeros((grammar.num_words,) * 2)
+    np.put_along_axis(follows, grammar.successors, 1 / grammar.branching, axis=1)
+    # Ergodic: one power is positive (Wielandt 1950).
+    steps = (grammar.num_words - 1) ** 2 + 1
+    assert np.linalg.matrix_power(follows, steps).min() > 0
     assert all(len(set(row)) == grammar.branching for row in grammar.successors)
     assert grammar.probabilities.min() >= 0.1 / grammar.branching - 1e-15
     np.testing.assert_allclose(grammar.probabilities.sum(axis=1), 1, atol=1e-12)
@@ -334,16 +299,11 @@ def test_the_first_context_of_a_sample_is_stationary():
 
 
 def test_samples_are_reproducible_and_differ_between_seeds():
-    def sample(seed: int, of: int) -> list[int]:
-        return Grammar(seed=seed).sample(200, seed=of).tolist()
-
-    assert sample(0, 0) == sample(0, 0)
-    assert sample(0, 0) != sample(0, 1)
-    assert sample(0, 0) != sample(1, 0)
-    assert not np.array_equal(
-        Grammar(seed=0).probabilities, Grammar(seed=1).probabilities
-    )
-    assert [len(Grammar().sample(length)) for length in (0, 1, 5)] == [0, 1, 5]
+    first, again, other = (Grammar(seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.sample(200, seed=0), again.sample(200, seed=0))
+    assert not torch.equal(first.sample(200, seed=0), first.sample(200, seed=1))
+    assert not np.array_equal(first.probabilities, other.probabilities)
+    assert [len(first.sample(length)) for length in (0, 1, 5)] == [0, 1, 5]
 
 
 def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
@@ -359,13 +319,10 @@ def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
 
 
 def test_a_grammar_out_of_range_is_refused():
+    too_many = {"num_words": 3, "branching": 4}
     for options in (
-        {"num_words": 1},
-        {"branching": 1},
-        {"num_words": 3, "branching": 4},
-        {"order": 0},
-        {"seed": -1},
-        {"order": 6},
+        *({"num_words": 1}, {"branching": 1}, too_many),
+        *({"order": 0}, {"order": 6}, {"seed": -1}),
     ):
         with pytest.raises(ValueError, match="but must be at"):
             Grammar(**options)
@@ -379,16 +336,6 @@ def after(model: KneserNey, before: ArrayLike, words: ArrayLike) -> np.ndarray:
     return model.probability(np.asarray(before) * model.vocab_size + np.asarray(words))
 
 
-def test_kneser_ney_by_hand():
-    # Pairs 01, 10, 02, once each: every discount is 0.5, and each word was seen to
-    # follow one other, so that all are alike where the discounts go.
-    model = KneserNey(torch.tensor([0, 1, 0, 2]), vocab_size=3)
-    after_0 = [1 / 2 / 3, (1 - 0.5) / 2 + 1 / 2 / 3, (1 - 0.5) / 2 + 1 / 2 / 3]
-    after_1 = [(1 - 0.5) + 1 / 2 / 3, 1 / 2 / 3, 1 / 2 / 3]
-    table = after(model, np.arange(3)[:, None], np.arange(3))
-    np.testing.assert_allclose(table, [after_0, after_1, [1 / 3] * 3])
-
-
 def test_kneser_ney_takes_more_off_what_was_seen_oftener():
     # Pairs 01 and 10 three times, 02 twice, 20 once, less 1.5, 1 and 0.5; 0 was seen to
     # follow two words, 1 and 2 one each.
@@ -397,15 +344,6 @@ def test_kneser_ney_takes_more_off_what_was_seen_oftener():
     seen = [[0, 1.5 / 5, 1.0 / 5], [1.5 / 3, 0, 0], [0.5, 0, 0]]
     table = after(model, np.arange(3)[:, None], np.arange(3))
     np.testing.assert_allclose(table, np.array(seen) + 0.5 * alone)
-
-
-def test_freed_mass_goes_by_how_many_words_a_word_follows_not_how_often():
-    # 1 follows only 0, but four times; 2 follows 0, 1 and 3, once each.
-    model = KneserNey(
-        torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 2, 3, 2]), vocab_size=5
-    )
-    often, widely = after(model, 4, [1, 2])  # nothing was seen to follow 4
-    assert widely > 1.5 * often
 
 
 @given(st.integers(2, 4), st.integers(1, 8), st.data())
@@ -438,9 +376,10 @@ def test_an_order_that_does_not_fit_is_refused():
 
 
 def test_discounts_are_those_of_chen_and_goodman():
-    counts = np.repeat([0, 1, 2, 3, 4, 9], [5, 40, 20, 10, 6, 3])
+    numbers = [5, 40, 20, 10, 6, 3]
     share = 40 / (40 + 2 * 20)
-    expected = [0, 1 - 2 * share / 2, 2 - 3 * share / 2, 3 - 4 * share * 0.6]
+    expected = [0, 1 - 2 * share / 2, 2 - 3 * share / 2, *[3 - 4 * share * 0.6] * 3]
+    counts, expected = (np.repeat(of, numbers) for of in ([0, 1, 2, 3, 4, 9], expected))
     np.testing.assert_allclose(_discounts(counts), expected)
 
 
@@ -457,6 +396,11 @@ def test_baselines_reach_what_the_best_of_their_kind_can(order):
         assert ngram_perplexity(corpus, seen + 1) == pytest.approx(best, rel=0.03)
     assert bigram_perplexity(corpus) == ngram_perplexity(corpus, 2)
     assert (conditional_entropy(joint, 1) > 1.05 * grammar.entropy_rate) == (order > 1)
+
+
+def test_a_perplexity_is_of_any_loss():
+    assert perplexity(2.0) == math.exp(2) and perplexity(1e9) == math.inf
+    assert math.isnan(perplexity(math.nan))
 
 
 def test_baselines_learn_from_the_training_part_alone():

@@ -19,7 +19,7 @@ def test_every_test_that_the_errata_name_leads_to_its_text(project):
         text = (project.root / file).read_text()
         assert f"def {name.rpartition('.')[2]}(" in text, caption
         shown[label] = caption
-    assert len(shown) == page.count("literalinclude") > 60
+    assert len(shown) == page.count("literalinclude") > 40
     named = re.findall(r"\[`(\S+?)`\]\(#([\w-]+)\)", errata)
     assert {label for _, label in named} == set(shown)
     for name, label in named:

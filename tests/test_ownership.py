@@ -14,8 +14,6 @@ WAYS = {
     "both": [{"up": a, "down": b} for a, b in zip(ROWS, COLUMNS, strict=True)],
     "stages": [{}, {"up": WHOLE, "down": COLUMNS[0]}],
 }
-
-
 PARTS = sum(WAYS.values(), [])
 
 

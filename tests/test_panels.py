@@ -1,10 +1,11 @@
-"""Curves of the same methods side by side: one look each, and an end that is told."""
+"""Panels, ranges and kinds: what each draws, and that nothing hides another."""
 
 import math
 
+import numpy as np
 import pytest
 
-from cdopt_tutorial.plots import panels
+from cdopt_tutorial import plots
 
 LOW = {"one": [1.0, 0.5, 0.25], "many": [1.0, 0.25, 0.125]}
 HIGH = {"many": [1.0, 1e9, math.nan], "one": [1.0, 0.5, 0.25]}
@@ -12,7 +13,7 @@ HIGH = {"many": [1.0, 1e9, math.nan], "one": [1.0, 0.5, 0.25]}
 
 @pytest.fixture
 def axes():
-    return panels({"low": LOW, "high": HIGH}, xlabel="x", ylabel="y").axes
+    return plots.panels({"low": LOW, "high": HIGH}, xlabel="x", ylabel="y").axes
 
 
 def test_a_method_looks_the_same_in_all_panels(axes):
@@ -39,6 +40,56 @@ def test_only_a_wide_panel_is_logarithmic(axes):
 
 def test_what_can_not_be_drawn_is_refused():
     with pytest.raises(ValueError, match="'one' has no finite y to begin with"):
-        panels({"low": {"one": [math.inf]}}, xlabel="x", ylabel="y")
+        plots.panels({"low": {"one": [math.inf]}}, xlabel="x", ylabel="y")
     with pytest.raises(ValueError, match="13 curves, but there are 12 looks"):
-        panels({"low": {str(i): [1.0] for i in range(13)}}, xlabel="x", ylabel="y")
+        plots.panels(
+            {"low": {str(i): [1.0] for i in range(13)}}, xlabel="x", ylabel="y"
+        )
+
+
+X = [1, 8, 32]
+REPEATS = [(X, [10, 200, 4000]), (X, [30, 100, 1000]), (X, [20, 300, 2000])]
+
+
+@pytest.fixture
+def ax():
+    curves = {"one": REPEATS, "equal": REPEATS, "another": REPEATS}
+    (ax,) = plots.ranges(curves, xlabel="x", ylabel="y").axes
+    return ax
+
+
+def test_a_bar_goes_from_the_least_to_the_most_through_the_median(ax):
+    for line, bars in zip(ax.lines, ax.collections, strict=True):
+        x, y = line.get_data()
+        assert y.tolist() == [20, 200, 2000]
+        found = np.array(bars.get_segments())
+        np.testing.assert_allclose(found[..., 0], np.stack([x, x], 1))
+        np.testing.assert_allclose(found[..., 1], [[10, 30], [100, 300], [1000, 4000]])
+
+
+def test_equal_curves_stand_side_by_side_around_the_x_that_was_measured(ax):
+    places = np.array([line.get_xdata() for line in ax.lines])
+    assert (np.diff(places, axis=0) > 0).all()
+    np.testing.assert_allclose(np.exp(np.log(places).mean(0)), X)
+    # Those of one x stay together.
+    assert (places[-1, :-1] < places[0, 1:]).all()
+    assert ax.get_xticks().tolist() == X
+
+
+def test_curves_are_told_by_line_and_marker_too(ax):
+    looks = {(line.get_color(), line.get_marker()) for line in ax.lines}
+    assert len(looks) == 3
+    (legend,) = ax.figure.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["one", "equal", "another"]
+
+
+def test_kinds_have_a_marker_for_each_seed_and_a_dash_at_the_median():
+    values = {"free": [3.0, 1.0, 2.0], "orthogonal start": [5.0, 9.0, 6.0]}
+    (ax,) = plots.kinds(values, ylabel="y", threshold=4.5).axes
+    *markers, border = ax.lines
+    for place, (line, found) in enumerate(zip(markers, values.values(), strict=True)):
+        assert line.get_xdata().tolist() == [place] * 3
+        assert line.get_ydata().tolist() == found
+    dashes = [bar.get_segments()[0][:, 1].tolist() for bar in ax.collections]
+    assert dashes == [[2, 2], [6, 6]] and border.get_ydata() == [4.5, 4.5]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["free", "orthogonal\nstart"]

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench import holding
 from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import study
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
@@ -17,7 +16,6 @@ from cdopt_tutorial.sharding.study import (
     CONFIG,
     HELD,
     KINDS,
-    Run,
     distance,
     make,
     train,
@@ -66,10 +64,8 @@ def test_attentions_start_orthonormal_and_are_the_same(kind):
     assert max(offs(model)) < 1e-5
     for number in range(2):
         for name in ("q", "k", "v", "out"):
-            one, two = (
-                getattr(each[number + 1].attention, name).weight
-                for each in (model, other)
-            )
+            both = (each[number + 1].attention for each in (model, other))
+            one, two = (getattr(attention, name).weight for attention in both)
             torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
     assert min(offs(made("free"))) > 0.5
 
@@ -166,22 +162,3 @@ def test_a_study_has_each_kinds_runs_in_the_order_of_the_seeds():
 def test_a_study_that_makes_no_sense_is_refused(rates, why):
     with pytest.raises(ValueError, match=why):
         study.study(rates)
-
-
-def a_run(kind: str, lr: float, loss: float) -> Run:
-    return Run(kind, lr, 1, [], loss, 0.0, 0.3)
-
-
-def test_rates_are_tuned_for_every_kind_alike_and_on_seeds_of_their_own():
-    assert not set(holding.SEEDS) & set(study.SEEDS)
-    assert set(study.LEARNING_RATES.values()) <= set(holding.LRS)
-
-
-def test_the_bench_compares_each_rate_with_the_best(monkeypatch):
-    def made_up(_, jobs, **__):
-        return [a_run(kind, lr, lr + seed) for kind, lr, seed, *_ in jobs]
-
-    monkeypatch.setattr(holding, "share", made_up)
-    rows, more = holding.measure(lambda _: None, smoke=True)
-    assert set(more["chosen"].values()) == {holding.LRS[0]}
-    assert len(rows) == (2 + 1) * len(KINDS) and min(r.ratio for r in rows) >= 1

@@ -21,7 +21,6 @@ ENGINES = {BASELINE: TorchRPC, "torch RPC, cut": partial(TorchRPC, "cut"), "Ray"
 UNITS = {"start and end": "s", "call": "s", "rnn": "s/step", "hybrid": "images/s"}
 UNITS |= dict.fromkeys(EPISODES, "steps/s")
 
-
 # A system with `run` and `run_locally`, its job, and the speed of what either returns.
 Training = tuple[Any, Any, Callable[[Any], float]]
 
@@ -43,7 +42,7 @@ def make_trainings(smoke: bool, device: str) -> dict[str, Training]:
     job = rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))
     found: dict[str, Training] = {"rnn": (rnn, job, _step_seconds)}
     job = hybrid.Job(hybrid.HybridConfig(manifold="stiefel", **few))
-    found["hybrid"] = hybrid, job, _images_per_second
+    found["hybrid"] = hybrid, job, lambda of: of.as_json()["samples_per_second"]
     for conversation, episodes in EPISODES.items():
         few = {"max_episodes": 4 if smoke else episodes, "device": device}
         job = reinforce.ReinforceConfig(conversation, **few)
@@ -83,10 +82,6 @@ def null_call(engine: Workers, worker: str, calls: int) -> tuple[float, float]:
 def _step_seconds(found: rnn.History | list[rnn.History]) -> float:
     first = found[0] if isinstance(found, list) else found
     return statistics.median(first.step_seconds[WARM_UP:])
-
-
-def _images_per_second(result: hybrid.Result) -> float:
-    return result.as_json()["samples_per_second"]
 
 
 def _steps_per_second(training: reinforce.Training) -> float:

@@ -8,7 +8,6 @@ from cdopt_tutorial.engines import Trace, Wire
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run
 
 SEEDS = 5  # 1 to 5, one of each turn
-SMOKE_EPISODES = 4
 TRACED_EPISODES = 32
 BASELINE = "per-step"
 UNITS = {"environment steps": "1/s", "time to solve": "s"}
@@ -17,7 +16,7 @@ UNITS |= {"calls": "1/step", "bytes": "B/step"}
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Train each conversation to the end, seed by seed; in a smoke run, not so far."""
-    limit = SMOKE_EPISODES if smoke else ReinforceConfig.max_episodes
+    limit = 4 if smoke else ReinforceConfig.max_episodes
     options = {"max_episodes": limit, "device": device}
     variants = {name: partial(figures, name, **options) for name in CONVERSATIONS}
     return sweep(variants, 1 if smoke else SEEDS, progress, UNITS, BASELINE)

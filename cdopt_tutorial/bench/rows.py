@@ -14,9 +14,9 @@ from joblib import cpu_count
 class Row:
     """One figure of a bench."""
 
-    name: str  #: what was measured
+    name: str
     value: float  #: its median, or what else is said of several
-    unit: str  #: of the value
+    unit: str
     baseline: str  #: name of the row that it is compared with; its own if of none
     ratio: float  #: value over the baseline's value
     least: float  #: of all that was measured
@@ -61,10 +61,9 @@ def rows(
         of = {name: each[figure] for name, each in values.items() if figure in each}
         base = baseline if baseline in of else next(iter(of), None)
         for name, measured in of.items():
-            value = average(measured)
+            value, ends = average(measured), (min(measured), max(measured))
             row = f"{name}: {figure}", value, unit, f"{base}: {figure}"
-            ratio = value / average(of[base])
-            found.append(Row(*row, ratio, min(measured), max(measured)))
+            found.append(Row(*row, value / average(of[base]), *ends))
     return found
 
 

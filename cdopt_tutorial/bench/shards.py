@@ -1,22 +1,19 @@
 """A step of a constrained weight (n, p) that two ranks hold the rows of.
 
 A step maps the weight, adds a penalty and goes back, in float32, one thread a rank.
-"sharded" maps the rows where they lie. All others gather the weight first and compute
-with the whole on each rank: "gathered" dissolves it, and so torch's parametrizations.
+"sharded" maps the rows where they lie; all others gather the weight on each rank first.
 Of geoopt's SGD on the Stiefel manifold, and of Muon, which holds nothing, it is the
 optimizer's step alone, for there is no map to go back through. The gradient of what a
-rank uses is there, and each keeps its rows of what comes of it: nothing is summed over
-batches.
+rank uses is given: nothing is summed over batches.
 
 torch's parametrizations take seconds to minutes at the full size, so they have smaller
-ones, with fewer turns of a single step, and base rows of their own. geoopt's metric is
-the Euclidean one: by default it makes an n x n matrix, and is 40 times slower.
+ones, and base rows of their own. geoopt's metric is the Euclidean one: its default
+makes an n x n matrix, and is 40 times slower.
 """
 
 import statistics
 import time
 from functools import partial
-from typing import NamedTuple
 
 import geoopt
 import torch
@@ -40,22 +37,14 @@ UNITS = {"step": "s", "bytes": "B/step", "collectives": "1/step"}
 UNITS |= dict.fromkeys(("peak", "shard and peak"), "B")
 
 
-class Size(NamedTuple):
-    """Which variants are measured with a weight of n x p, and how often."""
-
-    n: int
-    p: int
-    variants: tuple[str, ...]
-    turns: int
-
-
 VARIANTS = (BASELINE, "gathered", "geoopt", "muon", *EXACT)
-SIZES = (
-    Size(4096, 256, VARIANTS[:4], 9),
-    Size(2048, 128, (BASELINE, "gathered", "cayley", "householder"), 3),
-    Size(1024, 64, (BASELINE, "gathered", "matrix_exp"), 3),
+Sizes = tuple[tuple[int, int, tuple[str, ...], int], ...]  # n, p, variants, turns
+SIZES: Sizes = (
+    (4096, 256, VARIANTS[:4], 9),
+    (2048, 128, (BASELINE, "gathered", "cayley", "householder"), 3),
+    (1024, 64, (BASELINE, "gathered", "matrix_exp"), 3),
 )
-SMOKE_SIZES = (Size(96, 16, VARIANTS, 1),)
+SMOKE_SIZES: Sizes = ((96, 16, VARIANTS, 1),)
 
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
@@ -69,7 +58,7 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     return measured, {"values": values}
 
 
-def _measure_rank(rank: int, sizes: tuple[Size, ...], device: str) -> dict[int, Values]:
+def _measure_rank(rank: int, sizes: Sizes, device: str) -> dict[int, Values]:
     chosen = process_group.join(rank, RANKS, gpus_of(device)).device
     mesh, values = init_device_mesh(chosen.partition(":")[0], (RANKS,)), {}
     tell = report if rank == 0 else lambda _: None
@@ -131,11 +120,10 @@ def _move(name: str, weight: DTensor, gradient: Tensor) -> None:
 
 def _figures(name: str, step: Step, weight: DTensor, turn: int) -> dict[str, float]:
     """The time of a step; in the first turn also what it sends and allocates."""
-    found = {}
+    found, seconds = {}, []
     if turn == 1:  # no turn sends more than another
         step()  # buffers are made, modules imported
         found = _counts(step, weight)
-    seconds = []
     for _ in range(1 if name in EXACT else STEPS):
         weight.grad = None
         dist.barrier()

@@ -15,7 +15,6 @@ BENCHES = {
     "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
     "holding": "the learning rates of chapter 6's transformers, free and held",
     "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
-    "launch": "starting four workers, against torch.multiprocessing.spawn",
     "reinforce": "chapter 1's four conversations, until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",

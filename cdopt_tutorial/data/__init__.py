@@ -16,14 +16,7 @@ from cdopt_tutorial.data.text import (
 )
 
 __all__ = [
-    "Corpus",
-    "Grammar",
-    "Stream",
-    "Vocabulary",
-    "bigram_perplexity",
-    "detokenize",
-    "load_corpus",
-    "ngram_perplexity",
-    "perplexity",
+    "Corpus", "Grammar", "Stream", "Vocabulary", "bigram_perplexity", "detokenize",
+    "load_corpus", "ngram_perplexity", "perplexity",
     "unigram_perplexity",
-]
+]  # fmt: skip

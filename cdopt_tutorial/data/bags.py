@@ -51,11 +51,11 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class BagSplit:
-    """What is learnt from, what is chosen by, and what it is tested on."""
+    """Bags in three parts."""
 
-    train: Bags  #: bags to learn from
-    valid: Bags  #: bags by which a model is watched, and its settings are chosen
-    test: Bags  #: bags that have had no part in either
+    train: Bags  #: to learn from
+    valid: Bags  #: by which a model is watched, and its settings are chosen
+    test: Bags  #: that have had no part in either
     num_tokens: int  #: different tokens, rows of an embedding table
     num_classes: int  #: different labels
 
@@ -113,10 +113,9 @@ def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
     sums = [0, *accumulate(shares)]
     ends = [round(len(bags) * part / sums[-1]) for part in sums]
     if any(begin == end for begin, end in pairwise(ends)):
-        raise ValueError(
-            f"the smallest of {len(shares)} shares comes to none of {len(bags)} bags, "
-            "but each trainer needs at least 1"
-        )
+        least = f"the smallest of {len(shares)} shares"
+        found = f"comes to none of {len(bags)} bags, but each trainer needs at least 1"
+        raise ValueError(f"{least} {found}")
     return [
         Shard(bags.select(torch.arange(begin, end)), begin, len(bags))
         for begin, end in pairwise(ends)

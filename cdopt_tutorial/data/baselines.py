@@ -36,12 +36,15 @@ class KneserNey:
         if order < 2 or vocab_size**order >= 2**63:
             allowed = f"from 2 up to where {vocab_size}**order is below 2**63"
             raise ValueError(f"order is {order}, but must be {allowed}")
-        self.order, self.vocab_size = order, vocab_size
-        grams, counts = np.unique(self._grams(tokens), return_counts=True)
-        self._levels = []
+        self.order, self.vocab_size, self._levels = order, vocab_size, []
+        grams, counts = np.unique(self.grams(tokens), return_counts=True)
         for length in range(order, 1, -1):
-            self._levels.append(_Level(grams, counts, vocab_size))
+            before, place = np.unique(grams // vocab_size, return_inverse=True)
+            discounts, totals = _discounts(counts), np.bincount(place, counts)
+            seen = (counts - discounts) / totals[place]
+            freed = np.bincount(place, discounts) / totals
             shorter = grams % vocab_size ** (length - 1)
+            self._levels.append((grams, seen, before, freed))
             grams, counts = np.unique(shorter, return_counts=True)
         self._continued = unigram(shorter, vocab_size)
 
@@ -52,36 +55,16 @@ class KneserNey:
         """
         found, share = np.zeros(grams.shape), np.ones(grams.shape)
         for length, level in zip(range(self.order, 1, -1), self._levels, strict=True):
-            seen, freed = level.look_up(grams)
-            found, share = found + share * seen, share * freed
+            known, seen, before, freed = level
+            found = found + share * _find(grams, known, seen, 0.0)
+            share = share * _find(grams // self.vocab_size, before, freed, 1.0)
             grams = grams % self.vocab_size ** (length - 1)
         return found + share * self._continued[grams]
 
-    def perplexity(self, tokens: Tensor) -> float:
-        """Perplexity of tokens (n,), of those with ``order`` - 1 others before them."""
-        found = self.probability(self._grams(tokens))
-        return float(np.exp(-np.log(found).mean()))
-
-    def _grams(self, tokens: Tensor) -> NDArray[np.int64]:
+    def grams(self, tokens: Tensor) -> NDArray[np.int64]:
+        """All sequences of ``order`` words in tokens (n,), as numbers."""
         windows = tokens.unfold(0, self.order, 1).numpy()
         return windows @ self.vocab_size ** np.arange(self.order)[::-1]
-
-
-class _Level:
-    """Relative frequencies of sequences of one length, less a discount."""
-
-    def __init__(self, grams: NDArray, counts: NDArray, vocab_size: int):
-        self._grams, self._vocab_size = grams, vocab_size
-        self._before, place = np.unique(grams // vocab_size, return_inverse=True)
-        discounts = _discounts(counts)[np.minimum(counts, 3)]
-        totals = np.bincount(place, counts)
-        self._seen = (counts - discounts) / totals[place]
-        self._freed = np.bincount(place, discounts) / totals
-
-    def look_up(self, grams: NDArray) -> tuple[NDArray, NDArray]:
-        """What was seen of each, and the share that is left for shorter sequences."""
-        seen = _find(grams, self._grams, self._seen, 0.0)
-        return seen, _find(grams // self._vocab_size, self._before, self._freed, 1.0)
 
 
 def _find(keys: NDArray, known: NDArray, values: NDArray, other: float) -> NDArray:
@@ -93,15 +76,14 @@ def _find(keys: NDArray, known: NDArray, values: NDArray, other: float) -> NDArr
 def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
     """How likely each word is, (vocab_size,): its frequency, smoothed."""
     counts = np.bincount(words, minlength=vocab_size)
-    discounts = _discounts(counts)[np.minimum(counts, 3)]
+    discounts = _discounts(counts)
     return (counts - discounts + discounts.sum() / len(counts)) / counts.sum()
 
 
 def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part, from its second word on, for unigrams."""
     words = unigram(corpus.train.numpy(), len(corpus.vocabulary))
-    found = words[corpus.valid.numpy()[1:]]
-    return float(np.exp(-np.log(found).mean()))
+    return _perplexity_of(words[corpus.valid.numpy()[1:]])
 
 
 def bigram_perplexity(corpus: Corpus) -> float:
@@ -112,15 +94,21 @@ def bigram_perplexity(corpus: Corpus) -> float:
 def ngram_perplexity(corpus: Corpus, order: int) -> float:
     """The same from the ``order``-th word on, for sequences of so many words."""
     model = KneserNey(corpus.train, len(corpus.vocabulary), order)
-    return model.perplexity(corpus.valid)
+    return _perplexity_of(model.probability(model.grams(corpus.valid)))
+
+
+def _perplexity_of(likely: NDArray[np.float64]) -> float:
+    return float(np.exp(-np.log(likely).mean()))
 
 
 def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What to take off counts of 0, 1, 2, and 3 or more (Chen and Goodman 1999)."""
+    """What to take off each count: one value for 3 and more (Chen and Goodman 1999)."""
     once, twice, thrice, four = (np.count_nonzero(counts == n) for n in (1, 2, 3, 4))
-    if 0 in (once, twice, thrice, four):
-        return _FALLBACK
-    share = once / (once + 2 * twice)
-    taken = np.array([0, twice / once, thrice / twice, four / thrice])
-    discounts = np.arange(4) - share * taken * np.arange(1, 5)
-    return discounts if (discounts[1:] > 0).all() else _FALLBACK
+    discounts = _FALLBACK
+    if 0 not in (once, twice, thrice, four):
+        share = once / (once + 2 * twice)
+        taken = np.array([0, twice / once, thrice / twice, four / thrice])
+        estimated = np.arange(4) - share * taken * np.arange(1, 5)
+        if (estimated[1:] > 0).all():
+            discounts = estimated
+    return discounts[np.minimum(counts, 3)]

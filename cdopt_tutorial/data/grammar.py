@@ -24,9 +24,9 @@ class Grammar:
     depends on the last ``order``: with order 2, a bigram model stays above the entropy
     rate, and only a model with a memory comes down to it.
 
-    A *context* is a walk of ``order`` words. They are numbered by their first word and,
-    as digits to the base ``branching``, the choices after it. The chain is ergodic: the
-    successors contain a cycle through all words and one that leaves out a single word.
+    A *context* is a walk of ``order`` words, numbered by its first word and, as digits
+    to the base ``branching``, the choices after it. The chain is ergodic: successors
+    contain a cycle through all words and one that leaves out a single word.
 
     Raises ValueError if a value is out of its range, or contexts are over 4,096.
     """
@@ -64,9 +64,8 @@ class Grammar:
         cycle = rng.permutation(self.num_words)
         table = np.empty((self.num_words, self.branching), dtype=np.int64)
         for place, word in enumerate(cycle):
-            first = [np.roll(cycle, -1)[place]]
-            if place == 0:  # the chord that makes the second cycle
-                first.append(np.roll(cycle, -2)[place])
+            # The next of the cycle; from its first word also the next but one, a chord.
+            first = np.roll(cycle, -place - 1)[: 2 if place == 0 else 1]
             others = rng.permutation(np.setdiff1d(cycle, first))
             table[word] = np.concatenate([first, others])[: self.branching]
         return table

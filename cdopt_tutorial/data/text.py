@@ -41,10 +41,10 @@ _SPACING = [
 
 @cache  # to read all sources takes a second
 def documentation() -> str:
-    """The documentation of IPython, under the BSD License: its sources' docstrings.
+    """The docstrings of IPython's sources, under the BSD License.
 
     Without ruled lines and repeated paragraphs, which would make a model look better
-    than it is. The text depends on the version of IPython, and on nothing else.
+    than it is. The text depends on IPython's version only.
     """
     folder = Path(find_spec("IPython").origin).parent
     kept: dict[str, None] = {}
@@ -60,24 +60,20 @@ def documentation() -> str:
 def read_text(path: str | PathLike) -> str:
     """The text of a file in UTF-8; ValueError, one line that names it, for others."""
     path = Path(path)
+    if path.is_fifo():  # which would wait for its other end
+        raise _unfit(path, "it is a pipe, but must be a text file")
     try:
-        if not path.exists():
-            raise _unfit(path, "there is no such file")
-        if not path.is_file():
-            kind = "a directory" if path.is_dir() else "not a regular file"
-            raise _unfit(path, f"it is {kind}, but must be a text file")
-        data = path.read_bytes()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise _unfit(path, f"it cannot be read ({error.strerror})") from error
-    if not data.strip():
-        raise _unfit(path, "it is empty")
-    if b"\0" in data:
-        raise _unfit(path, "it is binary, but must be text in UTF-8")
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        at = f"byte {error.start} is not UTF-8"
-        raise _unfit(path, f"it must be text in UTF-8, but {at}") from error
+        why = f"it must be text in UTF-8, but its byte {error.start} is not"
+        raise _unfit(path, why) from error
+    if not text.strip():
+        raise _unfit(path, "it is empty")
+    if "\0" in text:
+        raise _unfit(path, "it is binary, but must be text in UTF-8")
+    return text
 
 
 def tokenize(text: str) -> list[str]:
@@ -103,9 +99,8 @@ class Vocabulary:
     def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
         """The words of a training text: ``<unk>``, then the most frequent first.
 
-        A word that occurs only once becomes ``<unk>``, too, so that a model learns what
-        surrounds it. At most ``max_size`` words, ``<unk>`` included, are known. Raises
-        ValueError if that is below 2.
+        A word that occurs only once becomes ``<unk>``, so that a model learns what
+        surrounds it. ``max_size`` counts ``<unk>``; below 2 it is a ValueError.
         """
         if max_size is not None and max_size < 2:
             raise ValueError(f"max_size is {max_size}, but must be at least 2")
@@ -148,19 +143,18 @@ def load_corpus(
 ) -> Corpus:
     """Read a text in UTF-8, hold a tenth of it out, and number its words.
 
-    Of a file, the end is held out. Without a path the text is :func:`documentation`,
-    whose end is about other things than its beginning: it is cut, between paragraphs,
-    into blocks of about 1,000 tokens, and of every ten the fifth is held out. Raises
-    ValueError, one line, if the file is no text or too short, or ``max_vocab`` is
-    below 2.
+    Of a file, the end is held out. :func:`documentation`, read without a path, changes
+    its subject towards the end: it is cut between paragraphs into blocks of about 1,000
+    tokens, and of every ten the fifth is held out. Raises ValueError, one line, if the
+    file is no text or too short, or ``max_vocab`` is below 2.
     """
     if path is None:
         train, valid = _hold_out_blocks(documentation())
     else:
         tokens = tokenize(read_text(path))
         if len(tokens) < MIN_TOKENS:
-            held = f"it has {len(tokens)} tokens (words and punctuation marks)"
-            raise _unfit(path, f"{held}, but at least {MIN_TOKENS} are needed")
+            found = f"it has {len(tokens)} tokens (words and punctuation marks)"
+            raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
     vocabulary = Vocabulary.build(train, max_vocab)
@@ -174,19 +168,17 @@ class Stream:
 
     For truncated back-propagation through time (Williams and Peng 1990): of tokens
     (n,), column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and
-    every window takes the next ``seq_len`` rows, the last one what is left. What is
-    left of the tokens is not read. Raises ValueError if an argument is below 1, or the
-    text is too short for the columns.
+    every window takes the next ``seq_len`` rows, the last one what is left. Raises
+    ValueError if an argument is below 1, or the text is too short for the columns.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
         self.seq_len, self.batch_size = seq_len, batch_size
         at_least(self, 1, "seq_len", "batch_size")
         if len(tokens) <= batch_size:
-            raise ValueError(
-                f"tokens have the shape {tuple(tokens.shape)}, but {batch_size} "
-                f"columns need (n,) with n at least {batch_size + 1}"
-            )
+            found = f"tokens have the shape {tuple(tokens.shape)}, but {batch_size}"
+            needed = f"columns need (n,) with n at least {batch_size + 1}"
+            raise ValueError(f"{found} {needed}")
         rows = (len(tokens) - 1) // batch_size
         # One row more than is read: the last target of each column.
         self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()
@@ -200,19 +192,13 @@ class Stream:
         return -(-(len(self._columns) - 1) // self.seq_len)
 
     def windows(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and their next tokens, (seq_len, batch_size) each, window by window.
-
-        A run that is resumed after k windows goes on with ``windows(start=k)``.
-        """
+        """Inputs and next tokens, (seq_len, batch_size) each, from window ``start``."""
         begins = range(start * self.seq_len, len(self._columns) - 1, self.seq_len)
         windows = (self._columns[at : at + self.seq_len + 1] for at in begins)
         return ((rows[:-1], rows[1:]) for rows in windows)
 
     def shard(self, rank: int, num_trainers: int) -> "Stream":
-        """One trainer's columns; those of all trainers are the whole batch, in order.
-
-        The first trainers may have one more.
-        """
+        """One trainer's columns; the first trainers may have one more than the last."""
         shard = copy.copy(self)
         columns = self._columns.tensor_split(num_trainers, dim=1)[rank]
         # A copy, so that no more than these pickles.

@@ -8,6 +8,7 @@ small, so that the constraint shows.
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import geoopt
 import torch
@@ -39,16 +40,14 @@ def step_costs(
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
-    costs = {name: [] for name in VARIANTS}
+    costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
-        steps = make_steps(d, device)
-        timed = [
-            {name: step_seconds(step, budget) for name, step in steps.items()}
-            for _ in range(turns)  # so that a slow minute hits all alike
-        ]
-        medians = {name: statistics.median(t[name] for t in timed) for name in steps}
-        for name, median in medians.items():
-            costs[name].append((d, median / medians[BASELINE]))
+        steps, seconds = make_steps(d, device), {name: [] for name in VARIANTS}
+        for _, name in product(range(turns), VARIANTS):  # a slow minute hits all alike
+            seconds[name].append(step_seconds(steps[name], budget))
+        base = statistics.median(seconds[BASELINE])
+        for name, found in seconds.items():
+            costs[name].append((d, statistics.median(found) / base))
     return costs
 
 
@@ -68,8 +67,8 @@ def step_seconds(step: Step, budget: float) -> float:
 def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     """One step of training; the target is random, for what it is takes no time."""
     layer, penalty, optimizer = _layer(variant, d, device)
-    x, target = torch.randn(BATCH_SIZE, d), torch.randn(BATCH_SIZE, d // 2)
-    x, target = x.to(device), target.to(device)
+    shapes = (BATCH_SIZE, d), (BATCH_SIZE, d // 2)
+    x, target = (torch.randn(shape).to(device) for shape in shapes)
     moves = optimizer(layer.parameters(), lr=1e-3)
 
     def step() -> None:

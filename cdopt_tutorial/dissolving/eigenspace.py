@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import geoopt
 import torch
@@ -79,19 +79,15 @@ class Solution:
     """A run of a method; the lists have an entry for the start and for each step."""
 
     seconds: list[float]  #: since the start; to evaluate the entries does not count
-    #: relative to the minimum, of f at the feasible point nearest to what the method
-    #: holds; NaN, and the run's end, where that is not finite.
+    #: of f at the nearest feasible point, relative to the minimum; NaN, and the run's
+    #: end, where X is not finite.
     gap: list[float]
-    feasibility: list[float]  #: ‖XᵀX - I‖ of what it holds
-    x: Tensor  #: (n, p), the feasible point nearest to what it holds at the end
+    feasibility: list[float]  #: ‖XᵀX - I‖
+    x: Tensor  #: (n, p), the feasible point nearest to the last X
 
 
-class Held(NamedTuple):
-    """What an optimizer moves, X as made of it, and what it minimises, of X."""
-
-    parameters: Iterable[nn.Parameter]
-    x: Callable[[], Tensor]
-    loss: Callable[[Tensor], Tensor]
+# What an optimizer moves, X as made of it, and what it minimises, of X.
+Held = tuple[Iterable[nn.Parameter], Callable[[], Tensor], Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,9 @@ class Method:
 
     #: makes what is optimized of the problem, the start and penalty_param.
     hold: Callable[[Problem, Tensor, float], Held]
-    #: learning rate, in units. It brings a run to a gap of 1e-6 in the fewest steps, of
-    #: rates up to 32 a factor of √2 apart; the slowest of ten starts counts. L-BFGS has
-    #: 1, for its line search finds its own steps.
+    #: learning rate, in units: of those up to 32, √2 apart, the one with which the
+    #: slowest of ten starts needs the fewest steps to a gap of 1e-6. L-BFGS, which
+    #: searches along lines, has 1.
     lr: float
     #: made of the parameters and the learning rate.
     optimizer: Callable[..., optim.Optimizer] = optim.SGD
@@ -120,12 +116,12 @@ def _dissolved(problem: Problem, start: Tensor, penalty_param: float) -> Held:
         return problem.value(mapped) + penalty_param * squared_distance
 
     x = nn.Parameter(start)
-    return Held([x], lambda: x, loss)
+    return [x], lambda: x, loss
 
 
 def _direct(make: Callable, problem: Problem, start: Tensor, _: float) -> Held:
     x = make(start)
-    return Held([x], lambda: x, problem.value)
+    return [x], lambda: x, problem.value
 
 
 def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
@@ -136,25 +132,19 @@ def _parametrized(kind: str, problem: Problem, start: Tensor, _: float) -> Held:
         torch.manual_seed(0)
         parametrizations.orthogonal(layer, orthogonal_map=kind)
     layer.to(start.device)
-    return Held(layer.parameters(), lambda: layer.weight, problem.value)
+    return layer.parameters(), lambda: layer.weight, problem.value
 
 
 # L-BFGS looks far ahead along a line, and far from the manifold the dissolved problem
 # falls without bound: it needs the larger penalty, which moves that edge away.
-_LBFGS = partial(
-    optim.LBFGS,
-    max_iter=10,
-    tolerance_grad=1e-12,
-    tolerance_change=1e-16,
-    line_search_fn="strong_wolfe",
-)
+_TOLERANCES = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
+_LINE_SEARCH = {"max_iter": 10, "line_search_fn": "strong_wolfe"}
+_LBFGS = partial(optim.LBFGS, **_LINE_SEARCH, **_TOLERANCES)
 _GEOOPT = partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())
 METHODS = {
     "dissolving, SGD": Method(_dissolved, 2**-1.5),
     "dissolving, Adam": Method(_dissolved, 8, optim.Adam, unit=0.01, decays=True),
-    "dissolving, L-BFGS": Method(
-        _dissolved, 1, _LBFGS, unit=1, steps=25, penalty_param=1
-    ),
+    "dissolving, L-BFGS": Method(_dissolved, 1, _LBFGS, 1, steps=25, penalty_param=1),
     "projection": Method(partial(_direct, nn.Parameter), 32, projects=True),
     "geoopt": Method(partial(_direct, _GEOOPT), 2**0.5, geoopt.optim.RiemannianSGD),
     "cayley": Method(partial(_parametrized, "cayley"), 2**1.5),
@@ -173,6 +163,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
         raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
     chosen = replace(METHODS[method], **changes)
     held = chosen.hold(problem, problem.start(seed), chosen.penalty_param)
+    _, current, _ = held
     step = _stepper(chosen, held, problem)
     seconds, gap, feasibility = [0.0], [], []
     for place in range(chosen.steps + 1):
@@ -181,7 +172,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
             step()
             wait_for(problem.matrix.device)
             seconds.append(seconds[-1] + time.perf_counter() - began)
-        x = held.x().detach()
+        x = current().detach()
         gap.append(problem.gap(polar(x)))
         feasibility.append(stiefel_constraint(x).norm().item())
         if math.isnan(gap[-1]):
@@ -191,23 +182,24 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
 
 def _stepper(method: Method, held: Held, problem: Problem) -> Callable[[], None]:
     """One step of the method's optimizer, and of what comes after it."""
+    parameters, x, loss = held
     # f's gradient changes as fast as Σ's largest eigenvalue in absolute value says.
     unit = method.unit or 1 / problem.eigen[0].abs().max().item()
-    optimizer = method.optimizer(held.parameters, lr=method.lr * unit)
+    optimizer = method.optimizer(parameters, lr=method.lr * unit)
     decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, method.steps)
 
-    def loss() -> Tensor:
+    def evaluate() -> Tensor:
         optimizer.zero_grad()
-        value = held.loss(held.x())
+        value = loss(x())
         value.backward()
         return value
 
     def step() -> None:
-        optimizer.step(loss)
+        optimizer.step(evaluate)
         if method.decays:
             decay.step()
         if method.projects:
             with torch.no_grad():
-                held.x().copy_(polar(held.x()))
+                x().copy_(polar(x()))
 
     return step

@@ -1,7 +1,6 @@
 """How a gradient fares on its way back through time, before any training."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +11,12 @@ from cdopt_tutorial.constraints import dissolve_recurrent
 from cdopt_tutorial.dissolving.memory import stiefel
 
 NUM_INPUTS = 10
-
-
-def _dissolved_lstm(num_inputs: int, hidden: int, per_gate: bool) -> nn.LSTM:
-    return dissolve_recurrent(nn.LSTM(num_inputs, hidden), per_gate=per_gate)
-
-
 LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "RNN": nn.RNN,
     "Stiefel RNN": stiefel,
     "LSTM": nn.LSTM,
-    "LSTM, stacked": partial(_dissolved_lstm, per_gate=False),
-    "LSTM, per gate": partial(_dissolved_lstm, per_gate=True),
+    "LSTM, stacked": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes)),
+    "LSTM, per gate": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes), per_gate=True),
 }
 
 
@@ -66,9 +59,9 @@ def flows(
         inputs = functional.one_hot(symbols, NUM_INPUTS).double()
         direction = torch.randn(hidden, generator=generator, dtype=torch.float64)
         direction = functional.normalize(direction, dim=0)
+        given = inputs.to(device), direction.to(device)
         for name, make in LAYERS.items():
             rnn = start(make, hidden, seed).to(device)
-            given = inputs.to(device), direction.to(device)
             found[name].append(gradient_norms(rnn, *given))
     return found
 

@@ -44,23 +44,23 @@ class CopyingMemory:
 
     @property
     def num_inputs(self) -> int:
-        """Different inputs: the blank, the symbols and the marker."""
+        """The blank, the symbols and the marker."""
         return self.num_symbols + 2
 
     @property
     def num_outputs(self) -> int:
-        """Different targets: the blank and the symbols."""
+        """The blank and the symbols."""
         return self.num_symbols + 1
 
     def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Inputs and targets, each (L + 2K, batch_size) int64."""
-        shape = self.num_copies, batch_size
-        symbols = torch.randint(1, self.num_symbols + 1, shape, generator=generator)
-        inputs = torch.full((self.delay + 2 * self.num_copies, batch_size), BLANK)
+        copies, marker = self.num_copies, self.num_symbols + 1
+        symbols = torch.randint(1, marker, (copies, batch_size), generator=generator)
+        inputs = torch.full((self.delay + 2 * copies, batch_size), BLANK)
         targets = inputs.clone()
-        inputs[: self.num_copies] = symbols
-        inputs[self.num_copies + self.delay - 1] = self.num_symbols + 1
-        targets[-self.num_copies :] = symbols
+        inputs[:copies] = symbols
+        inputs[copies + self.delay - 1] = marker
+        targets[-copies:] = symbols
         return inputs, targets
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ class NextWord:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy per word in nats, once ``order`` words have been seen."""
-        first = self.grammar.order - 1
-        logits, targets = logits[first:], targets[first:]
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        known = slice(self.grammar.order - 1, None)
+        logits, targets = logits[known].flatten(0, 1), targets[known].flatten()
+        return functional.cross_entropy(logits, targets)
 
     def recall(self, logits: Tensor, targets: Tensor) -> float:
         """Share of the next words that are the likeliest guess."""
@@ -146,7 +146,7 @@ def _lstm(num_inputs: int, hidden: int) -> nn.LSTM:
     return rnn
 
 
-# Each is made of num_inputs and hidden; "penalty alone" has that of "Stiefel".
+# Each is made of num_inputs and hidden.
 MODELS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "free": nn.RNN,
     "orthogonal start": orthogonal_start,
@@ -206,15 +206,14 @@ class MemoryConfig:
     """Settings of the comparison; raises ValueError if one is out of its range."""
 
     task: CopyingMemory | NextWord = CopyingMemory()  #: what to learn
-    #: learning rate of RMSprop for each model of ``MODELS`` that is trained.
+    #: learning rate of RMSprop for each model that is trained.
     lrs: Mapping[str, float] = field(default_factory=lambda: dict(LEARNING_RATES))
     seeds: Sequence[int] = (1, 2, 3, 4, 5)  #: each of every model's start and batches
     hidden: int = 64  #: width of the recurrent layer
     batch_size: int = 32  #: sequences of a step
     steps: int = 1_000  #: of the optimizer
     interval: int = 25  #: steps that are averaged to a point of the curves
-    #: of the models, as :func:`~.device.pick_device` takes it.
-    device: str = "cpu"
+    device: str = "cpu"  #: of the models, as :func:`~.device.pick_device` takes it
 
     def __post_init__(self):
         at_least(self, 1, "hidden", "batch_size", "steps", "interval")
@@ -261,10 +260,8 @@ class Run:
     steps: list[int]  #: of the optimizer, at the end of each interval
     losses: list[float]  #: nats, mean of each interval, without the penalty
     recalls: list[float]  #: mean of each interval
-    #: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end, an LSTM's in one.
-    weight: float
-    #: the same of what the forward pass uses: A(W), torch's orthogonal Q, or W itself.
-    mapped: float
+    weight: float  #: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end
+    mapped: float  #: that of what the forward pass uses: A(W), Q, or W itself
     seconds: float = field(compare=False)  #: that the run took; not compared
 
     @property

@@ -119,10 +119,8 @@ def stationary_points(function: Function) -> Tensor:
 
 
 def _derivatives(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients (k, 2) and Hessians (k, 2, 2), in a fifth of the time of ``hessian``.
-
-    No value depends on another point, so a sum of all has the gradients of each.
-    """
+    """Gradients (k, 2) and Hessians (k, 2, 2), in a fifth of ``hessian``'s time."""
+    # No value depends on another point, so a sum of all has the gradients of each.
     points = points.detach().requires_grad_()
     (slope,) = torch.autograd.grad(function(points).sum(), points, create_graph=True)
     parts = slope.unbind(-1)
@@ -167,8 +165,7 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     """The learning rate up to which gradient descent comes back to a minimum (2,).
 
-    Measured, by bisection to a thousandth of trials from beside the minimum. It should
-    be 2 over the largest curvature there.
+    By bisection to a thousandth; it should be 2 over the largest curvature there.
     """
 
     def stable(lr: float) -> bool:

@@ -1,15 +1,18 @@
-"""What several seeds or repeats gave: curves, ranges, and values by kind."""
+"""What seeds, repeats or settings gave: curves, in one panel or several, and values."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
+from cdopt_tutorial.plots.style import INK, WIDTH, Look, add_legend, looks, styled
 
 _GRID_POINTS = 200
 _APART = 0.015  # of the axis, between two ranges at one x
+_DECADES = 3  # that a panel's values may span on a linear axis
 _Seed = tuple[Sequence[float], Sequence[float]]
 
 
@@ -29,10 +32,8 @@ def learning_curves(
     (x, y) per seed, x rising. A run that stops before others keeps its last value; a
     marker shows where. A line marks `threshold`.
     """
-    fig = Figure(figsize=(WIDTH, 3.5))
-    ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel)
-    ax.set_xscale("log" if log_x else "linear")
-    ax.set_yscale("log" if log_y else "linear")
+    xscale, yscale = ("log" if log else "linear" for log in (log_x, log_y))
+    ax = _axes(xlabel=xlabel, ylabel=ylabel, xscale=xscale, yscale=yscale)
     lines = []
     for (name, seeds), style in zip(curves.items(), looks(list(curves)), strict=True):
         color, marker = style.color, style.marker
@@ -45,8 +46,8 @@ def learning_curves(
     if threshold is not None:
         _mark(ax, threshold)
     _tick_the_data(ax, curves)
-    add_legend(fig, lines, handlelength=3)
-    return fig
+    add_legend(ax.figure, lines, handlelength=3)
+    return ax.figure
 
 
 @styled
@@ -58,9 +59,7 @@ def ranges(
     A curve has a pair (x, y) per repeat, and all have the same few x. At each x the
     curves stand side by side, where bands of equal curves would hide each other.
     """
-    fig = Figure(figsize=(WIDTH, 3.5))
-    scales = {"xscale": "log", "yscale": "log"}
-    ax = fig.add_subplot(xlabel=xlabel, ylabel=ylabel, **scales)
+    ax = _axes(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")
     bars, styles = [], looks(list(curves))
     for place, (name, repeats) in enumerate(curves.items()):
         style, (x, _) = styles[place], repeats[0]
@@ -74,8 +73,8 @@ def ranges(
         line.set(marker=style.marker, ms=5, mew=0)
         bar.set(color=style.color, lw=1.8)
     _tick_the_data(ax, curves)
-    add_legend(fig, bars, handlelength=3)
-    return fig
+    add_legend(ax.figure, bars, handlelength=3)
+    return ax.figure
 
 
 @styled
@@ -86,8 +85,7 @@ def kinds(
 
     A line marks `threshold`.
     """
-    fig = Figure(figsize=(WIDTH, 3.5))
-    ax = fig.add_subplot(ylabel=ylabel)
+    ax = _axes(ylabel=ylabel)
     each = zip(values.values(), looks(list(values)), strict=True)
     for place, (found, style) in enumerate(each):
         color, marker = style.color, style.marker
@@ -95,7 +93,37 @@ def kinds(
         ax.hlines(np.median(found), place - 0.25, place + 0.25, color=color, lw=1.8)
     ax.set_xticks(range(len(values)), [name.replace(" ", "\n") for name in values])
     _mark(ax, threshold)
+    return ax.figure
+
+
+@styled
+def panels(
+    settings: Mapping[str, Mapping[str, Sequence[float]]], *, xlabel: str, ylabel: str
+) -> Figure:
+    """Draw a panel for each setting, and in it a curve for each method.
+
+    A curve has a y for each x from 1, such as each epoch, and ends before the first y
+    that is not finite, or leaves a panel in which it grows by more than some decades,
+    where the axis is logarithmic. A method looks the same in all panels. A curve that
+    begins with a y that is not finite, or too many methods, is a ValueError.
+    """
+    methods = dict.fromkeys(name for curves in settings.values() for name in curves)
+    look_of = dict(zip(methods, looks(list(methods)), strict=True))
+    fig = Figure(figsize=(WIDTH, 3.2))
+    axes = fig.subplots(1, len(settings), squeeze=False)[0]
+    lines = {}
+    for ax, (title, curves) in zip(axes, settings.items(), strict=True):
+        ax.set(title=title, xlabel=xlabel)
+        for name, y in curves.items():
+            lines.setdefault(name, _draw_finite(ax, y, look_of[name], name))
+        _scale(ax)
+    axes[0].set_ylabel(ylabel)
+    add_legend(fig, [lines[name] for name in methods], handlelength=3)
     return fig
+
+
+def _axes(**labels: str) -> Axes:
+    return Figure(figsize=(WIDTH, 3.5)).add_subplot(**labels)
 
 
 def _mark(ax: Axes, threshold: float) -> None:
@@ -108,7 +136,7 @@ def _mark(ax: Axes, threshold: float) -> None:
 def _on_one_grid(
     seeds: Sequence[_Seed], log_x: bool, log_y: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a common x, and y of shape (seeds, len(x)) on it."""
+    """A common x, and y of shape (seeds, len(x)) on it."""
     low, high = max(x[0] for x, _ in seeds), max(x[-1] for x, _ in seeds)
     # Between its points a curve is straight on the axes that are seen.
     seen_x, seen_y = (np.log if log else np.asarray for log in (log_x, log_y))
@@ -123,3 +151,27 @@ def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
     if len(measured) <= 8:
         ax.set_xticks(measured, [f"{x:g}" for x in measured])
         ax.set_xticks([], minor=True)
+
+
+def _draw_finite(ax: Axes, y: Sequence[float], look: Look, name: str) -> Line2D:
+    ends = next((i for i, value in enumerate(y) if not math.isfinite(value)), len(y))
+    if not ends:
+        raise ValueError(f"{name!r} has no finite y to begin with")
+    style = {"color": look.color, "ls": look.linestyle, "marker": look.marker}
+    line = ax.plot(range(1, ends + 1), y[:ends], **style, ms=5, mew=0, label=name)[0]
+    if ends < len(y):
+        place = {"xytext": (-8, 0), "textcoords": "offset points", "size": 9}
+        place |= {"ha": "right", "va": "center"}
+        ax.annotate("then not finite", (ends, y[ends - 1]), **place)
+    return line
+
+
+def _scale(ax: Axes) -> None:
+    values = [value for line in ax.lines for value in line.get_ydata()]
+    if min(values) > 0 and max(values) > 10**_DECADES * min(values):
+        ax.set_yscale("log")
+        # One curve that diverges would flatten all others.
+        first = max(line.get_ydata()[0] for line in ax.lines)
+        ax.set_ylim(top=min(max(values), 10**_DECADES * first))
+    elif min(values) >= 0:
+        ax.set_ylim(bottom=0)

@@ -32,7 +32,7 @@ def landscape(
     target: Sequence[float],
     target_label: str,
 ) -> Figure:
-    """Draw landscapes, two in a row, on the same axes, with the paths over them.
+    """Draw an even number of landscapes, two in a row, with the paths over them.
 
     A panel has, by its title, a function's values (rows, columns) on the rising `axis`,
     and paths (steps + 1, 2) by their names, the same in all, cut at its edge. A ring is
@@ -40,14 +40,11 @@ def landscape(
     `curve`, (n, 2), such as a manifold; a star is at `target`, such as a known optimum.
     Contour lines share the area evenly: valleys are seen however steep the walls are.
     """
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
+    rows = len(panels) // 2
     fig = Figure(layout="compressed")
-    fig.set_size_inches(_BESIDE + columns * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE))
-    axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax, (title, (values, paths)) in zip(axes.flat, panels.items(), strict=False):
+    fig.set_size_inches(_BESIDE + 2 * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE))
+    axes = fig.subplots(rows, 2, sharex=True, sharey=True)
+    for ax, (title, (values, paths)) in zip(axes.flat, panels.items(), strict=True):
         ax.set(title=title, aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
         ax.set(xlim=axis[[0, -1]], ylim=axis[[0, -1]])
         ax.label_outer()

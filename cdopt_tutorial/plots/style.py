@@ -17,7 +17,7 @@ _LINE = 40  # letters of a name in a legend, above which it takes a second line
 
 @dataclass(frozen=True)
 class Look:
-    """How one worker or one curve is drawn; never told by its colour alone."""
+    """How one worker or one curve is drawn; never by its colour alone."""
 
     color: str
     linestyle: str | tuple
@@ -37,7 +37,7 @@ _BROWN = Look("#8c6414", _DASHES, "X")
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 """Looks of things that are no roles, in the order they are drawn."""
 
-# For more things than there are colours: the second round is told by the rest.
+# For more things than there are colours: the second round differs by the rest.
 _LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
 LOOKS = SERIES + tuple(
     Look(first.color, line, marker)

@@ -35,6 +35,10 @@ def timeline(
     zero = min(call.sent for call in calls)
     span = max(call.received for call in calls) - zero
     unit, ns = next(u for u in _UNITS.items() if span < 2000 * u[1] or u[0] == "s")
+
+    def at(time: float) -> float:
+        return (time - zero) / ns
+
     fig = Figure(figsize=(WIDTH, 1))
     ax = fig.add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)
@@ -50,9 +54,12 @@ def timeline(
     few = len(calls) <= _HEADS_UP_TO
     for caller in callers:
         own = [call for call in calls if call.caller == caller]
-        _draw_bars(ax, own, bars, lambda t: (t - zero) / ns)
+        for call in own:
+            top, bottom = bars[caller, call.callee, call.method]
+            work = (at(call.started), at(call.ended) - at(call.started))
+            ax.broken_barh([work], (top, bottom - top), color=look(caller).color)
         if arrows:
-            _draw_arrows(ax, own, lanes, bars, lambda t: (t - zero) / ns, few)
+            _draw_arrows(ax, own, lanes, bars, at, few)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
     if arrows:
         handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
@@ -86,14 +93,6 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     return lanes, bars
 
 
-def _draw_bars(ax: Axes, calls: Sequence[Call], bars: dict, at: Callable) -> None:
-    """Draw the work for one caller; `at` gives a time in the unit of the axis."""
-    for call in calls:
-        top, bottom = bars[call.caller, call.callee, call.method]
-        work = (at(call.started), at(call.ended) - at(call.started))
-        ax.broken_barh([work], (top, bottom - top), color=look(call.caller).color)
-
-
 def _draw_arrows(
     ax: Axes, calls: Sequence[Call], lanes: dict, bars: dict, at: Callable, few: bool
 ) -> None:
@@ -109,12 +108,12 @@ def _draw_arrows(
         edge = lane[1] if other > lane else lane[0]
         down = top > edge
         near = top if down else bottom
-        begin, end = (at(call.sent), edge), (at(call.received), edge)
+        sent, received = (at(call.sent), edge), (at(call.received), edge)
         started, ended = (at(call.started), near), (at(call.ended), near)
-        lines += [(begin, started), (ended, end)]
-        waits.append((begin, end))
+        lines += [(sent, started), (ended, received)]
+        waits.append((sent, received))
         heads["v" if down else "^"].append(started)
-        heads["^" if down else "v"].append(end)
+        heads["^" if down else "v"].append(received)
     ax.add_collection(LineCollection(lines, colors=color, lw=0.9 if few else 0.35))
     ax.add_collection(LineCollection(waits, colors=color, lw=1.8))
     if few:

@@ -22,6 +22,7 @@ from joblib import cpu_count
 from matplotlib.figure import Figure
 from PIL import Image
 
+from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.plots.style import INK, styled
 
 HIDDEN = "application/papermill.record/"  # as `publish.chapter` reads it
@@ -54,29 +55,23 @@ def environment(device: str = "cpu") -> HTML:
 
 
 def _device(name: str) -> str:
-    """Say which device that is: its name, and what is behind it."""
-    if name == "cpu" or not torch.cuda.is_available():
-        return "cpu"
-    number = name.partition(":")[2]
-    numbers = [int(number)] if number else range(torch.cuda.device_count())
-    gpus = [f"cuda:{n} {torch.cuda.get_device_name(n)}" for n in numbers]
-    return ", ".join([*gpus, f"CUDA {torch.version.cuda}"])
+    gpus = gpus_of("cuda" if name == "auto" else name)
+    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
+    return ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
 
 
 class Progress:
     """A context manager: a bar that is full at `total`, and stays on the page."""
 
     def __init__(self, total: float, label: str) -> None:
-        self._total, self._label = total, label
-        self._value, self._text, self._shown_at = 0.0, "", float("-inf")
+        self._total, self._label, self._value, self._text = total, label, 0.0, ""
+        self._shown_at = float("-inf")
 
     def __enter__(self) -> "Progress":
         self._handle = display(self, display_id=True)
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
-        if kind is not None:
-            self._text = f"{self._text} (stopped: {kind.__name__})".strip()
+    def __exit__(self, *_) -> None:
         self._handle.update(self)
 
     def update(self, value: float, text: str = "") -> None:
@@ -122,7 +117,7 @@ def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
 
 
 def _inline(svg: str, width: float, alt: str) -> str:
-    """Turn a file of matplotlib's into an element that shares a page with others."""
+    """An element, of a file of matplotlib's, that shares a page with others."""
     inner = svg[svg.index(">", svg.index("<svg")) + 1 :]
     # A style element would reach every SVG of the page.
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, flags=re.DOTALL)
@@ -155,7 +150,7 @@ def video(
     still = io.BytesIO()
     Image.fromarray(frames[poster]).save(still, "png", optimize=True)
     picture = base64.b64encode(still.getvalue()).decode()
-    film = base64.b64encode(_mp4(frames, fps)).decode()
+    film = base64.b64encode(_mp4(frames, (width, height), fps)).decode()
     element = (
         f'<video controls loop playsinline muted aria-label="{escape(label)}" '
         f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
@@ -164,17 +159,14 @@ def video(
     return _figure(element, caption)
 
 
-def _mp4(frames: Sequence[np.ndarray], fps: int) -> bytes:
-    """Encode frames as H.264, which every browser plays, the same bytes each time."""
-    height, width, _ = frames[0].shape
+def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes:
+    """H.264, which every browser plays, and the same bytes each time."""
     options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
     options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
+    how = {"fps": fps, "codec": "libx264", "output_params": options.split()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        writer = imageio_ffmpeg.write_frames(
-            path, (width, height), fps=fps, codec="libx264", pix_fmt_out="yuv420p",
-            macro_block_size=2, output_params=options.split(),
-        )  # fmt: skip
+        writer = imageio_ffmpeg.write_frames(path, size, macro_block_size=2, **how)
         writer.send(None)
         for frame in frames:
             writer.send(np.ascontiguousarray(frame))

@@ -24,7 +24,7 @@ COMMANDS = (
     "rnn",
     "hybrid",
     "shard",
-    "bench launch",
+    "bench rnn --smoke",
     "execute --force",
     "build",
 )
