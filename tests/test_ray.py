@@ -174,7 +174,7 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
         made.cut(2)
         told, _ = running.communicate(timeout=PATIENCE)
         assert running.returncode == 1
-        named = r"^cdopt-tutorial: \w+ on host2 was not heard of for 15 s$"
+        named = r"^cdopt-tutorial: \w+ on host2 has not been heard from for 15 s$"
         assert re.search(named, told, re.M), told
         wait_for_end(there, ALONE)
         assert len(there) == 4  # also those behind the cut

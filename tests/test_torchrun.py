@@ -87,7 +87,7 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     time.sleep(2)
     run.kill()
     here, there = (text for _, text in run.end())
-    silence = "was not heard of for 15 s\n"
+    silence = "has not been heard from for 15 s\n"
     assert f"cdopt-tutorial: observer1 on host2 {silence}" in here
     assert f"cdopt-tutorial: agent on host1 {silence}" in there
 

@@ -33,7 +33,7 @@ def late(silent, own="agent", patience=LOST):
 
 
 LONG = 2 * LOST
-ELSEWHERE = "observer1", "on host2 was not heard of for 15 s"
+ELSEWHERE = "observer1", "on host2 has not been heard from for 15 s"
 
 
 @pytest.mark.parametrize("last", [0.0, 1.0], ids=["at once", "last of it"])
@@ -44,13 +44,13 @@ def test_who_is_cut_off_names_who_is_elsewhere(last):
 
 
 def test_who_has_stopped_is_named_also_beside_who_asks():
-    assert late([0, LONG, 0]) == ("observer0", "on host1 was not heard of for 15 s")
+    assert late([0, LONG, 0]) == ("observer0", "on host1 has not been heard from for 15 s")
 
 
 def test_who_has_not_begun_yet_has_the_time_to_join():
     assert late([0, 0, LONG], patience=60) is None
     found = late([0, 0, LONG + 60], patience=60)
-    assert found == ("observer1", "on host2 was not heard of for 60 s")
+    assert found == ("observer1", "on host2 has not been heard from for 60 s")
 
 
 @given(st.lists(st.floats(0, 0.9 * LOST), min_size=3, max_size=3))

@@ -20,6 +20,7 @@ from hosts import NET, Hosts
 
 from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines.actors.actor import ALONE
+from cdopt_tutorial.engines.launcher.launch import JOIN
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torchrun.peers import LOST
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
@@ -39,7 +40,7 @@ SYSTEMS = {
 }  # fmt: skip
 #: Seconds within which all must have ended; a minute is what workers have to join, or,
 #: on Ray, to be replaced.
-LIMITS = {"no loss": 600.0, "kill": 60.0 + LOST, "cut": 60.0 + ALONE + LOST}
+LIMITS = {"no loss": 600.0, "kill": JOIN + LOST, "cut": JOIN + ALONE + LOST}
 TOLERANCE = 1e-10  # of a result, against one process
 STRIDE = 5  # between two moments, so that they differ for each system and worker
 
@@ -168,10 +169,10 @@ def _wrong(run: Found, way: Way, file: Path, told: list[tuple[int, str]]) -> str
 def _expected(run: Found, way: Way, outputs: int) -> list[str]:
     """What each output must say of whom was lost."""
     if run.kind == "cut":
-        silent = r"on host{h} was not heard of for 15 s"
+        silent = r"on host{h} has not been heard from for 15 s"
         if way.engine == "ray":  # whose workers have no host before they have joined
             gone = rf"can't be reached \(on (host{{h}}|{NET}.{{h}})\)"
-            silent = rf"({silent}|missed the deadline of 60 s to join|{gone})"
+            silent = rf"({silent}|missed the deadline of {JOIN:g} s to join|{gone})"
         return [rf"^cdopt-tutorial: \w+ {silent.format(h=h)}" for h in (2, 1)[:outputs]]
     reason = "died" if way.engine == "ray" else "was killed (by SIGKILL|as it started)"
     line = f"^cdopt-tutorial: {run.whom} {reason}"

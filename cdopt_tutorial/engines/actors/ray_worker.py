@@ -30,6 +30,7 @@ from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 
 WATCH = 0.5  # seconds between two looks at Ray's own processes
 ANSWER = 5.0  # seconds for a cluster to answer at all
+CLUSTER = 60.0  # seconds for it to let us in
 DAEMONS = "gcs_server", "raylet"  # of a cluster of this host, which the driver starts
 OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
 
@@ -98,6 +99,7 @@ def cluster(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[None]:
         reason = "could not be started on this host"
         options |= _local(len(plans), plans[0].settings.folder)
     seconds = plans[0].join_deadline
+    seconds = seconds if address is None else min(CLUSTER, seconds)
     # Ray itself tries for many minutes, such as where the cluster has TLS and we not.
     late = WorkerError("ray", f"{reason} in {seconds:g} s")
     limit = threading.Timer(seconds, process.fail, [late])

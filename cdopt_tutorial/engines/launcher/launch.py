@@ -20,6 +20,8 @@ from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.scratch import scratch
 
+# Seconds for all to join: on two cores with a load of 20, Ray's have taken more than 60.
+JOIN = 120.0
 MOST_THREADS = 256  # with which a worker answers calls
 
 
@@ -41,7 +43,7 @@ def launch(
     roles: Mapping[str, Role],
     *,
     deadline: float = 600.0,
-    join_deadline: float = 60.0,
+    join_deadline: float = JOIN,
     rpc_timeout: float = 60.0,
     rpc_threads: int = 4,
     polling: bool = False,

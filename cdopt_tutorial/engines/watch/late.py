@@ -75,4 +75,4 @@ def _find_silent(workers: Sequence[Watched], own: str) -> tuple[str, str] | None
     here = next((w.host for w in workers if w.name == own), None)
     lost = next((w for w in suspects if w.host != here), silent[0])
     where = f"on {lost.host} " if lost.host else ""
-    return lost.name, f"{where}was not heard of for {longest.patience:g} s"
+    return lost.name, f"{where}has not been heard from for {longest.patience:g} s"
