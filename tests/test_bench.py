@@ -5,7 +5,6 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from cdopt_tutorial.sharding.kinds import KINDS
 
 from cdopt_tutorial.bench import (
     copying,
@@ -22,6 +21,7 @@ from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.sharding import study
+from cdopt_tutorial.sharding.study import KINDS
 
 
 class TestRows:

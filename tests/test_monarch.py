@@ -107,7 +107,7 @@ class TestSystems:
     def test_one_that_is_stopped_is_named_and_nothing_is_left(self):
         own = psutil.Process()
         before = own.children(recursive=True)
-        with pytest.raises(WorkerError, match="^other has not been heard from for 15 s"):
+        with pytest.raises(WorkerError, match="^other has not been heard from"):
             OnMonarch().launch({"agent": Role(serve), "other": Role(ray_roles.stop)})
         left = [each for each in own.children(recursive=True) if each not in before]
         # The fork server and its tracker stay for the next run.

@@ -44,7 +44,8 @@ def test_who_is_cut_off_names_who_is_elsewhere(last):
 
 
 def test_who_has_stopped_is_named_also_beside_who_asks():
-    assert late([0, LONG, 0]) == ("observer0", "on host1 has not been heard from for 15 s")
+    silent = "on host1 has not been heard from for 15 s"
+    assert late([0, LONG, 0]) == ("observer0", silent)
 
 
 def test_who_has_not_begun_yet_has_the_time_to_join():

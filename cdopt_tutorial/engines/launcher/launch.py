@@ -20,7 +20,7 @@ from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.scratch import scratch
 
-# Seconds for all to join: on two cores with a load of 20, Ray's have taken more than 60.
+# Seconds for all to join: on two cores, at a load of 20, Ray's took more than 60.
 JOIN = 120.0
 MOST_THREADS = 256  # with which a worker answers calls
 
