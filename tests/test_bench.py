@@ -68,7 +68,7 @@ class TestRows:
 # Those of `constraints` and `shards` are in tests of their own.
 @pytest.mark.usefixtures("engines_installed")
 @pytest.mark.parametrize(
-    "name", ["reinforce", "rnn", "hybrid", "copying", "holding", "engines"]
+    "name", ["reinforce", "rnn", "hybrid", "copying", "holding", "engines", "rollouts"]
 )
 def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "ENGINES", {engines.BASELINE: TorchRPC})
