@@ -237,6 +237,18 @@ class TestTrainer:
         assert version == 0 and max_difference(weights, before) == 0
         assert max_difference(play.asked[0].wait()[2], before) > 0
 
+    def test_nobody_plays_for_an_update_before_one_that_it_has_had(self):
+        # Or its rollouts would be taken in another order than it has played them.
+        play, failed = (
+            Play(config(3, max_lag=1, num_rollouts=2)),
+            torch.futures.Future(),
+        )
+        assert [play.asked[n].wait()[0] for n in range(3)] == [0, 0, 1]
+        failed.set_exception(RuntimeError("gone"))
+        play.trainer.leave(1, failed)  # so that update 0 lacks a rollout again
+        assert play.hand_over(2) and not play.asked[2].done()
+        assert play.trainer.begin(4).wait()[0] == 0
+
     def test_what_a_lost_observer_has_not_handed_over_is_played_by_another(self):
         play, failed = Play(config(1, max_lag=1)), torch.futures.Future()
         play.hand_over(0)  # update 0; it plays for update 1 when it is lost

@@ -1,6 +1,7 @@
 """How many steps observers take in a second, by their number, lag and waits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -12,20 +13,21 @@ from cdopt_tutorial.rollouts.system import train
 def measure(configs: Sequence[RolloutsConfig], repeats: int = 1) -> list[list[float]]:
     """Environment steps per second: for each config, one figure for each repeat.
 
-    All run in one launch, in turns, so that a slow second hits all alike.
+    All run in one launch, in turns, so that a slow second hits all alike; each turn has
+    a seed of its own, and so other waits.
     """
     most = max(config.num_observers for config in configs)
     roles = {"trainer": Role(_measure, (TorchRPC(), configs, repeats))}
     roles |= {f"observer{i}": Role(serve) for i in range(most)}
-    return launch(roles, rpc_threads=2)["trainer"]
+    return launch(roles, rpc_threads=2, deadline=3600)["trainer"]
 
 
 def _measure(
     engine: Workers, configs: Sequence[RolloutsConfig], repeats: int
 ) -> list[list[float]]:
     found = [[] for _ in configs]
-    for _ in range(repeats):
+    for turn in range(repeats):
         for config, paces in zip(configs, found, strict=True):
-            score = train(engine, config).score
+            score = train(engine, replace(config, seed=config.seed + turn)).score
             paces.append(score.env_steps / score.seconds)
     return found

@@ -84,6 +84,7 @@ class Trainer(Learner):
         self._changed = threading.Condition()
         #: by update, by observer who plays for it: the rollout, or None so far
         self._open: dict[int, dict[int, Rollout | None]] = {}
+        self._last: dict[int, int] = {}  # by observer, the update that it was given
         self._waiting: dict[int, Future] = {}
         self._lost: list[tuple[int, Exception]] = []
         self._over = False
@@ -159,6 +160,7 @@ class Trainer(Learner):
                 update = self._update_for(observer)
                 if update is not None:
                     self._open.setdefault(update, {})[observer] = None
+                    self._last[observer] = update
                 if self._over or update is not None:
                     answer = None if self._over else (update, *self._newest)
                     ready.append((self._waiting.pop(observer), answer))
@@ -166,11 +168,11 @@ class Trainer(Learner):
             future.set_result(answer)
 
     def _update_for(self, observer: int) -> int | None:
-        """The next update that lacks a rollout, and has none of this observer."""
+        """The next update that it has not had, for which too few observers play."""
         version, _ = self._newest
-        for update in range(version, version + self.config.max_lag + 1):
-            row = self._open.get(update, {})
-            if len(row) < self.config.num_rollouts and observer not in row:
+        first = max(version, self._last.get(observer, -1) + 1)
+        for update in range(first, version + self.config.max_lag + 1):
+            if len(self._open.get(update, {})) < self.config.num_rollouts:
                 return update
         return None
 
