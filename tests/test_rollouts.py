@@ -376,8 +376,8 @@ class TestSimulator:
         clock = np.random.default_rng(1)
         drawn = np.array([simulator._wait(4.0, waits, clock) for _ in range(100_000)])
         # Pareto's mean is shape / (shape - 1) times its least value.
-        least = 4.0 if waits == "fixed" else 4.0 * 0.25 / 1.25
-        middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.25)
+        least = 4.0 if waits == "fixed" else 4.0 * 0.5 / 1.5
+        middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.5)
         assert drawn.min() == pytest.approx(least, rel=1e-3)
         assert np.median(drawn) == pytest.approx(middle, rel=0.02)
         there = Simulator("CartPole-v1", 1, 20.0, "fixed")

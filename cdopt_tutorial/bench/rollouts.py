@@ -8,14 +8,14 @@ from cdopt_tutorial.rollouts import RolloutsConfig, speed
 
 BASELINE = "in step, heavy waits, 8 observers"
 UNITS = {"environment steps": "1/s"}
-UPDATES = 16
+UPDATES = 32
 WAYS = {"in step": {"max_lag": 0}, "ahead": {"max_lag": 4}}
 
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:
     """Time all variants in turns; in a smoke run, one turn of one update each."""
     turns, updates = (1, 1) if smoke else (5, UPDATES)
-    config = RolloutsConfig(num_envs=4, step_ms=5.0, device=device)
+    config = RolloutsConfig(num_envs=1, step_ms=5.0, device=device)
     variants = {}
     for waits in ("fixed", "heavy"):
         for way, lag in WAYS.items():

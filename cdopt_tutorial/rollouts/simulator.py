@@ -16,7 +16,7 @@ from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 WAITS = ("fixed", "heavy")
-SHAPE = 1.25  # of the Pareto distribution of heavy waits; their variance is infinite
+SHAPE = 1.5  # of the Pareto distribution of heavy waits; their variance is infinite
 
 
 class Simulator:
