@@ -18,7 +18,7 @@ COMMANDS = {
     "rnn": "chapter 2: train an RNN split over a trainer and a server",
     "hybrid": "chapter 5: train a table by RPC, and replicas of a layer by DDP",
     "shard": "chapter 6: train a transformer in copies, shards, parts or stages",
-    "rollouts": "chapter 8: let observers play ahead of the trainer",
+    "rollouts": "chapter 8: let observers play ahead of the agent",
     "bench": "measure speed, all variants in one run",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",

@@ -210,7 +210,7 @@ def test_the_agent_gets_the_rewards_of_the_package(importable, monkeypatch):
         torch.testing.assert_close(one, other.detach(), rtol=1e-3, atol=1e-4)
 
 
-def test_the_trainer_ahead_has_the_gradient_of_the_package(importable):
+def test_the_agent_ahead_has_the_gradient_of_the_package(importable):
     module = importable("bare_ahead", "EPISODES, GOAL = 2, 0.1")
     torch.manual_seed(1)
     policy, lengths = Policy(), torch.tensor([7, 3])

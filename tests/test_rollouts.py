@@ -27,10 +27,10 @@ from cdopt_tutorial.reinforce import Lost
 from cdopt_tutorial.reinforce.agent import LocalPolicy, PerStep
 from cdopt_tutorial.reinforce.learner import log_probs, policy_loss
 from cdopt_tutorial.rollouts import (
+    AheadAgent,
     Learner,
     Observer,
     RolloutsConfig,
-    Trainer,
     simulator,
 )
 from cdopt_tutorial.rollouts.simulator import Simulator
@@ -167,11 +167,11 @@ class Play:
     """Observers that begin and hand over in an order that a test chooses."""
 
     def __init__(self, settings):
-        self.trainer, self.settings = Trainer(settings), settings
+        self.agent, self.settings = AheadAgent(settings), settings
         self.asked, self.lags = {}, []
         self.observers = [Observer(i, settings) for i in range(settings.num_observers)]
         for number in range(settings.num_observers):
-            self.asked[number] = self.trainer.begin(number)
+            self.asked[number] = self.agent.begin(number)
 
     def hand_over(self, number):
         """What an observer does, if it is not made to wait."""
@@ -179,22 +179,22 @@ class Play:
             return False
         update, version, weights = self.asked[number].wait()
         rollout = self.observers[number].play(version, weights)
-        self.trainer.hand_over(update, number, rollout)
-        self.asked[number] = self.trainer.begin(number)
+        self.agent.hand_over(update, number, rollout)
+        self.asked[number] = self.agent.begin(number)
         return True
 
     def learn(self):
         """An update, if all of its rollouts have come."""
-        if not self.trainer._is_complete():
+        if not self.agent._is_complete():
             return False
-        batch = self.trainer.next_batch(None)
+        batch = self.agent.next_batch(None)
         assert len(batch) == self.settings.num_rollouts
-        lag, _ = self.trainer.learn(batch)
+        lag, _ = self.agent.learn(batch)
         self.lags.append(lag)
         return True
 
 
-class TestTrainer:
+class TestAheadAgent:
     @settings(max_examples=20, deadline=None)
     @given(
         order=st.lists(st.integers(0, 3), min_size=1, max_size=40),
@@ -208,7 +208,7 @@ class TestTrainer:
         for turn in order:
             play.learn() if turn == 3 else play.hand_over(turn)
             waits = not any(future.done() for future in play.asked.values())
-            assert play.trainer._is_complete() or not waits  # somebody can go on
+            assert play.agent._is_complete() or not waits  # somebody can go on
         assert max(play.lags, default=0) <= max_lag
 
     def test_lets_observers_ahead_by_max_lag_and_no_further(self):
@@ -223,10 +223,10 @@ class TestTrainer:
         # Observers that asked meanwhile played for it again, and nobody took it.
         play = Play(config(1, max_lag=0))
         assert play.hand_over(0)
-        batch = play.trainer.next_batch(None)
-        play.trainer._answer()
+        batch = play.agent.next_batch(None)
+        play.agent._answer()
         assert not play.asked[0].done()
-        play.trainer.learn(batch)
+        play.agent.learn(batch)
         assert play.asked[0].wait()[:2] == (1, 1)
 
     def test_weights_that_were_given_do_not_change(self):
@@ -245,22 +245,22 @@ class TestTrainer:
         )
         assert [play.asked[n].wait()[0] for n in range(3)] == [0, 0, 1]
         failed.set_exception(RuntimeError("gone"))
-        play.trainer.leave(1, failed)  # so that update 0 lacks a rollout again
+        play.agent.leave(1, failed)  # so that update 0 lacks a rollout again
         assert play.hand_over(2) and not play.asked[2].done()
-        assert play.trainer.begin(4).wait()[0] == 0
+        assert play.agent.begin(4).wait()[0] == 0
 
     def test_what_a_lost_observer_has_not_handed_over_is_played_by_another(self):
         play, failed = Play(config(1, max_lag=1)), torch.futures.Future()
         play.hand_over(0)  # update 0; it plays for update 1 when it is lost
         failed.set_exception(RuntimeError("gone"))
-        play.trainer.leave(0, failed)
+        play.agent.leave(0, failed)
         lost = []
-        again = play.trainer.begin(1)  # a new one, with streams of its own
+        again = play.agent.begin(1)  # a new one, with streams of its own
         assert again.wait()[0] == 1
-        batch = play.trainer.next_batch(lambda *each: lost.append(each[0]))
+        batch = play.agent.next_batch(lambda *each: lost.append(each[0]))
         assert lost == [0] and list(batch) == [0]
-        play.trainer.end()
-        assert play.trainer.begin(1).wait() is None
+        play.agent.end()
+        assert play.agent.begin(1).wait() is None
 
 
 class TestLearner:

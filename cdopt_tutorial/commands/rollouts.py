@@ -1,4 +1,4 @@
-"""`cdopt-tutorial rollouts`: observers play CartPole ahead of the trainer."""
+"""`cdopt-tutorial rollouts`: observers play CartPole ahead of the agent."""
 
 import argparse
 import math

@@ -1,8 +1,8 @@
-"""Chapter 8: observers play ahead of the trainer, and one process repeats the run."""
+"""Chapter 8: observers play ahead of the agent, and one process repeats the run."""
 
 from cdopt_tutorial.rollouts.learner import Learner, Observer, Rollout, RolloutsConfig
 from cdopt_tutorial.rollouts.system import (
-    Trainer,
+    AheadAgent,
     Training,
     Update,
     check,
@@ -13,6 +13,6 @@ from cdopt_tutorial.rollouts.system import (
 )
 
 __all__ = [
-    "Learner", "Observer", "Rollout", "RolloutsConfig", "Trainer", "Training", "Update",
-    "check", "in_step", "run", "run_locally", "train",
+    "AheadAgent", "Learner", "Observer", "Rollout", "RolloutsConfig", "Training",
+    "Update", "check", "in_step", "run", "run_locally", "train",
 ]  # fmt: skip

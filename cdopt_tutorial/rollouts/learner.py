@@ -46,7 +46,7 @@ class RolloutsConfig:
     seed: int = 1  #: of the policy's start, the environments and the choice of actions
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
     log_interval: int = 10  #: updates between two log lines
-    #: of the trainer's and the observers' policies, as :func:`~.device.pick_device`
+    #: of the agent's and the observers' policies, as :func:`~.device.pick_device`
     #: takes it; what travels, and all chance, is on the CPU.
     device: str = "cpu"
 
@@ -108,12 +108,12 @@ class Observer:
             chances = log_probs(self._player.policy, episodes)
         return Rollout(before, version, episodes, chances)
 
-    def play_ahead(self, trainer_rref: Reference) -> None:
-        """Play until no update is to come; the trainer calls it once."""
-        trainer = trainer_rref.rpc_sync(timeout=0)  # it answers when an update is open
-        while given := trainer.begin(self._number):
+    def play_ahead(self, agent_rref: Reference) -> None:
+        """Play until no update is to come; the agent calls it once."""
+        agent = agent_rref.rpc_sync(timeout=0)  # it answers when an update is open
+        while given := agent.begin(self._number):
             update, version, weights = given
-            trainer.hand_over(update, self._number, self.play(version, weights))
+            agent.hand_over(update, self._number, self.play(version, weights))
         self._player.close()
 
 

@@ -17,9 +17,9 @@ def measure(configs: Sequence[RolloutsConfig], repeats: int = 1) -> list[list[fl
     a seed of its own, and so other waits.
     """
     most = max(config.num_observers for config in configs)
-    roles = {"trainer": Role(_measure, (TorchRPC(), configs, repeats))}
+    roles = {"agent": Role(_measure, (TorchRPC(), configs, repeats))}
     roles |= {f"observer{i}": Role(serve) for i in range(most)}
-    return launch(roles, rpc_threads=2, deadline=3600)["trainer"]
+    return launch(roles, rpc_threads=2, deadline=3600)["agent"]
 
 
 def _measure(

@@ -1,6 +1,6 @@
-"""Chapter 8's system: observers that play ahead while the trainer learns.
+"""Chapter 8's system: observers that play ahead while the agent learns.
 
-Each update of the trainer takes one rollout from each of several observers. The next
+Each update of the agent takes one rollout from each of several observers. The next
 ``max_lag`` updates are open to them as well, so that nobody waits for a slow observer
 at once, and no rollout is older than that. Who played for which update by weights of
 which version is the schedule of a run, from which one process repeats it.
@@ -35,12 +35,12 @@ from cdopt_tutorial.rollouts.learner import (
     Weights,
 )
 
-Schedule = list[dict[int, int]]  #: for each update, by observer: its weights' version
+Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
 
 
 @dataclass(frozen=True)
 class Update(Round):
-    """What the trainer reports after each update."""
+    """What the agent reports after each update."""
 
     lag: int  #: of its oldest rollout: updates since the weights that played it
     max_ratio: float  #: the largest ratio of probabilities, before it is clipped
@@ -51,7 +51,7 @@ class Training:
     """What a run returns."""
 
     score: Score  #: rewards and verdict
-    updates: list[Update]  #: what the trainer reported after each update
+    updates: list[Update]  #: what the agent reported after each update
     schedule: Schedule  #: of these updates
     weights: Weights  #: the trained policy's parameters, on the CPU
 
@@ -74,7 +74,7 @@ class Training:
         }
 
 
-class Trainer(Learner):
+class AheadAgent(Learner):
     """Learns from rollouts as they come in, and opens updates for more of them."""
 
     def __init__(self, config: RolloutsConfig):
@@ -202,13 +202,13 @@ class Record:
 
 
 def train(engine: Workers, config: RolloutsConfig) -> Training:
-    """The trainer's role: have observers play ahead, and learn until it is solved."""
-    trainer, calls = Trainer(config), {}
-    trainer_rref = engine.reference(trainer)
+    """The agent's role: have observers play ahead, and learn until it is solved."""
+    agent, calls = AheadAgent(config), {}
+    agent_rref = engine.reference(agent)
 
     def start(number: int, observer: Reference) -> None:
-        call = observer.rpc_async(timeout=0).play_ahead(trainer_rref)
-        call.add_done_callback(partial(trainer.leave, number))
+        call = observer.rpc_async(timeout=0).play_ahead(agent_rref)
+        call.add_done_callback(partial(agent.leave, number))
         calls[number % config.num_observers] = call
 
     def make(number: int) -> Reference:
@@ -218,7 +218,7 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
     def start_another(number: int, error: Exception) -> None:
         if not (engine.replaces and isinstance(error, WorkerLost)):
             raise error
-        engine.report("trainer", Lost(f"observer{number}", trainer.version))
+        engine.report("agent", Lost(f"observer{number}", agent.version))
         number += config.num_observers  # whose random streams nobody has drawn from
         start(number, make(number))
 
@@ -227,13 +227,13 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
     for each in observers.items():
         start(*each)
     while record.goes_on():
-        batch = trainer.next_batch(start_another)
-        engine.report("trainer", record.add(batch, trainer.learn(batch)))
-    trainer.end()
+        batch = agent.next_batch(start_another)
+        engine.report("agent", record.add(batch, agent.learn(batch)))
+    agent.end()
     for call in calls.values():
         with suppress(*([WorkerLost] if engine.replaces else [])):
             call.wait()  # whoever is lost now is not needed any more
-    return record.training(trainer.kept[trainer.version])
+    return record.training(agent.kept[agent.version])
 
 
 def check(config: RolloutsConfig) -> None:
@@ -246,18 +246,18 @@ def check(config: RolloutsConfig) -> None:
 def run(
     config: RolloutsConfig, engine: Workers | None = None, **options: Any
 ) -> Training:
-    """Train on workers: a trainer and its observers, each in a process of its own.
+    """Train on workers: an agent and its observers, each in a process of its own.
 
     The options are those of :func:`~.launch.launch`. A ValueError where
     :func:`check` refuses the config, a WorkerError if a worker failed.
     """
     check(config)
     engine = engine or TorchRPC()
-    roles = {"trainer": Role(train, (engine, config))}
+    roles = {"agent": Role(train, (engine, config))}
     observer = Role(serve, replaceable=True)
     roles |= {f"observer{i}": observer for i in range(config.num_observers)}
     options.setdefault("rpc_threads", 2)
-    return engine.launch(roles, **options)["trainer"]
+    return engine.launch(roles, **options)["agent"]
 
 
 def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
@@ -292,7 +292,7 @@ def run_locally(
                 if number not in observers:
                     observers[number] = Observer(number, config)
                 batch[number] = observers[number].play(version, learner.kept[version])
-            engine.report("trainer", record.add(batch, learner.update(batch)))
+            engine.report("agent", record.add(batch, learner.update(batch)))
         return record.training(learner.kept[learner.version])
 
 
