@@ -224,8 +224,8 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
 
     observers = {number: make(number) for number in range(config.num_observers)}
     record = Record(config)  # its time begins when all observers are there
-    for each in observers.items():
-        start(*each)
+    for number, observer in observers.items():
+        start(number, observer)
     while record.goes_on():
         batch = agent.next_batch(start_another)
         engine.report("agent", record.add(batch, agent.learn(batch)))
