@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -63,22 +63,6 @@ def documentation_digest() -> str:
     return hashlib.sha256(documentation().encode()).hexdigest()[:16]
 
 
-def read_text(path: str | PathLike) -> str:
-    """The text of a file in UTF-8; ValueError, one line that names it, for others."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise _unfit(path, f"it cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        why = f"it must be text in UTF-8, but its byte {error.start} is not"
-        raise _unfit(path, why) from error
-    if not text.strip():
-        raise _unfit(path, "it is empty")
-    if "\0" in text:
-        raise _unfit(path, "it is binary, but must be text in UTF-8")
-    return text
-
-
 def tokenize(text: str) -> list[str]:
     r"""Cut a text into lower-cased words, ``\w+``, and single punctuation marks."""
     return _TOKEN.findall(text.lower())
@@ -96,40 +80,30 @@ def detokenize(tokens: Iterable[str]) -> str:
 class Vocabulary:
     """The words that a model knows, each of them once, and their numbers."""
 
-    words: tuple[str, ...]  #: by number; ``<unk>`` among them stands for all others
+    words: tuple[str, ...]  #: by number; the first of a text is ``<unk>``
 
     @classmethod
     def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
         """The words of a training text: ``<unk>``, then the most frequent first.
 
         A word that occurs only once becomes ``<unk>``, so that a model learns what
-        surrounds it. ``max_size`` counts ``<unk>``; below 2 it is a ValueError.
+        surrounds it. ``max_size`` counts ``<unk>``.
         """
-        if max_size is not None and max_size < 2:
-            raise ValueError(f"max_size is {max_size}, but must be at least 2")
-        counts = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
-        words = [word for word, count in counts if count >= MIN_COUNT]
-        return cls((UNKNOWN, *words[: max_size and max_size - 1]))
+        counts = Counter(sorted(tokens)).most_common()  # ties in order of the alphabet
+        words = (word for word, count in counts if count >= MIN_COUNT)
+        return cls((UNKNOWN, *words)[:max_size])
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
-        """Numbers (n,) int64 of n tokens; ValueError for a word that has none."""
-        tokens, unknown = list(tokens), self._ids.get(UNKNOWN, -1)
-        ids = [self._ids.get(token, unknown) for token in tokens]
-        if -1 in ids:
-            word = tokens[ids.index(-1)]
-            raise ValueError(f"{word!r} is not in the vocabulary, which has no <unk>")
-        return torch.tensor(ids, dtype=torch.int64)
+        """Numbers (n,) int64 of n tokens: 0, that of ``<unk>``, for unknown ones."""
+        ids = {word: number for number, word in enumerate(self.words)}
+        return torch.tensor([ids.get(each, 0) for each in tokens], dtype=torch.int64)
 
-    def decode(self, ids: Tensor | Iterable[int]) -> list[str]:
+    def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of numbers (n,)."""
-        return [self.words[i] for i in torch.as_tensor(ids).tolist()]
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+        return [self.words[i] for i in ids]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +123,12 @@ def load_corpus(
     Of a file, the end is held out. :func:`documentation`, read without a path, changes
     its subject towards the end: it is cut between paragraphs into blocks of about 1,000
     tokens, and of every ten the fifth is held out. Raises ValueError, one line, if the
-    file is no text or too short, or ``max_vocab`` is below 2.
+    file is no text or too short, or ``max_vocab`` leaves no word.
     """
     if path is None:
         train, valid = _hold_out_blocks(documentation())
     else:
-        tokens = tokenize(read_text(path))
+        tokens = tokenize(_read(path))
         if len(tokens) < MIN_TOKENS:
             found = f"it has {len(tokens)} tokens (words and punctuation marks)"
             raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
@@ -162,7 +136,7 @@ def load_corpus(
         train, valid = tokens[:end], tokens[end:]
     vocabulary = Vocabulary.build(train, max_vocab)
     if len(vocabulary) < 2:
-        raise _unfit(path, "no word occurs twice, so that there is nothing to learn")
+        raise _unfit(path, "no word to learn occurs twice")
     return Corpus(vocabulary, vocabulary.encode(train), vocabulary.encode(valid))
 
 
@@ -209,8 +183,16 @@ class Stream:
         return shard
 
 
+def _read(path: str | PathLike) -> str:
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except OSError as error:
+        raise _unfit(path, f"it cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise _unfit(path, f"its byte {error.start} is not UTF-8") from error
+
+
 def _unfit(path: str | PathLike | None, why: str) -> ValueError:
-    """The error of a corpus that cannot be used: one line."""
     name = "IPython's documentation" if path is None else repr(str(path))
     return ValueError(f"corpus {name}: {why}")
 
