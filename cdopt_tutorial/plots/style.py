@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from textwrap import fill
 
 from matplotlib import style
@@ -75,16 +76,10 @@ METHODS = {
 
 
 def looks(names: Sequence[str]) -> list[Look]:
-    """The look of each curve of a figure: a method's own, or the next that is free.
-
-    Raises ValueError if there are more than there are looks.
-    """
+    """The look of each curve of a figure: a method's own, or the next that is free."""
     taken = [METHODS.get(name) for name in names]
-    spare = [look for look in LOOKS if look not in taken]
-    if taken.count(None) > len(spare):
-        raise ValueError(f"{len(names)} curves, but there are {len(LOOKS)} looks")
-    more = iter(spare)
-    return [look or next(more) for look in taken]
+    spare = cycle(look for look in LOOKS if look not in taken)
+    return [look or next(spare) for look in taken]
 
 
 # In the order of their lanes: who leads, who works, who serves.

@@ -102,12 +102,10 @@ def _draw_arrows(
     for call in calls:
         if call.caller == call.callee:
             continue  # its own work: nothing is sent
-        top, bottom = bars[call.caller, call.callee, call.method]
-        # The edge of the caller's lane that faces the callee's.
-        lane, other = lanes[call.caller], lanes[call.callee]
-        edge = lane[1] if other > lane else lane[0]
-        down = top > edge
-        near = top if down else bottom
+        # From the edge of the caller's lane to that of the bar which faces it.
+        down = lanes[call.callee] > lanes[call.caller]
+        edge = lanes[call.caller][1 if down else 0]
+        near = bars[call.caller, call.callee, call.method][0 if down else 1]
         sent, received = (at(call.sent), edge), (at(call.received), edge)
         started, ended = (at(call.started), near), (at(call.ended), near)
         lines += [(sent, started), (ended, received)]
