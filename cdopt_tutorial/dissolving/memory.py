@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -112,41 +113,28 @@ class NextWord:
         return self.grammar.sample(self.text_len)
 
 
-def orthogonal_start(num_inputs: int, hidden: int) -> nn.RNN:
-    """An RNN that is free, and begins with an orthogonal hidden-to-hidden weight."""
+MODELS = (
+    "free", "orthogonal start", "Stiefel", "torch's orthogonal", "LSTM",
+    "penalty alone",
+)  # fmt: skip
+
+
+def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNNBase:
+    """The recurrent layer of one of ``MODELS``, before any training."""
+    if name == "LSTM":
+        lstm = nn.LSTM(num_inputs, hidden)
+        # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
+        nn.init.ones_(lstm.bias_hh_l0.detach()[hidden : 2 * hidden])
+        return lstm
     rnn = nn.RNN(num_inputs, hidden)
-    nn.init.orthogonal_(rnn.weight_hh_l0)
+    if name != "free":
+        nn.init.orthogonal_(rnn.weight_hh_l0)
+    if name == "Stiefel":
+        constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
+    if name == "torch's orthogonal":
+        # Of torch's three maps this was the fastest at a width of 64.
+        parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
     return rnn
-
-
-def stiefel(num_inputs: int, hidden: int) -> nn.RNN:
-    """An RNN whose hidden-to-hidden weight is dissolved."""
-    rnn = orthogonal_start(num_inputs, hidden)
-    return constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
-
-
-def _exact(num_inputs: int, hidden: int) -> nn.RNN:
-    rnn = orthogonal_start(num_inputs, hidden)
-    # Of torch's three maps this was the fastest at a width of 64.
-    return parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
-
-
-def _lstm(num_inputs: int, hidden: int) -> nn.LSTM:
-    rnn = nn.LSTM(num_inputs, hidden)
-    # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
-    nn.init.ones_(rnn.bias_hh_l0.detach()[hidden : 2 * hidden])
-    return rnn
-
-
-# Each is made of num_inputs and hidden.
-MODELS: dict[str, Callable[[int, int], nn.RNNBase]] = {
-    "free": nn.RNN,
-    "orthogonal start": orthogonal_start,
-    "Stiefel": stiefel,
-    "torch's orthogonal": _exact,
-    "LSTM": _lstm,
-    "penalty alone": orthogonal_start,
-}
 
 
 class Model(nn.Module):
@@ -157,7 +145,7 @@ class Model(nn.Module):
         self.name = name
         # Drawn first, so that all models of a seed start with the same readout.
         self.readout = nn.Linear(hidden, num_outputs)
-        self.rnn = MODELS[name](num_inputs, hidden)
+        self.rnn = recurrent(name, num_inputs, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (seq_len, batch, num_outputs) of inputs (seq_len, batch) int64."""
@@ -210,11 +198,6 @@ class MemoryConfig:
         check(self, "lrs", fit, f"above 0, of {', '.join(MODELS)}")
         check(self, "seeds", all(seed >= 0 for seed in self.seeds), "at least 0")
         object.__setattr__(self, "device", pick_device(self.device))
-
-    @property
-    def jobs(self) -> list["Job"]:
-        """Each model from each seed."""
-        return [Job(m, lr, seed) for m, lr in self.lrs.items() for seed in self.seeds]
 
 
 def next_word_config(**changes: Any) -> MemoryConfig:
@@ -286,5 +269,7 @@ def run(
     config: MemoryConfig, on_done: Callable[[int, Run], None] | None = None
 ) -> dict[str, list[Run]]:
     """Each model's runs, in the order of the seeds; WorkerError if a worker failed."""
-    runs = share(train, [(job, config) for job in config.jobs], on_done=on_done)
+    each = product(config.lrs.items(), config.seeds)
+    jobs = [(Job(model, lr, seed), config) for (model, lr), seed in each]
+    runs = share(train, jobs, on_done=on_done)
     return {name: [r for r in runs if r.job.model == name] for name in config.lrs}
