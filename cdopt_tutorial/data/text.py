@@ -82,17 +82,6 @@ class Vocabulary:
 
     words: tuple[str, ...]  #: by number; the first of a text is ``<unk>``
 
-    @classmethod
-    def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
-        """The words of a training text: ``<unk>``, then the most frequent first.
-
-        A word that occurs only once becomes ``<unk>``, so that a model learns what
-        surrounds it. ``max_size`` counts ``<unk>``.
-        """
-        counts = Counter(sorted(tokens)).most_common()  # ties in order of the alphabet
-        words = (word for word, count in counts if count >= MIN_COUNT)
-        return cls((UNKNOWN, *words)[:max_size])
-
     def __len__(self) -> int:
         return len(self.words)
 
@@ -120,6 +109,10 @@ def load_corpus(
 ) -> Corpus:
     """Read a text in UTF-8, hold a tenth of it out, and number its words.
 
+    ``<unk>`` is first, then come the words of the training part, the most frequent
+    first, ``max_vocab`` in all. A word that occurs only once becomes ``<unk>``, so that
+    a model learns what surrounds it.
+
     Of a file, the end is held out. :func:`documentation`, read without a path, changes
     its subject towards the end: it is cut between paragraphs into blocks of about 1,000
     tokens, and of every ten the fifth is held out. Raises ValueError, one line, if the
@@ -134,7 +127,9 @@ def load_corpus(
             raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
-    vocabulary = Vocabulary.build(train, max_vocab)
+    counts = Counter(sorted(train)).most_common()  # ties in order of the alphabet
+    known = (word for word, count in counts if count >= MIN_COUNT)
+    vocabulary = Vocabulary((UNKNOWN, *known)[:max_vocab])
     if len(vocabulary) < 2:
         raise _unfit(path, "no word to learn occurs twice")
     return Corpus(vocabulary, vocabulary.encode(train), vocabulary.encode(valid))

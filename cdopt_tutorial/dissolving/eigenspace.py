@@ -37,14 +37,10 @@ class Problem:
         """Those of Σ, (n,), the largest first."""
         return torch.linalg.eigh(self.matrix).eigenvalues.flip(0)
 
-    @property
-    def minimum(self) -> float:
-        """The least value of f on the manifold."""
-        return -0.5 * self.eigenvalues[: self.p].sum().item()
-
     def gap(self, x: Tensor) -> float:
-        """How far f at a feasible x is above the minimum, relative to it."""
-        return (self.value(x).item() - self.minimum) / abs(self.minimum)
+        """How far f at a feasible x is above its minimum there, relative to it."""
+        minimum = -0.5 * self.eigenvalues[: self.p].sum().item()
+        return (self.value(x).item() - minimum) / abs(minimum)
 
     def start(self, seed: int = 0) -> Tensor:
         """A point (n, p) of the manifold, drawn uniformly; the same on any device."""
