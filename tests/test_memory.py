@@ -66,9 +66,7 @@ def test_gradient_norms_are_those_of_the_product_of_jacobians(name, seed=1):
 
 
 def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
-    state = torch.get_rng_state()
     found = flow.flows(hidden=32, steps=30, seeds=(1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
     again = flow.flows(hidden=32, steps=30, seeds=(2,))
     assert again == {name: runs[1:] for name, runs in found.items()}
     for norms in (norms for runs in found.values() for norms in runs):
@@ -98,12 +96,11 @@ def test_only_gates_that_are_constrained_each_are_orthogonal():
 
 
 @pytest.mark.parametrize("name", ["LSTM", "Stiefel", "torch's orthogonal"])
-def test_training_repeats_and_leaves_the_random_state_alone(name):
-    state, begin = torch.get_rng_state(), time.perf_counter()
+def test_training_repeats(name):
+    begin = time.perf_counter()
     first, again = (train(Job(name, 1e-2, seed=1), TINY) for _ in range(2))
     assert 0 < first.seconds + again.seconds < time.perf_counter() - begin
     assert first == again
-    assert torch.equal(torch.get_rng_state(), state)
     assert first.losses != train(Job(name, 1e-2, seed=2), TINY).losses
     assert first.steps == [5, 10, 15, 20]
     assert first.losses[-1] < first.losses[0]
@@ -134,12 +131,12 @@ def test_only_the_forget_gates_of_the_lstm_begin_open():
 
 def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
     config = replace(TINY, hidden=16, steps=100, interval=50)
-    names = "Stiefel", "torch's orthogonal", "orthogonal start"
-    dissolved, exact, start = (train(Job(n, 3e-3, seed=1), config) for n in names)
-    assert dissolved.weight < 0.2
-    assert dissolved.mapped <= dissolved.weight**2
-    assert exact.mapped < 1e-5
-    assert start.weight > 4 * dissolved.weight
+    names = "Stiefel", "torch's orthogonal", "penalty alone", "orthogonal start"
+    dissolved, exact, alone, start = (
+        train(Job(n, 3e-3, seed=1), config).mapped for n in names
+    )
+    assert exact < 1e-5 and exact < dissolved < 0.05 < 2 * alone
+    assert start > 2 * alone
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -171,10 +168,8 @@ def test_a_run_is_the_loop_written_out(name):
     run = train(Job(name, 0.02, seed=7), TINY)
     assert run.losses == pytest.approx(np.reshape(losses, (4, 5)).mean(1), rel=1e-6)
     assert run.recalls == pytest.approx(np.reshape(recalls, (4, 5)).mean(1), rel=1e-6)
-    if name != "Stiefel":
-        w = model.rnn.weight_hh_l0.detach()
-        off = (w.T @ w - torch.eye(8)).norm().item()
-        assert (run.weight, run.mapped) == pytest.approx((off, off), rel=1e-5)
+    w = model.rnn.weight_hh_l0.detach()
+    assert run.mapped == pytest.approx((w.T @ w - torch.eye(8)).norm().item(), rel=1e-5)
 
 
 # The jobs
@@ -239,19 +234,12 @@ def test_next_word_loss_leaves_out_what_nobody_can_know():
 
 
 def test_a_comparison_that_makes_no_sense_is_refused():
-    known = "model is 'GRU', but must be free or orthogonal start"
     for change, why in [
         ({"hidden": 0}, "hidden is 0, but must be at least 1"),
         ({"steps": 21}, "steps is 21, but must be a multiple of interval, 5"),
-        ({"lrs": {"GRU": 0.1}}, known),
-        ({"lrs": {"free": 0.0}}, "lr is 0.0, but must be above 0 for 'free'"),
-        ({"seeds": (1, -1)}, "seed is -1, but must be at least 0"),
+        ({"lrs": {"GRU": 0.1}}, "lrs is {'GRU': 0.1}, but must be above 0, of free"),
+        ({"lrs": {"free": 0.0}}, "lrs is {'free': 0.0}, but must be above 0"),
+        ({"seeds": (1, -1)}, "seeds is .1, -1., but must be at least 0"),
     ]:
         with pytest.raises(ValueError, match=why):
             replace(TINY, **change)
-
-
-@pytest.mark.parametrize("change", [{"seq_len": 3}, {"text_len": 35}])
-def test_a_text_too_short_is_refused(change):
-    with pytest.raises(ValueError, match="but must be at least (4|36)"):
-        replace(NextWord(), **change)
