@@ -135,8 +135,7 @@ def test_a_constraint_keeps_feasible_what_drifts_off_without_it():
     dissolved, exact, alone, start = (
         train(Job(n, 3e-3, seed=1), config).mapped for n in names
     )
-    assert exact < 1e-5 and exact < dissolved < 0.05 < 2 * alone
-    assert start > 2 * alone
+    assert exact < 1e-5 < dissolved < 1e-3 < 0.1 < alone < start / 4
 
 
 @pytest.mark.parametrize("name", MODELS)
