@@ -30,12 +30,9 @@ _RULED_LINE = re.compile(r"^[ \t]*[-=+*~|#^]{3,}[ \t]*(?:\n|\Z)", re.MULTILINE)
 _SPACING = [
     (re.compile(r" ([.,;:!?)\]}%”’…])"), r"\1"),
     (re.compile(r"([(\[{“‘]) "), r"\1"),
-    (re.compile(r"(\w)\. (?=\d|__)"), r"\1."),
     (re.compile(r"([a-z]{2}) - (?=[a-z]{2})"), r"\1-"),
     (re.compile(r"(\w) ?(['’]) ?(?=(?:s|t|d|m|re|ll|ve)\b)"), r"\1\2"),
     (re.compile(r"([\"'`]) ?([^\"'`]*?) ?\1"), r"\1\2\1"),
-    (re.compile(r"(?<!\*)\* (\w+) \*(?! \*)"), r"*\1*"),
-    (re.compile(r"(?<!<unk)([*=<>:/|-]) (?=[*=<>:/|-](?!unk>))"), r"\1"),
     (re.compile(r"(?<=[\w>]) (?=\(\))"), ""),
 ]
 

@@ -96,16 +96,15 @@ def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None
     return layer.to(device), None
 
 
-class _Transposed(nn.Module):
+class _Transposed(nn.Linear):
     """A layer whose weight is geoopt's, which must be tall: (d, d/2)."""
 
     def __init__(self, d: int):
-        super().__init__()
+        super().__init__(d, d // 2)
         # Not the default, canonical metric: its n x n matrices take four times as long.
         manifold = geoopt.EuclideanStiefel()
-        start = manifold.projx(torch.randn(d, d // 2))
+        start = manifold.projx(self.weight.detach().mT)
         self.weight = geoopt.ManifoldParameter(start, manifold=manifold)
-        self.bias = nn.Parameter(torch.zeros(d // 2))
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight.mT, self.bias)
