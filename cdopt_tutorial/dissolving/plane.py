@@ -55,13 +55,9 @@ def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Func
 def descend(
     function: Function, start: Sequence[float], lr: float, steps: int
 ) -> Tensor:
-    """The path (steps + 1, 2), float64, of ``torch.optim.SGD`` from a start (x₁, x₂).
-
-    With ``lr`` too large it runs away to values that are not finite.
-    """
+    """The path (steps + 1, 2) of ``torch.optim.SGD``, float64, from (x₁, x₂)."""
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([x], lr=lr)
-    path = [x.detach().clone()]
+    optimizer, path = torch.optim.SGD([x], lr=lr), [x.detach().clone()]
     for _ in range(steps):
         optimizer.zero_grad()
         function(x).backward()

@@ -36,10 +36,9 @@ def landscape(
     """Draw an even number of landscapes, two in a row, with the paths over them.
 
     A panel has, by its title, a function's values (rows, columns) on the rising `axis`,
-    and paths (steps + 1, 2) by their names, the same in all, cut at its edge. A ring is
-    where a path starts, a filled marker where it ends. A line runs along the points
-    `curve`, (n, 2), such as a manifold; a star is at `target`, such as a known optimum.
-    Contour lines share the area evenly: valleys are seen however steep the walls are.
+    and paths (steps + 1, 2) by their names, the same in all. A line runs along the
+    points `curve`, (n, 2), such as a manifold; a star is at `target`. Contour lines
+    share the area evenly: valleys are seen however steep the walls are.
     """
     rows = len(panels) // 2
     size = _BESIDE + 2 * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE)
@@ -72,8 +71,7 @@ def arrows(
 ) -> Figure:
     """Draw where a map of the plane sends points: an arrow from each to its image.
 
-    A group has points and their images, (n, 2) each, under its name. A line runs along
-    the points ``curve``, (n, 2), such as a manifold.
+    A group has points and their images, (n, 2) each; `curve` is as in `landscape`.
     """
     fig = Figure(figsize=(_BESIDE + 1.5 * _WIDTH, _BELOW + 1.5 * _WIDTH))
     ax = fig.add_subplot(aspect="equal", xlabel="$x_1$", ylabel="$x_2$")

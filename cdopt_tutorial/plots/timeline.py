@@ -27,8 +27,7 @@ def timeline(
 
     Every worker has a lane; in it, a row per method that it ran for others. A bar is
     the work, in the caller's colour; thin lines are request and response; one along a
-    lane is the wait. Without `arrows`, which many calls would hide, there are bars
-    only. `window` is in the unit of the axis. No calls are a ValueError.
+    lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
@@ -42,9 +41,6 @@ def timeline(
     fig = Figure(figsize=(WIDTH, 1))
     ax = fig.add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
-    ax.spines["left"].set_visible(False)
     lanes, bars = _draw_lanes(ax, calls)
     if window:
         ax.set_xlim(*window)
@@ -88,6 +84,9 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     ax.figure.set_figheight(0.7 + 0.24 * (y - 0.6))
     ax.set_ylim(y - 0.4, -0.2)
     ax.set_yticks(*zip(*names, *methods, strict=True))
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.spines["left"].set_visible(False)
     for tick in ax.get_yticklabels()[: len(names)]:
         tick.set_fontweight("bold")
     return lanes, bars
