@@ -27,7 +27,6 @@ EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
 VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 
 Step = Callable[[], None]
-Penalty = Callable[[], Tensor]
 
 
 def step_costs(
@@ -78,7 +77,7 @@ def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     return step
 
 
-def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None]:
+def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Callable | None]:
     """A variant's layer, and its penalty if it has one."""
     if variant == "geoopt":
         return _Transposed(d).to(device), None

@@ -41,17 +41,14 @@ def glue(name: str, value: object) -> None:
 
 def environment(device: str = "cpu") -> HTML:
     """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
+    gpus = gpus_of("cuda" if device == "auto" else device)
+    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
+    where = ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
-    facts |= {"device": _device(device), "cores": cpu_count(), "date": date.today()}
+    facts |= {"device": where, "cores": cpu_count(), "date": date.today()}
     line = " · ".join(f"<b>{name}</b> {escape(str(f))}" for name, f in facts.items())
     return HTML(f'<p class="tutorial-output" style="font-size:0.85em">{line}</p>')
-
-
-def _device(name: str) -> str:
-    gpus = gpus_of("cuda" if name == "auto" else name)
-    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
-    return ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
 
 
 @dataclass
