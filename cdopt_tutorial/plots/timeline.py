@@ -67,14 +67,12 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
     for name in in_order([n for call in calls for n in (call.caller, call.callee)]):
-        rows: dict[str, list[str]] = {}
-        for call in sorted(calls, key=lambda call: call.sent):
-            if call.callee == name:
-                rows.setdefault(call.method, []).append(call.caller)
+        own = sorted((c for c in calls if c.callee == name), key=lambda c: c.sent)
+        rows = list(dict.fromkeys(call.method for call in own))
         names.append((y + 0.5, name))
-        for row, (method, found) in enumerate(rows.items(), start=1):
+        for row, method in enumerate(rows, start=1):
             methods.append((y + row + 0.5, method))
-            callers = in_order(found)
+            callers = in_order([c.caller for c in own if c.method == method])
             sides = np.linspace(y + row + 0.05, y + row + 0.95, len(callers) + 1)
             for caller, top, bottom in zip(callers, sides, sides[1:], strict=False):
                 bars[caller, name, method] = top, bottom
