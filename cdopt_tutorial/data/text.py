@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.checks import at_least
+from cdopt_tutorial.checks import at_least, check
 
 UNKNOWN = "<unk>"  # no text has such a token: `tokenize` would cut it in three
 MIN_COUNT = 2  # of a word that is known
@@ -144,10 +144,8 @@ class Stream:
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
         self.seq_len, self.batch_size = seq_len, batch_size
         at_least(self, 1, "seq_len", "batch_size")
-        if len(tokens) <= batch_size:
-            found = f"tokens have the shape {tuple(tokens.shape)}, but {batch_size}"
-            needed = f"columns need (n,) with n at least {batch_size + 1}"
-            raise ValueError(f"{found} {needed}")
+        allowed = f"below {len(tokens)}, the tokens of the text"
+        check(self, "batch_size", batch_size < len(tokens), allowed)
         rows = (len(tokens) - 1) // batch_size
         # One row more than is read: the last target of each column.
         self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()

@@ -109,5 +109,4 @@ def _thinned(path: Path, span: float) -> Path:
     large = Affine2D().scale(_DOTS / span)
     thin = Path(path.vertices, codes).cleaned(transform=large, simplify=True)
     drawn = thin.codes != Path.STOP
-    vertices = large.inverted().transform(thin.vertices[drawn])
-    return Path(vertices, thin.codes[drawn])
+    return Path(large.inverted().transform(thin.vertices[drawn]), thin.codes[drawn])
