@@ -77,7 +77,7 @@ rnn --num-trainers 3 --batch-size 2
 rnn --per-gate
     per_gate needs the manifold stiefel on the trainer, but that is none on the trainer
 rnn --batch-size 5000 --corpus TEXT
-    tokens have the shape (1170,), but 5000 columns need (n,) with n at least 5001
+    batch_size is 5000, but must be below 1170, the tokens of the text
 rnn --embedding 1000000000 --corpus TEXT
     a model with embedding 1000000000, hidden 128 and num_layers 1 {MEMORY}
 rnn --num-layers 1000000000 --corpus TEXT

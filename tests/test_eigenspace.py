@@ -32,10 +32,6 @@ def distance(x: torch.Tensor) -> float:
     return (x.T @ x - torch.eye(x.shape[1]).double()).norm().item()
 
 
-def diagonal(*values: float, p: int = 1) -> Problem:
-    return Problem(torch.diag(torch.tensor(values, dtype=torch.float64)), p)
-
-
 # The digits
 
 
@@ -61,20 +57,19 @@ def test_the_problem_is_of_the_covariance_about_the_mean(problem):
 
 @settings(max_examples=25)
 @given(st.integers(0, 1_000), st.integers(1, 4))
-def test_no_point_of_the_manifold_is_below_the_minimum(seed, p):
+def test_the_first_eigenvectors_are_the_best_of_the_manifold(seed, p):
     generator = torch.Generator().manual_seed(seed)
     half = torch.randn(5, 5, generator=generator, dtype=torch.float64)
     problem = Problem(half + half.T, p)
-    best = problem.eigen[1][:, :p]
-    assert problem.value(best).item() == pytest.approx(problem.minimum, abs=1e-12)
+    best = torch.linalg.eigh(problem.matrix).eigenvectors[:, -p:]
+    assert problem.gap(best) == pytest.approx(0, abs=1e-12)
     assert problem.gap(problem.start(seed)) > 0
 
 
 def test_gap_by_hand():
-    problem = diagonal(2, 1, 0)
-    assert problem.minimum == -1
     turned = torch.tensor([[math.cos(0.3)], [math.sin(0.3)], [0]], dtype=torch.float64)
     expected = 1 - (2 * math.cos(0.3) ** 2 + math.sin(0.3) ** 2) / 2
+    problem = Problem(torch.diag(torch.tensor([2.0, 1.0, 0.0]).double()), p=1)
     assert problem.gap(turned) == pytest.approx(expected)
 
 
@@ -85,12 +80,6 @@ def test_the_polar_projection_is_feasible_and_keeps_the_span(problem):
     torch.testing.assert_close(polar(x), problem.start(0))
     x[3, 1] = math.inf  # one is enough
     assert polar(x).isnan().all()
-
-
-def test_a_problem_out_of_range_is_refused():
-    for p in 0, 3:
-        with pytest.raises(ValueError, match=f"p is {p}"):
-            Problem(torch.eye(3), p)
 
 
 # The methods
@@ -108,14 +97,12 @@ def test_every_method_finds_the_answer_of_eigh(method, problem):
     assert abs(run.gap[-1]) <= TARGET
     if method not in DISSOLVING:  # which never leave the manifold
         assert max(run.feasibility) < 1e-10
-    assert run.feasibility[-1] <= 1e-6 and distance(run.x) <= 1e-10
-    best = problem.eigen[1][:, : problem.p]
-    assert torch.linalg.norm(run.x @ run.x.T - best @ best.T) < 1e-3
+    assert run.feasibility[-1] <= 1e-6
 
 
 def test_a_run_repeats(problem):
     one, again = (solve("matrix_exp", problem, seed=4, steps=3) for _ in range(2))
-    assert again.gap == one.gap and torch.equal(again.x, one.x)
+    assert (again.gap, again.feasibility) == (one.gap, one.feasibility)
 
 
 def test_to_evaluate_does_not_count_into_the_time(problem, monkeypatch):
@@ -142,7 +129,7 @@ def test_an_unknown_method_is_refused(problem):
 def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
     """Its term of degree six is negative, whatever the penalty: L-BFGS can fall off."""
     fallen = solve("dissolving, L-BFGS", problem, penalty_param=0.1)
-    assert math.isnan(fallen.gap[-1]) and fallen.x.isnan().all()
+    assert math.isnan(fallen.gap[-1])
     assert len(fallen.gap) < 26
 
 

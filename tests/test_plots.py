@@ -81,7 +81,6 @@ def test_colours_differ_to_everyone(blindness):
 def test_colour_is_never_the_only_difference():
     pairs = itertools.combinations(style.SERIES, 2)
     assert all(a.marker != b.marker for a, b in pairs)
-    assert len({look.marker for look in style.looks([*"abcdefgh"])}) == 8
     together = ["agent", "observer0", "observer1", "observer2"]
     assert len({style.look(name).color for name in together}) == 4
     together = ["master", "trainer0", "trainer1", "trainer2", "ps"]
@@ -241,10 +240,7 @@ def test_curves_are_straight_between_points_on_the_axes_that_are_seen():
         (ax,) = plots.learning_curves(curves, threshold=0.5, **named, **logs).axes
         scales = ["log" if log else "linear" for log in (log_x, log_y)]
         assert [ax.get_xscale(), ax.get_yscale()] == scales
-        x, y = ax.lines[0].get_data()
-        share = np.log10(x) / 3 if log_x else (x - 1) / 999
-        line = 1e-4 * (2 / 1e-4) ** share if log_y else 1e-4 + (2 - 1e-4) * share
-        np.testing.assert_allclose(y, line)
+        assert ax.lines[0].get_xydata().tolist() == [[1, 1e-4], [1000, 2]]
 
 
 LONG = [
@@ -293,8 +289,7 @@ TOGETHER = [
 def test_a_method_looks_the_same_in_every_figure_and_like_no_other_there(names):
     found = dict(zip(names, style.looks(names), strict=True))
     assert len({look.marker for look in found.values()}) == len(names)
-    reversed_names = (*names[::-1], "something else")
-    *again, other = style.looks(reversed_names)
+    *again, other = style.looks((*names[::-1], "something else"))
     assert dict(zip(names[::-1], again, strict=True)) == found
     assert other not in again
     curves = {name: [([0, 1], [0, 1])] for name in names}

@@ -37,7 +37,7 @@ def frames():
 def test_environment_names_what_the_chapter_ran_on():
     html = show.environment()._repr_html_()
     for word in ("Python", "torch", "gymnasium", "cdopt", "cores", "device"):
-        assert f">{word}</dt>" in html
+        assert f"<b>{word}</b>" in html
     assert date.today().isoformat() in html
 
 
@@ -55,9 +55,7 @@ def test_environment_names_the_gpus_and_their_cuda(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda names=names: bool(names))
         monkeypatch.setattr(torch.cuda, "device_count", lambda names=names: len(names))
         monkeypatch.setattr(torch.cuda, "get_device_name", named)
-        html = show.environment(device)._repr_html_()
-        facts = re.findall(r"<dt[^>]*>(.*?)</dt><dd[^>]*>(.*?)</dd>", html)
-        assert dict(facts)["device"] == shown
+        assert f"<b>device</b> {shown} ·" in show.environment(device)._repr_html_()
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_progress_shows_its_share_and_leaves_its_last_state(states):
     label, attributes, text = bar_of(states[-1])
     assert label == "solving <it>" and text == "reward <100>"
     assert (attributes["value"], attributes["max"]) == ("100", "400")
-    assert repr(bar) == "solving <it>: 100 of 400 reward <100>"
+    assert "label='solving <it>', value=100, text='reward <100>'" in repr(bar)
 
 
 def test_progress_moves_no_faster_than_anyone_sees(states, monkeypatch):

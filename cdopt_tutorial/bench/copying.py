@@ -16,7 +16,7 @@ SMOKE_TASKS = {
     "next word": memory.NextWord(text_len=1_000),
 }
 SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4}
-FIGURES = ("loss", "recall", "weight", "mapped", "seconds")  # of a run, in the JSON
+FIGURES = ("loss", "recall", "mapped", "seconds")  # of a run, in the JSON
 
 
 def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Measured:

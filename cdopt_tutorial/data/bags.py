@@ -17,9 +17,8 @@ def load_digits() -> tuple[Tensor, Tensor]:
     """UCI's digits: images (1797, 64) float64 from 0 to 1, and labels (1797,) int64."""
     from sklearn import datasets  # takes long to import
 
-    found = datasets.load_digits()
-    images = torch.as_tensor(found.data, dtype=torch.float64) / (NUM_LEVELS - 1)
-    return images, torch.as_tensor(found.target, dtype=torch.int64)
+    levels, labels = datasets.load_digits(return_X_y=True)
+    return torch.tensor(levels) / (NUM_LEVELS - 1), torch.tensor(labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +32,10 @@ class Bags:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens of each bag, (b,) int64."""
-        end = self.offsets.new_tensor([len(self.tokens)])
-        return torch.cat((self.offsets, end)).diff()
-
     def select(self, chosen: Tensor) -> "Bags":
         """Some of the bags, by their numbers (c,) int64; none is fine."""
-        lengths = self.lengths[chosen]
+        end = self.offsets.new_tensor([len(self.tokens)])
+        lengths = torch.cat((self.offsets, end)).diff()[chosen]
         offsets = lengths.cumsum(0) - lengths
         # Token i of a chosen bag is token i of that bag here.
         shift = (self.offsets[chosen] - offsets).repeat_interleave(lengths)
@@ -107,15 +101,14 @@ class Shard:
 
 
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
-    """Cut training data by shares, (1, 1) in halves; ValueError if one gets no bag."""
-    if not shares or not all(share > 0 for share in shares):
-        raise ValueError(f"shares are {tuple(shares)}, but all must be above 0")
+    """Cut training data by shares above 0; ValueError if one of them gets no bag."""
     sums = [0, *accumulate(shares)]
     ends = [round(len(bags) * part / sums[-1]) for part in sums]
-    if any(begin == end for begin, end in pairwise(ends)):
-        least = f"the smallest of {len(shares)} shares"
-        found = f"comes to none of {len(bags)} bags, but each trainer needs at least 1"
-        raise ValueError(f"{least} {found}")
+    if len(set(ends)) < len(ends):
+        raise ValueError(
+            f"the smallest of {len(shares)} shares comes to none of {len(bags)} bags, "
+            "but each trainer needs at least 1"
+        )
     return [
         Shard(bags.select(torch.arange(begin, end)), begin, len(bags))
         for begin, end in pairwise(ends)

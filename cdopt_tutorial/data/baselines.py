@@ -23,67 +23,9 @@ def perplexity(loss: float) -> float:
     return math.inf if loss > 700 else math.exp(loss)  # NaN stays one
 
 
-class KneserNey:
-    """How likely words are after those before them: modified, interpolated Kneser-Ney.
-
-    Of the last ``order`` words, with the one in question, the relative frequency, less
-    a discount by the count. What that leaves is shared out by the model of one word
-    less, which counts how many different words a sequence was seen to follow (Kneser
-    and Ney 1995). Learns from tokens (n,), at least ``order``, which is at least 2.
-    """
-
-    def __init__(self, tokens: Tensor, vocab_size: int, order: int = 2):
-        if order < 2 or vocab_size**order >= 2**63:
-            allowed = f"from 2 up to where {vocab_size}**order is below 2**63"
-            raise ValueError(f"order is {order}, but must be {allowed}")
-        self.order, self.vocab_size, self._levels = order, vocab_size, []
-        grams, counts = np.unique(self.grams(tokens), return_counts=True)
-        for length in range(order, 1, -1):
-            before, place = np.unique(grams // vocab_size, return_inverse=True)
-            discounts, totals = _discounts(counts), np.bincount(place, counts)
-            seen = (counts - discounts) / totals[place]
-            freed = np.bincount(place, discounts) / totals
-            shorter = grams % vocab_size ** (length - 1)
-            self._levels.append((grams, seen, before, freed))
-            grams, counts = np.unique(shorter, return_counts=True)
-        self._continued = unigram(shorter, vocab_size)
-
-    def probability(self, grams: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How likely the last word of each sequence of ``order`` words is.
-
-        A sequence is a number: its words are the digits, in the base ``vocab_size``.
-        """
-        found, share = np.zeros(grams.shape), np.ones(grams.shape)
-        for length, level in zip(range(self.order, 1, -1), self._levels, strict=True):
-            known, seen, before, freed = level
-            found = found + share * _find(grams, known, seen, 0.0)
-            share = share * _find(grams // self.vocab_size, before, freed, 1.0)
-            grams = grams % self.vocab_size ** (length - 1)
-        return found + share * self._continued[grams]
-
-    def grams(self, tokens: Tensor) -> NDArray[np.int64]:
-        """All sequences of ``order`` words in tokens (n,), as numbers."""
-        windows = tokens.unfold(0, self.order, 1).numpy()
-        return windows @ self.vocab_size ** np.arange(self.order)[::-1]
-
-
-def _find(keys: NDArray, known: NDArray, values: NDArray, other: float) -> NDArray:
-    """The values of keys by a sorted table; another value for what is not in it."""
-    place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    return np.where(known[place] == keys, values[place], other)
-
-
-def unigram(words: NDArray[np.int64], vocab_size: int) -> NDArray[np.float64]:
-    """How likely each word is, (vocab_size,): its frequency, smoothed."""
-    counts = np.bincount(words, minlength=vocab_size)
-    discounts = _discounts(counts)
-    return (counts - discounts + discounts.sum() / len(counts)) / counts.sum()
-
-
 def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of the validation part, from its second word on, for unigrams."""
-    words = unigram(corpus.train.numpy(), len(corpus.vocabulary))
-    return _perplexity_of(words[corpus.valid.numpy()[1:]])
+    return _perplexity(corpus, corpus.valid[1:], 1)
 
 
 def bigram_perplexity(corpus: Corpus) -> float:
@@ -93,12 +35,58 @@ def bigram_perplexity(corpus: Corpus) -> float:
 
 def ngram_perplexity(corpus: Corpus, order: int) -> float:
     """The same from the ``order``-th word on, for sequences of so many words."""
-    model = KneserNey(corpus.train, len(corpus.vocabulary), order)
-    return _perplexity_of(model.probability(model.grams(corpus.valid)))
+    return _perplexity(corpus, corpus.valid, order)
 
 
-def _perplexity_of(likely: NDArray[np.float64]) -> float:
+def _perplexity(corpus: Corpus, words: Tensor, order: int) -> float:
+    vocab_size = len(corpus.vocabulary)
+    if order < 1 or vocab_size**order >= 2**63:
+        allowed = f"from 1 up to where {vocab_size}**order is below 2**63"
+        raise ValueError(f"order is {order}, but must be {allowed}")
+    known, asked = (sequences(of, vocab_size, order) for of in (corpus.train, words))
+    likely = probabilities(known, asked, vocab_size, order)
     return float(np.exp(-np.log(likely).mean()))
+
+
+def sequences(tokens: Tensor, vocab_size: int, order: int) -> NDArray[np.int64]:
+    """All sequences of ``order`` words in tokens (n,), each as a number.
+
+    Its words are the digits, in the base ``vocab_size``.
+    """
+    return tokens.unfold(0, order, 1).numpy() @ vocab_size ** np.arange(order)[::-1]
+
+
+def probabilities(
+    known: NDArray[np.int64], asked: NDArray[np.int64], vocab_size: int, order: int
+) -> NDArray[np.float64]:
+    """How likely the last word of each asked sequence is after the others.
+
+    Of ``order`` words, the relative frequency among the known sequences, less a
+    discount by the count. What that leaves is shared out by the model of one word
+    less, which counts how many different words a sequence was seen to follow (Kneser
+    and Ney 1995). A single word's frequency is smoothed by all words alike.
+    """
+    found, share = 0.0, 1.0
+    for length in range(order, 1, -1):
+        grams, counts = np.unique(known, return_counts=True)
+        before, place = np.unique(grams // vocab_size, return_inverse=True)
+        discounts, totals = _discounts(counts), np.bincount(place, counts)
+        seen = (counts - discounts) / totals[place]
+        freed = np.bincount(place, discounts) / totals
+        found = found + share * _find(asked, grams, seen, 0.0)
+        share = share * _find(asked // vocab_size, before, freed, 1.0)
+        shorter = vocab_size ** (length - 1)
+        known, asked = grams % shorter, asked % shorter
+    counts = np.bincount(known, minlength=vocab_size)
+    discounts = _discounts(counts)
+    alone = (counts - discounts + discounts.sum() / vocab_size) / counts.sum()
+    return found + share * alone[asked]
+
+
+def _find(keys: NDArray, known: NDArray, values: NDArray, other: float) -> NDArray:
+    """The values of keys by a sorted table; another value for what is not in it."""
+    place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[place] == keys, values[place], other)
 
 
 def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:

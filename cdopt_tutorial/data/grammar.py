@@ -1,6 +1,5 @@
 """A synthetic language whose entropy rate is known: the floor no model can beat."""
 
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,9 +10,6 @@ from torch import Tensor
 
 from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.data.text import Corpus, Vocabulary
-
-MAX_CONTEXTS = 4_096  # more would make the exact solution slow
-_SYLLABLES = [c + v for c, v in itertools.product("bdfgklmnprstvwz", "aeiou")]
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Grammar:
     to the base ``branching``, the choices after it. The chain is ergodic: successors
     contain a cycle through all words and one that leaves out a single word.
 
-    Raises ValueError if a value is out of its range, or contexts are over 4,096.
+    Raises ValueError if a value is out of its range.
     """
 
     num_words: int = 16  #: at least 2
@@ -42,20 +38,6 @@ class Grammar:
         at_least(self, 0, "seed")
         allowed = f"at most num_words, {self.num_words}"
         check(self, "branching", self.branching <= self.num_words, allowed)
-        allowed = f"at most {MAX_CONTEXTS}: num_words · branching^(order - 1)"
-        check(self, "num_contexts", self.num_contexts <= MAX_CONTEXTS, allowed)
-
-    @property
-    def num_contexts(self) -> int:
-        """States of the chain."""
-        return self.num_words * self.branching ** (self.order - 1)
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Invented words, ``ba``, ``be``, ...; there is no ``<unk>``."""
-        lengths = (itertools.product(_SYLLABLES, repeat=n) for n in itertools.count(1))
-        words = map("".join, itertools.chain.from_iterable(lengths))
-        return Vocabulary(tuple(itertools.islice(words, self.num_words)))
 
     @cached_property
     def successors(self) -> NDArray[np.int64]:
@@ -72,19 +54,21 @@ class Grammar:
 
     @cached_property
     def probabilities(self) -> NDArray[np.float64]:
-        """How likely each choice is in each context, (num_contexts, branching)."""
+        """How likely each choice is in each context, (contexts, branching)."""
         rng = np.random.default_rng([self.seed, 1])
-        weights = rng.dirichlet(np.full(self.branching, 0.5), self.num_contexts)
+        contexts = self.num_words * self._contexts_of_a_word
+        weights = rng.dirichlet(np.full(self.branching, 0.5), contexts)
         return 0.9 * weights + 0.1 / self.branching
 
     @cached_property
     def stationary(self) -> NDArray[np.float64]:
-        """How often each context occurs, (num_contexts,): the solution of πP = π."""
-        balance = -np.eye(self.num_contexts)
-        places = self._next_contexts, np.arange(self.num_contexts)[:, None]
+        """How often each context occurs, (contexts,): the solution of πP = π."""
+        contexts = len(self.probabilities)
+        balance = -np.eye(contexts)
+        places = self._next_contexts, np.arange(contexts)[:, None]
         np.add.at(balance, places, self.probabilities)
         balance[-1] = 1  # one equation follows from the rest; the sum takes its place
-        return np.linalg.solve(balance, np.eye(self.num_contexts)[-1])
+        return np.linalg.solve(balance, np.eye(contexts)[-1])
 
     @property
     def entropy_rate(self) -> float:
@@ -95,34 +79,30 @@ class Grammar:
     def sample(self, length: int, seed: int = 0) -> Tensor:
         """Words (length,) int64 of a text, which begins in a stationary context."""
         rng = np.random.default_rng([self.seed, 2, seed])
-        context = rng.choice(self.num_contexts, p=self.stationary)
-        words = list(self._walks[context])
+        context = rng.choice(len(self.stationary), p=self.stationary)
         # The last bound is left out, so that rounding cannot lead past the last choice.
         bounds = self.probabilities.cumsum(axis=1)[:, :-1].tolist()
-        after = self._next_contexts.tolist()
-        for chance in rng.random(max(0, length - self.order)).tolist():
+        after, contexts = self._next_contexts.tolist(), []
+        for chance in rng.random(length).tolist():
+            contexts.append(context)
             choice = sum(chance >= bound for bound in bounds[context])
             context = after[context][choice]
-            words.append(self._walks[context][-1])
-        return torch.tensor(words[:length], dtype=torch.int64)
+        return torch.tensor(contexts, dtype=torch.int64) // self._contexts_of_a_word
 
     def corpus(self, train_tokens: int, valid_tokens: int) -> Corpus:
-        """Two independent samples of so many words each."""
-        train, valid = self.sample(train_tokens, 0), self.sample(valid_tokens, 1)
-        return Corpus(self.vocabulary, train, valid)
+        """Two independent samples of so many words each, named ``w0``, ``w1``, ..."""
+        words = Vocabulary(tuple(f"w{number}" for number in range(self.num_words)))
+        return Corpus(words, self.sample(train_tokens, 0), self.sample(valid_tokens, 1))
 
-    @cached_property
-    def _walks(self) -> list[tuple[int, ...]]:
-        """The words of each context, by its number."""
-        after, walks = self.successors.tolist(), [(n,) for n in range(self.num_words)]
-        for _ in range(self.order - 1):
-            walks = [(*walk, word) for walk in walks for word in after[walk[-1]]]
-        return walks
+    @property
+    def _contexts_of_a_word(self) -> int:
+        """How many contexts begin with the same word."""
+        return self.branching ** (self.order - 1)
 
     @cached_property
     def _next_contexts(self) -> NDArray[np.int64]:
-        """The context (num_contexts, branching) that each choice leads to."""
-        after = self.successors.tolist()
-        number = {walk: n for n, walk in enumerate(self._walks)}
-        found = [[number[*w[1:], word] for word in after[w[-1]]] for w in self._walks]
-        return np.array(found)
+        """The context (contexts, branching) that each choice leads to."""
+        walks = np.arange(self.probabilities.size).reshape(self.probabilities.shape)
+        first, choices = np.divmod(walks, self.branching**self.order)
+        choice, others = np.divmod(choices, self._contexts_of_a_word)
+        return self.successors[first, choice] * self._contexts_of_a_word + others

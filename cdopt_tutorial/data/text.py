@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cdopt_tutorial.checks import at_least
+from cdopt_tutorial.checks import at_least, check
 
 UNKNOWN = "<unk>"  # no text has such a token: `tokenize` would cut it in three
 MIN_COUNT = 2  # of a word that is known
@@ -29,12 +29,9 @@ _RULED_LINE = re.compile(r"^[ \t]*[-=+*~|#^]{3,}[ \t]*(?:\n|\Z)", re.MULTILINE)
 _SPACING = [
     (re.compile(r" ([.,;:!?)\]}%”’…])"), r"\1"),
     (re.compile(r"([(\[{“‘]) "), r"\1"),
-    (re.compile(r"(\w)\. (?=\d|__)"), r"\1."),
     (re.compile(r"([a-z]{2}) - (?=[a-z]{2})"), r"\1-"),
     (re.compile(r"(\w) ?(['’]) ?(?=(?:s|t|d|m|re|ll|ve)\b)"), r"\1\2"),
     (re.compile(r"([\"'`]) ?([^\"'`]*?) ?\1"), r"\1\2\1"),
-    (re.compile(r"(?<!\*)\* (\w+) \*(?! \*)"), r"*\1*"),
-    (re.compile(r"(?<!<unk)([*=<>:/|-]) (?=[*=<>:/|-](?!unk>))"), r"\1"),
     (re.compile(r"(?<=[\w>]) (?=\(\))"), ""),
 ]
 
@@ -57,25 +54,6 @@ def documentation() -> str:
     return "\n\n".join(kept) + "\n"
 
 
-def read_text(path: str | PathLike) -> str:
-    """The text of a file in UTF-8; ValueError, one line that names it, for others."""
-    path = Path(path)
-    if path.is_fifo():  # which would wait for its other end
-        raise _unfit(path, "it is a pipe, but must be a text file")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise _unfit(path, f"it cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        why = f"it must be text in UTF-8, but its byte {error.start} is not"
-        raise _unfit(path, why) from error
-    if not text.strip():
-        raise _unfit(path, "it is empty")
-    if "\0" in text:
-        raise _unfit(path, "it is binary, but must be text in UTF-8")
-    return text
-
-
 def tokenize(text: str) -> list[str]:
     r"""Cut a text into lower-cased words, ``\w+``, and single punctuation marks."""
     return _TOKEN.findall(text.lower())
@@ -93,40 +71,19 @@ def detokenize(tokens: Iterable[str]) -> str:
 class Vocabulary:
     """The words that a model knows, each of them once, and their numbers."""
 
-    words: tuple[str, ...]  #: by number; ``<unk>`` among them stands for all others
-
-    @classmethod
-    def build(cls, tokens: Iterable[str], max_size: int | None = None) -> "Vocabulary":
-        """The words of a training text: ``<unk>``, then the most frequent first.
-
-        A word that occurs only once becomes ``<unk>``, so that a model learns what
-        surrounds it. ``max_size`` counts ``<unk>``; below 2 it is a ValueError.
-        """
-        if max_size is not None and max_size < 2:
-            raise ValueError(f"max_size is {max_size}, but must be at least 2")
-        counts = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
-        words = [word for word, count in counts if count >= MIN_COUNT]
-        return cls((UNKNOWN, *words[: max_size and max_size - 1]))
+    words: tuple[str, ...]  #: by number; the first of a text is ``<unk>``
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
-        """Numbers (n,) int64 of n tokens; ValueError for a word that has none."""
-        tokens, unknown = list(tokens), self._ids.get(UNKNOWN, -1)
-        ids = [self._ids.get(token, unknown) for token in tokens]
-        if -1 in ids:
-            word = tokens[ids.index(-1)]
-            raise ValueError(f"{word!r} is not in the vocabulary, which has no <unk>")
-        return torch.tensor(ids, dtype=torch.int64)
+        """Numbers (n,) int64 of n tokens: 0, that of ``<unk>``, for unknown ones."""
+        ids = {word: number for number, word in enumerate(self.words)}
+        return torch.tensor([ids.get(each, 0) for each in tokens], dtype=torch.int64)
 
-    def decode(self, ids: Tensor | Iterable[int]) -> list[str]:
+    def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of numbers (n,)."""
-        return [self.words[i] for i in torch.as_tensor(ids).tolist()]
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+        return [self.words[i] for i in ids]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,23 +100,29 @@ def load_corpus(
 ) -> Corpus:
     """Read a text in UTF-8, hold a tenth of it out, and number its words.
 
+    ``<unk>`` is first, then come the words of the training part, the most frequent
+    first, ``max_vocab`` in all. A word that occurs only once becomes ``<unk>``, so that
+    a model learns what surrounds it.
+
     Of a file, the end is held out. :func:`documentation`, read without a path, changes
     its subject towards the end: it is cut between paragraphs into blocks of about 1,000
     tokens, and of every ten the fifth is held out. Raises ValueError, one line, if the
-    file is no text or too short, or ``max_vocab`` is below 2.
+    file is no text or too short, or ``max_vocab`` leaves no word.
     """
     if path is None:
         train, valid = _hold_out_blocks(documentation())
     else:
-        tokens = tokenize(read_text(path))
+        tokens = tokenize(_read(path))
         if len(tokens) < MIN_TOKENS:
             found = f"it has {len(tokens)} tokens (words and punctuation marks)"
             raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
-    vocabulary = Vocabulary.build(train, max_vocab)
+    counts = Counter(sorted(train)).most_common()  # ties in order of the alphabet
+    known = (word for word, count in counts if count >= MIN_COUNT)
+    vocabulary = Vocabulary((UNKNOWN, *known)[:max_vocab])
     if len(vocabulary) < 2:
-        raise _unfit(path, "no word occurs twice, so that there is nothing to learn")
+        raise _unfit(path, "no word to learn occurs twice")
     return Corpus(vocabulary, vocabulary.encode(train), vocabulary.encode(valid))
 
 
@@ -175,10 +138,8 @@ class Stream:
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
         self.seq_len, self.batch_size = seq_len, batch_size
         at_least(self, 1, "seq_len", "batch_size")
-        if len(tokens) <= batch_size:
-            found = f"tokens have the shape {tuple(tokens.shape)}, but {batch_size}"
-            needed = f"columns need (n,) with n at least {batch_size + 1}"
-            raise ValueError(f"{found} {needed}")
+        allowed = f"below {len(tokens)}, the tokens of the text"
+        check(self, "batch_size", batch_size < len(tokens), allowed)
         rows = (len(tokens) - 1) // batch_size
         # One row more than is read: the last target of each column.
         self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()
@@ -206,8 +167,16 @@ class Stream:
         return shard
 
 
+def _read(path: str | PathLike) -> str:
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except OSError as error:
+        raise _unfit(path, f"it cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise _unfit(path, f"its byte {error.start} is not UTF-8") from error
+
+
 def _unfit(path: str | PathLike | None, why: str) -> ValueError:
-    """The error of a corpus that cannot be used: one line."""
     name = "IPython's documentation" if path is None else repr(str(path))
     return ValueError(f"corpus {name}: {why}")
 

@@ -27,7 +27,6 @@ EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
 VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 
 Step = Callable[[], None]
-Penalty = Callable[[], Tensor]
 
 
 def step_costs(
@@ -42,20 +41,14 @@ def step_costs(
             raise ValueError(f"width is {d}, but must be even and at least 2")
     costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
-        steps, seconds = make_steps(d, device), {name: [] for name in VARIANTS}
+        steps = {name: make_step(name, d, device) for name in VARIANTS}
+        seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for _, name in product(range(turns), VARIANTS):  # a slow minute hits all alike
             seconds[name].append(step_seconds(steps[name], budget))
         base = statistics.median(seconds[BASELINE])
         for name, found in seconds.items():
             costs[name].append((d, statistics.median(found) / base))
     return costs
-
-
-def make_steps(d: int, device: str = "cpu") -> dict[str, Step]:
-    """The step of each variant; the random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return {name: make_step(name, d, device) for name in VARIANTS}
 
 
 def step_seconds(step: Step, budget: float) -> float:
@@ -66,9 +59,11 @@ def step_seconds(step: Step, budget: float) -> float:
 
 def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     """One step of training; the target is random, for what it is takes no time."""
-    layer, penalty, optimizer = _layer(variant, d, device)
+    layer, penalty = _layer(variant, d, device)
     shapes = (BATCH_SIZE, d), (BATCH_SIZE, d // 2)
     x, target = (torch.randn(shape).to(device) for shape in shapes)
+    is_free = variant != "geoopt"
+    optimizer = torch.optim.SGD if is_free else geoopt.optim.RiemannianSGD
     moves = optimizer(layer.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -82,34 +77,33 @@ def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     return step
 
 
-def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Penalty | None, type]:
-    """A variant's layer, its penalty if it has one, and its kind of optimizer."""
+def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Callable | None]:
+    """A variant's layer, and its penalty if it has one."""
     if variant == "geoopt":
-        return _Transposed(d).to(device), None, geoopt.optim.RiemannianSGD
+        return _Transposed(d).to(device), None
     if variant == "cdopt.nn":
         options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
         options |= {"dtype": torch.float32, "device": torch.device(device)}
         layer = Linear_cdopt(d, d // 2, **options)
-        return layer, partial(get_quad_penalty, layer), torch.optim.SGD
+        return layer, partial(get_quad_penalty, layer)
     layer = nn.Linear(d, d // 2)
     if variant == "fused":
         layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM).to(device)
-        return layer, constraints.Constraints(layer).penalty, torch.optim.SGD
+        return layer, constraints.Constraints(layer).penalty
     if variant in EXACT:
         layer = parametrizations.orthogonal(layer, orthogonal_map=variant)
-    return layer.to(device), None, torch.optim.SGD
+    return layer.to(device), None
 
 
-class _Transposed(nn.Module):
+class _Transposed(nn.Linear):
     """A layer whose weight is geoopt's, which must be tall: (d, d/2)."""
 
     def __init__(self, d: int):
-        super().__init__()
+        super().__init__(d, d // 2)
         # Not the default, canonical metric: its n x n matrices take four times as long.
         manifold = geoopt.EuclideanStiefel()
-        start = manifold.projx(torch.randn(d, d // 2))
+        start = manifold.projx(self.weight.detach().mT)
         self.weight = geoopt.ManifoldParameter(start, manifold=manifold)
-        self.bias = nn.Parameter(torch.zeros(d // 2))
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight.mT, self.bias)

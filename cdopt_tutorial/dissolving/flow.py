@@ -1,6 +1,7 @@
 """How a gradient fares on its way back through time, before any training."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +9,12 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints import dissolve_recurrent
-from cdopt_tutorial.dissolving.memory import stiefel
+from cdopt_tutorial.dissolving.memory import recurrent
 
 NUM_INPUTS = 10
 LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "RNN": nn.RNN,
-    "Stiefel RNN": stiefel,
+    "Stiefel RNN": partial(recurrent, "Stiefel"),
     "LSTM": nn.LSTM,
     "LSTM, stacked": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes)),
     "LSTM, per gate": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes), per_gate=True),
@@ -68,9 +69,8 @@ def flows(
 
 def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
     """A layer of ten inputs in float64, drawn with a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(NUM_INPUTS, hidden).double()
+    torch.manual_seed(seed)
+    return make(NUM_INPUTS, hidden).double()
 
 
 def gate_singular_values(rnn: nn.RNNBase) -> Tensor:

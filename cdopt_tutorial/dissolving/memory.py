@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import share
 from cdopt_tutorial.engines.seam.device import pick_device
@@ -37,10 +38,6 @@ class CopyingMemory:
     num_symbols: int = 8  #: symbols to choose from, at least 2
     num_copies: int = 5  #: K, symbols to remember, at least 1
     delay: int = 30  #: L, steps from the last symbol to the answer, at least 1
-
-    def __post_init__(self):
-        at_least(self, 2, "num_symbols")
-        at_least(self, 1, "num_copies", "delay")
 
     @property
     def num_inputs(self) -> int:
@@ -75,16 +72,12 @@ class CopyingMemory:
 
 @dataclass(frozen=True)
 class NextWord:
-    """The next word of a language; a length that is too small is a ValueError."""
+    """The next word of a language."""
 
     #: what comes next depends on the last ``order`` words; the rest only distracts.
     grammar: Grammar = Grammar(num_words=8, branching=4, seed=0, order=3)
     seq_len: int = 35  #: words of a sequence, above the grammar's order
     text_len: int = 300_000  #: words of the text from which sequences are cut at random
-
-    def __post_init__(self):
-        at_least(self, self.grammar.order + 1, "seq_len")
-        at_least(self, self.seq_len + 1, "text_len")
 
     @property
     def num_inputs(self) -> int:
@@ -120,41 +113,28 @@ class NextWord:
         return self.grammar.sample(self.text_len)
 
 
-def orthogonal_start(num_inputs: int, hidden: int) -> nn.RNN:
-    """An RNN that is free, and begins with an orthogonal hidden-to-hidden weight."""
+MODELS = (
+    "free", "orthogonal start", "Stiefel", "torch's orthogonal", "LSTM",
+    "penalty alone",
+)  # fmt: skip
+
+
+def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNNBase:
+    """The recurrent layer of one of ``MODELS``, before any training."""
+    if name == "LSTM":
+        lstm = nn.LSTM(num_inputs, hidden)
+        # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
+        nn.init.ones_(lstm.bias_hh_l0.detach()[hidden : 2 * hidden])
+        return lstm
     rnn = nn.RNN(num_inputs, hidden)
-    nn.init.orthogonal_(rnn.weight_hh_l0)
+    if name != "free":
+        nn.init.orthogonal_(rnn.weight_hh_l0)
+    if name == "Stiefel":
+        constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
+    if name == "torch's orthogonal":
+        # Of torch's three maps this was the fastest at a width of 64.
+        parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
     return rnn
-
-
-def stiefel(num_inputs: int, hidden: int) -> nn.RNN:
-    """An RNN whose hidden-to-hidden weight is dissolved."""
-    rnn = orthogonal_start(num_inputs, hidden)
-    return constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
-
-
-def _exact(num_inputs: int, hidden: int) -> nn.RNN:
-    rnn = orthogonal_start(num_inputs, hidden)
-    # Of torch's three maps this was the fastest at a width of 64.
-    return parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
-
-
-def _lstm(num_inputs: int, hidden: int) -> nn.LSTM:
-    rnn = nn.LSTM(num_inputs, hidden)
-    # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
-    nn.init.ones_(rnn.bias_hh_l0.detach()[hidden : 2 * hidden])
-    return rnn
-
-
-# Each is made of num_inputs and hidden.
-MODELS: dict[str, Callable[[int, int], nn.RNNBase]] = {
-    "free": nn.RNN,
-    "orthogonal start": orthogonal_start,
-    "Stiefel": stiefel,
-    "torch's orthogonal": _exact,
-    "LSTM": _lstm,
-    "penalty alone": orthogonal_start,
-}
 
 
 class Model(nn.Module):
@@ -165,7 +145,7 @@ class Model(nn.Module):
         self.name = name
         # Drawn first, so that all models of a seed start with the same readout.
         self.readout = nn.Linear(hidden, num_outputs)
-        self.rnn = MODELS[name](num_inputs, hidden)
+        self.rnn = recurrent(name, num_inputs, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (seq_len, batch, num_outputs) of inputs (seq_len, batch) int64."""
@@ -184,14 +164,9 @@ class Model(nn.Module):
             return PENALTY_PARAM * off.square().sum()
         return 0.0
 
-    @torch.no_grad()
-    def distances(self) -> tuple[float, float]:
-        """‖WᵀW - I‖ of the hidden-to-hidden parameter, and of what is computed with."""
-        if self.name == "Stiefel":
-            found = constraints.feasibility(self.rnn)
-            return found.weight, found.mapped
-        off = constraints.stiefel_constraint(self.rnn.weight_hh_l0).norm().item()
-        return off, off
+    def distance(self) -> float:
+        """‖QᵀQ - I‖ of the hidden-to-hidden weight Q with which it computes."""
+        return constraints.stiefel_constraint(self.rnn.weight_hh_l0).norm().item()
 
 
 # The rate of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1 with the lowest final loss on
@@ -219,13 +194,10 @@ class MemoryConfig:
         at_least(self, 1, "hidden", "batch_size", "steps", "interval")
         allowed = f"a multiple of interval, {self.interval}"
         check(self, "steps", self.steps % self.interval == 0, allowed)
+        fit = all(name in MODELS and lr > 0 for name, lr in self.lrs.items())
+        check(self, "lrs", fit, f"above 0, of {', '.join(MODELS)}")
+        check(self, "seeds", all(seed >= 0 for seed in self.seeds), "at least 0")
         object.__setattr__(self, "device", pick_device(self.device))
-        _ = self.jobs  # which check themselves
-
-    @property
-    def jobs(self) -> list["Job"]:
-        """Each model from each seed."""
-        return [Job(m, lr, seed) for m, lr in self.lrs.items() for seed in self.seeds]
 
 
 def next_word_config(**changes: Any) -> MemoryConfig:
@@ -236,20 +208,11 @@ def next_word_config(**changes: Any) -> MemoryConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do; raises ValueError if a value is out of its range."""
+    """One run to do."""
 
     model: str  #: a name of ``MODELS``
-    lr: float  #: learning rate, above 0
-    seed: int  #: of the start and the batches, at least 0
-
-    def __post_init__(self):
-        choices(self, model=MODELS)
-        check(self, "lr", self.lr > 0, f"above 0 for {self.model!r}")
-        at_least(self, 0, "seed")
-
-    def seed_of(self, stream: int) -> int:
-        """The seed for the start, 0, or for the batches, 1."""
-        return int(np.random.SeedSequence([self.seed, stream]).generate_state(1)[0])
+    lr: float  #: learning rate
+    seed: int  #: of the start and the batches
 
 
 @dataclass(frozen=True)
@@ -260,8 +223,7 @@ class Run:
     steps: list[int]  #: of the optimizer, at the end of each interval
     losses: list[float]  #: nats, mean of each interval, without the penalty
     recalls: list[float]  #: mean of each interval
-    weight: float  #: ‖WᵀW - I‖ of the hidden-to-hidden parameter W at the end
-    mapped: float  #: that of what the forward pass uses: A(W), Q, or W itself
+    mapped: float  #: ‖QᵀQ - I‖ at the end, of the weight that is computed with
     seconds: float = field(compare=False)  #: that the run took; not compared
 
     @property
@@ -278,12 +240,14 @@ class Run:
 def train(job: Job, config: MemoryConfig) -> Run:
     """Train one model by RMSprop, smoothed by 0.9 as Arjovsky et al., in a worker."""
     task, begin = config.task, time.perf_counter()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed_of(0))
-        model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
+    # One for the start and one for the batches.
+    seeds = (np.random.SeedSequence([job.seed, stream]) for stream in (0, 1))
+    start, order = (int(seed.generate_state(1)[0]) for seed in seeds)
+    torch.manual_seed(start)
+    model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
     model.to(config.device)
     optimizer = torch.optim.RMSprop(model.parameters(), job.lr, alpha=0.9)
-    batches, found = Generator().manual_seed(job.seed_of(1)), []
+    batches, found = Generator().manual_seed(order), []
     for _ in range(config.steps):
         batch = task.batch(config.batch_size, batches)
         inputs, targets = (each.to(config.device) for each in batch)
@@ -294,16 +258,18 @@ def train(job: Job, config: MemoryConfig) -> Run:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         found.append((loss.item(), task.recall(logits.detach(), targets)))
-    each = torch.tensor(found, dtype=torch.float64).T.split(config.interval, dim=1)
-    losses, recalls = torch.stack([part.mean(1) for part in each], 1).tolist()
+    each = torch.tensor(found, dtype=torch.float64).view(-1, config.interval, 2)
+    losses, recalls = each.mean(1).T.tolist()
     steps = list(range(config.interval, config.steps + 1, config.interval))
     seconds = time.perf_counter() - begin
-    return Run(job, steps, losses, recalls, *model.distances(), seconds)
+    return Run(job, steps, losses, recalls, model.distance(), seconds)
 
 
 def run(
     config: MemoryConfig, on_done: Callable[[int, Run], None] | None = None
 ) -> dict[str, list[Run]]:
     """Each model's runs, in the order of the seeds; WorkerError if a worker failed."""
-    runs = share(train, [(job, config) for job in config.jobs], on_done=on_done)
+    each = product(config.lrs.items(), config.seeds)
+    jobs = [(Job(model, lr, seed), config) for (model, lr), seed in each]
+    runs = share(train, jobs, on_done=on_done)
     return {name: [r for r in runs if r.job.model == name] for name in config.lrs}

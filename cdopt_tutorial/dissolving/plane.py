@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from scipy.optimize import bisect
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, jacrev, vmap
 
 Function = Callable[[Tensor], Tensor]
 
@@ -54,13 +55,9 @@ def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Func
 def descend(
     function: Function, start: Sequence[float], lr: float, steps: int
 ) -> Tensor:
-    """The path (steps + 1, 2), float64, of ``torch.optim.SGD`` from a start (x₁, x₂).
-
-    With ``lr`` too large it runs away to values that are not finite.
-    """
+    """The path (steps + 1, 2) of ``torch.optim.SGD``, float64, from (x₁, x₂)."""
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([x], lr=lr)
-    path = [x.detach().clone()]
+    optimizer, path = torch.optim.SGD([x], lr=lr), [x.detach().clone()]
     for _ in range(steps):
         optimizer.zero_grad()
         function(x).backward()
@@ -88,17 +85,14 @@ def circle_stationary_points(f: Function) -> Tensor:
     Without map or penalty: roots of a derivative by the angle, scanned and bisected.
     """
     slope = vmap(grad(lambda angle: f(on_circle(angle))))
-    angles = torch.linspace(-math.pi, math.pi, _SCAN + 1, dtype=torch.float64)
     # Roots on the scanned angles themselves would have no sign to change.
-    angles = angles + math.pi / _SCAN / 7
-    signs = slope(angles).sign()
-    changes = signs[1:] != signs[:-1]
-    low, high, sign = angles[:-1][changes], angles[1:][changes], signs[:-1][changes]
-    for _ in range(60):
-        middle = (low + high) / 2
-        before = slope(middle).sign() == sign
-        low, high = torch.where(before, middle, low), torch.where(before, high, middle)
-    points = on_circle((low + high) / 2)
+    angles = torch.linspace(0, 2 * math.pi, _SCAN + 1, dtype=torch.float64) + 1e-4
+    changes = slope(angles).sign().diff().nonzero()[:, 0].tolist()
+    roots = [
+        bisect(lambda at: slope(angles.new_tensor([at])).item(), *pair, xtol=1e-15)
+        for pair in (angles[k : k + 2].tolist() for k in changes)
+    ]
+    points = on_circle(angles.new_tensor(roots))
     return points[f(points).argsort()]
 
 
@@ -106,26 +100,15 @@ def stationary_points(function: Function) -> Tensor:
     """Isolated stationary points (k, 2) near 0, by Newton's method from a grid."""
     axis = torch.linspace(-_EXTENT, _EXTENT, _STARTS, dtype=torch.float64)
     points = torch.cartesian_prod(axis, axis)
+    slope, bend = vmap(grad(function)), vmap(jacrev(grad(function)))
     for _ in range(40):
-        slope, bend = _derivatives(function, points)
-        step = torch.linalg.solve_ex(bend, slope[..., None]).result
+        step = torch.linalg.solve_ex(bend(points), slope(points)).result
         length = step.norm(dim=1, keepdim=True).clamp(min=_STRIDE)
-        points = points - _STRIDE * (step / length)[..., 0]
+        points = points - _STRIDE * step / length
     inside = points.abs().amax(1) <= _EXTENT
-    slope, _ = _derivatives(function, points)
-    points = points[inside & (slope.norm(dim=1) < 1e-9)]
+    points = points[inside & (slope(points).norm(dim=1) < 1e-9)]
     near = torch.cdist(points, points) < 1e-5  # so near they are one
     return points[near.long().argmax(1) == torch.arange(len(points))]
-
-
-def _derivatives(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients (k, 2) and Hessians (k, 2, 2), in a fifth of ``hessian``'s time."""
-    # No value depends on another point, so a sum of all has the gradients of each.
-    points = points.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(function(points).sum(), points, create_graph=True)
-    parts = slope.unbind(-1)
-    rows = [torch.autograd.grad(p.sum(), points, retain_graph=True)[0] for p in parts]
-    return slope.detach(), torch.stack(rows, dim=-2)
 
 
 def curvatures(function: Function, points: Tensor) -> Tensor:
@@ -134,8 +117,7 @@ def curvatures(function: Function, points: Tensor) -> Tensor:
     At f's stationary points x on the circle those of the dissolved function are 4β - λ
     along the radius, with λ = xᵀ∇f(x), and tᵀ∇²f t - λ along the tangent t.
     """
-    flat = points.reshape(-1, 2)
-    _, bend = _derivatives(function, flat)
+    bend = vmap(jacrev(grad(function)))(points.reshape(-1, 2))
     return torch.linalg.eigvalsh(bend).reshape(points.shape)
 
 
@@ -157,8 +139,10 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
     low = 0.0
     while high - low > tol:
         middle = (low + high) / 2
-        spurious = len(spurious_minima(f, middle)) > 0
-        low, high = (middle, high) if spurious else (low, middle)
+        if len(spurious_minima(f, middle)):
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -174,10 +158,7 @@ def largest_stable_lr(function: Function, minimum: Tensor) -> float:
         path = descend(function, (minimum + nudge).tolist(), lr, steps=100)
         return bool((path[-1] - minimum).norm() < _NUDGE)
 
-    low, high = 0.0, 1e-3
+    high = 1e-3
     while stable(high):
-        low, high = high, 2 * high
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if stable(middle) else (low, middle)
-    return (low + high) / 2
+        high *= 2
+    return bisect(lambda lr: stable(lr) - 0.5, high / 2, high, rtol=5e-4)

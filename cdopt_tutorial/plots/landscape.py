@@ -11,7 +11,7 @@ from matplotlib.path import Path
 from matplotlib.transforms import Affine2D
 from numpy.typing import ArrayLike
 
-from cdopt_tutorial.plots.style import INK, SERIES, Look, add_legend, styled
+from cdopt_tutorial.plots.style import INK, SERIES, add_legend, styled
 
 _WIDTH = 2.7  # inches of a panel
 _LEVELS = 11
@@ -19,6 +19,7 @@ _DOTS = 250  # across a panel; a contour line is right to a ninth of one
 _BESIDE, _BELOW, _TITLE = 0.75, 0.45, 0.45  # inches that labels and titles need
 _CURVE = {"color": INK, "lw": 1.4, "alpha": 0.8}
 _TARGET = {"color": INK, "marker": "*", "ms": 15, "mew": 1.2, "mfc": "none", "ls": ""}
+_PATH = {"lw": 1.6, "ms": 5, "mew": 0, "markevery": [-1]}
 _START = {"color": INK, "marker": "o", "ms": 6, "mew": 1.3, "mfc": "none", "ls": ""}
 
 
@@ -35,14 +36,13 @@ def landscape(
     """Draw an even number of landscapes, two in a row, with the paths over them.
 
     A panel has, by its title, a function's values (rows, columns) on the rising `axis`,
-    and paths (steps + 1, 2) by their names, the same in all, cut at its edge. A ring is
-    where a path starts, a filled marker where it ends. A line runs along the points
-    `curve`, (n, 2), such as a manifold; a star is at `target`, such as a known optimum.
-    Contour lines share the area evenly: valleys are seen however steep the walls are.
+    and paths (steps + 1, 2) by their names, the same in all. A line runs along the
+    points `curve`, (n, 2), such as a manifold; a star is at `target`. Contour lines
+    share the area evenly: valleys are seen however steep the walls are.
     """
     rows = len(panels) // 2
-    fig = Figure(layout="compressed")
-    fig.set_size_inches(_BESIDE + 2 * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE))
+    size = _BESIDE + 2 * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE)
+    fig = Figure(figsize=size, layout="compressed")
     axes = fig.subplots(rows, 2, sharex=True, sharey=True)
     for ax, (title, (values, paths)) in zip(axes.flat, panels.items(), strict=True):
         ax.set(title=title, aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
@@ -52,10 +52,11 @@ def landscape(
         _draw_values(ax, axis, np.asarray(values))
         (line,) = ax.plot(*np.asarray(curve).T, **_CURVE, label=curve_label)
         (star,) = ax.plot(*target, **_TARGET, zorder=7, label=target_label)
-        drawn = [
-            _draw_path(ax, name, np.asarray(path), style)
-            for (name, path), style in zip(paths.items(), SERIES, strict=False)
-        ]
+        drawn = []
+        for (name, path), look in zip(paths.items(), SERIES, strict=False):
+            x, y = np.asarray(path).T
+            ax.plot(x[0], y[0], **_START, zorder=5)
+            drawn += ax.plot(x, y, **vars(look), **_PATH, label=name, zorder=6)
     start = Line2D([], [], **_START, label="start")
     add_legend(fig, [*drawn, start, line, star], handlelength=3)
     return fig
@@ -70,8 +71,7 @@ def arrows(
 ) -> Figure:
     """Draw where a map of the plane sends points: an arrow from each to its image.
 
-    A group has points and their images, (n, 2) each, under its name. A line runs along
-    the points ``curve``, (n, 2), such as a manifold.
+    A group has points and their images, (n, 2) each; `curve` is as in `landscape`.
     """
     fig = Figure(figsize=(_BESIDE + 1.5 * _WIDTH, _BELOW + 1.5 * _WIDTH))
     ax = fig.add_subplot(aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
@@ -109,15 +109,4 @@ def _thinned(path: Path, span: float) -> Path:
     large = Affine2D().scale(_DOTS / span)
     thin = Path(path.vertices, codes).cleaned(transform=large, simplify=True)
     drawn = thin.codes != Path.STOP
-    vertices = large.inverted().transform(thin.vertices[drawn])
-    return Path(vertices, thin.codes[drawn])
-
-
-def _draw_path(ax: Axes, name: str, path: np.ndarray, style: Look) -> Line2D:
-    """Draw a path with a ring at its start and its marker at its end."""
-    ax.plot(*path[:1].T, **_START, zorder=5)
-    (line,) = ax.plot(
-        *path.T, color=style.color, ls=style.linestyle, lw=1.6, label=name,
-        marker=style.marker, markevery=[-1], ms=5, mew=0, zorder=6,
-    )  # fmt: skip
-    return line
+    return Path(large.inverted().transform(thin.vertices[drawn]), thin.codes[drawn])

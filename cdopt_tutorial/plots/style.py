@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from textwrap import fill
 
 from matplotlib import style
@@ -37,32 +38,25 @@ _BROWN = Look("#8c6414", _DASHES, "X")
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
 """Looks of things that are no roles, in the order they are drawn."""
 
-# For more things than there are colours: the second round differs by the rest.
+# A line and a marker more for those whose colour has been taken.
 _LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
-LOOKS = SERIES + tuple(
-    Look(first.color, line, marker)
-    for first, line, marker in zip(SERIES, [_LONG, _SHORT] * 3, "v*<>pd", strict=True)
-)
-
-# A line and a marker more for those whose colour has been taken twice.
 _DASHES_DOTS = (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2))
-_BLUE2, _OCHRE2, _TEAL2, _, _, _BROWN2 = LOOKS[len(SERIES) :]
 
 METHODS = {
     **dict.fromkeys(("free", "plain", "RNN"), _BLUE),
     # Dissolved.
     **dict.fromkeys(("Stiefel", "Stiefel RNN", "stacked"), _OCHRE),
     **dict.fromkeys(("fused", "dissolving, SGD"), _OCHRE),
-    **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), _OCHRE2),
+    **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), Look(_OCHRE.color, _SHORT, "*")),
     "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
     **dict.fromkeys(("per gate", "LSTM, per gate"), Look(_BROWN.color, _SHORT, "X")),
     "LSTM, stacked": Look(_OCHRE.color, _DOTS, ">"),  # beside "Stiefel RNN"
     # Exact at every step: by torch's parametrizations, and brought back after it.
     **dict.fromkeys(("torch's orthogonal", "cayley"), _TEAL),
-    "householder": _TEAL2,
+    "householder": Look(_TEAL.color, _LONG, "<"),
     "matrix_exp": Look(_TEAL.color, _DOTS, "H"),
-    "projection": _BLUE2,
-    "geoopt": _BROWN2,
+    "projection": Look(_BLUE.color, _LONG, "v"),
+    "geoopt": Look(_BROWN.color, _SHORT, "d"),
     # Controls.
     **dict.fromkeys(("orthogonal start", "stacked, control"), _PINK),
     # Beside a control in one figure, so of another colour; as is the second of two.
@@ -75,16 +69,10 @@ METHODS = {
 
 
 def looks(names: Sequence[str]) -> list[Look]:
-    """The look of each curve of a figure: a method's own, or the next that is free.
-
-    Raises ValueError if there are more than there are looks.
-    """
+    """The look of each curve of a figure: a method's own, or the next that is free."""
     taken = [METHODS.get(name) for name in names]
-    spare = [look for look in LOOKS if look not in taken]
-    if taken.count(None) > len(spare):
-        raise ValueError(f"{len(names)} curves, but there are {len(LOOKS)} looks")
-    more = iter(spare)
-    return [look or next(more) for look in taken]
+    spare = cycle(look for look in SERIES if look not in taken)
+    return [look or next(spare) for look in taken]
 
 
 # In the order of their lanes: who leads, who works, who serves.

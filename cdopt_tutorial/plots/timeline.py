@@ -27,8 +27,7 @@ def timeline(
 
     Every worker has a lane; in it, a row per method that it ran for others. A bar is
     the work, in the caller's colour; thin lines are request and response; one along a
-    lane is the wait. Without `arrows`, which many calls would hide, there are bars
-    only. `window` is in the unit of the axis. No calls are a ValueError.
+    lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
@@ -42,9 +41,6 @@ def timeline(
     fig = Figure(figsize=(WIDTH, 1))
     ax = fig.add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="y", visible=False)
-    ax.spines["left"].set_visible(False)
     lanes, bars = _draw_lanes(ax, calls)
     if window:
         ax.set_xlim(*window)
@@ -71,14 +67,12 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
     for name in in_order([n for call in calls for n in (call.caller, call.callee)]):
-        rows: dict[str, list[str]] = {}
-        for call in sorted(calls, key=lambda call: call.sent):
-            if call.callee == name:
-                rows.setdefault(call.method, []).append(call.caller)
+        own = sorted((c for c in calls if c.callee == name), key=lambda c: c.sent)
+        rows = list(dict.fromkeys(call.method for call in own))
         names.append((y + 0.5, name))
-        for row, (method, found) in enumerate(rows.items(), start=1):
+        for row, method in enumerate(rows, start=1):
             methods.append((y + row + 0.5, method))
-            callers = in_order(found)
+            callers = in_order([c.caller for c in own if c.method == method])
             sides = np.linspace(y + row + 0.05, y + row + 0.95, len(callers) + 1)
             for caller, top, bottom in zip(callers, sides, sides[1:], strict=False):
                 bars[caller, name, method] = top, bottom
@@ -88,6 +82,9 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     ax.figure.set_figheight(0.7 + 0.24 * (y - 0.6))
     ax.set_ylim(y - 0.4, -0.2)
     ax.set_yticks(*zip(*names, *methods, strict=True))
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.spines["left"].set_visible(False)
     for tick in ax.get_yticklabels()[: len(names)]:
         tick.set_fontweight("bold")
     return lanes, bars
@@ -102,12 +99,10 @@ def _draw_arrows(
     for call in calls:
         if call.caller == call.callee:
             continue  # its own work: nothing is sent
-        top, bottom = bars[call.caller, call.callee, call.method]
-        # The edge of the caller's lane that faces the callee's.
-        lane, other = lanes[call.caller], lanes[call.callee]
-        edge = lane[1] if other > lane else lane[0]
-        down = top > edge
-        near = top if down else bottom
+        # From the edge of the caller's lane to that of the bar which faces it.
+        down = lanes[call.callee] > lanes[call.caller]
+        edge = lanes[call.caller][1 if down else 0]
+        near = bars[call.caller, call.callee, call.method][0 if down else 1]
         sent, received = (at(call.sent), edge), (at(call.received), edge)
         started, ended = (at(call.started), near), (at(call.ended), near)
         lines += [(sent, started), (ended, received)]

@@ -3,16 +3,17 @@
 import base64
 import hashlib
 import io
+import math
 import platform
 import re
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
@@ -40,34 +41,27 @@ def glue(name: str, value: object) -> None:
 
 def environment(device: str = "cpu") -> HTML:
     """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
+    gpus = gpus_of("cuda" if device == "auto" else device)
+    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
+    where = ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
-    facts |= {"device": _device(device), "cores": f"{cpu_count()}"}
-    facts["date"] = f"{date.today()}"
-    cells = "".join(
-        '<div style="margin-right:1.6em">'
-        f'<dt style="font-weight:600;margin:0">{escape(name)}</dt>'
-        f'<dd style="margin:0">{escape(value)}</dd></div>'
-        for name, value in facts.items()
-    )
-    style = "display:flex;flex-wrap:wrap;font-size:0.85em;margin:1em 0"
-    return HTML(f'<dl class="tutorial-output" style="{style}">{cells}</dl>')
+    facts |= {"device": where, "cores": cpu_count(), "date": date.today()}
+    line = " · ".join(f"<b>{name}</b> {escape(str(f))}" for name, f in facts.items())
+    return HTML(f'<p class="tutorial-output" style="font-size:0.85em">{line}</p>')
 
 
-def _device(name: str) -> str:
-    gpus = gpus_of("cuda" if name == "auto" else name)
-    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
-    return ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
-
-
+@dataclass
 class Progress:
     """A context manager: a bar that is full at `total`, and stays on the page."""
 
-    def __init__(self, total: float, label: str) -> None:
-        self._total, self._label, self._value, self._text = total, label, 0.0, ""
-        self._shown_at = float("-inf")
+    total: float
+    label: str
+    value: float = 0
+    text: str = ""
 
     def __enter__(self) -> "Progress":
+        self._shown_at = -math.inf
         self._handle = display(self, display_id=True)
         return self
 
@@ -76,7 +70,7 @@ class Progress:
 
     def update(self, value: float, text: str = "") -> None:
         """Move the bar to `value` of `total`, and write `text` below it."""
-        self._value, self._text = value, text
+        self.value, self.text = value, text
         now = time.monotonic()
         # A page keeps only the last state: more updates than seen are a cost.
         if now - self._shown_at >= 0.1:
@@ -86,14 +80,11 @@ class Progress:
     def _repr_html_(self) -> str:
         return (
             '<div class="tutorial-output" style="max-width:40em;margin:0.5em 0">'
-            f'<label style="display:block">{escape(self._label)}'
-            f'<progress max="{self._total:g}" value="{self._value:g}" '
+            f'<label style="display:block">{escape(self.label)}'
+            f'<progress max="{self.total:g}" value="{self.value:g}" '
             'style="display:block;width:100%"></progress></label>'
-            f'<div style="font-size:0.85em">{escape(self._text)}&nbsp;</div></div>'
+            f'<div style="font-size:0.85em">{escape(self.text)}&nbsp;</div></div>'
         )
-
-    def __repr__(self) -> str:
-        return f"{self._label}: {self._value:g} of {self._total:g} {self._text}"
 
 
 def diagram(name: str, *, caption: str) -> HTML:
@@ -164,14 +155,13 @@ def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes
     options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
     options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
     how = {"fps": fps, "codec": "libx264", "output_params": options.split()}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "video.mp4")
-        writer = imageio_ffmpeg.write_frames(path, size, macro_block_size=2, **how)
+    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
+        writer = imageio_ffmpeg.write_frames(file.name, size, macro_block_size=2, **how)
         writer.send(None)
         for frame in frames:
             writer.send(np.ascontiguousarray(frame))
         writer.close()
-        return path.read_bytes()
+        return file.read()
 
 
 def _figure(content: str, caption: str) -> HTML:
