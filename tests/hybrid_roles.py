@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
+from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -85,6 +86,13 @@ class Slow(Shard):
                 stall(self.how)
             case [name]:
                 os.kill(os.getpid(), getattr(signal, name))
+
+
+def play(job, master, *args, **options):
+    """What a master returns that drives a job's workers in its own way."""
+    serving = [f"trainer{rank}" for rank in range(job.config.num_trainers)] + ["ps"]
+    roles = {name: Role(serve, num_threads=1) for name in serving}
+    return launch(roles | {"master": Role(master, (job, *args))}, **options)["master"]
 
 
 def disturbed_master(job, numbers, how):

@@ -64,12 +64,13 @@ def number_kept(_):
 
 def switch_modes(config):
     """Whether the parts on the server are in training mode, after each switch."""
-    names = "embedding", "decoder"
-    parts = [TorchRPC().remote("ps", build, name, 9, config) for name in names]
-    model, modes = RNNModel(*parts, build("rnn", 9, config), config), []
+    engine, names = TorchRPC(), ("embedding", "decoder")
+    parts = {name: engine.remote("ps", build, name, 9, config) for name in names}
+    own = {"rnn": engine.reference(build("rnn", 9, config))}
+    model, modes = RNNModel(parts | own, config), []
     for switch in (model.eval, model.train, model.eval):
         switch()
-        modes.append(tuple(apply(part, is_training) for part in parts))
+        modes.append(tuple(apply(part, is_training) for part in parts.values()))
     return modes
 
 

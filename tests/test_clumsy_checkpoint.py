@@ -13,20 +13,19 @@ from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint, run_locally
 
 DAMAGED = "checkpoint ...: it is damaged or truncated, or no checkpoint at all"
-PART = "checkpoint ...: its {} can't be of such a run"
-KEY = "checkpoint ...: {}: missing, or not known"
+PARTS_APART = "checkpoint ...: its parts can't be of one run"
 # What a checkpoint's parts are set to; None takes a part away.
 PARTS = {
-    "one less": ({"words": None}, KEY.format("words")),
-    "one more": ({"more": 1}, KEY.format("more")),
-    "config: a list": ({"config": [1]}, PART.format("config")),
-    "config: unknown": ({"config": {"colour": "red"}}, PART.format("config")),
-    "config: no width": ({"config": {"hidden": -1}}, PART.format("config")),
-    "words: none": ({"words": 3}, PART.format("weights")),
-    "words: fewer": ({"words": ["a"]}, PART.format("weights")),
-    "weights: a list": ({"weights": [1]}, PART.format("weights")),
-    "weights: none": ({"weights": {}}, PART.format("weights")),
-    "weights: numbers": ({"weights": {"a": 1.0}}, PART.format("weights")),
+    "one less": {"words": None},
+    "one more": {"more": 1},
+    "config: a list": {"config": [1]},
+    "config: unknown": {"config": {"colour": "red"}},
+    "config: no width": {"config": {"hidden": -1}},
+    "words: none": {"words": 3},
+    "words: fewer": {"words": ["a"]},
+    "weights: a list": {"weights": [1]},
+    "weights: none": {"weights": {}},
+    "weights: numbers": {"weights": {"a": 1.0}},
 }
 FOREIGN = "checkpoint ...: another program made it"
 FLIPPED = "checkpoint ...: it is damaged: ... is not what was written"
@@ -34,7 +33,7 @@ OTHER_TEXT = "the checkpoint is of another text: ..."
 OTHER_MODEL = "the checkpoint has hidden 5, but 6 was asked for"
 LOCKED = "checkpoint ...: Permission denied"
 LINES = [
-    *(line for _, line in PARTS.values()), DAMAGED, FOREIGN, FLIPPED, OTHER_TEXT,
+    PARTS_APART, DAMAGED, FOREIGN, FLIPPED, OTHER_TEXT,
     OTHER_MODEL, LOCKED,
 ]  # fmt: skip
 
@@ -73,10 +72,10 @@ class TestCheckpoint:
 
     @pytest.mark.parametrize("case", PARTS)
     def test_whose_parts_do_not_belong_together(self, case, saved, refused, tmp_path):
-        content = torch.load(saved) | PARTS[case][0]
+        content = torch.load(saved) | PARTS[case]
         content = {name: part for name, part in content.items() if part is not None}
         torch.save(content, tmp_path / "file")
-        refused(tmp_path / "file", PARTS[case][1])
+        refused(tmp_path / "file", PARTS_APART)
 
     @pytest.mark.parametrize("how", ["one lost", "another shape", "another type"])
     def test_whose_weights_are_others(self, how, saved, refused, tmp_path):
@@ -88,7 +87,7 @@ class TestCheckpoint:
         else:
             content["weights"][first] = changed[how]
         torch.save(content, tmp_path / "file")
-        refused(tmp_path / "file", PART.format("weights"))
+        refused(tmp_path / "file", PARTS_APART)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
     def test_of_someone_else(self, saved, refused, as_another):

@@ -142,7 +142,7 @@ rnn --checkpoint TEXT
 rnn --corpus grammar --seq-len 1000000000000
     seq_len is 1000000000000, but must be at most 4999, a column's tokens in this text
 rnn --resume TMP/none
-    checkpoint '...': there is no such file
+    checkpoint '...': No such file or directory
 rnn --resume TMP
 rnn --resume /dev/zero
     checkpoint '...': it is a directory, or a device

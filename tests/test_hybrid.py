@@ -377,10 +377,10 @@ def test_the_penalty_enters_a_step_once(kind, semantics):
 class TestTrouble:
     def failure(self, data, how, trainer=1, **options):
         job = Job(replace(EXACT, max_steps=None, step_deadline=1.0), data)
-        master = Role(hybrid_roles.disturbed_master, (job, [trainer], how))
         begin = time.monotonic()
         with pytest.raises(WorkerError) as caught:
-            system.on_workers(job, master, deadline=30, **options)
+            master = hybrid_roles.disturbed_master
+            hybrid_roles.play(job, master, [trainer], how, deadline=30, **options)
         assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
         return caught.value
 
@@ -419,8 +419,7 @@ class TestTrouble:
     def test_all_trainers_pass_as_many_places_whoever_scores(self, data):
         config = replace(EXACT, num_trainers=3, epochs=2, max_steps=None)
         job = Job(replace(config, **KINDS["oblique table"]), data)
-        master = Role(hybrid_roles.pacing_master, (job,))
-        first, *others = system.on_workers(job, master)["master"]
+        first, *others = hybrid_roles.play(job, hybrid_roles.pacing_master)
         # Two at least in each step; the fewest tell who is late.
         assert others == [first] * 2 and first > 2 * 2 * 11
 
@@ -433,16 +432,16 @@ class TestTrouble:
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
     job = Job(replace(EXACT, num_trainers=2, max_steps=4), data)
-    master = Role(hybrid_roles.disturbed_master, (job, [0, 1], "nap 3.5"))
-    histories = system.on_workers(job, master, rpc_timeout=3.0)["master"]
+    how = [0, 1], "nap 3.5"
+    master = hybrid_roles.disturbed_master
+    histories = hybrid_roles.play(job, master, *how, rpc_timeout=3.0)
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)
 def test_no_step_leaves_anything_on_the_server(data, semantics):
     job = Job(replace(EXACT, max_steps=3, semantics=semantics), data)
-    master = Role(hybrid_roles.counting_master, (job,))
-    assert system.on_workers(job, master)["master"] == (0, 0)
+    assert hybrid_roles.play(job, hybrid_roles.counting_master) == (0, 0)
 
 
 class TestBegin:
@@ -470,8 +469,7 @@ class TestBegin:
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
     job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
-    master = Role(hybrid_roles.ask_cdopt, (job,))
-    found = system.on_workers(job, master)["master"]
+    found = hybrid_roles.play(job, hybrid_roles.ask_cdopt)
     assert "not supported for RemoteModule" in found
 
 

@@ -101,9 +101,9 @@ class TestParameterServer:
     def test_a_trainer_that_pulls_the_lstm(self, cut, on_the_wire):
         config = rnn.RNNConfig(cut=cut, num_trainers=2, **RNN)
         parts = {name: model.build_own(name, 9, config, 2) for name in model.PARTS}
-        embedding, lstm, decoder = map(LocalRef, parts.values())
-        pulled = model.PulledLSTM(lstm, config)
-        whole = model.RNNModel(embedding, decoder, pulled, config, "meta")
+        references = {name: LocalRef(part) for name, part in parts.items()}
+        whole = model.RNNModel(references, config, "meta")
+        whole.rnn = model.PulledLSTM(references["rnn"], config)
         tokens = torch.zeros(5, 2, dtype=torch.int64)
         loss, hidden = whole.loss(tokens, tokens, whole.start(2))
         loss.backward()

@@ -83,9 +83,8 @@ class OriginalStep:
     def step(self, trainer: int, context: gradients.Context) -> None:
         """Step with the gradients of a trainer's context."""
         with self._lock:
-            found = gradients.gradients(context, self._parameters)
+            found = gradients.take_sum([context], self._parameters)
             move(self._optimizers[trainer], found)
-        gradients.forget(context)
 
 
 def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
@@ -307,19 +306,6 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     return [future.value() for future in futures]
 
 
-def on_workers(
-    job: Job, master: Role, engine: Workers | None = None, **options: Any
-) -> dict[str, Any]:
-    """Launch a master, and who it needs; ranks as in the original."""
-    number = job.config.num_trainers
-    threads = max(1, cpu_count() // (number + 1))  # one for the server
-    trainer = Role(serve, num_threads=threads)
-    roles = {f"trainer{rank}": trainer for rank in range(number)}
-    roles |= {MASTER: master, SERVER: Role(serve)}
-    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
-    return (engine or TorchRPC()).launch(roles, **options)
-
-
 def check(job: Job) -> None:
     """A ValueError if workers, table, a share or a given parameter do not fit."""
     checks.workers(job.config, "num_trainers", others=2)
@@ -339,9 +325,13 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     and a WorkerError if a worker failed.
     """
     check(job)
-    engine = engine or TorchRPC()
-    master = Role(drive, (engine, job, tasks(job)))
-    return Result(job.config, on_workers(job, master, engine, **options)[MASTER])
+    engine, number = engine or TorchRPC(), job.config.num_trainers
+    threads = max(1, cpu_count() // (number + 1))  # one for the server
+    trainer = Role(serve, num_threads=threads)
+    roles = {f"trainer{rank}": trainer for rank in range(number)}  # as in the original
+    roles |= {MASTER: Role(drive, (engine, job, tasks(job))), SERVER: Role(serve)}
+    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
+    return Result(job.config, engine.launch(roles, **options)[MASTER])
 
 
 def run_locally(

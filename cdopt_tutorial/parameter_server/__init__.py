@@ -11,7 +11,6 @@ from cdopt_tutorial.parameter_server.model import (
     History,
     Progress,
     RNNConfig,
-    RNNModel,
     build_all,
 )
 from cdopt_tutorial.parameter_server.system import (
@@ -24,7 +23,7 @@ from cdopt_tutorial.parameter_server.system import (
 )
 
 __all__ = [
-    "History", "Job", "Owner", "Progress", "RNNConfig", "RNNModel", "Trainer",
+    "History", "Job", "Owner", "Progress", "RNNConfig", "Trainer",
     "build_all", "check", "checkpoint", "compare", "restart", "run", "run_locally",
     "sample", "traffic",
 ]  # fmt: skip

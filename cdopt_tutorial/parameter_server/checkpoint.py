@@ -1,8 +1,9 @@
 """Save a training and go on with it, on any number of workers or none."""
 
 import io
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import ZipFile
@@ -45,15 +46,10 @@ class Checkpoint:
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
         """Check that a run over so many windows may go on; a ValueError if not."""
-        if list(words) != self.words:
+        if list(words) != self.words or self.window >= windows:
             raise ValueError(
-                f"the checkpoint is of another text: it has {len(self.words)} words, "
-                f"this one has {len(words)}, and not all are the same"
-            )
-        if self.window >= windows:
-            raise ValueError(
-                f"the checkpoint is of another text: {self.window} windows of a pass "
-                f"are done, but this one has {windows}"
+                "the checkpoint is of another text: this one has other words, or no "
+                f"more than the {self.window} windows that are done"
             )
         for name in MUST_MATCH:
             saved, asked = getattr(self.settings, name), getattr(config, name)
@@ -63,15 +59,10 @@ class Checkpoint:
                 )
 
     def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
-        """A trainer's losses; the batch's, if there were more trainers or less."""
+        """A trainer's losses; the mean of all, if there were more trainers or less."""
         if len(self.losses) == num_trainers:
             return list(self.losses[trainer])
-        batch_size, num_saved = self.config["batch_size"], len(self.losses)
-        columns = [len(p) for p in torch.arange(batch_size).tensor_split(num_saved)]
-        return [
-            sum(c * loss for c, loss in zip(columns, step, strict=True)) / batch_size
-            for step in zip(*self.losses, strict=True)
-        ]
+        return [statistics.fmean(step) for step in zip(*self.losses, strict=True)]
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -88,9 +79,7 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint; a ValueError of one line if there is none to be read."""
     path = Path(path)
     try:
-        if not path.exists():
-            raise ValueError("there is no such file")
-        if not path.is_file():
+        if path.exists() and not path.is_file():
             raise ValueError("it is a directory, or a device")
         with path.open("rb") as file:
             return _checked(_read(file))
@@ -100,7 +89,6 @@ def load(path: Path) -> Checkpoint:
 
 
 def _read(file: BinaryIO) -> Any:
-    """What is in a file, if it is what was written."""
     try:
         with ZipFile(file) as archive:  # torch does not look at the checksums in it
             damaged = archive.testzip()
@@ -115,22 +103,17 @@ def _read(file: BinaryIO) -> Any:
 
 
 def _checked(content: Any) -> Checkpoint:
-    """The checkpoint of what a file has, if all of it belongs together."""
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ValueError("another program made it")
-    if odd := {each.name for each in fields(Checkpoint)} ^ content.keys():
-        raise ValueError(f"{', '.join(sorted(map(str, odd)))}: missing, or not known")
-    found, part = Checkpoint(**content), "config"
     try:
-        config, part = found.settings, "weights"
-        check_memory(len(found.words), config)
-        own = build_all(len(found.words), config).state_dict()
-        whole = _kinds(found.weights) == _kinds(own)
-    except Exception:  # whatever a part of another type leads to
-        whole = False
-    if not whole:
-        raise ValueError(f"its {part} can't be of such a run")
-    return found
+        found = Checkpoint(**content)
+        check_memory(len(found.words), found.settings)
+        own = build_all(len(found.words), found.settings).state_dict()
+        if _kinds(found.weights) == _kinds(own):
+            return found
+    except Exception:  # whatever a part that is missing, or of another type, leads to
+        pass
+    raise ValueError("its parts can't be of one run")
 
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple]:

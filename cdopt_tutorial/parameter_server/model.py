@@ -1,6 +1,7 @@
 """The settings, what a run returns, and the model, in the parts that workers own."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -227,17 +228,13 @@ class RNNModel(nn.Module):
     """The whole model as its trainer sees it: an LSTM here, the rest by reference."""
 
     def __init__(
-        self,
-        embedding: Reference,
-        decoder: Reference,
-        rnn: LSTM,
-        config: RNNConfig,
-        device: str = "cpu",
+        self, parts: Mapping[str, Reference], config: RNNConfig, device: str = "cpu"
     ):
         super().__init__()
-        self.embedding_rref, self.decoder_rref = embedding, decoder
-        self.rnn, self.config = rnn, config
-        self.device = device  # on which the LSTM computes
+        self.embedding_rref, self.decoder_rref = parts["embedding"], parts["decoder"]
+        rnn = parts["rnn"]
+        self.rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, config)
+        self.config, self.device = config, device  # on which the LSTM computes
 
     def start(self, batch: int) -> Hidden:
         """The hidden state before the first token: zeros."""

@@ -23,8 +23,8 @@ def write(
     """Go on from a first word, never with ``<unk>``, word 0; called by chapter 2."""
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)
-    elsewhere = LocalRef(parts["embedding"]), LocalRef(parts["decoder"])
-    model = RNNModel(*elsewhere, parts["rnn"], config).eval()
+    references = {name: LocalRef(part) for name, part in parts.items()}
+    model = RNNModel(references, config).eval()
     generator = torch.Generator().manual_seed(0)
     tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
     while len(tokens) < length:

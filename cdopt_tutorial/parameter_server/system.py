@@ -30,14 +30,12 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
-from cdopt_tutorial.parameter_server.checkpoint import Checkpoint
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
     History,
     Progress,
     Projected,
-    PulledLSTM,
     RNNConfig,
     RNNModel,
     build_all,
@@ -57,7 +55,7 @@ class Job:
 
     config: RNNConfig  #: of the run
     corpus: Corpus  #: what is read
-    resume: Checkpoint | None = None  #: where to go on; None to begin
+    resume: checkpoint.Checkpoint | None = None  #: where to go on; None to begin
     keep: Path | None = None  #: file for checkpoints; None keeps none
     #: parameters to begin with, by name, some or all; those of the seed by default. A
     #: run that is resumed does not look at them.
@@ -167,10 +165,7 @@ class Trainer:
         config = job.config
         self.engine, self.rank, self.job, self.config = engine, rank, job, config
         parts, self.owners = make_all(engine, job)
-        rnn = parts["rnn"]
-        rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, config)
-        there, device = (parts["embedding"], parts["decoder"]), config.device
-        self.model = RNNModel(*there, rnn, config, device_for(device, rank))
+        self.model = RNNModel(parts, config, device_for(config.device, rank))
         free = config.constrained is None
         self.constraints = None if free else Constraints(*parts.values())
         stream = Stream(job.corpus.train, config.seq_len, config.batch_size)
@@ -342,17 +337,15 @@ class Trainer:
         """Write a checkpoint, all trainers together; the first one writes."""
         if self.job.keep is None:
             return
-        hidden = tuple(state.cpu() for state in hidden)
-        brought = self.barrier((hidden, self.history.losses))
-        states, losses = zip(*brought, strict=True)
+        own = *(state.cpu() for state in hidden), self.history.losses
+        *states, losses = zip(*self.barrier(own), strict=True)
         if self.rank == 0:
-            columns = zip(*states, strict=True)
-            hidden = tuple(torch.cat(parts, dim=1) for parts in columns)
+            hidden = tuple(torch.cat(columns, dim=1) for columns in states)
             run = asdict(self.config), list(self.job.corpus.vocabulary.words)
             model = self.gather("weights"), self.gather("optimizer_state")
-            state = Checkpoint(*run, *model, epoch, window, hidden, list(losses))
+            state = *run, *model, epoch, window, hidden, list(losses)
             try:
-                checkpoint.save(self.job.keep, state)
+                checkpoint.save(self.job.keep, checkpoint.Checkpoint(*state))
             except OSError as error:
                 reason = f"can't write {self.job.keep}: {error.strerror}"
                 raise WorkerError(f"trainer{self.rank}", reason) from error
