@@ -77,6 +77,15 @@ class TestOnWorkers:
         weights = run(Job(TWO, CORPUS, of_one), **LIMITS)[0].weights
         assert max_difference(weights, whole.weights) <= 1e-10
 
+    def test_losses_of_another_number_of_trainers_are_the_batch_s(self, tmp_path):
+        part = replace(TWO, num_trainers=3, max_steps=4)
+        run(Job(part, CORPUS, keep=tmp_path / "file"), **LIMITS)
+        three = checkpoints.load(tmp_path / "file")
+        assert [len(losses) for losses in three.losses] == [4, 4, 4]
+        for trainer in (0, 1):
+            assert three.losses_of(trainer, 2) == pytest.approx(local(STILL).losses[:4])
+        assert three.losses_of(1, 3) == three.losses[1]
+
     @pytest.mark.parametrize("victim", ["ps", "trainer0"])
     def test_of_a_run_that_was_killed(self, victim, whole, tmp_path):
         def kill(_, note):

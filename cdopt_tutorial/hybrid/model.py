@@ -188,12 +188,17 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """What the command line writes."""
         left, projected = self.feasibility, self.projected
+        settings = "num_trainers", "semantics", "manifold", "where", "by"
         return {
+            **{name: getattr(self.config, name) for name in settings},
             "transport": self.trainers[0].transport,
             "steps": len(self.losses),
+            "valid_accuracy": self.trainers[0].progress[-1].valid.accuracy,
             "test_accuracy": self.test.accuracy,
+            "test_loss": self.test.loss,
             "loss": self.losses[-1],
             "feasibility": left and left.mapped,
+            "feasibility_of_weight": left and left.weight,
             "projected_feasibility": projected and projected.feasibility.mapped,
             "projected_accuracy": projected and projected.test.accuracy,
             "replica_difference": self.replica_difference,

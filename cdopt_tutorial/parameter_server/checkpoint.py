@@ -1,7 +1,6 @@
 """Save a training and go on with it, on any number of workers or none."""
 
 import io
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +58,15 @@ class Checkpoint:
                 )
 
     def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
-        """A trainer's losses; the mean of all, if there were more trainers or less."""
+        """A trainer's losses; the batch's, if there were more trainers or less."""
         if len(self.losses) == num_trainers:
             return list(self.losses[trainer])
-        return [statistics.fmean(step) for step in zip(*self.losses, strict=True)]
+        batch_size, num_saved = self.config["batch_size"], len(self.losses)
+        columns = [len(p) for p in torch.arange(batch_size).tensor_split(num_saved)]
+        return [
+            sum(c * loss for c, loss in zip(columns, step, strict=True)) / batch_size
+            for step in zip(*self.losses, strict=True)
+        ]
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
