@@ -2,13 +2,8 @@
 
 import os
 import re
-import subprocess
-import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,15 +78,3 @@ def add_site(config: dict[str, Any], site: Site) -> None:
             use_repository_button=True,
             launch_buttons=_LAUNCH,
         )
-
-
-def edition(root: Path) -> str:
-    """Return the version, and the day of the last commit in `root`, or today."""
-    seconds = time.time()
-    # A book unpacked inside another project's checkout has not that one's date.
-    if (root / ".git").exists():
-        command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
-        with suppress(OSError, ValueError):  # there is no git, or no commit
-            done = subprocess.run(command, capture_output=True, text=True)
-            seconds = int(done.stdout)
-    return f"Version {VERSION}, {datetime.fromtimestamp(seconds, UTC).date()}"

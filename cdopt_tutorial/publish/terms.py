@@ -6,20 +6,15 @@ show it on hover and on focus, without a script and from a file.
 
 import html
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from docutils import nodes
-from sphinx import addnodes
 
 GLOSSARY = "book/glossary"
 # Everyday words, too: only where a chapter emphasizes them, as it does with new ones.
 EVERYDAY = {"control", "cut", "engine", "environment", "figure", "future", "master"}
 EVERYDAY |= {"original", "parent", "profile", "reference", "result", "role", "round"}
 EVERYDAY |= {"semantics", "span", "token", "trace", "wire"}
-# What already leads somewhere, is no sentence, or is to be read as it is written.
-_LEFT_OUT = nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.raw
-_LEFT_OUT += nodes.literal_block, nodes.caption, addnodes.pending_xref
 
 
 def setup(app: Any) -> None:
@@ -39,7 +34,8 @@ def _link(app: Any, page: nodes.document, name: str) -> None:
     words = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])")
     for text in list(page.findall(nodes.Text)):
         is_new = isinstance(text.parent, nodes.emphasis)  # as chapters show it
-        if not any(isinstance(above, _LEFT_OUT) for above in _above(text)):
+        within = text.parent.parent if is_new else text.parent
+        if isinstance(within, nodes.paragraph):  # no title, no link, no code
             parts, done = [], 0
             for match in words.finditer(text):
                 word = match[1] if match[1] in left else match[1].lower()
@@ -48,12 +44,6 @@ def _link(app: Any, page: nodes.document, name: str) -> None:
                     parts += [nodes.Text(text[done : match.start()]), link]
                     done = match.end()
             text.parent.replace(text, [*parts, nodes.Text(text[done:])])
-
-
-def _above(node: nodes.Node) -> Iterator[nodes.Node]:
-    """What a node is in, outwards."""
-    while node := node.parent:
-        yield node
 
 
 def _anchor(word: str, to: str, where: str, meaning: str) -> nodes.Node:
