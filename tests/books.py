@@ -90,7 +90,9 @@ def smallest_book(root: Path) -> Project:
         (root / folder).mkdir(parents=True)
     (root / "constraints.txt").touch()
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
+    extensions.append("cdopt_tutorial.publish.pages")
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
+    config["execute"] = {"execute_notebooks": "off"}
     write_contents(project, config)
     (root / "book/index.md").write_text("# Front\n\n[](/notebooks/01_a.ipynb)\n")
     write_chapter(project, "print(6 * 7)")

@@ -14,7 +14,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from notebook_errors import unannounced
 
-from cdopt_tutorial.publish.chapter import read_chapter
+from cdopt_tutorial.publish.chapter import is_injected, read_chapter, shortened
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
@@ -55,6 +55,12 @@ def test_chapters_import_only_what_the_install_cell_brings():
         lines += [line for line in map(ast.unparse, imports) if "cdopt" in line]
     assert len(lines) > len(CHAPTERS)
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+@every_chapter
+def test_has_a_short_profile_of_its_own_parameters(path):
+    chapter = read_chapter(path)
+    assert is_injected(shortened(chapter)) and not is_injected(chapter)
 
 
 @every_chapter

@@ -69,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
     known = [each for each in known if not chapter.is_injected(each.notebook)]
     if len(known) < len(done):
         print("figures were not compared where parameters were set")
-    moved = _compare(known, book, was)
+    moved = _compare(known, was)
     if updates:
         for result in (each for each in known if each.error is None):
             if args.anew:
                 was.forget(result.path.stem)
             was.update(result.path.stem, result.figures, reference.origin())
         print("\nnow in the reference, but for bounds, which are yours to change:")
-        moved = _compare(known, book, was)
+        moved = _compare(known, was)
     return failed or (DRIFTED if moved else 0)
 
 
@@ -95,25 +95,21 @@ def _report(done: Executions, book: Project) -> int:
     """Print what became of each chapter; 1 if one failed, else 0."""
     for result in done:
         how = "reused the result of a run of" if result.cached else "ran for"
-        if result.error is None:
+        if result.error:
+            print(f"\n{result.error}", file=sys.stderr)
+        else:
             print(f"{book.relative(result.path)}: {how} {result.seconds:.1f} s")
-    errors = [result.error for result in done if result.error is not None]
-    for error in errors:
-        print(f"\n{error}", file=sys.stderr)
-    return 1 if errors else 0
+    return int(any(result.error for result in done))
 
 
-def _compare(done: Executions, book: Project, was: Reference) -> int:
+def _compare(done: Executions, was: Reference) -> int:
     """Print every figure that is not as the reference has it; return how many."""
     moved = 0
     for result in done:
         name, complete = result.path.stem, result.error is None
-        drift = was.drift(name, result.figures, complete=complete)
-        if drift:
-            print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
-        for name, how in drift.items():
-            print(f"  {name}: {how}", file=sys.stderr)
-        moved += len(drift)
-    if done and not moved and all(result.error is None for result in done):
+        for figure, how in was.drift(name, result.figures, complete=complete).items():
+            print(f"{name}: figure {figure}: {how}", file=sys.stderr)
+            moved += 1
+    if done and not moved and not any(result.error for result in done):
         print("no figure has moved")
     return moved

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import nbformat
@@ -75,15 +75,10 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
-    versions = [platform.python_version(), *map(_version, _LIBRARIES)]
+    versions = [platform.python_version()]
+    for library in _LIBRARIES:  # Ray may be missing: chapter 7 is another one then
+        versions += [library, *(each.version for each in distributions(name=library))]
     return fingerprint(project.root, files, (code, versions, device))
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:  # as Ray may be: chapter 7 is another one without it
-        return None
 
 
 def make_place(project: Project) -> None:

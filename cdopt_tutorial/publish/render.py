@@ -76,10 +76,8 @@ def _config(project: Project, device: str, short: bool) -> dict:
     """Return the book's configuration, with what pages may quote, and must note."""
     quotes, notes = _results(project, device, short)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    config["execute"] = {"execute_notebooks": "off"}
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     sphinx = config["sphinx"]["config"]
-    sphinx["extensions"].append("cdopt_tutorial.publish.notes")
     sphinx["html_extra_path"] = [str(project.extra)]
     sphinx["page_notes"] = notes
     add_site(config, read_site())

@@ -14,13 +14,6 @@ _LAUNCH = {
     "colab_url": "https://colab.research.google.com",
     "notebook_interface": "jupyterlab",
 }
-# Pages that nobody looks for; a site map does without.
-_NOT_READ = "404.html genindex.html py-modindex.html search.html _modules/*".split()
-_PREVIEW = [
-    '<meta property="og:image:width" content="1200" />',
-    '<meta property="og:image:height" content="630" />',
-    '<meta name="twitter:card" content="summary_large_image" />',
-]
 
 
 @dataclass(frozen=True)
@@ -57,19 +50,13 @@ def _read(name: str, pattern: str, needed: str) -> str | None:
 
 def add_site(config: dict[str, Any], site: Site) -> None:
     """Add to a configuration of jupyter-book, in place, what follows from `site`."""
-    sphinx = config["sphinx"]["config"]
+    sphinx, published = config["sphinx"]["config"], config.pop("published", {})
     if site.url:
-        sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
-        sphinx |= {
+        sphinx["extensions"] += published.pop("extensions", [])
+        sphinx |= published | {
             "html_baseurl": site.url,
             "notfound_urls_prefix": urlsplit(site.url).path,  # shown at any depth
-            "sitemap_url_scheme": "{link}",
-            "sitemap_excludes": _NOT_READ,
             "ogp_site_url": site.url,
-            "ogp_site_name": config["title"],
-            "ogp_image": "_static/preview.png",
-            "ogp_image_alt": config["title"],
-            "ogp_custom_meta_tags": _PREVIEW,
         }
     if site.repository:
         sphinx.setdefault("html_theme_options", {}).update(
