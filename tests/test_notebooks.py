@@ -14,7 +14,12 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from notebook_errors import unannounced
 
-from cdopt_tutorial.publish.chapter import is_injected, read_chapter, shortened
+from cdopt_tutorial.publish.chapter import (
+    is_injected,
+    read_chapter,
+    short_profile,
+    shortened,
+)
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
@@ -61,6 +66,8 @@ def test_chapters_import_only_what_the_install_cell_brings():
 def test_has_a_short_profile_of_its_own_parameters(path):
     chapter = read_chapter(path)
     assert is_injected(shortened(chapter)) and not is_injected(chapter)
+    for cell in chapter.cells:
+        assert all(cell.source.count(text) == 1 for text in short_profile(cell))
 
 
 @every_chapter

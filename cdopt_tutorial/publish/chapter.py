@@ -87,11 +87,22 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
 
 
 def shortened(notebook: NotebookNode) -> NotebookNode:
-    """Return a copy of a chapter with the parameters of its short profile set."""
+    """Return a copy of a chapter as its short profile has it, which is in the metadata.
+
+    The notebook's name parameters and their values; a cell's what to replace, by what.
+    """
     short = deepcopy(notebook)
-    if values := notebook.metadata.get("cdopt_tutorial", {}).get("short"):
+    for cell in short.cells:
+        for text, other in short_profile(cell).items():
+            cell.source = cell.source.replace(text, other)
+    if values := short_profile(notebook):
         inject(short, values)
     return short
+
+
+def short_profile(of: NotebookNode) -> Mapping:
+    """Return what the metadata of a notebook or a cell say of the short profile."""
+    return of.metadata.get("cdopt_tutorial", {}).get("short", {})
 
 
 def is_injected(notebook: NotebookNode) -> bool:

@@ -203,6 +203,7 @@ def _run_cells(
             notebook,
             timeout=cell_timeout,
             record_timing=False,
+            shutdown_kernel="immediate",  # all that it leaves is in the folder
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
             on_cell_execute=progress.begin,
