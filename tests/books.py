@@ -10,7 +10,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from cdopt_tutorial.publish.chapter import HIDDEN, code_cells
+from cdopt_tutorial.publish.chapter import HIDDEN, code_cells, read_chapter
+from cdopt_tutorial.publish.execute import Execution, execute
 from cdopt_tutorial.publish.project import Project
 
 KERNEL = {
@@ -25,17 +26,26 @@ def write_chapter(
     prose: str = "# A chapter",
     name: str = "01_a",
     parameters: bool = False,
+    short: dict | None = None,
 ) -> Path:
     """Write a notebook of a cell of prose and cells of code; return its path.
 
-    With `parameters` the first cell of code is tagged as those of real chapters are.
+    With `parameters` the first cell of code is tagged as those of real chapters are;
+    `short` is what its short profile sets there.
     """
     cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
     if parameters:
         cells[1].metadata["tags"] = ["parameters"]
     path = project.root / "notebooks" / f"{name}.ipynb"
-    nbformat.write(new_notebook(cells=cells, metadata=KERNEL), path)
+    metadata = KERNEL | {"cdopt_tutorial": {"short": short or {}}}
+    nbformat.write(new_notebook(cells=cells, metadata=metadata), path)
     return path
+
+
+def run(project: Project, *paths: Path, **how) -> list[Execution]:
+    """Execute chapters, all of them by default."""
+    chapters = [(path, read_chapter(path)) for path in paths or project.chapters()]
+    return execute(chapters, project=project, **how)
 
 
 def run_plainly(notebook: NotebookNode, progress, *_) -> None:
@@ -63,7 +73,6 @@ def run_plainly(notebook: NotebookNode, progress, *_) -> None:
             finally:
                 if said.getvalue():
                     cell.outputs.append(new_output("stream", text=said.getvalue()))
-        progress.end(cell, 0, {"content": {"status": "ok"}})
 
 
 def write_contents(project: Project, config: dict, *others: str) -> None:
@@ -81,7 +90,9 @@ def smallest_book(root: Path) -> Project:
         (root / folder).mkdir(parents=True)
     (root / "constraints.txt").touch()
     extensions = ["myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc"]
+    extensions.append("cdopt_tutorial.publish.pages")
     config = {"title": "A book", "sphinx": {"config": {"extensions": extensions}}}
+    config["execute"] = {"execute_notebooks": "off"}
     write_contents(project, config)
     (root / "book/index.md").write_text("# Front\n\n[](/notebooks/01_a.ipynb)\n")
     write_chapter(project, "print(6 * 7)")

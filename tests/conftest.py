@@ -108,7 +108,7 @@ def site(project) -> Path:
     """The folder of the pages, rendered strictly from the results of the chapters."""
     project.build.mkdir(parents=True, exist_ok=True)
     with FileLock(project.build / "pages.lock"):
-        render(project)
+        render(project, short=True)
     return project.html
 
 

@@ -24,7 +24,7 @@ from cdopt_tutorial.data.bags import Bags, BagSplit
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.publish.programs import read_programs
+from cdopt_tutorial.publish.chapter import programs, read_chapter
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.reinforce import Episodes, Policy, ReinforceConfig, run_locally
 from cdopt_tutorial.reinforce.learner import policy_loss
@@ -32,7 +32,8 @@ from cdopt_tutorial.reinforce.learner import policy_loss
 LINES, COLUMNS = 60, 88
 TEXTS = {
     name.removesuffix(".py"): text
-    for name, text in read_programs(this_project()).items()
+    for path in this_project().chapters()
+    for name, text in programs(read_chapter(path)).items()
 }
 MODULES = {
     "bare_reinforce": {"torch", "gymnasium"},

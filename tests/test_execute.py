@@ -5,22 +5,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
 import pytest
-from books import run_plainly, write_chapter
+from books import run, run_plainly, write_chapter
 from nbformat.v4 import new_output
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import execute as module
 from cdopt_tutorial.publish.chapter import read_chapter
-from cdopt_tutorial.publish.execute import (
-    digest,
-    execute,
-    find_result,
-    read_failed,
-)
+from cdopt_tutorial.publish.execute import digest, find_result, read_failed
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.used import used_files
 
@@ -76,15 +72,15 @@ def test_a_result_is_reused_until_its_code_changes(book, monkeypatch):
     monkeypatch.setattr(module, "_run_cells", run_plainly)
     path = write_chapter(book, "import time; print(time.time_ns())")
     begin = time.monotonic()
-    first, second = (execute([path], project=book)[0] for _ in range(2))
+    first, second = (run(book, path)[0] for _ in range(2))
     assert (first.cached, second.cached) == (False, True)
     assert first.figures == second.figures
     assert 0 < first.seconds == second.seconds < time.monotonic() - begin
     write_chapter(book, "import time; print(time.time_ns())", prose="Other.")
-    assert execute([path], project=book)[0].cached
-    assert not execute([path], project=book, force=True)[0].cached
+    assert run(book, path)[0].cached
+    assert not run(book, path, force=True)[0].cached
     write_chapter(book, "print(2)")
-    assert not execute([path], project=book)[0].cached
+    assert not run(book, path)[0].cached
     assert outputs(book, path) == "2\n"
 
 
@@ -99,12 +95,6 @@ def test_a_result_follows_what_its_chapter_uses_and_nothing_else(book, code):
             file.write("# a change\n")
         used = name.removeprefix("cdopt_tutorial/") in names
         assert (digest(book, chapter, "cpu") != before) == used, name
-
-
-def test_a_chapter_that_can_not_be_read_may_use_anything(book):
-    chapter = read_chapter(write_chapter(book, "1 +"))
-    modules = {*book.package.rglob("*.py")}
-    assert modules <= {*used_files(book.package, chapter)}
 
 
 def test_of_this_package_a_command_decides_no_chapter_but_that_which_runs_it(project):
@@ -129,29 +119,49 @@ def test_digest_follows_device_python_and_libraries(book, monkeypatch):
         for other in ("9.9", None):  # as where Ray is not installed
 
             def find(name, library=library, other=other):
-                return other if name == library else "1.0"
+                version = other if name == library else "1.0"
+                return [SimpleNamespace(version=version)] if version else []
 
-            monkeypatch.setattr(module, "_version", find)
+            monkeypatch.setattr(module, "distributions", find)
             seen.add(digest(book, chapter, "cpu"))
     assert len(seen) == 3 + 2 * len(libraries)
-    monkeypatch.undo()
-    assert module._version("no-such-library") is None
 
 
-def test_a_change_that_is_taken_back_costs_nothing_and_old_results_go(
+def test_a_short_result_is_taken_by_short_runs_only_and_a_full_one_by_all(
     book, monkeypatch
 ):
-    monkeypatch.setattr(module, "_run_cells", lambda *_: None)
-    monkeypatch.setattr(module, "_KEPT", 2)
-    path = book.root / "notebooks/01_a.ipynb"
-    # Of those kept, the one that was used last counts as young.
-    for code, cached in zip("12131", (0, 0, 1, 0, 1), strict=True):
-        write_chapter(book, code)
-        assert execute([path], project=book)[0].cached is bool(cached)
-        time.sleep(0.01)
-    write_chapter(book, "2")
-    assert not execute([path], project=book)[0].cached
-    assert len(list(book.results.iterdir())) == 2
+    monkeypatch.setattr(module, "_run_cells", run_plainly)
+    code = "epochs = 9", "import time; print(epochs, time.time_ns())"
+    path = write_chapter(book, *code, parameters=True, short={"epochs": 2})
+
+    def ran(**how) -> tuple[bool, str]:
+        (done,) = run(book, path, **how)
+        printed = [out.text for cell in done.notebook.cells[2:] for out in cell.outputs]
+        return done.cached, *printed[0].split()
+
+    first = ran(short=True)
+    assert first[:2] == (False, "2")
+    assert ran(short=True) == (True, *first[1:])
+    full = ran()
+    assert full[:2] == (False, "9")
+    assert ran() == ran(short=True) == (True, *full[1:])
+
+
+def test_short_runs_are_two_at_a_time_on_a_core_each(book):
+    wait = """
+import os, time
+from pathlib import Path
+place = Path(os.environ["TMPDIR"]).parent
+(place / {own!r}).touch()
+while not (place / {other!r}).exists():
+    time.sleep(0.1)
+print(os.environ["OMP_NUM_THREADS"])
+"""
+    for own, other in ("01_a", "02_b"), ("02_b", "01_a"):
+        write_chapter(book, wait.format(own=own, other=other), name=own)
+    for done in run(book, short=True, cell_timeout=60):
+        assert done.error is None
+        assert done.notebook.cells[1].outputs[0].text == "1\n"
 
 
 def test_a_chapter_that_fails_says_where_and_stops_no_other(
@@ -172,7 +182,7 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(
         "print('own' in globals())",
         name="02_good",
     )
-    failed, passed = execute([bad, good], project=book, device="meta")
+    failed, passed = run(book, bad, good, device="meta")
     where = (
         "notebooks/01_bad.ipynb failed in code cell 2 of 3, which begins\n    y = 0\n"
     )
@@ -183,21 +193,22 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(
     kept = read_failed(book, bad)
     assert kept.cells[1].outputs[0].text == "so far\n"
     assert kept.metadata["failed"] == f"{where}{failed.why}\n{last}"
-    assert "[2/3] y = 0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"^  01_bad +\d\.\d s  \[2/3\] y = 0$", said, re.M)
     assert passed.error is None
     assert outputs(book, good, "meta") == f"{sys.executable}\nmeta\nFalse\n"
     assert not list(book.root.rglob("left.txt"))
     assert {*good.parent.iterdir()} == {bad, good}
     monkeypatch.setattr(module, "_run_cells", run_plainly)
     write_chapter(book, "1 / 0", name="01_bad")
-    assert not any(execute([bad], project=book)[0].cached for _ in range(2))
+    assert not any(run(book, bad)[0].cached for _ in range(2))
     write_chapter(book, "y = 1", name="01_bad")
-    execute([bad], project=book)
+    run(book, bad)
     assert "failed" not in read_failed(book, bad).metadata
 
 
 def test_dead_kernel_is_a_failure(book):
-    (done,) = execute([write_chapter(book, "import os; os._exit(3)")], project=book)
+    (done,) = run(book, write_chapter(book, "import os; os._exit(3)"))
     assert "code cell 1 of 1" in done.error and "died" in done.error
 
 
@@ -206,7 +217,7 @@ def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
     monkeypatch.setattr(
         "cdopt_tutorial.publish.execute.get_kernel_dict", lambda: kernel
     )
-    (done,) = execute([write_chapter(book, "1")], project=book)
+    (done,) = run(book, write_chapter(book, "1"))
     assert "failed in no cell: the kernel did not start" in done.error
 
 
@@ -219,12 +230,12 @@ def test_old_outputs_are_no_figures(book, monkeypatch):
     notebook.cells[2].outputs = [old]
     nbformat.write(notebook, path)
     monkeypatch.setattr(module, "_run_cells", run_plainly)
-    assert execute([path], project=book)[0].figures == {}
+    assert run(book, path)[0].figures == {}
 
 
 def test_hung_cell_is_a_failure(book):
     path = write_chapter(book, "import time; time.sleep(60)")
-    (done,) = execute([path], project=book, cell_timeout=1)
+    (done,) = run(book, path, cell_timeout=1)
     assert "code cell 1 of 1" in done.error
     timed_out = "A cell timed out while it was being executed, after 1 seconds."
     assert timed_out in done.error
@@ -247,15 +258,14 @@ def test_command_says_what_became_of_a_chapter(book, monkeypatch, capfd):
         assert cli.main(["execute"]) == 0
         said = capfd.readouterr().out
         assert re.search(rf"^notebooks/01_a.ipynb: {became} \d+\.\d s$", said, re.M)
-    assert "nothing changed: no chapter was run" in said
 
 
 def test_whoever_kills_it_leaves_no_kernel(book):
     path = write_chapter(book, "print('begun')", "import time; time.sleep(600)")
     code = (
-        "from pathlib import Path; from cdopt_tutorial.publish.execute import execute;"
+        "from pathlib import Path; from books import run;"
         "from cdopt_tutorial.publish.project import Project; import sys;"
-        "execute([Path(sys.argv[2])], project=Project(Path(sys.argv[1])))"
+        "run(Project(Path(sys.argv[1])), Path(sys.argv[2]))"
     )
     with subprocess.Popen(
         [sys.executable, "-uc", code, str(book.root), str(path)],

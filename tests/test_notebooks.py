@@ -14,7 +14,12 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from notebook_errors import unannounced
 
-from cdopt_tutorial.publish.chapter import read_chapter
+from cdopt_tutorial.publish.chapter import (
+    is_injected,
+    read_chapter,
+    short_profile,
+    shortened,
+)
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
@@ -40,7 +45,7 @@ def code_cells(path):
 @every_chapter
 def test_shows_no_error_that_its_cell_does_not_announce(path, project):
     """Cells that announce one are the control: they must show it."""
-    ran = find_result(project, read_chapter(path), "cpu")
+    ran = find_result(project, read_chapter(path), "cpu", short=True)
     assert ran is not None, f"run `cdopt-tutorial execute {project.relative(path)}`"
     assert unannounced(ran) == []
 
@@ -55,6 +60,14 @@ def test_chapters_import_only_what_the_install_cell_brings():
         lines += [line for line in map(ast.unparse, imports) if "cdopt" in line]
     assert len(lines) > len(CHAPTERS)
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+@every_chapter
+def test_has_a_short_profile_of_its_own_parameters(path):
+    chapter = read_chapter(path)
+    assert is_injected(shortened(chapter)) and not is_injected(chapter)
+    for cell in chapter.cells:
+        assert all(cell.source.count(text) == 1 for text in short_profile(cell))
 
 
 @every_chapter

@@ -162,14 +162,11 @@ def test_update_begins_a_table(book):
 
 UNCLEAR = [
     "3", "[1]", "{within", "1\nx = 2", "{whole = 1}", "{within = 1, seen = 1}",
-    "{exact = true, machine = true, seen = 1}", "{exact = 0.5, seen = 1}",
-    "{exact = false, seen = 1}", "{machine = false, seen = 1}",
-    '{at_most = "1e-10", seen = 0.0}',
 ]  # fmt: skip
 
 
 def test_a_table_that_says_nothing_clear_is_refused(book):
-    named = "^(01_a: x: |notebooks/reference.toml can't be read: )"
+    named = "^notebooks/reference.toml can't be read: "
     for row in UNCLEAR:
         rewrite(book, f"[01_a.figures]\nx = {row}\n")
         with pytest.raises(ValueError, match=named):

@@ -1,22 +1,18 @@
 """The published book: its addresses follow from three variables, or are not there."""
 
-import os
 import re
 import shutil
-import subprocess
-import time
 from xml.etree import ElementTree
 
 import pytest
 import yaml
-from books import run_plainly, write_chapter, write_contents
+from books import run, run_plainly, write_chapter, write_contents
 from PIL import Image
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import render
-from cdopt_tutorial.publish.site import Site, edition, read_site
+from cdopt_tutorial.publish.site import Site, read_site
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -75,7 +71,7 @@ def pages(tmp_path_factory, project) -> Project:
     small = write_book(Project(tmp_path_factory.mktemp("published")), project)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)
-        execute(small.chapters(), project=small)
+        run(small)
         publish(monkeypatch)
         render(small)
     return small
@@ -156,36 +152,6 @@ def test_missing_page_finds_its_way_from_any_depth(pages):
         path = re.sub(r"[?#].*", "", address)
         assert path.startswith("/some/book/"), address
         assert (pages.html / path.removeprefix("/some/book/")).is_file(), address
-
-
-def git(folder, *args: str) -> None:
-    who = ["-c", "user.name=A", "-c", "user.email=a@books.example"]
-    subprocess.run(["git", "-C", folder, *who, *args], check=True, capture_output=True)
-
-
-@pytest.fixture
-def far_east(monkeypatch):
-    """A machine on whose clock the day of UTC is often over."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "UTC-14")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-def test_date_is_that_of_the_last_commit(tmp_path, monkeypatch, far_east):
-    # Near midnight in the committer's zone, and the day before in UTC.
-    monkeypatch.setenv("GIT_COMMITTER_DATE", "2020-02-03T00:30:00+0200")
-    monkeypatch.setattr("time.time", lambda: 86400.0)
-    git(tmp_path, "init")
-    assert edition(tmp_path).endswith(", 1970-01-02")  # of the build
-    git(tmp_path, "commit", "--allow-empty", "-m", "first")
-    assert edition(tmp_path).endswith(", 2020-02-02")
-    inner = tmp_path / "unpacked"
-    inner.mkdir()
-    assert edition(inner).endswith(", 1970-01-02")
-    monkeypatch.setenv("PATH", os.devnull)  # nor is there git
-    assert edition(tmp_path).endswith(", 1970-01-02")
 
 
 def test_short_addresses_lead_to_pages_of_the_book(project):

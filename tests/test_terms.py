@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from docutils.core import publish_doctree
 
-from cdopt_tutorial.publish import terms
+from cdopt_tutorial.publish import pages as terms
 
 GLOSSARY = """
 rank

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
         site.read_site()
     failed = execute.run(args) not in (0, execute.DRIFTED)
     try:
-        built = render.render(book, device=args.device, partial=failed)
+        built = render.render(book, device=args.device)
     except render.RenderError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

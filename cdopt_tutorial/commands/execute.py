@@ -23,12 +23,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     which = "path of a chapter (default: all chapters)"
     flag("notebooks", metavar="NOTEBOOK", nargs="*", type=Path, help=which)
     flag("--force", action="store_true", help="run even if a valid result is cached")
+    either = parser.add_mutually_exclusive_group()
+    short = "run chapters without a result in their short profile, two at a time"
+    either.add_argument("--short", action="store_true", help=short)
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
-    flag("-p", "--parameter", dest="values", default=[], help=values, **pairs)
+    either.add_argument("-p", "--parameter", dest="values", help=values, **pairs)
     update = "add what this machine gave to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
-    anew = "with --update-reference: forget what other runs gave before"
+    anew = "the same, and forget what other runs gave before"
     flag("--anew", action="store_true", help=anew)
     hung = "seconds after which a cell counts as hung (default: %(default)s)"
     flag("--cell-timeout", metavar="N", type=int, default=CELL_TIMEOUT, help=hung)
@@ -39,95 +42,74 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
+    updates = args.update_reference or args.anew
     with bad_input():
         at_least(args, 1, "cell_timeout")
         book = project.this_project()
         args.device = pick_device(args.device)  # `build` renders by it, too
+        if updates and (args.values or args.short or args.device != "cpu"):
+            raise ValueError("--update-reference is for whole runs on the cpu")
         was = Reference(book)
-        values = _values(args)
-        notebooks = _named(args, book, values)
+        values = {name: chapter.read_value(text) for name, text in args.values or []}
+        chapters = _read(args.notebooks or book.chapters(), book, values)
         execute.make_place(book)  # or minutes later there were none
     done = execute.execute(
-        notebooks, project=book, device=args.device, force=args.force,
-        parameters=values, cell_timeout=args.cell_timeout,
+        chapters, project=book, device=args.device, force=args.force,
+        short=args.short, cell_timeout=args.cell_timeout,
     )  # fmt: skip
     names = "seconds", "error", "why", "figures"
-    chapters = {
+    found = {
         str(book.relative(each.path)): {name: getattr(each, name) for name in names}
         for each in done
     }
-    write_json(args.json, {"chapters": chapters})
+    write_json(args.json, {"chapters": found})
     failed = _report(done, book)
-    if args.values:
-        print("figures were not compared: parameters were set")
-        return failed
     # A reader's own notebook has no reference.
-    done = [result for result in done if result.path.resolve() in book.chapters()]
-    moved = _compare(done, book, was)
-    if args.update_reference:
-        _update(done, was, args.anew)
+    known = [each for each in done if each.path.resolve() in book.chapters()]
+    known = [each for each in known if not chapter.is_injected(each.notebook)]
+    if len(known) < len(done):
+        print("figures were not compared where parameters were set")
+    moved = _compare(known, was)
+    if updates:
+        for result in (each for each in known if each.error is None):
+            if args.anew:
+                was.forget(result.path.stem)
+            was.update(result.path.stem, result.figures, reference.origin())
         print("\nnow in the reference, but for bounds, which are yours to change:")
-        moved = _compare(done, book, was)
+        moved = _compare(known, was)
     return failed or (DRIFTED if moved else 0)
 
 
-def _update(done: Executions, was: Reference, anew: bool) -> None:
-    """Add to the reference what chapters gave that ran through."""
-    origin = reference.origin()
-    for result in done:
-        if result.error is None:
-            if anew:
-                was.forget(result.path.stem)
-            was.update(result.path.stem, result.figures, origin)
-
-
-def _values(args: argparse.Namespace) -> dict[str, object]:
-    """What is set from outside in every notebook that is to run."""
-    values = {name: chapter.read_value(text) for name, text in args.values}
-    if args.anew and not args.update_reference:
-        raise ValueError("--anew is for --update-reference")
-    if args.update_reference and (values or args.device != "cpu"):
-        raise ValueError("--update-reference is for runs on the cpu with no -p")
-    return values
-
-
-def _named(args: argparse.Namespace, book: Project, values: dict) -> list[Path]:
-    """What is to run, once it is known that it can be read, and takes these values."""
-    for path in (paths := args.notebooks or book.chapters()):
-        if not path.is_file():
-            raise ValueError(f"no such notebook: {path}")
+def _read(paths: list[Path], book: Project, values: dict) -> execute.Chapters:
+    """Read what is to run, each with these values, before anything runs."""
+    chapters = []
+    for path in paths:
         try:
-            chapter.read_chapter(path, values)
+            chapters.append((path, chapter.read_chapter(path, values)))
         except ValueError as error:
             raise ValueError(f"{book.relative(path)}: {error}") from error
-    return paths
+    return chapters
 
 
 def _report(done: Executions, book: Project) -> int:
     """Print what became of each chapter; 1 if one failed, else 0."""
     for result in done:
         how = "reused the result of a run of" if result.cached else "ran for"
-        if result.error is None:
+        if result.error:
+            print(f"\n{result.error}", file=sys.stderr)
+        else:
             print(f"{book.relative(result.path)}: {how} {result.seconds:.1f} s")
-    errors = [result.error for result in done if result.error is not None]
-    for error in errors:
-        print(f"\n{error}", file=sys.stderr)
-    if all(result.cached for result in done):
-        print("nothing changed: no chapter was run")
-    return 1 if errors else 0
+    return int(any(result.error for result in done))
 
 
-def _compare(done: Executions, book: Project, was: Reference) -> int:
+def _compare(done: Executions, was: Reference) -> int:
     """Print every figure that is not as the reference has it; return how many."""
     moved = 0
     for result in done:
         name, complete = result.path.stem, result.error is None
-        drift = was.drift(name, result.figures, complete=complete)
-        if drift:
-            print(f"{book.relative(result.path)}: figures moved", file=sys.stderr)
-        for name, how in drift.items():
-            print(f"  {name}: {how}", file=sys.stderr)
-        moved += len(drift)
-    if not moved and all(result.error is None for result in done):
+        for figure, how in was.drift(name, result.figures, complete=complete).items():
+            print(f"{name}: figure {figure}: {how}", file=sys.stderr)
+            moved += 1
+    if done and not moved and not any(result.error for result in done):
         print("no figure has moved")
     return moved

@@ -2,16 +2,18 @@
 
 import ast
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from symtable import symtable
 
 import nbformat
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 # How the type begins under which an output carries a figure; `show.glue` writes it.
 HIDDEN = "application/papermill.record/"
 Figures = Mapping[str, float | str]  # what a chapter claims, by name
+_LINK = '<p class="program"><a href="../programs/{0}" download>Download {0}</a></p>'
 
 
 def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
@@ -38,13 +40,25 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def with_outputs(path: Path, ran: NotebookNode) -> NotebookNode:
-    """Return a chapter as it stands, with what a run of its code has put out."""
-    chapter = read_chapter(path)
+def programs(notebook: NotebookNode) -> dict[str, str]:
+    """Return the bare programs of a chapter by the names of their files."""
+    bare = [cell.source for cell in notebook.cells if tagged(cell, "bare")]
+    parted = [source.removeprefix("%%writefile ").partition("\n") for source in bare]
+    return {name: text.rstrip("\n") + "\n" for name, _, text in parted}
+
+
+def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
+    """Return a chapter, in place, as its page has it, with what a run has put out."""
     withdraw(ran)
     for cell, done in zip(code_cells(chapter), code_cells(ran), strict=True):
         cell.outputs, cell.execution_count = done.outputs, done.execution_count
         cell.source = cell.source.replace("  # fmt: skip", "")  # for the formatter only
+    cells, chapter.cells = chapter.cells, []
+    for cell in cells:
+        chapter.cells.append(cell)
+        if tagged(cell, "bare"):
+            link = new_markdown_cell(_LINK.format(cell.source.split()[1]))
+            chapter.cells.append(link)
     # As a kernel says when it starts, which may be what failed; else `!ls` is none.
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter
@@ -70,6 +84,30 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     cell = new_code_cell(f"# Set from outside:{lines}")
     cell.metadata["tags"] = ["injected-parameters"]
     notebook.cells.insert(notebook.cells.index(given[0]) + 1, cell)
+
+
+def shortened(notebook: NotebookNode) -> NotebookNode:
+    """Return a copy of a chapter as its short profile has it, which is in the metadata.
+
+    The notebook's name parameters and their values; a cell's what to replace, by what.
+    """
+    short = deepcopy(notebook)
+    for cell in short.cells:
+        for text, other in short_profile(cell).items():
+            cell.source = cell.source.replace(text, other)
+    if values := short_profile(notebook):
+        inject(short, values)
+    return short
+
+
+def short_profile(of: NotebookNode) -> Mapping:
+    """Return what the metadata of a notebook or a cell say of the short profile."""
+    return of.metadata.get("cdopt_tutorial", {}).get("short", {})
+
+
+def is_injected(notebook: NotebookNode) -> bool:
+    """Whether parameters are set, so that figures may be others."""
+    return any(tagged(cell, "injected-parameters") for cell in notebook.cells)
 
 
 def withdraw(notebook: NotebookNode) -> None:

@@ -12,11 +12,10 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import nbformat
@@ -29,15 +28,21 @@ from nbformat import NotebookNode
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial import whole_file
-from cdopt_tutorial.publish.chapter import Figures, claimed, code_cells, read_chapter
+from cdopt_tutorial.publish.chapter import (
+    Figures,
+    claimed,
+    code_cells,
+    read_chapter,
+    shortened,
+)
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.used import used_files
 from cdopt_tutorial.scratch import scratch
 
+Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # The libraries that decide a result.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
-_KEPT = 24  # results: of eight chapters, and of a change taken back
 
 
 @dataclass(frozen=True)
@@ -70,15 +75,10 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
-    versions = [platform.python_version(), *map(_version, _LIBRARIES)]
+    versions = [platform.python_version()]
+    for library in _LIBRARIES:  # Ray may be missing: chapter 7 is another one then
+        versions += [library, *(each.version for each in distributions(name=library))]
     return fingerprint(project.root, files, (code, versions, device))
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:  # as Ray may be: chapter 7 is another one without it
-        return None
 
 
 def make_place(project: Project) -> None:
@@ -88,75 +88,74 @@ def make_place(project: Project) -> None:
 
 
 def find_result(
-    project: Project, notebook: NotebookNode, device: str
+    project: Project, notebook: NotebookNode, device: str, *, short: bool = False
 ) -> NotebookNode | None:
-    """Return the run of a chapter that holds now, or None if there is no whole one."""
-    return _read(_file(project, notebook, device))
+    """Return the run of a chapter that holds now, or None if there is no whole one.
+
+    With `short` one of its short profile will do, if there is no other.
+    """
+    file = _file(project, notebook, device)
+    if file.exists():
+        return nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
+    return find_result(project, shortened(notebook), device) if short else None
 
 
 def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
     return project.results / f"{digest(project, notebook, device)}.ipynb.gz"
 
 
-def _read(file: Path) -> NotebookNode | None:
-    if not file.exists():
-        return None
-    with suppress(OSError):
-        os.utime(file)  # so it counts as young
-    return nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
-
-
-def _keep(file: Path, run: Execution) -> None:
-    """Keep a run that went through, and of the others the young ones."""
-    run.notebook.metadata["seconds"] = run.seconds
-    whole_file.write(file, gzip.compress(nbformat.writes(run.notebook).encode()))
-    with suppress(OSError):  # another process does the same
-        results = file.parent.glob("*.gz")
-        for old in sorted(results, key=lambda f: f.stat().st_mtime)[:-_KEPT]:
-            old.unlink()
-
-
 def execute(
-    notebooks: Iterable[Path],
+    chapters: Chapters,
     *,
     project: Project,
     device: str = "cpu",
     force: bool = False,
-    parameters: Mapping[str, object] | None = None,
+    short: bool = False,
     cell_timeout: int = CELL_TIMEOUT,
 ) -> list[Execution]:
-    """Run the notebooks one after another, each only if it has no valid result.
+    """Run chapters one after another, each only if it has no valid result.
 
     One that fails does not stop the others; a result that can't be kept is an OSError.
-    With `force` all are run; `parameters` are set in each, and a name that a notebook
-    has not is a ValueError before any.
+    With `force` all are run; with `short` those without a result are run in their short
+    profile, two at a time.
     """
-    chapters = {path: read_chapter(path, parameters) for path in notebooks}
     make_place(project)
-    done = []
-    for path, chapter in chapters.items():
+    variables = {"CDOPT_TUTORIAL_DEVICE": device}
+    if short:  # a core for each
+        variables["OMP_NUM_THREADS"] = "1"
+
+    def finish(path: Path, chapter: NotebookNode) -> Execution:
+        result = None if force else find_result(project, chapter, device, short=short)
+        if result:
+            return Execution(path, result, result.metadata["seconds"], cached=True)
+        chapter = shortened(chapter) if short else chapter
         file = _file(project, chapter, device)  # as the sources are before it runs
-        if result := None if force else _read(file):
-            seconds = result.metadata["seconds"]
-            done.append(Execution(path, result, seconds, cached=True))
-            continue
-        done.append(_run(path, chapter, project, device, cell_timeout))
-        if done[-1].error is None:
-            _keep(file, done[-1])
-    return done
+        run = _run(path, chapter, project, variables, cell_timeout)
+        if run.error is None:
+            chapter.metadata["seconds"] = run.seconds
+            whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
+        return run
+
+    # In threads, or nbclient would take the process's signals for itself.
+    with ThreadPoolExecutor(2 if short else 1) as threads:
+        return list(threads.map(lambda each: finish(*each), chapters))
 
 
 def _run(
-    path: Path, notebook: NotebookNode, project: Project, device: str, cell_timeout: int
+    path: Path,
+    notebook: NotebookNode,
+    project: Project,
+    variables: dict[str, str],
+    cell_timeout: int,
 ) -> Execution:
     """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
-    print(f"running {name} on {device}", flush=True)
+    print(f"running {name}", flush=True)
     failed = project.build / "failed" / path.name
     failed.unlink(missing_ok=True)
-    progress, error, last, begin = _Progress(notebook), None, None, time.monotonic()
+    progress, error, last = _Progress(path.stem, notebook), None, None
     try:
-        _run_cells(notebook, progress, device, cell_timeout)
+        _run_cells(notebook, progress, variables, cell_timeout)
     except (CellControlSignal, RuntimeError) as raised:
         what, why = f"{name} failed in {progress.where}", _plain(raised)
         kept = f"kept as far as it ran: {project.relative(failed)}"
@@ -167,8 +166,7 @@ def _run(
         notebook.metadata["failed"] = "\n".join([what, *why.splitlines()[:1], kept])
         failed.parent.mkdir(parents=True, exist_ok=True)
         whole_file.write(failed, nbformat.writes(notebook).encode())
-    seconds = time.monotonic() - begin
-    return Execution(path, notebook, seconds, cached=False, error=error, why=last)
+    return Execution(path, notebook, progress.seconds(), False, error, last)
 
 
 def _plain(said: object) -> str:
@@ -194,34 +192,33 @@ class _KernelManager(AsyncKernelManager):
 
 
 def _run_cells(
-    notebook: NotebookNode, progress: "_Progress", device: str, cell_timeout: int
+    notebook: NotebookNode,
+    progress: "_Progress",
+    variables: dict[str, str],
+    cell_timeout: int,
 ) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
-    with scratch() as folder, ThreadPoolExecutor(1) as thread:
+    with scratch() as folder:
         client = NotebookClient(
             notebook,
             timeout=cell_timeout,
             record_timing=False,
+            shutdown_kernel="immediate",  # all that it leaves is in the folder
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
             on_cell_execute=progress.begin,
-            on_cell_executed=progress.end,
         )
         client.km = _KernelManager(connection_file=str(Path(folder, "kernel.json")))
         # A reader's own configuration of IPython and matplotlib must not change a
         # result, nor a home that can't be written.
         own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
-        own["CDOPT_TUTORIAL_DEVICE"] = device
         own["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
         try:
-            # In a thread, or nbclient would take the process's signals for itself; with
-            # the thread ends its kernel.
-            thread.submit(
-                client.execute,
-                env=os.environ | own,
+            client.execute(
+                env=os.environ | own | variables,
                 transport_encryption="auto",
-                preexec_fn=end_with_parent,
-            ).result()
+                preexec_fn=end_with_parent,  # here: with this thread
+            )
         finally:
             # It is left there by a kernel that did not start.
             atexit.unregister(client._cleanup_kernel)
@@ -233,22 +230,20 @@ def end_with_parent() -> None:
 
 
 class _Progress:
-    """Prints a line per code cell: its number, its first line, its seconds."""
+    """Prints a line as a cell of code begins: when, its number, its first line."""
 
-    def __init__(self, notebook: NotebookNode) -> None:
+    def __init__(self, name: str, notebook: NotebookNode) -> None:
         cells = enumerate(notebook.cells)
         self._code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
+        self._name, self._begin = name, time.monotonic()
         self.where = "no cell: the kernel did not start"
 
     def begin(self, cell: NotebookNode, cell_index: int) -> None:
         first = cell.source.strip().splitlines()[0]
         number, total = self._code.index(cell_index) + 1, len(self._code)
         self.where = f"code cell {number} of {total}, which begins\n    {first}"
-        label = f"  [{number:{len(str(total))}}/{total}] {first[:60]:60}"
-        print(label, end=" ", flush=True)
-        self._begin = time.monotonic()
+        at = f"{self.seconds():6.1f} s  [{number:{len(str(total))}}/{total}]"
+        print(f"  {self._name} {at} {first[:60]}", flush=True)
 
-    def end(self, cell: NotebookNode, cell_index: int, execute_reply: dict) -> None:
-        failed = execute_reply["content"]["status"] == "error"
-        seconds = f"{time.monotonic() - self._begin:6.1f} s"
-        print(f"{seconds}  FAILED" if failed else seconds, flush=True)
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin

@@ -13,6 +13,7 @@ class Project:
         self.build = (output or root) / "_build"
         self.results = self.build / "results"  #: a file for each run of a chapter
         self.pages = self.build / "pages"  #: chapters with the outputs that they show
+        self.extra = self.build / "extra"  #: files to copy beside the pages
         self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:

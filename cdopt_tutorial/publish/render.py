@@ -4,22 +4,28 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
 import yaml
 
-from cdopt_tutorial.publish.chapter import claimed, read_chapter, with_outputs
+from cdopt_tutorial.publish.chapter import (
+    claimed,
+    is_injected,
+    programs,
+    read_chapter,
+    with_outputs,
+)
 from cdopt_tutorial.publish.execute import (
     end_with_parent,
     find_result,
     fingerprint,
     read_failed,
 )
-from cdopt_tutorial.publish.programs import write_programs
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
-from cdopt_tutorial.publish.site import VERSION, add_site, edition, read_site
+from cdopt_tutorial.publish.site import VERSION, add_site, read_site
 
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
 _BUILDER = "from jupyter_book.cli.main import main; main()"
@@ -29,15 +35,16 @@ class RenderError(Exception):
     """The pages could not be built cleanly; the message says what is wrong."""
 
 
-def render(project: Project, *, device: str = "cpu", partial: bool = False) -> bool:
+def render(project: Project, *, device: str = "cpu", short: bool = False) -> bool:
     """Build `_build/html` from the sources and the cached results.
 
     A build is a full one, or a second try would pass: a page that is not read again
     does not repeat its warnings. Returns False if the pages were up to date. Raises
-    RenderError if a chapter has no valid result, or at a warning; see also `read_site`.
-    With `partial` such a chapter is shown as far as it ran, and is never up to date.
+    RenderError at a warning; see also `read_site`. A chapter that has no valid result
+    is shown as far as it ran, and is never up to date; with `short` one of its short
+    profile will do.
     """
-    config = _config(project, device, partial)
+    config = _config(project, device, short)
     files = [*_sources(project.root), *sorted(project.pages.iterdir())]
     # The date at the foot of the pages alone makes none of them old.
     name = fingerprint(project.root, files, (config, VERSION))
@@ -50,7 +57,7 @@ def render(project: Project, *, device: str = "cpu", partial: bool = False) -> b
     for built in ("html", ".doctrees", "jupyter_execute"):
         shutil.rmtree(project.build / built, ignore_errors=True)
     theme = config["sphinx"]["config"].setdefault("html_theme_options", {})
-    theme["extra_footer"] = edition(project.root)
+    theme["extra_footer"] = f"Version {VERSION}, {datetime.now(UTC).date()}"
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     _run_builder(project, path)
@@ -65,51 +72,49 @@ def _sources(root: Path) -> list[Path]:
     return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
 
 
-def _config(project: Project, device: str, partial: bool) -> dict:
+def _config(project: Project, device: str, short: bool) -> dict:
     """Return the book's configuration, with what pages may quote, and must note."""
-    quotes, notes = _results(project, device, partial)
+    quotes, notes = _results(project, device, short)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    config["execute"] = {"execute_notebooks": "off"}
     config.setdefault("parse", {})["myst_substitutions"] = quotes
     sphinx = config["sphinx"]["config"]
-    sphinx["extensions"].append("cdopt_tutorial.publish.notes")
-    sphinx["html_extra_path"] = [str(write_programs(project))]
+    sphinx["html_extra_path"] = [str(project.extra)]
     sphinx["page_notes"] = notes
     add_site(config, read_site())
     return config
 
 
-def _results(project: Project, device: str, partial: bool) -> tuple[dict, dict]:
-    """Put chapters with their outputs where the pages find them; quotes, and notes."""
+def _results(project: Project, device: str, short: bool) -> tuple[dict, dict]:
+    """Put chapters and programs where the pages find them; return quotes and notes."""
     reference = Reference(project)
     quotes = {"figures": {}, "minutes": {}}
     notes = {"failed": {}, "moved": {}, "absent": reference.absent()}
     notes["pages"] = str(project.pages)
-    shutil.rmtree(project.pages, ignore_errors=True)
-    project.pages.mkdir(parents=True)
+    files = project.extra / "programs"
+    for folder in (project.pages, files):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     for path in project.chapters():
         chapter, name = read_chapter(path), project.relative(path)
-        if ran := find_result(project, chapter, device):
+        if ran := find_result(project, chapter, device, short=short):
             quotes["minutes"][path.stem] = ran.metadata["seconds"] / 60
-        elif partial:
+        else:
             ran = read_failed(project, path)
             why = ran.metadata.get("failed", "There is no result.")
             notes["failed"][str(name.with_suffix(""))] = why
-        else:
-            how = f"run `cdopt-tutorial execute {name}`"
-            raise RenderError(f"{name} has no valid result: {how}")
         figures = claimed(ran)
         quotes["figures"] |= figures
-        for figure, change in reference.changes(path.stem, figures).items():
-            if change.was and change.now and not change.holds:
-                notes["moved"][figure] = str(change)
-        nbformat.write(with_outputs(path, ran), project.pages / path.name)
+        if not is_injected(ran):
+            notes["moved"] |= reference.drift(path.stem, figures, complete=False)
+        for file, text in programs(chapter).items():
+            (files / file).write_text(text, "utf-8")
+        nbformat.write(with_outputs(chapter, ran), project.pages / path.name)
     return quotes, notes
 
 
 def _run_builder(project: Project, config: Path) -> None:
-    """Run jupyter-book in its own process; print its steps, log all that it says."""
-    root, log, lines = project.root, project.build / "render.log", []
+    """Run jupyter-book in its own process; log all that it says."""
+    root, log = project.root, project.build / "render.log"
     output = project.build.parent  # to which jupyter-book adds `_build`
     # -P: the package, and no folder of its name in the book, has the notes.
     command = [sys.executable, "-P", "-c", _BUILDER, "build", root]
@@ -117,15 +122,11 @@ def _run_builder(project: Project, config: Path) -> None:
     command += ["-W", "-n", "--keep-going"]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}
-    with subprocess.Popen(command, **how) as process:
-        for line in process.stdout:
-            lines.append(re.sub(r"\x1b\[[0-9;]*[mK]", "", line).rstrip())
-            step = re.match(r"(reading|writing) \w+\.{3} \[ *(\d+)%\] (\S+)", lines[-1])
-            if step:
-                print("  {} {:>3}% {}".format(*step.groups()), flush=True)
-    log.write_text("\n".join(lines), "utf-8")
-    bad = [s for s in lines if re.search(r"WARNING|ERROR", s)]
-    if bad or process.returncode:
+    done = subprocess.run(command, **how)
+    said = re.sub(r"\x1b\[[0-9;]*[mK]", "", done.stdout)
+    log.write_text(said, "utf-8")
+    bad = [line for line in said.splitlines() if re.search(r"WARNING|ERROR", line)]
+    if bad or done.returncode:
         what = ["the pages do not build cleanly:"]
-        what += bad or ["jupyter-book failed:", *lines[-20:]]
+        what += bad or ["jupyter-book failed:", *said.splitlines()[-20:]]
         raise RenderError("\n".join([*what, f"full log: {project.relative(log)}"]))

@@ -2,13 +2,8 @@
 
 import os
 import re
-import subprocess
-import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,13 +14,6 @@ _LAUNCH = {
     "colab_url": "https://colab.research.google.com",
     "notebook_interface": "jupyterlab",
 }
-# Pages that nobody looks for; a site map does without.
-_NOT_READ = "404.html genindex.html py-modindex.html search.html _modules/*".split()
-_PREVIEW = [
-    '<meta property="og:image:width" content="1200" />',
-    '<meta property="og:image:height" content="630" />',
-    '<meta name="twitter:card" content="summary_large_image" />',
-]
 
 
 @dataclass(frozen=True)
@@ -62,19 +50,13 @@ def _read(name: str, pattern: str, needed: str) -> str | None:
 
 def add_site(config: dict[str, Any], site: Site) -> None:
     """Add to a configuration of jupyter-book, in place, what follows from `site`."""
-    sphinx = config["sphinx"]["config"]
+    sphinx, published = config["sphinx"]["config"], config.pop("published", {})
     if site.url:
-        sphinx["extensions"] += ["sphinx_sitemap", "sphinxext.opengraph"]
-        sphinx |= {
+        sphinx["extensions"] += published.pop("extensions", [])
+        sphinx |= published | {
             "html_baseurl": site.url,
             "notfound_urls_prefix": urlsplit(site.url).path,  # shown at any depth
-            "sitemap_url_scheme": "{link}",
-            "sitemap_excludes": _NOT_READ,
             "ogp_site_url": site.url,
-            "ogp_site_name": config["title"],
-            "ogp_image": "_static/preview.png",
-            "ogp_image_alt": config["title"],
-            "ogp_custom_meta_tags": _PREVIEW,
         }
     if site.repository:
         sphinx.setdefault("html_theme_options", {}).update(
@@ -83,15 +65,3 @@ def add_site(config: dict[str, Any], site: Site) -> None:
             use_repository_button=True,
             launch_buttons=_LAUNCH,
         )
-
-
-def edition(root: Path) -> str:
-    """Return the version, and the day of the last commit in `root`, or today."""
-    seconds = time.time()
-    # A book unpacked inside another project's checkout has not that one's date.
-    if (root / ".git").exists():
-        command = ["git", "-C", str(root), "log", "-1", "--format=%ct"]
-        with suppress(OSError, ValueError):  # there is no git, or no commit
-            done = subprocess.run(command, capture_output=True, text=True)
-            seconds = int(done.stdout)
-    return f"Version {VERSION}, {datetime.fromtimestamp(seconds, UTC).date()}"
