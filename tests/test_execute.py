@@ -1,5 +1,6 @@
 """One execution serves the pages and the tests: when it is reused, how it fails."""
 
+import os
 import re
 import subprocess
 import sys
@@ -269,6 +270,7 @@ def test_whoever_kills_it_leaves_no_kernel(book):
     )
     with subprocess.Popen(
         [sys.executable, "-uc", code, str(book.root), str(path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

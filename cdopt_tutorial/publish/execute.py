@@ -208,7 +208,12 @@ def _run_cells(
             resources={"metadata": {"path": folder}},
             on_cell_execute=progress.begin,
         )
-        client.km = _KernelManager(connection_file=str(Path(folder, "kernel.json")))
+        # By sockets with a name: a port that is free now may be taken once it starts.
+        client.km = _KernelManager(
+            connection_file=str(Path(folder, "kernel.json")),
+            transport="ipc",
+            ip=f"@{Path(folder).name}",  # no file, whose path could be too long
+        )
         # A reader's own configuration of IPython and matplotlib must not change a
         # result, nor a home that can't be written.
         own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
