@@ -2,26 +2,17 @@
 
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from cdopt_tutorial.bench import (
-    copying,
-    engines,
-    holding,
-    hybrid,
-    rates,
-    reinforce,
-    rnn,
-    rows,
-)
+from cdopt_tutorial.bench import rates, rows, speed
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.reinforce import ReinforceConfig
 from cdopt_tutorial.sharding import study
-from cdopt_tutorial.sharding.study import KINDS
 
 
 class TestRows:
@@ -45,11 +36,11 @@ class TestRows:
             name: lambda turn, name=name: order.append((name, turn)) or {"x": turn}
             for name in "ab"
         }
-        found, more = rows.sweep(variants, 2, lines.append, {"x": "s"}, "b")
-        assert order == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+        found, more = rows.sweep([variants], {"x": "s"}, False, lines.append)
+        assert order == [(name, turn) for turn in range(1, 6) for name in "ab"]
         assert lines == [f"{name}, turn {turn}" for name, turn in order]
-        assert more == {"values": {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}}}
-        assert found == rows.rows(more["values"], {"x": "s"}, "b")
+        assert more == {"values": {name: {"x": [1, 2, 3, 4, 5]} for name in "ab"}}
+        assert found == rows.rows(more["values"], {"x": "s"}, "a")
 
     def test_are_written_with_the_machine_and_shown_in_columns(self):
         found = rows.rows(self.VALUES, {"x": "s"}, baseline="b")
@@ -71,9 +62,9 @@ class TestRows:
     "name", ["reinforce", "rnn", "hybrid", "copying", "holding", "engines", "rollouts"]
 )
 def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "ENGINES", {engines.BASELINE: TorchRPC})
-    monkeypatch.setattr(holding, "KINDS", ["free"])
-    monkeypatch.setattr(copying, "MODELS", ["free", "LSTM"])
+    monkeypatch.setattr(speed, "ENGINES", {"torch RPC": TorchRPC})
+    monkeypatch.setattr(study, "KINDS", ["free"])
+    monkeypatch.setattr(memory, "MODELS", ["free", "LSTM"])
     file = tmp_path / "bench.json"
     assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
     written = json.loads(file.read_text())["rows"]
@@ -83,87 +74,53 @@ def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
         ends = row["least"], row["value"], row["most"]
         assert list(ends) == sorted(ends)
         assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])
-    if name == "reinforce":  # traffic falls from one conversation to the next
-        calls, sent = (
-            [values[f"{of}: {figure}"] for of in ("per-step", "packed", "local-policy")]
-            for figure in ("calls", "bytes")
-        )
-        assert calls[0] > 1.7 * calls[1] and calls[2] < 0.05 * calls[1]
-        assert sent[0] > sent[1]
 
 
-def test_figures_of_a_conversation_are_those_of_a_run_and_of_a_traced_one(monkeypatch):
-    configs = []
-
-    def run(config, trace=None, wire=None, **_):
-        configs.append((config.max_episodes, config.seed, trace is not None))
-        if trace is not None:
-            trace.calls += [SimpleNamespace()] * 5
-            wire.received = {"agent": 150, "observer0": 50}
-        score = SimpleNamespace(
-            env_steps=20, seconds=4.0, rewards=[1.0] * 3, solved=True
-        )
+def test_a_conversation_has_another_seed_each_turn():
+    def run(config, engine, **_):
+        scores.append((config.seed, engine))
+        score = SimpleNamespace(env_steps=20, seconds=4.0, solved=config.seed == 3)
         return SimpleNamespace(score=score)
 
-    monkeypatch.setattr(reinforce, "run", run)
-    assert reinforce.figures("packed", seed=3, max_episodes=50) == {
-        "environment steps": 5.0, "time to solve": 4.0, "episodes": 3,
-        "solved": 1.0, "calls": 0.25, "bytes": 10.0,
-    }  # fmt: skip
-    assert configs == [(50, 3, False), (32, 3, True)]
+    scores, system = [], SimpleNamespace(run=run)
+    figures = partial(speed.figures, system, ReinforceConfig(), "an engine")
+    assert figures(3) == {"environment steps": 5.0, "time to solve": 4.0}
+    assert figures(4) == {"environment steps": 5.0}
+    assert scores == [(3, "an engine"), (4, "an engine")]
 
 
-def test_the_rnns_text_lasts_for_all_steps():
-    corpus = rnn.random_corpus(50, rnn.CONFIG)
-    read = rnn.CONFIG.max_steps * rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
-    assert len(corpus.train) == read + 1
-    assert 0 <= corpus.train.min() and corpus.train.max() == 49
-    assert len(corpus.vocabulary) == 50
-
-
-def test_a_step_of_the_rnn_is_the_median_of_those_that_count():
-    history = SimpleNamespace(step_seconds=[100.0] * rnn.WARM_UP + [0.5, 50.0, 0.5])
-    tokens = rnn.CONFIG.seq_len * rnn.CONFIG.batch_size
-    assert rnn._speed(rnn.CONFIG, history) == {"step": 0.5, "tokens": tokens / 0.5}
-
-
-def test_a_step_of_the_hybrid_is_that_of_its_slowest_trainer():
+def test_a_step_is_that_of_the_slowest_trainer_once_all_are_warm():
     slow, fast = (
-        SimpleNamespace(step_seconds=[100.0] * hybrid.WARM_UP + [each, 50.0, each])
+        SimpleNamespace(step_seconds=[100.0] * speed.WARM_UP + [each, 50.0, each])
         for each in (0.5, 0.25)
     )
-    result = SimpleNamespace(config=HybridConfig(), trainers=[fast, slow])
-    assert hybrid.step_seconds(result) == 0.5
+    for result in ([fast, slow], SimpleNamespace(trainers=[slow, fast]), slow):
+        system = SimpleNamespace(run=lambda *_, result=result, **__: result)
+        assert speed.figures(system, None, "an engine", 1) == {"step": 0.5}
 
 
 def test_the_best_rate_has_the_lowest_mean_loss_and_none_that_is_not_finite():
-    found = {("free", 0.1): (1, 5), ("free", 0.2): (2, 3), ("free", 0.3): (0, math.nan)}
-    found |= {("RNN", 0.2): (8, 8), ("RNN", 0.4): (2, 2)}
-    trials = [
-        rates.Trial(*of, seed, loss, 2.0)
-        for of, losses in found.items()
-        for seed, loss in enumerate(losses)
-    ]
+    found = {
+        0.1: {"free": [1, 5]},
+        0.2: {"free": [2, 3], "RNN": [8, 8]},
+        0.3: {"free": [0, math.nan]},
+        0.4: {"RNN": [2, 2]},
+    }
     lines = []
-    jobs = [(trial,) for trial in trials]
-    options = {"steps": 1_000, "progress": lines.append, "prefix": "task, "}
-    runs, best, measured = rates.try_rates(lambda trial: trial, jobs, tuple, **options)
-    assert list(map(repr, runs)) == list(map(repr, trials))
-    assert best == {"free": 0.2, "RNN": 0.4}
-    assert lines[0] == "task, free, lr 0.1, seed 0: loss 1.0000"
+    measured, more = rates.try_rates(found.__getitem__, list(found), lines.append)
+    assert lines == [f"lr {lr}" for lr in found]
+    assert more["values"]["RNN"]["RNN, lr 0.4"] == {"loss": [2, 2]}
     row = {row.name: row for row in measured}
-    assert row["task, free, lr 0.1: loss"].ratio == pytest.approx(3 / 2.5)
-    assert row["task, free, lr 0.3: loss"].value == math.inf
-    assert row["task, RNN, lr 0.2: loss"].baseline == "task, RNN, lr 0.4: loss"
-    assert row["task, RNN: step"].value == 2.0  # ms
-    assert row["task, RNN: step"].baseline == "task, free: step"
+    assert row["free, lr 0.1: loss"].ratio == pytest.approx(3 / 2.5)
+    assert row["free, lr 0.3: loss"].value == math.inf
+    assert row["RNN, lr 0.2: loss"].baseline == "RNN, lr 0.4: loss"
 
 
 def test_rates_are_tuned_on_seeds_of_their_own():
-    assert not set(copying.SEEDS) & set(memory.MemoryConfig().seeds)
+    assert not set(rates.COPYING_SEEDS) & set(memory.MemoryConfig().seeds)
     for chosen in memory.LEARNING_RATES, memory.NEXT_WORD_LEARNING_RATES:
         assert set(chosen) == set(memory.MODELS)
-        assert set(chosen.values()) <= set(copying.LRS)
-    assert not set(holding.SEEDS) & set(study.SEEDS)
-    assert set(study.LEARNING_RATES) == set(KINDS)
-    assert set(study.LEARNING_RATES.values()) <= set(holding.LRS)
+        assert set(chosen.values()) <= set(rates.COPYING_LRS)
+    assert not set(rates.HOLDING_SEEDS) & set(study.SEEDS)
+    assert set(study.LEARNING_RATES) == set(study.KINDS)
+    assert set(study.LEARNING_RATES.values()) <= set(rates.HOLDING_LRS)

@@ -8,7 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench import constraints as bench
+from cdopt_tutorial.bench import speed
 from cdopt_tutorial.dissolving import costs
 
 
@@ -62,7 +62,7 @@ def test_costs_are_relative_to_the_plain_layer():
 
 def test_a_smoke_run_compares_with_the_plain_layer_of_its_width():
     lines = []
-    rows, more = bench.measure(lines.append, smoke=True)
+    rows, more = speed.layers(lines.append, True, "cpu")
     assert len(rows) == len(lines) == len(more["values"]) == len(costs.VARIANTS)
     assert {row.baseline for row in rows} == {"plain, d=64: step"}
 

@@ -1,6 +1,1 @@
-"""Speed, measured here: what ``cdopt-tutorial bench`` runs, a module for each bench.
-
-``measure(progress, smoke, device)`` calls ``progress`` with a line before each
-measurement, and returns the rows, and what else goes into the JSON; ``smoke`` asks for
-a run of seconds.
-"""
+"""What ``cdopt-tutorial bench`` runs: speed, and learning rates, measured here."""

@@ -2,56 +2,68 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from cdopt_tutorial.bench.rows import Progress, Row, rows
-from cdopt_tutorial.engines import share
+from cdopt_tutorial.bench.rows import Measured, Progress, rows
+from cdopt_tutorial.dissolving import memory
+from cdopt_tutorial.sharding import study
+
+# Seeds are not those of the chapters, which report other runs.
+COPYING_LRS, COPYING_SEEDS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), range(101, 106)
+HOLDING_LRS, HOLDING_SEEDS = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), range(101, 104)
+TASKS = {"copying": memory.MemoryConfig(), "next word": memory.next_word_config()}
+SMOKE_TASKS = {
+    "copying": memory.CopyingMemory(num_copies=2, delay=3),
+    "next word": memory.NextWord(text_len=1_000),
+}
+SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4, "seeds": COPYING_SEEDS[:1]}
+
+Losses = Mapping[str, list[float]]  # by method, of each seed, in nats
 
 
-class Trial(NamedTuple):
-    """What is compared of a run."""
+def copying(progress: Progress, smoke: bool, device: str) -> Measured:
+    """Try the rates of chapter 3's recurrent models, on two tasks."""
 
-    method: str  #: whose rate is looked for
-    lr: float  #: the rate that was tried
-    seed: int  #: of the run
-    loss: float  #: at the end, in nats
-    seconds: float  #: that the run took
+    def train(lr: float) -> Losses:
+        losses = {}
+        for task, config in TASKS.items():
+            own = {"lrs": dict.fromkeys(memory.MODELS, lr), "seeds": COPYING_SEEDS}
+            own |= {"task": SMOKE_TASKS[task], **SMOKE} if smoke else {}
+            runs = memory.run(replace(config, device=device, **own))
+            losses |= {f"{task}, {m}": [r.loss for r in runs[m]] for m in runs}
+        return losses
+
+    return try_rates(train, COPYING_LRS[:2] if smoke else COPYING_LRS, progress)
+
+
+def holding(progress: Progress, smoke: bool, device: str) -> Measured:
+    """Try the rates of chapter 6's transformers, free and held."""
+    seeds, steps = HOLDING_SEEDS, study.CONFIG.max_steps
+    few = (seeds[:1], 3, device) if smoke else (seeds, steps, device)
+
+    def train(lr: float) -> Losses:
+        runs = study.study(dict.fromkeys(study.KINDS, lr), *few, deadline=3600)
+        return {kind: [run.held_out_loss for run in runs[kind]] for kind in runs}
+
+    return try_rates(train, HOLDING_LRS[:2] if smoke else HOLDING_LRS, progress)
 
 
 def try_rates(
-    train: Callable,
-    jobs: Sequence[tuple],
-    trial_of: Callable[[Any], Trial],
-    steps: int,
-    progress: Progress,
-    loss_name: str = "loss",
-    prefix: str = "",
-) -> tuple[list[Any], dict[str, float], list[Row]]:
-    """Train in worker processes; the runs, each method's best rate, and the rows.
+    train: Callable[[float], Losses], lrs: Sequence[float], progress: Progress
+) -> Measured:
+    """The mean losses of each method at each rate, over its least one.
 
-    The best rate has the lowest mean loss, and none that is not finite. A loss is over
-    that of the method's best rate, the time of a step over that of the method "free".
+    A loss that is not finite counts as infinite.
     """
-
-    def tell(_: int, run: Any) -> None:
-        method, lr, seed, loss, _ = trial_of(run)
-        progress(f"{prefix}{method}, lr {lr:g}, seed {seed}: {loss_name} {loss:.4f}")
-
-    runs = share(train, jobs, on_done=tell, deadline=3600)
-    losses: dict[str, dict[float, list[float]]] = {}
-    times: dict[str, dict[str, list[float]]] = {}
-    for method, lr, _, loss, seconds in map(trial_of, runs):
-        loss = loss if math.isfinite(loss) else math.inf
-        losses.setdefault(method, {}).setdefault(lr, []).append(loss)
-        of = times.setdefault(prefix + method, {"step": []})
-        of["step"].append(1e3 * seconds / steps)
-    best, measured = {}, []
-    for method, by_rate in losses.items():
-        means = {lr: statistics.fmean(found) for lr, found in by_rate.items()}
-        best[method] = min(means, key=means.__getitem__)
-        name = f"{prefix}{method}, lr "
-        values = {f"{name}{lr:g}": {loss_name: found} for lr, found in by_rate.items()}
-        base = f"{name}{best[method]:g}"
-        measured += rows(values, {loss_name: "nats"}, base, statistics.fmean)
-    return runs, best, measured + rows(times, {"step": "ms"}, f"{prefix}free")
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for lr in lrs:
+        progress(f"lr {lr:g}")
+        for method, losses in train(lr).items():
+            losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
+            values.setdefault(method, {})[f"{method}, lr {lr:g}"] = {"loss": losses}
+    measured = []
+    for of in values.values():
+        best = min(of, key=lambda name: statistics.fmean(of[name]["loss"]))
+        measured += rows(of, {"loss": "nats"}, best, statistics.fmean)
+    return measured, {"values": values}

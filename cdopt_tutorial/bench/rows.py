@@ -2,7 +2,7 @@
 
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,25 +24,29 @@ class Row:
 
 
 Progress = Callable[[str], None]
-Measured = tuple[list[Row], dict[str, Any]]
+Measured = tuple[list[Row], dict[str, Any]]  # and what else goes into the JSON
 Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # give a turn's figures
 Values = Mapping[str, Mapping[str, list[float]]]  # by variant and figure, of each turn
 Units = Mapping[str, str]
 
 
 def sweep(
-    variants: Variants, turns: int, progress: Progress, units: Units, baseline: str
+    groups: Iterable[Variants], units: Units, smoke: bool, progress: Progress
 ) -> Measured:
-    """Measure each variant once a turn; the rows, and every single value.
+    """Measure variants, group by group; the rows, and every single value.
 
-    In turns, so that a slow minute hits all alike. Figures without a unit have no row.
+    The first of a group is its baseline. In a smoke run each has one turn, else five.
     """
-    values = interleave(variants, turns, progress)
-    return rows(values, units, baseline), {"values": values}
+    measured, values = [], {}
+    for variants in groups:
+        found = interleave(variants, 1 if smoke else 5, progress)
+        measured += rows(found, units)
+        values |= found
+    return measured, {"values": values}
 
 
 def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
-    """Every value of variants that are measured in turns."""
+    """Every value of variants in turns, so that a slow minute hits all alike."""
     values: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
     for turn in range(1, turns + 1):
         for name, measure in variants.items():
@@ -53,9 +57,15 @@ def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
 
 
 def rows(
-    values: Values, units: Units, baseline: str, average: Callable = statistics.median
+    values: Values,
+    units: Units,
+    baseline: str = "",
+    average: Callable = statistics.median,
 ) -> list[Row]:
-    """Averages over the baseline variant's, or the first one's where it has none."""
+    """Averages over the baseline's, or the first variant's that has such a figure.
+
+    Figures without a unit have no row.
+    """
     found = []
     for figure, unit in units.items():
         of = {name: each[figure] for name, each in values.items() if figure in each}

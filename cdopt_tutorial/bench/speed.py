@@ -1,0 +1,197 @@
+"""The speed of the systems, on every engine, and of constrained layers.
+
+Each bench calls ``progress`` with a line before each measurement, and returns the rows,
+and what else goes into the JSON; ``smoke`` asks for a run of seconds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice, product
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch.utils.benchmark import set_torch_threads
+
+from cdopt_tutorial import data, hybrid, reinforce, rollouts
+from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.bench.rows import Measured, Progress, sweep
+from cdopt_tutorial.dissolving import costs
+from cdopt_tutorial.engines import Role, serve
+from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.reinforce.agent import DEFAULT_NUM_ENVS
+from cdopt_tutorial.rollouts import RolloutsConfig
+from cdopt_tutorial.training import measured_bytes
+
+WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
+WIDTHS = (64, 128, 256, 512, 1024)
+ALONE = "one process"  # with one thread
+UNITS = {
+    "environment steps": "1/s", "time to solve": "s", "step": "s", "bytes": "B/step",
+    "start and end": "s", "call": "s",
+}  # fmt: skip
+ENGINES: Mapping[str, Callable[[], Workers | None]] = {
+    "torch RPC": TorchRPC,
+    "torch RPC, cut": partial(TorchRPC, "cut"),
+    "Ray": OnRay,
+    ALONE: lambda: None,
+}
+
+
+class System(NamedTuple):
+    """What a bench trains, and in which variants."""
+
+    system: ModuleType
+    config: Any  #: of every run, but for what follows
+    smoke: Mapping[str, Any]  #: settings of a smoke run
+    variants: Mapping[str, Mapping[str, Any]]  #: settings of each, the baseline first
+    job: Callable[[Any], Any] = lambda config: config  #: made of a config
+
+
+SYSTEMS = {
+    "reinforce": System(
+        reinforce, ReinforceConfig(), {"max_episodes": 4},
+        {
+            name: {"conversation": name, "num_envs": num_envs}
+            for name, num_envs in DEFAULT_NUM_ENVS.items()
+        },
+    ),
+    "rnn": System(
+        rnn,
+        RNNConfig(
+            embedding=200, hidden=200, num_layers=2, dropout=0.2, optimizer="sgd",
+            lr=0.1, clip=0.25, max_steps=WARM_UP + 12,
+        ),
+        {"embedding": 32, "hidden": 32, "max_steps": WARM_UP + 2},
+        {
+            ALONE: {},
+            "logits": {"cut": "logits"},
+            "loss": {"cut": "loss"},
+            "loss, 2 trainers": {"cut": "loss", "num_trainers": 2},
+        },
+        lambda config: rnn.Job(config, data.load_corpus()),
+    ),
+    "hybrid": System(
+        hybrid, HybridConfig(max_steps=60), {"max_steps": 12},
+        {ALONE: {}} | {
+            f"{how}, trainers: {k}": {"semantics": how, "num_trainers": k}
+            for k, how in product((1, 2, 4), ("exact", "original"))
+        },
+        hybrid.Job,
+    ),
+    "rollouts": System(
+        rollouts, RolloutsConfig(num_envs=1, step_ms=5.0), {"max_episodes": 8},
+        {
+            f"max-lag {lag}, {waits} waits, observers: {k}": {
+                "max_lag": lag, "waits": waits, "num_observers": k, "num_rollouts": k,
+                "max_episodes": 32 * k,
+            }
+            for waits, lag, k in product(("fixed", "heavy"), (0, 4), (1, 8))
+        },
+    ),
+}  # fmt: skip
+
+
+def systems(name: str, progress: Progress, smoke: bool, device: str) -> Measured:
+    """Measure a system's variants; in a smoke run the first three."""
+    system, config, smaller, variants, job = SYSTEMS[name]
+    runs = {}
+    for variant, settings in islice(variants.items(), 3 if smoke else None):
+        own = {**settings, **(smaller if smoke else {}), "device": device}
+        engine = None if variant == ALONE else TorchRPC()
+        runs[variant] = partial(figures, system, job(replace(config, **own)), engine)
+    return sweep([runs], UNITS, smoke, progress)
+
+
+def engines(progress: Progress, smoke: bool, device: str) -> Measured:
+    """Measure three systems, and workers that do nothing, on every engine."""
+    steps, tokens = (WARM_UP + 2, (6_000, 500)) if smoke else (60, (60_000, 5_000))
+    few = {"max_steps": steps, "device": device}
+    config = RNNConfig(embedding=64, hidden=64, dropout=0.0, **few)
+    on_digits = HybridConfig(manifold="stiefel", **few)
+    trainings = {
+        "rnn": (rnn, rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))),
+        "hybrid": (hybrid, hybrid.Job(on_digits)),
+    }
+    for name, episodes in {"per-step": 100, "local-policy": 1280}.items():
+        options = {"max_episodes": 4 if smoke else episodes, "device": device}
+        trainings[name] = reinforce, ReinforceConfig(name, **options)
+    made = {name: make() for name, make in ENGINES.items()}
+    groups = [
+        {f"{name}, {on}": partial(figures, *training, made[on]) for on in made}
+        for name, training in trainings.items()
+    ]
+    calls = 20 if smoke else 1000
+    groups.append({f"nothing, {on}": partial(nothing, made[on], calls) for on in made})
+    return sweep(groups, UNITS, smoke, progress)
+
+
+def layers(progress: Progress, smoke: bool, device: str) -> Measured:
+    """Measure layers, each over the plain one of its width."""
+    groups = (
+        {
+            f"{name}, d={d}": partial(_step, costs.make_step(name, d, device))
+            for name in costs.VARIANTS
+        }
+        for d in (WIDTHS[:1] if smoke else WIDTHS)
+    )
+    return sweep(groups, UNITS, smoke, progress)
+
+
+def _step(step: costs.Step, _: int) -> dict[str, float]:
+    return {"step": costs.step_seconds(step, budget=0.3)}
+
+
+def figures(
+    system: ModuleType, job: Any, engine: Workers | None, turn: int
+) -> dict[str, float]:
+    """Of one run: its environment steps a second, or its slowest trainer's step.
+
+    And in how many seconds it solved; and in the first turn, how much a step sends.
+    """
+    if isinstance(job, ReinforceConfig | RolloutsConfig):  # each turn has its own seed
+        score = _run(system, replace(job, seed=turn), engine).score
+        found = {"environment steps": score.env_steps / score.seconds}
+        return found | ({"time to solve": score.seconds} if score.solved else {})
+    result = _run(system, job, engine)
+    trainers = getattr(result, "trainers", result)
+    trainers = trainers if isinstance(trainers, list) else [trainers]
+    medians = [statistics.median(each.step_seconds[WARM_UP:]) for each in trainers]
+    found = {"step": max(medians)}
+    if engine == TorchRPC() and turn == 1:  # no turn sends more than another
+        found["bytes"] = measured_bytes(system.run, job, job.config.max_steps - 1)
+    return found
+
+
+def _run(system: ModuleType, job: Any, engine: Workers | None) -> Any:
+    if engine is not None:
+        return system.run(job, engine, deadline=3600)
+    with set_torch_threads(1):  # two would only wait for each other on small models
+        return system.run_locally(job)
+
+
+def nothing(engine: Workers | None, calls: int, _: int) -> dict[str, float]:
+    """A call that does nothing, and the start and end of its two workers."""
+    if engine is None:
+        return {}
+    begin = time.perf_counter()
+    roles = {"a": Role(_call, (engine, "b", calls)), "b": Role(serve)}
+    call, calling = engine.launch(roles)["a"]
+    return {"start and end": time.perf_counter() - begin - calling, "call": call}
+
+
+def _call(engine: Workers, worker: str, calls: int) -> tuple[float, float]:
+    """Median seconds of a call, and of all; a worker's role."""
+    reference, seconds = engine.remote(worker, list), []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        reference.rpc_sync().clear()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds), sum(seconds)
