@@ -186,11 +186,12 @@ class TestCommand:
         wait_for_end(below)
         assert not left(place)
 
-    def test_that_runs_a_chapter(self, book, place):
-        write_chapter(book, "print('begun')", LAUNCH + "launch(both)")
+    def test_that_runs_a_chapter(self, book, place, monkeypatch):
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        write_chapter(book, LAUNCH, "launch(both)")
         code = BOOK.format(root=str(book.root), command="execute")
         with python(code, place) as process:
-            process.wait_for("[1/2]")
+            process.wait_for("[2/2]")
             time.sleep(1.0)
             self.end(process, signal.SIGHUP, place)
         assert not list(book.build.rglob("*.ipynb"))
