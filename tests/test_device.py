@@ -10,7 +10,7 @@ import torch
 from cdopt_tutorial import data, hybrid, reinforce, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.commands.bench import BENCHES
+from cdopt_tutorial.commands.bench import BENCHES, MEASURES
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.launcher import forking, pack, process_group
 from cdopt_tutorial.engines.seam.device import device_for, gpus_of, pick_device
@@ -116,8 +116,7 @@ def test_every_command_refuses_a_device_that_is_not_there(command, have, capsys)
 def test_every_bench_is_given_the_device(bench, have, monkeypatch):
     have(1)
     told = []
-    note = "what it measures", lambda *args: told.append(args[2]) or 1 / 0
-    monkeypatch.setitem(BENCHES, bench, note)
+    monkeypatch.setitem(MEASURES, bench, lambda *args: told.append(args[2]) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["bench", bench, "--device", "auto"])
     assert told == ["cuda"]

@@ -9,51 +9,30 @@ from cdopt_tutorial.commands import common
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.seam.device import pick_device
 
-# By name: what it measures, and how.
 BENCHES = {
-    "constraints": (
-        "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
-        speed.layers,
-    ),
-    "copying": (
-        "the learning rates of chapter 3's recurrent models, on two tasks",
-        rates.copying,
-    ),
-    "engines": (
-        "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
-        speed.engines,
-    ),
-    "holding": (
-        "the learning rates of chapter 6's transformers, free and held",
-        rates.holding,
-    ),
-    "hybrid": (
-        "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
-        partial(speed.systems, "hybrid"),
-    ),
-    "reinforce": (
-        "chapter 1's four conversations, until solved",
-        partial(speed.systems, "reinforce"),
-    ),
-    "rnn": (
-        "a step of chapter 2's RNN: local, both cuts, two trainers",
-        partial(speed.systems, "rnn"),
-    ),
-    "rollouts": (
-        "chapter 8's observers, 1 and 8, ahead and in step, where steps wait",
-        partial(speed.systems, "rollouts"),
-    ),
-    "shards": (
-        "a constrained step, a weight in rows on two ranks: sharded, gathered",
-        shards.measure,
-    ),
+    "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
+    "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
+    "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
+    "holding": "the learning rates of chapter 6's transformers, free and held",
+    "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
+    "reinforce": "chapter 1's four conversations, until solved",
+    "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
+    "rollouts": "chapter 8's observers, 1 and 8, ahead and in step, where steps wait",
+    "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",
+}
+MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
+    "constraints": speed.layers,
+    "copying": rates.copying,
+    "engines": speed.engines,
+    "holding": rates.holding,
+    "shards": shards.measure,
 }
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add a subcommand for each bench."""
     benches = parser.add_subparsers(metavar="BENCH", required=True)
-    for name, (what, _) in BENCHES.items():
+    for name, what in BENCHES.items():
         bench = benches.add_parser(name, help=what)
         common.add_run_flags(bench)
         common.add_device(bench)
@@ -66,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         device = pick_device(args.device)
         if args.bench == "engines":
             OnRay()  # which has to be here
-    _, measure = BENCHES[args.bench]
+    measure = MEASURES[args.bench]
     measured, more = measure(partial(print, flush=True), args.smoke, device)
     common.write_json(args.json, report(measured, **more))
     print(table(measured))
