@@ -77,7 +77,7 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
     versions = [platform.python_version()]
     for library in _LIBRARIES:  # Ray may be missing: chapter 7 is another one then
-        versions += [library, *(each.version for each in distributions(name=library))]
+        versions += [each.version for each in distributions(name=library)] or [None]
     return fingerprint(project.root, files, (code, versions, device))
 
 
