@@ -77,7 +77,7 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
     versions = [platform.python_version()]
     for library in _LIBRARIES:  # Ray may be missing: chapter 7 is another one then
-        versions += [library, *(each.version for each in distributions(name=library))]
+        versions += [each.version for each in distributions(name=library)] or [None]
     return fingerprint(project.root, files, (code, versions, device))
 
 
@@ -136,8 +136,9 @@ def execute(
             whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
         return run
 
-    # In threads, or nbclient would take the process's signals for itself.
-    with ThreadPoolExecutor(2 if short else 1) as threads:
+    # In threads, or nbclient would take the process's signals for itself. They share
+    # this process's folder, which is made here and not by two of them at once.
+    with scratch(), ThreadPoolExecutor(2 if short else 1) as threads:
         return list(threads.map(lambda each: finish(*each), chapters))
 
 
