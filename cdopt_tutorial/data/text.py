@@ -168,6 +168,8 @@ class Stream:
 
 
 def _read(path: str | PathLike) -> str:
+    if Path(path).is_fifo():  # which would wait for its other end
+        raise _unfit(path, "it is a pipe, but must be a text file")
     try:
         return Path(path).read_text("utf-8-sig")
     except OSError as error:
