@@ -2,8 +2,8 @@
 
 import argparse
 from functools import partial
+from pkgutil import resolve_name
 
-from cdopt_tutorial.bench import rates, shards, speed
 from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands import common
 from cdopt_tutorial.engines.on_ray import OnRay
@@ -20,12 +20,13 @@ BENCHES = {
     "rollouts": "chapter 8's observers, 1 and 8, ahead and in step, where steps wait",
     "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",
 }
-MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
-    "constraints": speed.layers,
-    "copying": rates.copying,
-    "engines": speed.engines,
-    "holding": rates.holding,
-    "shards": shards.measure,
+# Where those are that are no system's; the command imports only what it runs.
+PLACES = {
+    "constraints": "speed:layers",
+    "copying": "rates:copying",
+    "engines": "speed:engines",
+    "holding": "rates:holding",
+    "shards": "shards:measure",
 }
 
 
@@ -45,8 +46,11 @@ def run(args: argparse.Namespace) -> int:
         device = pick_device(args.device)
         if args.bench == "engines":
             OnRay()  # which has to be here
-    measure = MEASURES[args.bench]
-    measured, more = measure(partial(print, flush=True), args.smoke, device)
+    place = PLACES.get(args.bench)
+    measure = resolve_name(f"cdopt_tutorial.bench.{place or 'speed:systems'}")
+    which = () if place else (args.bench,)
+    progress = partial(print, flush=True)
+    measured, more = measure(*which, progress, args.smoke, device)
     common.write_json(args.json, report(measured, **more))
     print(table(measured))
     return 0
