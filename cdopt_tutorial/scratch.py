@@ -10,12 +10,15 @@ import functools
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "cdopt_tutorial-"
 VARIABLE = "CDOPT_TUTORIAL_SCRATCH"  # tells a fork server what to remove at its end
+
+_making = threading.Lock()  # or two threads would make this process's folder twice
 
 
 @contextmanager
@@ -24,7 +27,8 @@ def scratch() -> Iterator[str]:
 
     OSError if none can be made.
     """
-    place = of_process(os.getpid())
+    with _making:
+        place = of_process(os.getpid())
     with tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as folder:
         yield folder
 

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -79,6 +81,18 @@ class TestScratch:
             assert Path(one).stat().st_mode & 0o777 == 0o700
             Path(one, "file").write_text("content")
         assert not Path(one).exists()
+
+    def test_two_threads_share_that_of_their_process(self, place, monkeypatch):
+        monkeypatch.setattr(scratch, "_sweep", lambda: time.sleep(0.2))  # both ask
+        both = threading.Barrier(2)
+
+        def make(_):
+            with scratch.scratch() as folder:
+                both.wait()
+                return Path(folder).parent
+
+        with ThreadPoolExecutor(2) as threads:
+            assert len({*threads.map(make, range(2))}) == 1 == len([*place.iterdir()])
 
     def test_goes_with_its_process(self, place):
         with scratch.scratch() as folder:

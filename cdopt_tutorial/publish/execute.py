@@ -136,9 +136,8 @@ def execute(
             whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
         return run
 
-    # In threads, or nbclient would take the process's signals for itself. They share
-    # this process's folder, which is made here and not by two of them at once.
-    with scratch(), ThreadPoolExecutor(2 if short else 1) as threads:
+    # In threads, or nbclient would take the process's signals for itself.
+    with ThreadPoolExecutor(2 if short else 1) as threads:
         return list(threads.map(lambda each: finish(*each), chapters))
 
 
