@@ -60,6 +60,12 @@ def test_costs_are_relative_to_the_plain_layer():
     assert list(found) == list(costs.VARIANTS) and found["plain"] == [(8, 1.0)]
 
 
+def test_costs_leave_the_random_state_alone():
+    state = torch.get_rng_state()
+    costs.step_costs([8], turns=1, budget=1e-3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_smoke_run_compares_with_the_plain_layer_of_its_width():
     lines = []
     rows, more = speed.layers(lines.append, True, "cpu")

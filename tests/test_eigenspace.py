@@ -52,6 +52,12 @@ def test_the_problem_is_of_the_covariance_about_the_mean(problem):
     assert problem.p == 5
 
 
+def test_to_solve_it_leaves_the_random_state_alone(problem):
+    state = torch.get_rng_state()
+    solve("cayley", problem, steps=1)  # which draws what it adds to X
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 # The problem
 
 

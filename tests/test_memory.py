@@ -73,7 +73,9 @@ def test_gradient_norms_are_those_of_the_product_of_jacobians(name, seed=1):
 
 
 def test_only_the_orthogonal_rnn_hands_its_gradient_on_and_seeds_repeat():
+    state = torch.get_rng_state()
     found = flow.flows(hidden=32, steps=30, seeds=(1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
     again = flow.flows(hidden=32, steps=30, seeds=(2,))
     assert again == {name: runs[1:] for name, runs in found.items()}
     for norms in (norms for runs in found.values() for norms in runs):
@@ -103,11 +105,12 @@ def test_only_gates_that_are_constrained_each_are_orthogonal():
 
 
 @pytest.mark.parametrize("name", ["LSTM", "Stiefel", "torch's orthogonal"])
-def test_training_repeats(name):
-    begin = time.perf_counter()
+def test_training_repeats_and_leaves_the_random_state_alone(name):
+    state, begin = torch.get_rng_state(), time.perf_counter()
     first, again = (train(Job(name, 1e-2, seed=1), TINY) for _ in range(2))
     assert 0 < first.seconds + again.seconds < time.perf_counter() - begin
     assert first == again
+    assert torch.equal(torch.get_rng_state(), state)
     assert first.losses != train(Job(name, 1e-2, seed=2), TINY).losses
     assert first.steps == [5, 10, 15, 20]
     assert first.losses[-1] < first.losses[0]

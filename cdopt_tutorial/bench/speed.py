@@ -136,11 +136,9 @@ def engines(progress: Progress, smoke: bool, device: str) -> Measured:
 def layers(progress: Progress, smoke: bool, device: str) -> Measured:
     """Measure layers, each over the plain one of its width."""
     groups = (
-        {
-            f"{name}, d={d}": partial(_step, costs.make_step(name, d, device))
-            for name in costs.VARIANTS
-        }
+        {f"{name}, d={d}": partial(_step, step) for name, step in steps.items()}
         for d in (WIDTHS[:1] if smoke else WIDTHS)
+        for steps in [costs.make_steps(d, device)]
     )
     return sweep(groups, UNITS, smoke, progress)
 

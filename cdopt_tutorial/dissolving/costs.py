@@ -41,14 +41,20 @@ def step_costs(
             raise ValueError(f"width is {d}, but must be even and at least 2")
     costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
-        steps = {name: make_step(name, d, device) for name in VARIANTS}
-        seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+        steps, seconds = make_steps(d, device), {name: [] for name in VARIANTS}
         for _, name in product(range(turns), VARIANTS):  # a slow minute hits all alike
             seconds[name].append(step_seconds(steps[name], budget))
         base = statistics.median(seconds[BASELINE])
         for name, found in seconds.items():
             costs[name].append((d, statistics.median(found) / base))
     return costs
+
+
+def make_steps(d: int, device: str = "cpu") -> dict[str, Step]:
+    """The step of each variant; the random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {name: make_step(name, d, device) for name in VARIANTS}
 
 
 def step_seconds(step: Step, budget: float) -> float:

@@ -142,13 +142,15 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
 
 
 def _layer(method: Method, start: Tensor) -> nn.Linear:
-    """A layer whose weight is X."""
-    layer = nn.Linear(*start.mT.shape, bias=False)
-    layer.weight = method.parameter(start)
-    if method.orthogonal_map is not None:
-        # X is completed to a square matrix at random, alike for all devices.
-        torch.manual_seed(0)
-        parametrizations.orthogonal(layer.cpu(), orthogonal_map=method.orthogonal_map)
+    """A layer whose weight is X; the random state stays as it is."""
+    kind = method.orthogonal_map
+    with torch.random.fork_rng(devices=[]):
+        layer = nn.Linear(*start.mT.shape, bias=False)
+        layer.weight = method.parameter(start)
+        if kind is not None:
+            # X is completed to a square matrix at random, alike for all devices.
+            torch.manual_seed(0)
+            parametrizations.orthogonal(layer.cpu(), orthogonal_map=kind)
     return layer.to(start.device)
 
 

@@ -69,8 +69,9 @@ def flows(
 
 def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
     """A layer of ten inputs in float64, drawn with a seed."""
-    torch.manual_seed(seed)
-    return make(NUM_INPUTS, hidden).double()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(NUM_INPUTS, hidden).double()
 
 
 def gate_singular_values(rnn: nn.RNNBase) -> Tensor:

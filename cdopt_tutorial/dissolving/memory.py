@@ -243,8 +243,9 @@ def train(job: Job, config: MemoryConfig) -> Run:
     # One for the start and one for the batches.
     seeds = (np.random.SeedSequence([job.seed, stream]) for stream in (0, 1))
     start, order = (int(seed.generate_state(1)[0]) for seed in seeds)
-    torch.manual_seed(start)
-    model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start)
+        model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
     model.to(config.device)
     optimizer = torch.optim.RMSprop(model.parameters(), job.lr, alpha=0.9)
     batches, found = Generator().manual_seed(order), []
