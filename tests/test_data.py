@@ -28,7 +28,7 @@ from cdopt_tutorial.data import (
     unigram_perplexity,
 )
 from cdopt_tutorial.data.baselines import _discounts, probabilities, sequences
-from cdopt_tutorial.data.text import documentation, tokenize
+from cdopt_tutorial.data.text import UNKNOWN, documentation, tokenize
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,8 @@ def test_words_are_numbered_by_how_often_they_occur(tmp_path):
     assert corpus.vocabulary.words == ("<unk>", "b", "c", "a", "e")
     assert corpus.train[:4].tolist() == [0, 2, 1, 3]
     assert corpus.vocabulary.encode([]).tolist() == []
+    with pytest.raises(KeyError, match=UNKNOWN):  # or it would pass for another word
+        Vocabulary(("a", "b")).encode(["a", "z"])
 
 
 def test_of_ten_blocks_of_the_reference_the_fifth_is_held_out(monkeypatch):

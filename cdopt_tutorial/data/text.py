@@ -71,15 +71,19 @@ def detokenize(tokens: Iterable[str]) -> str:
 class Vocabulary:
     """The words that a model knows, each of them once, and their numbers."""
 
-    words: tuple[str, ...]  #: by number; the first of a text is ``<unk>``
+    words: tuple[str, ...]  #: by number; ``<unk>`` among them stands for all others
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
-        """Numbers (n,) int64 of n tokens: 0, that of ``<unk>``, for unknown ones."""
+        """Numbers (n,) int64 of n tokens: that of ``<unk>`` for unknown ones.
+
+        A KeyError for one of those if there is no ``<unk>``.
+        """
         ids = {word: number for number, word in enumerate(self.words)}
-        return torch.tensor([ids.get(each, 0) for each in tokens], dtype=torch.int64)
+        known = (each if each in ids else UNKNOWN for each in tokens)
+        return torch.tensor([ids[each] for each in known], dtype=torch.int64)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of numbers (n,)."""
