@@ -164,6 +164,8 @@ class Runs:
                 servers = [each for rank in ranks for each in rank.children()]
                 found = [each for server in servers for each in server.children()]
                 named = {each.name(): each for each in found}
+                for server in servers:  # whose name they bear at first
+                    named.pop(server.name(), None)
                 if ranks and len(named) == len(ranks):
                     return named
             time.sleep(0.1)
