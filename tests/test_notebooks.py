@@ -112,8 +112,21 @@ def shows(statement):
     """Whether it makes something to be displayed."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("show"), name))):
-            return name != "glue"
+            return name not in ("glue", "guess")
     return False
+
+
+@every_chapter
+def test_each_question_is_asked_before_its_answer_is_measured(path):
+    asked = []  # question and answer in turn, since a page finds an answer's question
+    for cell in read(path).cells:
+        if cell.cell_type == "code":
+            names = re.findall(r'show\.guess\(\s*"([^"]+)"', cell.source)
+            assert all(name.startswith(f"{path.stem[:2]}-guess-") for name in names)
+            asked += ["answer"] * len(names)
+        else:
+            asked += ["question"] * len(re.findall(r"(?m)^\*\*Predict", cell.source))
+    assert asked == ["question", "answer"] * (len(asked) // 2) and len(asked) >= 4
 
 
 @every_chapter

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from browsing import FRONT, SIZES, THEMES, barriers, is_ours, pages
+from browsing import FRONT, REVEAL, SIZES, THEMES, barriers, is_ours, pages
 
 pytestmark = pytest.mark.xdist_group("book")
 
@@ -56,7 +56,8 @@ WHOLE = """async () => {
         await video.play();
         return video.videoWidth > 0 && !video.error;
     };
-    const [figures, maths, videos] = ['figure svg', '.math', 'video'].map(all);
+    const [figures, maths, videos] =
+        ['figure:not([data-turn]) svg', '.math', 'video'].map(all);
     const playing = await Promise.all(videos.map(plays));
     return {
         figures: figures.length, maths: maths.length, videos: videos.length,
@@ -112,6 +113,7 @@ def visits(browser, site, root) -> Visits:
         looks = LOOKS if every else [LOOKS[number % len(LOOKS)]]
         show(page, *looks[0])
         page.goto(f"{root}/{name}", wait_until="load")
+        page.evaluate(REVEAL)
         if every:  # can all that scrolls on a phone be reached?
             rule = {"runOnly": ["scrollable-region-focusable"]}
             found.barriers[name, "phone"] = barriers(page, rule)

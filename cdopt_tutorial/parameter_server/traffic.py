@@ -30,6 +30,15 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
     return 2 * numbers * config.torch_dtype.itemsize + 8 * indices
 
 
+def curves(config: RNNConfig) -> dict[str, list[tuple[list[int], list[float]]]]:
+    """Megabytes of a step by the size of the vocabulary, a curve for each cut."""
+    sizes, found = [2**k for k in range(6, 18)], {}
+    for cut, name in (("logits", "cut at the scores"), ("loss", "cut at the loss")):
+        of_cut = replace(config, cut=cut)
+        found[name] = [(sizes, [expected_bytes(of_cut, n) / 1e6 for n in sizes])]
+    return found
+
+
 def measured_bytes(job: Job) -> float:
     """Bytes a step, by the workers' own sockets; NaN for a text of one window."""
     text = Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)

@@ -3,9 +3,9 @@
 from cdopt_tutorial.plots.curves import kinds, learning_curves, panels, ranges
 from cdopt_tutorial.plots.landscape import arrows, landscape
 from cdopt_tutorial.plots.ownership import ownership
-from cdopt_tutorial.plots.timeline import timeline
+from cdopt_tutorial.plots.timeline import timeline, turned
 
 __all__ = [
     "arrows", "kinds", "landscape", "learning_curves", "ownership", "panels", "ranges",
-    "timeline",
+    "timeline", "turned",
 ]  # fmt: skip

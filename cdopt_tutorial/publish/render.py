@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
+from cdopt_tutorial.publish import markdown
 from cdopt_tutorial.publish.chapter import (
     claimed,
     is_injected,
@@ -94,6 +95,7 @@ def _results(project: Project, device: str, short: bool) -> tuple[dict, dict]:
     for folder in (project.pages, files):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+    chapters = {}
     for path in project.chapters():
         chapter, name = read_chapter(path), project.relative(path)
         if ran := find_result(project, chapter, device, short=short):
@@ -108,7 +110,9 @@ def _results(project: Project, device: str, short: bool) -> tuple[dict, dict]:
             notes["moved"] |= reference.drift(path.stem, figures, complete=False)
         for file, text in programs(chapter).items():
             (files / file).write_text(text, "utf-8")
-        nbformat.write(with_outputs(chapter, ran), project.pages / path.name)
+        shown = chapters[str(name.with_suffix(""))] = with_outputs(chapter, ran)
+        nbformat.write(shown, project.pages / path.name)
+    markdown.write(project.extra, project.root, chapters, quotes)
     return quotes, notes
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
+from joblib import cpu_count
 from numpy.typing import NDArray
 from torch.futures import Future
 
@@ -73,6 +74,32 @@ def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curv
         at, values = [getattr(job, x) for job in jobs], [speeds[job] for job in jobs]
         found[name] = [(at, list(repeat)) for repeat in zip(*values, strict=True)]
     return found
+
+
+def predicted(
+    cost_ms: float, added_ms: float, observers: int, cores: int, own_ms: float
+) -> tuple[float, float]:
+    """Steps a second of one process, and of observers with one environment each.
+
+    A step takes `cost_ms` and `own_ms`, and the calls of the observers add `added_ms`.
+    Observers step at the same time, as long as each has a core.
+    """
+    step = cost_ms + own_ms
+    together = step * max(1, observers / cores) + added_ms
+    return 1000 / step, 1000 * observers / together
+
+
+def turned(medians: Mapping[tuple[str, float], float], added_ms: float) -> dict:
+    """What the page's figure needs: speeds by name and cost, and what calls added."""
+    cheap = min(cost for _, cost in medians)
+    names = list(dict.fromkeys(name for name, _ in medians))
+    return {
+        "own": max(0.0, 1000 / medians[ONE_PROCESS, cheap] - cheap),
+        "added": max(0.01, added_ms),
+        "cores": cpu_count(),
+        "names": sorted(names, key=lambda name: name != ONE_PROCESS),
+        "measured": [(*key, speed) for key, speed in medians.items()],
+    }
 
 
 def _measure(configs: Mapping[Job, "_Config"], repeats: int) -> Speeds:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -15,6 +16,30 @@ from cdopt_tutorial.sharding.model import Job
 from cdopt_tutorial.sharding.system import join, make_trainer, run
 
 STEPS = 6
+
+
+class Predicted(NamedTuple):
+    """What one step of a constrained weight costs each rank, at least."""
+
+    bytes: float  #: that it sends
+    products: float  #: multiplications
+    numbers: float  #: that it keeps
+
+
+def predicted(n: int, p: int, num_ranks: int, itemsize: int) -> dict[str, Predicted]:
+    """Costs of a Stiefel weight of n x p numbers, of `itemsize` bytes, by its cut.
+
+    A step maps it forward and backward: "rows" needs two all-reduces of p x p numbers,
+    and "gathered" an all-gather and a reduce-scatter of all; both by rings. Kept are
+    the weight, its map and its gradient, and two matrices of p x p.
+    """
+    others, products, square = (num_ranks - 1) / num_ranks, 5 * n * p * p, p * p
+    rows = 4 * others * square * itemsize, products / num_ranks
+    gathered = 2 * others * n * p * itemsize, products
+    return {
+        "rows": Predicted(*rows, 3 * n * p / num_ranks + 2 * square),
+        "gathered": Predicted(*gathered, 3 * n * p + 2 * square),
+    }
 
 
 @dataclass(frozen=True)

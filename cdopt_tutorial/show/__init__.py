@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import math
 import platform
 import re
@@ -24,7 +25,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cdopt_tutorial.engines.seam.device import gpus_of
-from cdopt_tutorial.plots.style import INK, styled
+from cdopt_tutorial.plots.style import INK, SERIES, styled
+from cdopt_tutorial.show.guess import guess as guess
 
 HIDDEN = "application/papermill.record/"  # as `publish.chapter` reads it
 PHONE = 340  # pixels that a figure has there
@@ -97,14 +99,19 @@ def diagram(name: str, *, caption: str) -> HTML:
 
 
 @styled
-def figure(fig: Figure, *, alt: str, caption: str = "") -> HTML:
+def figure(
+    fig: Figure, *, alt: str, caption: str = "", turn: tuple[str, dict] | None = None
+) -> HTML:
     """Show a figure of `plots` as one inline SVG for a light page and a dark one.
 
-    `alt` says what it shows, for those who can't see it.
+    `alt` says what it shows, for those who can't see it. `turn` names a figure of
+    `book/_static/turn.js` that readers can turn, with the chapter's numbers for it: on
+    a page with scripts it takes the place of `fig`.
     """
     buffer, absent = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     fig.savefig(buffer, format="svg", metadata=absent)
-    return _figure(_inline(buffer.getvalue(), 96 * fig.get_figwidth(), alt), caption)
+    still = _inline(buffer.getvalue(), 96 * fig.get_figwidth(), alt)
+    return _figure(still, caption, turn)
 
 
 def _inline(svg: str, width: float, alt: str) -> str:
@@ -164,10 +171,17 @@ def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes
         return file.read()
 
 
-def _figure(content: str, caption: str) -> HTML:
+def _figure(content: str, caption: str, turn: tuple[str, dict] | None = None) -> HTML:
     """Return a picture with what is written below it."""
     note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    name = data = ""
+    if turn is not None:
+        name = f' data-turn="{turn[0]}"'
+        # What ends a script may stand in a text.
+        numbers = {"colors": [each.color for each in SERIES], **turn[1]}
+        text = json.dumps(numbers).replace("</", r"<\/")
+        data = f'<script type="application/json">{text}</script>'
     return HTML(
-        '<figure class="tutorial-output">'
+        f'<figure class="tutorial-output"{name}>{data}'
         f'<div style="overflow-x:auto">{content}</div>{note}</figure>'
     )

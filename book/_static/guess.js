@@ -1,0 +1,129 @@
+/* Questions whose answer is locked until the reader has entered a guess.
+
+`show.guess` puts the measured answer on the page, folded, in the output of the cell that
+measured it. Here the question, a paragraph that begins with "Predict", gets a form, and
+what follows in its section stays hidden until the form was sent. A guess is kept in this
+browser, and nowhere else. */
+"use strict";
+
+(() => {
+  const stored = {
+    key: (name) => `guess ${name}`,
+    get(name) {
+      try { return localStorage.getItem(this.key(name)); } catch { return null; }
+    },
+    set(name, value) {
+      try { localStorage.setItem(this.key(name), value); } catch { /* not kept, then */ }
+    },
+    remove(name) {
+      try { localStorage.removeItem(this.key(name)); } catch { /* nor here */ }
+    },
+  };
+  const SKIPPED = "";
+
+  function element(tag, properties = {}, ...children) {
+    const made = Object.assign(document.createElement(tag), properties);
+    made.append(...children);
+    return made;
+  }
+
+  /* Where the form belongs: before the first cell behind the question, which is the
+     last paragraph before the answer that begins with "Predict". */
+  function placeOf(answer) {
+    const inside = [...(answer.closest("section")?.children ?? [])];
+    const at = inside.findIndex((child) => child.contains(answer));
+    const asks = (child) => child.matches("p") && /^Predict\b/.test(child.textContent);
+    const question = inside.slice(0, at).findLastIndex(asks);
+    return question < 0 ? null : inside.find((c, i) => i > question && c.matches("div.cell"));
+  }
+
+  /* What follows in the section, but for its subsections. */
+  function* behind(place) {
+    for (let e = place.nextElementSibling; e?.matches(":not(section)"); e = e.nextElementSibling) {
+      yield e;
+    }
+  }
+
+  /* One sentence on the difference. */
+  function compare(guess, answer) {
+    if (Number.isNaN(Number(answer))) {
+      return guess === answer ? "That is what was measured." : "It came out otherwise.";
+    }
+    const [mine, true_] = [Number(guess), Number(answer)];
+    if (mine === true_) return "Exactly.";
+    if (mine * true_ <= 0) return `Off by ${Math.abs(mine - true_).toPrecision(2)}.`;
+    const ratio = mine / true_;
+    const off = ratio > 1 ? ratio : 1 / ratio;
+    const way = ratio > 1 ? "too high" : "too low";
+    if (off <= 1.1) return "Within 10 %.";
+    if (off < 2) return `${Math.round(100 * Math.abs(ratio - 1))} % ${way}.`;
+    const factor = off < 10 ? off.toFixed(1) : Math.round(off).toLocaleString("en");
+    return `A factor of ${factor} ${way}.`;
+  }
+
+  function inputs({ name, unit, choices }) {
+    if (!choices) {
+      const field = element("input", { type: "number", step: "any", required: true });
+      field.name = "guess";
+      return [element("label", {}, "Your guess: ", field, ` ${unit}`)];
+    }
+    const all = JSON.parse(choices).map((value) => {
+      const button = element("input", { type: "radio", name: "guess", required: true });
+      button.value = value;
+      return element("label", {}, button, ` ${value}`);
+    });
+    return [element("fieldset", {}, element("legend", {}, "Your guess:"), ...all)];
+  }
+
+  function start(answer) {
+    const { name, unit, value, shown } = answer.dataset;
+    const place = element("div", { className: "guess-place" });
+    placeOf(answer)?.before(place);
+    if (!place.isConnected) return;
+    answer.hidden = true; // the form tells it
+
+    // Of two questions in a section, each has its own hold on what follows.
+    const lock = (on) => {
+      for (const each of behind(place)) each.classList.toggle(`locked-${name}`, on);
+    };
+
+    function ask() {
+      const form = element("form", { className: "guess-form" }, ...inputs(answer.dataset));
+      const skip = element("button", { type: "button" }, "Show it without a guess");
+      form.append(element("button", { className: "send" }, "Compare"), skip);
+      form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        tell(new FormData(form).get("guess"), true);
+      });
+      skip.addEventListener("click", () => tell(SKIPPED, true));
+      place.replaceChildren(form);
+      lock(true);
+    }
+
+    function tell(guess, now) {
+      const again = element("button", { type: "button" }, "Guess again");
+      again.addEventListener("click", () => {
+        stored.remove(name);
+        ask();
+        place.querySelector("input").focus();
+      });
+      const result = element("p", { className: "guess-result", tabIndex: -1 });
+      const part = (text, of) => element("span", {}, `${text} `, element("b", {}, of), ` ${unit}`);
+      if (guess !== SKIPPED) result.append(part("Your guess:", guess));
+      result.append(part("Measured:", shown));
+      if (guess !== SKIPPED) result.append(element("span", {}, compare(guess, value)));
+      result.append(again);
+      place.replaceChildren(result);
+      lock(false);
+      if (now) {
+        stored.set(name, guess);
+        result.focus(); // so that a screen reader says it
+      }
+    }
+
+    const before = stored.get(name);
+    if (before === null) ask(); else tell(before, false);
+  }
+
+  document.querySelectorAll("details.guess").forEach(start);
+})();

@@ -1,0 +1,531 @@
+/* Figures that one can turn. `show.turn` leaves a still picture on the page and, beside it,
+   the chapter's numbers as JSON; where scripts run, a figure of this file takes its place.
+
+   `turn.models` has what the figures compute: pure functions of settings and of a chapter's
+   numbers, each of them a function of the package, with which tests compare it. Below them
+   are the controls and the drawing that all figures share, and one description of each
+   figure. Nothing is fetched, and nothing is kept. */
+"use strict";
+
+const turn = (() => {
+  const SVG = "http://www.w3.org/2000/svg";
+
+  // --- What is computed -----------------------------------------------------------------
+
+  /* Steps per second of one process, and of observers that wait `added` ms for the calls
+     of a step. Each has one environment, whose step takes `cost` and `own` ms. As
+     `reinforce.speed.predicted`. */
+  function stepsPerSecond({ cost, added, observers, cores }, { own }) {
+    const busy = (cost + own) * Math.max(1, observers / cores);
+    return { alone: 1000 / (cost + own), together: (1000 * observers) / (busy + added) };
+  }
+
+  /* Bytes of a step with each cut; `parameter_server.traffic.expected_bytes`. */
+  function bytesOfCuts({ vocab, width, seq_len, batch_size }) {
+    const tokens = seq_len * batch_size;
+    const bytes = (numbers, indices) => 2 * 4 * tokens * numbers + 8 * tokens * indices;
+    return { logits: bytes(2 * width + vocab, 1), loss: bytes(2 * width, 2) };
+  }
+
+  /* `dissolving.plane`: objective, map, and what SGD minimises, with its gradient. */
+  const square = (x) => x[0] * x[0] + x[1] * x[1];
+  const onto = (x) => x.map((each) => (2 * each) / (1 + square(x)));
+  const objective = (x) => (x[0] - 0.6) ** 2 + (x[1] - 0.3) ** 2 / 2;
+
+  function valueAt(x, { beta, mapped }) {
+    return objective(mapped ? onto(x) : x) + (beta / 2) * (square(x) - 1) ** 2;
+  }
+
+  function gradientAt(x, { beta, mapped }) {
+    const y = mapped ? onto(x) : x;
+    const slope = [2 * (y[0] - 0.6), y[1] - 0.3];
+    const long = 1 + square(x);
+    const along = x[0] * slope[0] + x[1] * slope[1];
+    const back = (k) => (2 * slope[k]) / long - (4 * x[k] * along) / (long * long);
+    return [0, 1].map((k) => (mapped ? back(k) : slope[k]) + 2 * beta * (square(x) - 1) * x[k]);
+  }
+
+  /* `plane.descend`: the path of SGD; it ends early where it leaves the plane for good. */
+  function descend(settings, start, lr, steps) {
+    const path = [start];
+    for (let n = 0; n < steps && square(path[n]) < 1e6; n++) {
+      const slope = gradientAt(path[n], settings);
+      path.push(path[n].map((each, k) => each - lr * slope[k]));
+    }
+    return path;
+  }
+
+  /* Minima off the circle: where gradient flow from a grid of starts comes to rest. */
+  function minimaOffCircle(settings) {
+    const lr = 0.15 / (1 + 2 * settings.beta);
+    const found = [];
+    for (let i = -4; i <= 4; i++) {
+      for (let j = -4; j <= 4; j++) {
+        const end = descend(settings, [i / 4 + 0.01, j / 4 + 0.01], lr, 4000).at(-1);
+        const still = Math.hypot(...gradientAt(end, settings)) < 1e-6;
+        const isNew = found.every((x) => Math.hypot(x[0] - end[0], x[1] - end[1]) > 1e-3);
+        if (still && isNew && Math.abs(square(end) - 1) > 1e-3) found.push(end);
+      }
+    }
+    return found;
+  }
+
+  /* `hybrid.one_row.moves`: how far a step moves the table's row and the bias. */
+  function moves({ labels, shares }) {
+    const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
+    const each = labels.map((label) => (label === 0 ? 0.5 : -0.5));
+    let at = 0;
+    const means = shares.map((share) => mean(each.slice(at, (at += share))));
+    const all = { row: mean(each), bias: mean(each) };
+    const sum = mean(means) * shares.length;
+    return { "one process": all, original: { row: sum, bias: mean(means) }, exact: all };
+  }
+
+  /* What a constrained weight of n x p costs each of so many ranks in a step, in bytes
+     sent and multiplications; `sharding.costs.predicted`. */
+  function shardCosts({ n, p, ranks, bytes }) {
+    const ring = (2 * (ranks - 1)) / ranks; // of what an all-reduce moves, per rank
+    const gathered = ((ranks - 1) / ranks) * n * p * bytes;
+    const products = 5 * n * p * p;
+    return {
+      rows: { bytes: 2 * ring * p * p * bytes, products: products / ranks, numbers: (3 * n * p) / ranks + 2 * p * p },
+      gathered: { bytes: 2 * gathered, products, numbers: 3 * n * p + 2 * p * p },
+    };
+  }
+
+  // --- What all figures share -----------------------------------------------------------
+
+  function made(tag, attributes = {}, ...children) {
+    const isSvg = "svg path circle line text rect polyline title".split(" ").includes(tag);
+    const element = isSvg ? document.createElementNS(SVG, tag) : document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  }
+
+  const shown = (value) => {
+    const size = Math.abs(value);
+    if (size >= 1e4) return Math.round(value).toLocaleString("en");
+    return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
+  };
+
+  /* A slider over the values of a list, or a choice; either is the browser's own, so
+     that mouse, touch and keys work as everywhere. */
+  function control({ name, label, values, choices, unit = "", start }, changed) {
+    if (choices) {
+      const select = made("select", { name });
+      select.append(...choices.map((each) => made("option", { value: each }, each)));
+      select.value = start;
+      select.addEventListener("input", changed);
+      const read = () => select.value;
+      return { name, read, node: made("label", {}, made("span", {}, label), select) };
+    }
+    if (!values.includes(start)) {
+      values = [...values, start].sort((a, b) => a - b); // the chapter's own
+    }
+    const last = values.length - 1;
+    const slider = made("input", { type: "range", name, min: 0, max: last, step: 1 });
+    const nearest = (to) =>
+      values.reduce((best, v, i) => (Math.abs(v - to) < Math.abs(values[best] - to) ? i : best), 0);
+    slider.value = nearest(start);
+    const output = made("output");
+    const read = () => values[slider.value];
+    const tell = () => {
+      output.textContent = `${shown(read())} ${unit}`;
+      slider.setAttribute("aria-valuetext", output.textContent);
+    };
+    slider.addEventListener("input", () => { tell(); changed(); });
+    tell();
+    const set = (to) => { slider.value = nearest(to); tell(); };
+    return { name, read, set, node: made("label", {}, made("span", {}, label), slider, output) };
+  }
+
+  const range = (from, to, step = 1) =>
+    Array.from({ length: Math.round((to - from) / step) + 1 }, (_, i) => from + i * step);
+  const spaced = (from, to, number) =>
+    Array.from({ length: number }, (_, i) => from * (to / from) ** (i / (number - 1)));
+  const doubled = (from, to) => spaced(from, to, Math.round(Math.log2(to / from)) + 1).map(Math.round);
+
+  /* Curves and points over two axes, either of which may be logarithmic. */
+  function chart({ x, y, curves, points = [] }, label) {
+    const [W, H, left, right, top, bottom] = [640, 340, 76, 14, 14, 48];
+    const svg = made("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label });
+    const scale = ({ from, to, log }, begin, end) => (value) => {
+      const [a, b, v] = log ? [from, to, value].map(Math.log) : [from, to, value];
+      return begin + ((v - a) / (b - a)) * (end - begin);
+    };
+    const [px, py] = [scale(x, left, W - right), scale(y, H - bottom, top)];
+    for (const at of ticks(x)) {
+      svg.append(made("line", { x1: px(at), x2: px(at), y1: top, y2: H - bottom, class: "grid" }));
+      svg.append(made("text", { x: px(at), y: H - bottom + 16, class: "middle" }, shown(at)));
+    }
+    for (const at of ticks(y)) {
+      svg.append(made("line", { x1: left, x2: W - right, y1: py(at), y2: py(at), class: "grid" }));
+      svg.append(made("text", { x: left - 6, y: py(at) + 4, class: "end" }, shown(at)));
+    }
+    svg.append(made("text", { x: (left + W - right) / 2, y: H - 8, class: "middle" }, x.label));
+    const middle = (top + H - bottom) / 2;
+    const turned = `rotate(-90 14 ${middle})`;
+    svg.append(made("text", { x: 14, y: middle, transform: turned, class: "middle" }, y.label));
+    const inside = ([a, b]) => a >= x.from && a <= x.to && b >= y.from && b <= y.to;
+    for (const { color, dashes = "", values } of curves) {
+      const at = values.filter(inside).map(([a, b]) => `${px(a).toFixed(1)},${py(b).toFixed(1)}`);
+      const look = { stroke: color, "stroke-dasharray": dashes, class: "curve" };
+      svg.append(made("polyline", { points: at.join(" "), ...look }));
+    }
+    for (const { color, at, text } of points) {
+      const dot = made("circle", { cx: px(at[0]), cy: py(at[1]), r: 5, fill: color });
+      dot.append(made("title", {}, text));
+      svg.append(dot);
+    }
+    return svg;
+  }
+
+  function ticks({ from, to, log }) {
+    if (log) {
+      const first = Math.ceil(Math.log10(from) - 1e-9);
+      const many = Math.floor(Math.log10(to) + 1e-9) - first;
+      return range(0, many).map((k) => 10 ** (first + k));
+    }
+    const raw = (to - from) / 5;
+    const unit = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((k) => k * unit).find((each) => each >= raw);
+    return range(Math.ceil(from / step), Math.floor(to / step)).map((k) => k * step);
+  }
+
+  function legend(entries) {
+    const keys = entries.map(({ name, color, dashes = "", dot }) => {
+      const key = made("svg", { viewBox: "0 0 28 10", width: 28, height: 10, "aria-hidden": true });
+      const line = { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-dasharray": dashes };
+      const circle = { cx: 14, cy: 5, r: 5, fill: color };
+      key.append(dot ? made("circle", circle) : made("line", { ...line, class: "curve" }));
+      return made("span", {}, key, ` ${name}`);
+    });
+    return made("div", { class: "turn-legend" }, ...keys);
+  }
+
+  function table(head, rows) {
+    const cells = (tag, row) => row.map((each) => made(tag, tag === "th" ? { scope: "col" } : {}, each));
+    const body = rows.map((row) => made("tr", {}, ...cells("td", row)));
+    return made("table", { class: "table" }, made("thead", {}, made("tr", {}, ...cells("th", head))), made("tbody", {}, ...body));
+  }
+
+  // --- The figures: what can be set, and what is drawn of it ------------------------------
+
+  const figures = {
+    observers: {
+      controls: (data) => [
+        { name: "added", label: "calls of a step", values: spaced(0.01, 10, 61), unit: "ms", start: data.added },
+        { name: "observers", label: "observers", values: range(1, 16), start: 2 },
+        { name: "cores", label: "cores", values: range(1, 16), start: data.cores },
+      ],
+      draw(settings, data) {
+        const costs = spaced(0.01, 20, 80);
+        const at = (cost) => stepsPerSecond({ ...settings, cost }, data);
+        const curves = [
+          { name: "one process", color: data.colors[0], values: costs.map((c) => [c, at(c).alone]) },
+          { name: "observers", color: data.colors[3], dashes: "8 4", values: costs.map((c) => [c, at(c).together]) },
+        ];
+        const points = data.measured.map(([name, cost, speed]) => ({
+          color: data.colors[data.names.indexOf(name)], at: [cost, speed],
+          text: `measured, ${name}: ${shown(speed)} at ${shown(cost)} ms`,
+        }));
+        const dots = data.names.map((name, k) => ({ name: `measured, ${name}`, color: data.colors[k], dot: true }));
+        const x = { from: 0.01, to: 20, log: true, label: "time added to an environment's step, in ms" };
+        const y = { from: 10, to: 30000, log: true, label: "environment steps per second" };
+        const wins = costs.find((c) => at(c).together > at(c).alone);
+        const where = wins === undefined ? "never beat one process"
+          : wins === costs[0] ? "beat one process everywhere"
+          : `beat one process from about ${shown(wins)} ms on`;
+        const most = at(20).together / at(20).alone;
+        return {
+          picture: [legend([...curves, ...dots]), chart({ x, y, curves, points }, "Steps per second by the time of a step")],
+          text: `${settings.observers} observers on ${settings.cores} cores ${where}; at 20 ms they are ${shown(most)} times as fast. Two observers were measured.`,
+        };
+      },
+    },
+
+    cuts: {
+      controls: (data) => [
+        { name: "vocab", label: "words in the vocabulary", values: doubled(64, 131072), start: data.vocab },
+        { name: "width", label: "width of vectors and LSTM", values: doubled(16, 4096), start: data.hidden },
+        { name: "seq_len", label: "words in a window", values: doubled(4, 512), start: data.seq_len },
+        { name: "batch_size", label: "columns of a batch", values: doubled(1, 512), start: data.batch_size },
+      ],
+      draw(settings, data) {
+        const sizes = spaced(64, 131072, 60);
+        const curve = (cut) => sizes.map((vocab) => [vocab, bytesOfCuts({ ...settings, vocab })[cut] / 1e6]);
+        const curves = [
+          { name: "cut at the scores", color: data.colors[0], values: curve("logits") },
+          { name: "cut at the loss", color: data.colors[1], dashes: "8 4", values: curve("loss") },
+        ];
+        const here = bytesOfCuts(settings);
+        const points = ["logits", "loss"].map((cut, k) => ({
+          color: data.colors[k], at: [settings.vocab, here[cut] / 1e6], text: `${shown(here[cut] / 1e6)} MB`,
+        }));
+        const highest = Math.max(...curves[0].values.map(([, mb]) => mb));
+        const lowest = Math.min(...curves[1].values.map(([, mb]) => mb));
+        const x = { from: 64, to: 131072, log: true, label: "words in the vocabulary" };
+        const y = { from: 10 ** Math.floor(Math.log10(lowest / 1.5)), to: 10 ** Math.ceil(Math.log10(highest)), log: true, label: "megabytes a step" };
+        return {
+          picture: [legend(curves), chart({ x, y, curves, points }, "Megabytes a step by the vocabulary")],
+          text: `With these sizes a step sends ${shown(here.logits / 1e6)} MB with the cut at the scores and ${shown(here.loss / 1e6)} MB with the cut at the loss: ${shown(here.logits / here.loss)} times as much.`,
+        };
+      },
+    },
+
+    plane: {
+      controls: () => [
+        { name: "beta", label: "β", values: spaced(0.02, 64, 36), start: 1 },
+        { name: "lr", label: "learning rate", values: spaced(0.001, 0.5, 55), start: 0.1 },
+        { name: "x", label: "start, x₁", values: range(-1.6, 1.6, 0.1), start: -1.3 },
+        { name: "y", label: "start, x₂", values: range(-1.6, 1.6, 0.1), start: 1.2 },
+        { name: "kind", label: "SGD minimises", choices: ["f(A(x)) and the penalty", "f(x) and the penalty"], start: "f(A(x)) and the penalty" },
+      ],
+      draw(settings, data, { move }) {
+        const how = { beta: settings.beta, mapped: settings.kind.includes("A(x)") };
+        const steps = 1000;
+        const path = descend(how, [settings.x, settings.y], settings.lr, steps);
+        const end = path.at(-1);
+        const minima = minimaOffCircle(how);
+        const off = Math.hypot(end[0] - 0.8, end[1] - 0.6);
+        const arrives = !(square(end) < 1e6) ? "SGD diverges"
+          : Math.hypot(...gradientAt(end, how)) > 1e-3 ? `after ${steps} steps SGD is still on its way, at (${end.map(shown).join(", ")})`
+          : off < 1e-2 ? "SGD ends at the constrained minimum, the star"
+          : `SGD ends at (${end.map(shown).join(", ")}), which is ${shown(off)} from the star`;
+        const many = minima.length ? `${minima.length} of the minima of the function ${minima.length > 1 ? "are" : "is"} off the circle` : "the function has no minimum off the circle";
+        return { picture: [landscape(how, path, minima, data, move)], text: `${arrives}; ${many}.` };
+      },
+    },
+
+    timeline: {
+      controls: (data) => [
+        { name: "zoom", label: "zoom", values: spaced(1, Math.max(16, 2 * data.zoom, data.calls.length / 4), 60), unit: "times", start: data.zoom },
+        { name: "at", label: "middle", values: range(0, 100, 0.5), unit: "%", start: data.at },
+      ],
+      draw({ zoom, at }, data, { tell }) {
+        const [low, high] = view(data, zoom, at);
+        const inside = data.calls.filter((c) => c[3] <= high && c[6] >= low).length;
+        const keys = data.workers.map(([name, color]) => ({ name: `called by ${name}`, color }));
+        return {
+          picture: [legend(keys), lanes(data, low, high, tell)],
+          text: `From ${shown(low)} to ${shown(high)} ${data.unit}: ${inside} of ${data.calls.length} calls. Point at a bar, or tab to it, to see what it is.`,
+        };
+      },
+    },
+
+    moves: {
+      controls: () => [
+        { name: "first", label: "images of the first trainer", values: range(1, 8), start: 3 },
+        { name: "zeros", label: "of these with label 0", values: range(0, 8), start: 2 },
+        { name: "second", label: "images of the second trainer", values: range(1, 8), start: 1 },
+        { name: "others", label: "of these with label 0", values: range(0, 8), start: 1 },
+        { name: "third", label: "images of a third trainer", values: range(0, 8), start: 0 },
+        { name: "rest", label: "of these with label 0", values: range(0, 8), start: 0 },
+      ],
+      draw(s) {
+        const labels = (count, zeros) => range(1, count).map((k) => (k <= zeros ? 0 : 1));
+        const parts = [labels(s.first, s.zeros), labels(s.second, s.others)];
+        if (s.third) parts.push(labels(s.third, s.rest));
+        const found = moves({ labels: parts.flat(), shares: parts.map((part) => part.length) });
+        const rows = Object.entries(found).map(([way, { row, bias }]) => [way, shown(row), shown(bias)]);
+        const { exact, original } = found;
+        const same = (what) => Math.abs(original[what] - exact[what]) < 1e-12;
+        const where = same("row") && same("bias") ? "in both" : same("bias") ? "in b₀ only"
+          : same("row") ? "in r only" : "in neither";
+        const said = parts.map((part) => part.join(", ")).join(" | ");
+        return {
+          picture: [table(["one step of", "moves the table's r to", "moves the bias b₀ to"], rows)],
+          text: `The labels are ${said}. The original agrees with one process ${where}.`,
+        };
+      },
+    },
+
+    shards: {
+      controls: () => [
+        { name: "n", label: "rows n", values: doubled(64, 1048576), start: 32768 },
+        { name: "p", label: "columns p", values: doubled(8, 4096), start: 128 },
+        { name: "ranks", label: "ranks", values: doubled(2, 64), start: 2 },
+        { name: "link", label: "link of a rank", values: spaced(0.1, 400, 37), unit: "GB/s", start: 10 },
+        { name: "latency", label: "latency of a message", values: spaced(1, 1000, 31), unit: "µs", start: 20 },
+        { name: "speed", label: "arithmetic of a rank", values: spaced(10, 100000, 41), unit: "GFLOP/s", start: 100 },
+      ],
+      draw(settings) {
+        const found = shardCosts({ ...settings, bytes: 4 });
+        const messages = { rows: 4 * (settings.ranks - 1), gathered: 2 * (settings.ranks - 1) };
+        const times = {};
+        for (const [way, cost] of Object.entries(found)) {
+          times[way] = {
+            wire: cost.bytes / settings.link / 1e6,
+            wait: (messages[way] * settings.latency) / 1e3,
+            work: (2 * cost.products) / settings.speed / 1e6,
+          };
+        }
+        const total = (t) => t.wire + t.wait + t.work;
+        const each = (tell) => ["rows", "gathered"].map(tell);
+        const rows = [
+          ["sends", ...each((way) => `${shown(found[way].bytes / 1e6)} MB`)],
+          ["multiplies", ...each((way) => `${shown(found[way].products / 1e9)} billion times`)],
+          ["keeps at least", ...each((way) => `${shown((4 * found[way].numbers) / 2 ** 20)} MiB`)],
+          ["on the wire", ...each((way) => `${shown(times[way].wire)} ms`)],
+          ["waiting for messages", ...each((way) => `${shown(times[way].wait)} ms`)],
+          ["computing", ...each((way) => `${shown(times[way].work)} ms`)],
+          ["in all", ...each((way) => `${shown(total(times[way]))} ms`)],
+        ];
+        const ratio = total(times.gathered) / total(times.rows);
+        const cheaper = ratio >= 1 ? `cut into rows is ${shown(ratio)} times as fast as gathered`
+          : `gathered is ${shown(1 / ratio)} times as fast as cut into rows`;
+        const wide = settings.p > settings.n ? " (A weight with fewer rows than columns would be cut the other way.)" : "";
+        return {
+          picture: [table(["in a step each rank", "cut into rows", "gathered"], rows)],
+          text: `A ${shown(settings.n)} × ${shown(settings.p)} weight on ${settings.ranks} ranks: ${cheaper}.${wide}`,
+        };
+      },
+    },
+  };
+
+  /* What part of a timeline is shown, in its unit: its begin and its end. */
+  function view({ end }, zoom, at) {
+    const wide = end / zoom;
+    const begin = Math.min(Math.max(0, (end * at) / 100 - wide / 2), end - wide);
+    return [begin, begin + wide];
+  }
+
+  /* A lane for each worker and a row in it for each method that it ran; a bar is work, in
+     the colour of the caller, and thin lines are the call and its answer. */
+  function lanes(data, low, high, tell) {
+    const longest = Math.max(...data.calls.map((c) => c[2].length));
+    const [W, left, right, row] = [640, Math.max(90, 7.4 * longest + 14), 10, 20];
+    const px = (t) => left + ((t - low) / (high - low)) * (W - left - right);
+    const clip = (t) => Math.min(W - right, Math.max(left, px(t)));
+    const color = Object.fromEntries(data.workers);
+    const svg = made("svg", { role: "group", "aria-label": "The calls of the workers over time" });
+    const place = {};
+    let y = 8;
+    for (const [worker] of data.workers) {
+      const own = data.calls.filter((c) => c[1] === worker).map((c) => c[2]);
+      const methods = [...new Set(own)];
+      const height = (methods.length + 1) * row;
+      svg.append(made("rect", { x: 0, y, width: W, height, fill: color[worker], "fill-opacity": 0.1 }));
+      svg.append(made("text", { x: 6, y: y + 14, class: "strong" }, worker));
+      place[worker] = { top: y, bottom: y + height };
+      methods.forEach((method, k) => {
+        const top = y + (k + 1) * row;
+        place[`${worker} ${method}`] = top;
+        svg.append(made("text", { x: left - 6, y: top + 14, class: "end" }, method));
+      });
+      y += height + 10;
+    }
+    for (const at of ticks({ from: low, to: high })) {
+      svg.append(made("line", { x1: px(at), x2: px(at), y1: 8, y2: y - 6, class: "grid" }));
+      svg.append(made("text", { x: px(at), y: y + 10, class: "middle" }, shown(at)));
+    }
+    for (const [caller, callee, method, sent, started, ended, received] of data.calls) {
+      if (received < low || sent > high) continue;
+      const top = place[`${callee} ${method}`];
+      if (caller !== callee) {
+        const down = place[callee].top > place[caller].top;
+        const edge = down ? place[caller].bottom : place[caller].top;
+        for (const [a, b] of [[sent, started], [received, ended]]) {
+          if (Math.min(a, b) < low || Math.max(a, b) > high) continue;
+          const ends = { x1: px(a), y1: edge, x2: px(b), y2: top + (down ? 3 : row - 3) };
+          svg.append(made("line", { ...ends, stroke: color[caller], class: "message" }));
+        }
+      }
+      if (ended < low || started > high) continue;
+      const width = Math.max(1.5, clip(ended) - clip(started));
+      const box = { x: clip(started), y: top + 3, width, height: row - 6, fill: color[caller] };
+      const what = caller === callee ? `${callee}: ${method}` : `${caller} called ${method} on ${callee}`;
+      const back = caller === callee ? "" : `; the answer was back after ${shown(received - sent)} ${data.unit}`;
+      const said = `${what}, which took ${shown(ended - started)} ${data.unit}${back}`;
+      const bar = made("rect", { ...box, class: "bar", tabindex: 0, role: "img", "aria-label": said });
+      for (const kind of ["pointerenter", "focus"]) bar.addEventListener(kind, () => tell(said));
+      svg.append(bar);
+    }
+    svg.append(made("text", { x: (W + left) / 2, y: y + 28, class: "middle" }, `time in ${data.unit}`));
+    svg.setAttribute("viewBox", `0 0 ${W} ${y + 34}`);
+    return svg;
+  }
+
+  /* The function's landscape in bands, the circle, minima off it, the star, and a path
+     whose start can be dragged. */
+  function landscape(how, path, minima, data, move) {
+    const [size, extent] = [440, 1.8];
+    const svg = made("svg", { viewBox: `0 0 ${size} ${size}`, class: "square", role: "group", "aria-label": "The function in the plane, and the path of SGD" });
+    const [to, from] = [(v) => ((v + extent) / (2 * extent)) * size, (p) => (p / size) * 2 * extent - extent];
+    const at = ([a, b]) => [to(a).toFixed(1), to(-b).toFixed(1)];
+    const cell = size / 110;
+    const bandAt = (i, j) => {
+      const value = valueAt([from((i + 0.5) * cell), -from((j + 0.5) * cell)], how);
+      return Math.min(8, Math.floor(3 * Math.log1p(Math.max(0, value))));
+    };
+    for (let j = 0; j < 110; j++) {
+      for (let i = 0, next; i < 110; i = next) {
+        const band = bandAt(i, j);
+        for (next = i + 1; next < 110 && bandAt(next, j) === band; next++);
+        const box = { x: i * cell, y: j * cell, width: (next - i) * cell, height: cell };
+        if (band) svg.append(made("rect", { ...box, "fill-opacity": 0.05 * band, class: "band" }));
+      }
+    }
+    svg.append(made("circle", { cx: to(0), cy: to(0), r: to(1) - to(0), class: "curve ink" }));
+    const inside = path.filter((p) => Math.max(...p.map(Math.abs)) < extent);
+    svg.append(made("polyline", { points: inside.map((p) => at(p).join(",")).join(" "), stroke: data.colors[1], class: "curve" }));
+    for (const p of inside.slice(1, 40)) svg.append(made("circle", { cx: at(p)[0], cy: at(p)[1], r: 2.5, fill: data.colors[1] }));
+    for (const x of minima) {
+      const cross = made("path", { d: `M-6-6L6 6M-6 6L6-6`, transform: `translate(${at(x)})`, stroke: data.colors[2], class: "curve" });
+      cross.append(made("title", {}, `a minimum off the circle, at (${x.map(shown).join(", ")})`));
+      svg.append(cross);
+    }
+    svg.append(made("text", { x: at([0.8, 0.6])[0], y: Number(at([0.8, 0.6])[1]) + 9, class: "middle star" }, "★"));
+    const start = made("circle", { cx: at(path[0])[0], cy: at(path[0])[1], r: 10, fill: data.colors[1], class: "handle" });
+    start.append(made("title", {}, "the start: drag it"));
+    const place = (event) => {
+      const box = svg.getBoundingClientRect();
+      const scale = size / box.width;
+      move({ x: from((event.clientX - box.left) * scale), y: -from((event.clientY - box.top) * scale) });
+    };
+    svg.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      place(event);
+    });
+    svg.append(start);
+    return svg;
+  }
+
+  /* Put a figure in the place of its still picture. */
+  function begin(figure) {
+    const data = JSON.parse(figure.querySelector("script").textContent);
+    const { controls, draw } = figures[figure.dataset.turn];
+    const picture = made("div", { class: "turn-picture" });
+    const text = made("p", { class: "turn-text", role: "status" });
+    const all = controls(data).map((each) => control(each, () => update()));
+    const settings = () => Object.fromEntries(all.map(({ name, read }) => [name, read()]));
+    const move = (to) => {
+      for (const { name, set } of all) if (name in to) set(to[name]);
+      update();
+    };
+    const tell = (said) => { text.textContent = said; };
+    function update() {
+      const drawn = draw(settings(), data, { move, tell });
+      picture.replaceChildren(...drawn.picture);
+      text.textContent = drawn.text;
+    }
+    // While the start is dragged its picture is drawn anew, so the window listens.
+    picture.addEventListener("pointerdown", () => picture.classList.add("dragged"));
+    window.addEventListener("pointerup", () => picture.classList.remove("dragged"));
+    window.addEventListener("pointermove", (event) => {
+      if (!picture.classList.contains("dragged") || !picture.querySelector(".handle")) return;
+      const { clientX, clientY } = event;
+      picture.firstChild.dispatchEvent(new PointerEvent("pointerdown", { clientX, clientY, bubbles: true }));
+    });
+    const still = figure.querySelector(":scope > div");
+    still.hidden = true;
+    const nodes = all.map(({ node }) => node);
+    still.after(picture, made("div", { class: "turn-controls" }, ...nodes), text);
+    update();
+  }
+
+  document.querySelectorAll("figure[data-turn]").forEach(begin);
+  const models = { stepsPerSecond, bytesOfCuts, valueAt, gradientAt, descend, minimaOffCircle, moves, shardCosts };
+  return { models };
+})();

@@ -1,0 +1,245 @@
+"""What a reader does on a page: guess, and turn figures by mouse, touch and keys."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from browsing import SIZES, barriers
+from test_pages import show, watch
+
+from cdopt_tutorial.dissolving import plane
+from cdopt_tutorial.hybrid import one_row
+from cdopt_tutorial.parameter_server import RNNConfig, traffic
+from cdopt_tutorial.reinforce import speed
+from cdopt_tutorial.sharding import costs
+
+pytestmark = pytest.mark.xdist_group("book")
+
+GUESSED = "notebooks/06_shards.html"  # its numbers are the same everywhere
+PLANE = "notebooks/03_constraint_dissolving.html"
+FIGURES = {
+    "01_reinforce": ["timeline", "timeline", "observers"],
+    "02_parameter_server": ["timeline", "cuts"],
+    "03_constraint_dissolving": ["plane"],
+    "04_constrained_rnn": ["timeline"],
+    "05_ddp_rpc": ["moves", "timeline"],
+    "06_shards": ["shards"],
+}
+
+
+@pytest.fixture
+def page(browser, server):
+    """A page of a reader who has never been here, and what went wrong on it."""
+    context = browser.new_context(has_touch=True)
+    page, faults = context.new_page(), []
+    watch(page, server, faults)
+    yield page
+    context.close()
+    assert faults == []
+
+
+def form(page, name):
+    """The question about a measured answer, and the answer's data."""
+    answer = page.locator(f"details.guess[data-name='{name}']")
+    cell = answer.locator("xpath=ancestor::div[contains(@class, 'cell ')][last()]")
+    place = cell.locator("xpath=preceding-sibling::div[@class='guess-place'][1]")
+    return place, cell
+
+
+def test_a_number_is_guessed_compared_and_kept(page, server):
+    page.goto(f"{server}/{GUESSED}")
+    place, cell = form(page, "06-guess-bytes")
+    assert place.is_visible() and not cell.is_visible()
+    place.get_by_role("button", name="Compare").click()  # an empty guess is none
+    assert not cell.is_visible()
+    place.get_by_label("Your guess:").fill("16384")
+    place.get_by_label("Your guess:").press("Enter")
+    said = "Your guess: 16384 Measured: 32,768 50 % too low."
+    assert " ".join(place.inner_text().split()).startswith(said)
+    assert cell.is_visible()
+    page.reload()
+    assert cell.is_visible() and "16384" in place.inner_text()
+    place.get_by_role("button", name="Guess again").click()
+    assert not cell.is_visible()
+    place.get_by_role("button", name="without a guess").click()
+    assert cell.is_visible() and "Your guess" not in place.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("guess", "said"),
+    [
+        ("32768", "Exactly."), ("34000", "Within 10 %."), ("50000", "53 % too high."),
+        ("3e5", "A factor of 9.2 too high."), ("100", "A factor of 328 too low."),
+        ("-1", "Off by 3.3e+4."),
+    ],
+)  # fmt: skip
+def test_the_difference_is_told_in_a_sentence(page, server, guess, said):
+    page.goto(f"{server}/{GUESSED}")
+    place, _ = form(page, "06-guess-bytes")
+    place.get_by_label("Your guess:").fill(guess)
+    place.get_by_role("button", name="Compare").click()
+    assert said in place.inner_text()
+
+
+def test_a_choice_is_made_by_keys_and_locks_nothing_behind_its_section(page, server):
+    page.goto(f"{server}/{PLANE}")
+    place, cell = form(page, "03-guess-star")
+    assert page.get_by_role("heading", name="Matrices").is_visible()
+    place.get_by_role("radio").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert "That is what was measured." in place.inner_text()
+    assert cell.is_visible()
+
+
+def test_whoever_has_no_script_and_whoever_prints_has_all(browser, server):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{server}/{PLANE}")
+    folded = page.locator("details.guess")
+    assert folded.count() >= 2 and folded.first.is_visible()
+    assert page.locator("figure[data-turn] > div").first.is_visible()
+    context.close()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{server}/{PLANE}")
+    page.emulate_media(media="print")
+    assert page.locator("[class*='locked-']").first.is_visible()
+    context.close()
+
+
+@pytest.mark.parametrize("chapter", FIGURES)
+@pytest.mark.parametrize("size", SIZES)
+def test_each_figure_answers_to_keys_and_fits(page, server, chapter, size):
+    show(page, size, "dark" if size == "phone" else "light")
+    page.goto(f"{server}/notebooks/{chapter}.html")
+    assert barriers(page, {"runOnly": ["label", "color-contrast", "button-name"]}) == []
+    page.get_by_role("button", name="without a guess").first.click()
+    while page.locator(".guess-form button[type=button]:visible").count():
+        page.locator(".guess-form button[type=button]:visible").first.click()
+    figures = page.locator("figure[data-turn]")
+    kinds = [figure.get_attribute("data-turn") for figure in figures.all()]
+    assert kinds == FIGURES[chapter]
+    for figure in figures.all():
+        assert not figure.locator("> div").first.is_visible()  # the still one
+        for knob in figure.locator(".turn-controls :is(input, select)").all():
+            before = figure.inner_html()
+            knob.focus()
+            for key in ("ArrowUp", "ArrowDown", "ArrowDown"):  # one may be its end
+                page.keyboard.press(key)
+            assert figure.inner_html() != before
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    kinds = {"runOnly": ["label", "select-name", "color-contrast", "svg-img-alt"]}
+    assert barriers(page, kinds) == []
+
+
+@pytest.mark.parametrize("how", ["mouse", "touch"])
+def test_the_start_of_a_path_is_moved_in_the_picture(page, server, how):
+    page.goto(f"{server}/{PLANE}")
+    while page.locator(".guess-form button[type=button]:visible").count():
+        page.locator(".guess-form button[type=button]:visible").first.click()
+    picture = page.locator("figure[data-turn=plane] svg.square")
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    # A quarter of the way from the middle to the edge at 1.8.
+    x, y = box["x"] + box["width"] * 5 / 8, box["y"] + box["height"] / 2
+    if how == "touch":
+        page.touchscreen.tap(x, y)
+    else:
+        page.mouse.move(box["x"] + box["width"] / 8, y)
+        page.mouse.down()
+        page.mouse.move(x, y)
+        page.mouse.up()
+        page.mouse.move(box["x"], box["y"])  # nobody holds it any more
+    knobs = page.locator("figure[data-turn=plane] .turn-controls input")
+    assert knobs.nth(2).get_attribute("aria-valuetext").strip() in ("0.4", "0.5")
+    assert abs(float(knobs.nth(3).get_attribute("aria-valuetext"))) < 0.1
+
+
+@pytest.fixture
+def computed(page, server):
+    """What a model of the page's figures gives."""
+    page.goto(f"{server}/{PLANE}")
+    return lambda name, *args: page.evaluate(f"a => turn.models.{name}(...a)", args)
+
+
+def some_numbers(number=20):
+    return [random.Random(seed) for seed in range(number)]
+
+
+def test_speeds_are_those_of_the_package(computed):
+    for dice in some_numbers():
+        cost, added, own = (10 ** dice.uniform(-2, 1) for _ in range(3))
+        observers, cores = dice.randint(1, 16), dice.randint(1, 16)
+        how = {"cost": cost, "added": added, "observers": observers, "cores": cores}
+        found = computed("stepsPerSecond", how, {"own": own})
+        alone, together = speed.predicted(cost, added, observers, cores, own)
+        assert found == pytest.approx({"alone": alone, "together": together})
+
+
+def test_bytes_of_cuts_are_those_of_the_package(computed):
+    for dice in some_numbers():
+        vocab, width = dice.randint(2, 10**5), dice.randint(1, 2000)
+        size = {"seq_len": dice.randint(1, 99), "batch_size": dice.randint(1, 99)}
+        found = computed("bytesOfCuts", {"vocab": vocab, "width": width, **size})
+        config = RNNConfig(embedding=width, hidden=width, **size)
+        for cut in ("logits", "loss"):
+            of_cut = replace(config, cut=cut)
+            assert found[cut] == traffic.expected_bytes(of_cut, vocab)
+
+
+def test_paths_and_minima_are_those_of_the_package(computed):
+    for dice in some_numbers(6):
+        beta, lr = 10 ** dice.uniform(-1.5, 1), 10 ** dice.uniform(-3, -2)
+        start = [dice.uniform(-1.5, 1.5), dice.uniform(-1.5, 1.5)]
+        for mapped, of in ((True, plane.dissolved), (False, plane.penalised)):
+            how, function = {"beta": beta, "mapped": mapped}, of(plane.objective, beta)
+            path = torch.tensor(computed("descend", how, start, lr, 50)).double()
+            expected = plane.descend(function, start, lr, 50)
+            torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
+            value = function(expected[-1]).item()
+            assert computed("valueAt", expected[-1].tolist(), how) == pytest.approx(
+                value
+            )
+            points = plane.stationary_points(function)
+            least = plane.curvatures(function, points)[:, 0] > 1e-3
+            off = plane.constraint(points).abs() > 1e-3
+            there = sorted(points[least & off].tolist())
+            assert sorted(computed("minimaOffCircle", how)) == [
+                pytest.approx(point, abs=1e-3) for point in there
+            ]
+
+
+def test_moves_and_costs_are_those_of_the_package(computed):
+    for dice in some_numbers():
+        shares = [dice.randint(1, 8) for _ in range(dice.randint(1, 4))]
+        labels = [dice.randint(0, 1) for _ in range(sum(shares))]
+        found = computed("moves", {"labels": labels, "shares": shares})
+        for way, moved in one_row.moves(labels, shares).items():
+            assert found[way] == pytest.approx(moved._asdict(), abs=1e-12)
+        n, p, ranks = dice.randint(1, 10**6), dice.randint(1, 999), dice.randint(1, 64)
+        found = computed("shardCosts", {"n": n, "p": p, "ranks": ranks, "bytes": 4})
+        for way, cost in costs.predicted(n, p, ranks, 4).items():
+            assert found[way] == pytest.approx(cost._asdict())
+
+
+def test_a_row_moves_as_torch_moves_it():
+    for dice in some_numbers():
+        shares = [dice.randint(1, 5), dice.randint(1, 5)]
+        labels = torch.tensor([dice.randint(0, 1) for _ in range(sum(shares))])
+        row, bias = (
+            torch.zeros(1, requires_grad=True),
+            torch.zeros(2, requires_grad=True),
+        )
+        grads = []
+        for part in (labels, *labels.split(shares)):
+            scores = torch.stack([row.expand(len(part)), 0 * row.expand(len(part))], 1)
+            loss = torch.nn.functional.cross_entropy(scores + bias, part)
+            r, b = torch.autograd.grad(loss, (row, bias))
+            grads.append((-r.item(), -b[0].item()))
+        found = one_row.moves(labels.tolist(), shares)
+        (whole, first, second) = grads
+        assert found["one process"] == found["exact"] == pytest.approx(whole, abs=1e-6)
+        sums = first[0] + second[0], (first[1] + second[1]) / 2
+        assert found["original"] == pytest.approx(sums, abs=1e-6)
