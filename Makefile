@@ -9,13 +9,16 @@ LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint(
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
-.PHONY: help book test engines machines lost soak lint serve clean
+.PHONY: help book pdf test engines machines lost soak lint serve clean
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 book: $(STAMP) ## run the chapters and render the book into _build/html
 	@$(BIN)/python -m cdopt_tutorial.cli build
+
+pdf: $(STAMP) ## the same, and _build/book.pdf, which needs Chromium
+	@$(BIN)/python -m cdopt_tutorial.cli build --pdf
 
 # The chapters before the tests, which read their results; where one fails, or a figure
 # of a whole run has moved, the tests are run all the same.

@@ -10,6 +10,7 @@ import yaml
 from books import run, run_plainly, smallest_book, write_chapter, write_contents
 
 from cdopt_tutorial.cli import main
+from cdopt_tutorial.publish import paper
 from cdopt_tutorial.publish import render as module
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import RenderError, render
@@ -27,13 +28,13 @@ def builds(book, monkeypatch):
     """Builds nothing but an empty front page; raises what the list begins with."""
     errors = []
 
-    def build(project, config):
+    def build(project, toc):
         project.html.mkdir()
         (project.html / "index.html").touch()
         if errors:  # a build with warnings leaves its pages there, too
             raise errors.pop()
 
-    monkeypatch.setattr(module, "_run_builder", build)
+    monkeypatch.setattr(module, "run_builder", build)
     run(book)
     assert render(book) is True
     return errors
@@ -203,3 +204,17 @@ def test_beside_a_chapter_of_which_nothing_is_kept_all_else_is_strict(larger):
     assert len(said) == 3
     page = words(larger, "notebooks/01_a.html")
     assert "There is no result." in page and "!echo {6 * 7}" in page
+
+
+def test_pages_are_printed_by_chromium_with_links(book, chromium):
+    run(book)
+    render(book)
+    printed = paper.print_pages(book).read_bytes()
+    assert printed.startswith(b"%PDF") and b"/Link" in printed
+
+
+def test_without_chromium_nothing_is_printed(book, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    said = "no Chromium to print with: apt-get install chromium"
+    with pytest.raises(RenderError, match=f"^{said}$"):
+        paper.print_pages(book)

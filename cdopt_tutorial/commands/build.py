@@ -5,14 +5,16 @@ import sys
 
 from cdopt_tutorial.commands import execute
 from cdopt_tutorial.commands.common import add_device, bad_input
-from cdopt_tutorial.publish import project, render, site
+from cdopt_tutorial.publish import paper, project, render, site
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the only flag; chapters are run as `execute` runs them without flags."""
+    """Add the flags; chapters are run as `execute` runs them without flags."""
     without_flags = argparse.ArgumentParser()
     execute.add(without_flags)
     add_device(parser)
+    on_paper = "print the pages into _build/book.pdf as well, by Chromium"
+    parser.add_argument("--pdf", action="store_true", help=on_paper)
     parser.set_defaults(**vars(without_flags.parse_args([])) | {"run": run})
 
 
@@ -24,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     failed = execute.run(args) not in (0, execute.DRIFTED)
     try:
         built = render.render(book, device=args.device)
+        printed = paper.print_pages(book) if args.pdf else None
     except render.RenderError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -31,5 +34,6 @@ def run(args: argparse.Namespace) -> int:
         print("nothing changed: no page was rendered")
     if failed:
         print("a chapter failed: its page says what to do", file=sys.stderr)
-    print(f"the book: {book.relative(book.html / 'index.html')}")
+    for made in filter(None, (book.html / "index.html", printed)):
+        print(f"the book: {book.relative(made)}")
     return int(failed)

@@ -19,7 +19,7 @@ from cdopt_tutorial.publish.pages import ABSENT
 LEFT_OUT = ("book/api", "book/tests", "book/contributing", "book/bibliography")
 _OPENED = re.compile(r"^ *(`{3,}|:{3,})\{([\w:-]+)\} *(.*)$")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
-_PAGE = re.compile(r"^(?:\.\./|/)*(?:(book|notebooks)/)?([\w-]+)(\.\w+)?(#[\w-]+)?$")
+_PAGE = re.compile(r"^(?:\.\./|/)*(?:(book|notebooks)/)?([\w-]+)(\.\w+)?$")
 _EXPRESSION = re.compile(r"\{\{(.+?)\}\}")
 _ROLE = re.compile(r"\{(glue:text|cite:p|py:\w+|term|download|ref|doc)\}`~?([^`]+)`")
 _LABEL = re.compile(r"^\(([\w-]+)\)=$", re.MULTILINE)
@@ -45,8 +45,10 @@ def write(
             text = (root / f"{name}.md").read_text("utf-8")
             pages[name] = _EXPRESSION.sub(lambda each: _value(each[1], quotes), text)
     titles = {name: _title(text) for name, text in pages.items()}
+    labels = {label: label for text in pages.values() for label in _LABEL.findall(text)}
+    places = labels | titles
     whole = [
-        f'<a id="{_anchor(name)}"></a>\n\n{_plain(text, name, titles, quotes)}'
+        f'<a id="{_anchor(name)}"></a>\n\n{_plain(text, name, places, quotes)}'
         for name, text in pages.items()
     ]
     (folder / "book.md").write_text("\n\n".join(whole) + "\n", "utf-8")
@@ -67,8 +69,8 @@ def _in_order(root: Path) -> Iterator[str]:
 
     toc = yaml.safe_load((root / "_toc.yml").read_text("utf-8"))
     yield toc["root"]
-    for part in toc["parts"]:
-        for entry in part["chapters"]:
+    for part in toc.get("parts", [toc]):
+        for entry in part.get("chapters", ()):
             yield from below(entry)
 
 
@@ -95,24 +97,25 @@ def _cell(cell: nbformat.NotebookNode) -> str:
 
 
 def _title(page: str) -> str:
-    return re.search("^# (.+)$", page, re.MULTILINE)[1]
+    """A page's first line, which is its title."""
+    return page.strip().partition("\n")[0].lstrip("# ")
 
 
 def _summary(pages: dict[str, str]) -> str:
-    """The front page's first paragraph."""
-    front = next(iter(pages.values()))
-    return front.split("\n\n")[1].replace("\n", " ")
+    """The front page's first paragraph, if it has one."""
+    _, *paragraphs = next(iter(pages.values())).strip().split("\n\n")
+    return "".join(paragraphs[:1]).replace("\n", " ")
 
 
-def _anchor(page: str, label: str = "") -> str:
-    return label or page.replace("/", "-")
+def _anchor(place: str) -> str:
+    return place.replace("/", "-")
 
 
-def _plain(text: str, page: str, titles: dict[str, str], quotes: dict) -> str:
+def _plain(text: str, page: str, places: dict[str, str], quotes: dict) -> str:
     """Markdown without what only Sphinx understands."""
     text = _ROLE.sub(lambda role: _role(role, quotes["figures"]), text)
     text = _LABEL.sub(r'<a id="\1"></a>', text)
-    text = _LINK.sub(lambda link: _link(link, page, titles), text)
+    text = _LINK.sub(lambda link: _link(link, page, places), text)
     return "\n".join(_without_directives(text.splitlines()))
 
 
@@ -126,18 +129,18 @@ def _role(role: re.Match, figures: dict[str, Any]) -> str:
     return f"`{text}`" if kind.startswith("py") else text.partition(" <")[0]
 
 
-def _link(link: re.Match, page: str, titles: dict[str, str]) -> str:
+def _link(link: re.Match, page: str, places: dict[str, str]) -> str:
     """A link to a page becomes one to its place; one to what is left out, its text."""
     text, target = link.groups()
     if re.match(r"\w+:", target):
         return link[0]
-    if not (found := _PAGE.match(target)):
-        return text or target
-    folder = found[1] or page.partition("/")[0]
-    name = f"{folder}/{found[2]}"
-    if name in titles:
-        return f"[{text or titles[name]}](#{_anchor(name)})"
-    return text or found[2]
+    path, _, label = target.partition("#")
+    found = _PAGE.match(path)
+    name = found and f"{found[1] or page.partition('/')[0]}/{found[2]}"
+    for place in (label, name):
+        if place in places:
+            return f"[{text or places[place]}](#{_anchor(place)})"
+    return text or label or path
 
 
 def _without_directives(lines: list[str]) -> Iterator[str]:

@@ -1,0 +1,61 @@
+"""The book on paper: the pages as one, printed by Chromium, with figures as vectors."""
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+from cdopt_tutorial.publish.markdown import LEFT_OUT
+from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.render import RenderError, run_builder
+
+# What is folded is open on paper, but for the code that only draws.
+_UNFOLD = """async () => {
+    await window.MathJax?.startup?.promise;
+    document.querySelectorAll('.toggle-hidden').forEach((e) => {
+        e.classList.remove('toggle-hidden');
+    });
+    document.querySelectorAll('details:not(.hide)').forEach((e) => { e.open = true; });
+}"""
+_SHEET = {"format": "A4", "tagged": True, "outline": True, "print_background": True}
+_SHEET["margin"] = dict.fromkeys(("top", "bottom", "left", "right"), "18mm")
+
+
+def print_pages(project: Project) -> Path:
+    """Print the pages that `render` has made, into `_build/book.pdf`; return its path.
+
+    Left out is what only a screen is for: the interface of the package, and its tests.
+    Raises RenderError if there is no Chromium.
+    """
+    from playwright.sync_api import sync_playwright  # nothing else needs a browser
+
+    names = "chromium", "chromium-browser", "google-chrome"
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    if chromium is None:
+        raise RenderError("no Chromium to print with: apt-get install chromium")
+    print("printing the pages", flush=True)
+    toc = yaml.safe_load((project.root / "_toc.yml").read_text("utf-8"))
+    path = project.build / "paper.yml"
+    path.write_text(yaml.safe_dump(_shorter(toc), sort_keys=False), "utf-8")
+    run_builder(project, toc=path, builder="singlehtml", strict=False)
+    pages = project.html.with_name("singlehtml") / "book/index.html"
+    with sync_playwright() as playwright:
+        how = {"executable_path": chromium, "args": ["--no-sandbox", "--disable-gpu"]}
+        page = playwright.chromium.launch(**how).new_page()
+        page.goto(pages.as_uri(), wait_until="load")
+        page.evaluate(_UNFOLD)
+        page.pdf(path=project.build / "book.pdf", **_SHEET)
+    return project.build / "book.pdf"
+
+
+def _shorter(entry: dict) -> dict:
+    """A table of contents, or a part of it, without the pages that are left out."""
+    for key in ("parts", "chapters", "sections"):
+        entry[key] = [
+            _shorter(each)
+            for each in entry.get(key, ())
+            if not each.get("file", "").startswith(LEFT_OUT[:-1])
+        ]
+        if not entry[key]:
+            del entry[key]
+    return entry
