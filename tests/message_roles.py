@@ -68,7 +68,7 @@ def port_is_taken(mended):
 
 
 def nobody_at_the_port(mended):
-    soon = timedelta(seconds=0.5)
+    soon = timedelta(seconds=30 if mended else 0.5)
     first = TCPStore("127.0.0.1", 0, 1, True)
     TCPStore("127.0.0.1", first.port if mended else 1, 1, False, soon)
 
@@ -157,8 +157,9 @@ def checkpoint_twice(mended):
 
 
 def call_alone(mended):
-    group = dist.new_group(timeout=timedelta(seconds=30 if mended else 0.5))
+    group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)  # so that they are connected
+    group.set_timeout(timedelta(seconds=30 if mended else 0.5))
     if mended or dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1), group=group)
 
