@@ -12,7 +12,7 @@ from PIL import Image
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import render
-from cdopt_tutorial.publish.site import Site, read_site
+from cdopt_tutorial.publish.site import VERSION, Site, read_site
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -40,6 +40,12 @@ def test_one_site_has_one_spelling_and_none_by_default(monkeypatch):
         for each in repositories:
             publish(monkeypatch, CDOPT_TUTORIAL_URL=url, CDOPT_TUTORIAL_REPOSITORY=each)
             assert read_site() == Site(URL, f"https://{place}", "main")
+
+
+def test_the_citation_has_title_and_version_of_the_book(project):
+    read = [(project.root / f).read_text() for f in ("CITATION.cff", "_config.yml")]
+    citation, config = map(yaml.safe_load, read)
+    assert (citation["title"], citation["version"]) == (config["title"], VERSION)
 
 
 BAD = {

@@ -4,7 +4,7 @@ import posixpath
 import re
 from collections import Counter
 from html.parser import HTMLParser
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 import pytest
 from browsing import pages
@@ -192,4 +192,21 @@ def test_search_finds_a_chapter_by_its_words(browser, root):
     # Of pages that lie on the disk a browser lists no more than titles.
     if root.startswith("http"):
         page.wait_for_selector("#search-results li p.context")
+    page.close()
+
+
+# Words of one, two and three letters, numbers, and signs.
+PASTED = """RuntimeError: RPCErr:1:RPC ran for more than set timeout (60000 ms) and will
+RuntimeError: one of the variables needed for gradient computation has been modified by
+TimeoutError: The client socket has timed out after 900s while trying to connect to (10.
+RuntimeError: The server socket has failed to listen on any local network address. port:
+""".splitlines()
+
+
+@pytest.mark.parametrize("root", ["http"], indirect=True)
+@pytest.mark.parametrize("message", PASTED)
+def test_search_finds_a_message_that_is_pasted(browser, root, message):
+    page = browser.new_page()
+    page.goto(f"{root}/search.html?{urlencode({'q': message})}")
+    page.wait_for_selector("#search-results a[href*='book/messages.html']")
     page.close()
