@@ -25,13 +25,12 @@ from cdopt_tutorial.engines.launcher.launch import check_open_files
 from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.engines.torchrun import store
 
-WORKERS, MEMORY, DISK = 4, 600 * MB, 100 * MB  # of a run of chapter 1
+WORKERS, MEMORY, DISK = 4, 600 * MB, 100 * MB  # chapter 1 took that much memory
 QUOTAS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737); nothing is sent
 HOSTS, NETWORK = "book/hosts.md#ask-the-doctor", "book/network.md#own-network"
 MACHINE, SETUP = "book/errors.md#the-doctor", "book/setup.md#own-environment"
 GPU = "book/gpu.md"
-
 
 Found = tuple[str, str]  # "ok", "remark" or "fails", and the text
 

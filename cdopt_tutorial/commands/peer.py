@@ -68,7 +68,7 @@ def _answer(door: socket.socket, here: Host) -> None:
     with suppress(OSError):  # the door has been closed
         while True:
             with door.accept()[0] as asking, suppress(OSError):
-                asking.sendall(json.dumps(here).encode())
+                asking.sendall(json.dumps([*here.values()]).encode())
 
 
 def _meet(who: str, address: str, port: int, here: Host, limit: float) -> Host:
@@ -77,8 +77,10 @@ def _meet(who: str, address: str, port: int, here: Host, limit: float) -> Host:
         why = f"no doctor answers on {who}: start it there too, both with --wait 60"
         try:
             with socket.create_connection((address, port), MOMENT) as asked:
-                with suppress(TimeoutError, ValueError):  # another program is there
-                    other = json.loads(asked.makefile("rb").read(10_000))
+                # Unless another program is there.
+                with suppress(TimeoutError, ValueError, TypeError):
+                    told = json.loads(asked.makefile("rb").read(10_000))
+                    other = dict(zip(here, told, strict=True))
                     if other != here:
                         return other
                     why = f"{who} is this very host: name the other one"
