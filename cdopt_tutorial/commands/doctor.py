@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     port = "at which the two tell each other who they are (default: %(default)s)"
     flag("--port", metavar="N", type=int, default=29500, help=port)
     wait = "seconds to wait for the peer (default: %(default)s)"
-    flag("--wait", metavar="N", type=float, default=4, help=wait)
+    flag("--wait", metavar="N", type=float, default=3, help=wait)
     common.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -157,7 +157,7 @@ def _peer(name: str, port: int, limit: float) -> Found:
     there = peer.resolve(name)
     way = there, store.interface(there), port, limit
     other, call, reduce = peer.examine(name, *way, _versions())
-    text = f"a call takes {call:.2g} ms, an all-reduce of 16 kB {reduce:.2g} ms"
+    text = f"a call takes {call:.1f} ms, an all-reduce of 16 kB {reduce:.1f} ms"
     if other["versions"] != _versions():
         return "remark", f"{text}; but {other['name']} has {other['versions']}"
     return "ok", text

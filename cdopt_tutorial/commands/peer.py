@@ -26,7 +26,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig
 from cdopt_tutorial.engines.launcher import process, process_group
 from cdopt_tutorial.engines.torchrun.store import INTERFACE, TORCHRUN
 
-MOMENT, TRIAL = 1.0, 4.0  # seconds for one connection, and for torch
+MOMENT, TRIAL = 1.0, 3.0  # seconds for one connection, and for torch
 
 Host = dict[str, Any]  # its name, interface, address, port of a store, versions
 
@@ -57,18 +57,22 @@ def examine(
     ):
         here = {"name": socket.gethostname(), "interface": interface, "address": own}
         here |= {"store": store.getsockname()[1], "versions": versions}
-        threading.Thread(target=_answer, args=(door, here), daemon=True).start()
+        asked = threading.Event()
+        answer = threading.Thread(target=_answer, args=(door, here, asked), daemon=True)
+        answer.start()
         who = name if name == there else f"{name} ({there})"
         other = _meet(who, there, port, here, limit)
+        asked.wait(MOMENT)  # or the other would miss one who has given up
         return other, *_try_torch(here, other, store.fileno())
 
 
-def _answer(door: socket.socket, here: Host) -> None:
+def _answer(door: socket.socket, here: Host, asked: threading.Event) -> None:
     """Tell all who ask who this host is."""
     with suppress(OSError):  # the door has been closed
         while True:
             with door.accept()[0] as asking, suppress(OSError):
                 asking.sendall(json.dumps([*here.values()]).encode())
+            asked.set()
 
 
 def _meet(who: str, address: str, port: int, here: Host, limit: float) -> Host:
@@ -135,6 +139,6 @@ def _work(here: Host, other: Host, store: int) -> list[float]:
         lambda: rpc.rpc_sync(f"host{1 - rank}", os.getpid),
         lambda: dist.all_reduce(numbers),
     )
-    times = [1e3 * median(repeat(way, number=1, repeat=9)) for way in ways]
+    times = [1e3 * median(repeat(way, number=1, repeat=5)) for way in ways]
     dist.barrier()  # the other may not be done
     return times
