@@ -28,6 +28,7 @@ NO_RAY = "...; --engine ray needs pip install 'cdopt-tutorial[ray]'"
 OLD_DRIVER = "torch can't use them: their driver does not fit this torch"
 REFUSED = "workers share this host's: the kernel refuses them their own"
 NO_WAY = ": choose the interface by CDOPT_TUTORIAL_INTERFACE, or open all TCP ports"
+FEW_FILES = "4 workers need 352 open files each, but 99 are allowed here: ..."
 TOO_LITTLE = "... are free, but 4 workers need 600 and 100 MB"
 TIMES = "a call takes ... ms, an all-reduce of 16 kB ... ms"
 
@@ -48,13 +49,10 @@ def examine(monkeypatch, tmp_path, capsys):
         assert found["works"] == (code == 0)
         last = said.err if code else said.out.splitlines()[-1] + "\n"
         assert last == f"{'cdopt-tutorial: ' * code}{found['verdict']}\n"
-        by = {
-            each["about"]: (each["level"], each["text"]) for each in found["findings"]
-        }
-        assert all(
-            f"{level:<7} {about}" in said.out for about, (level, _) in by.items()
-        )
-        return code, found["verdict"], by
+        for each in found["findings"]:
+            assert "{level:<7} {about:<10}".format(**each) in said.out
+        about = {e["about"]: (e["level"], e["text"]) for e in found["findings"]}
+        return code, found["verdict"], about
 
     return run
 
@@ -93,16 +91,13 @@ def test_what_could_be_better_is_a_remark(
     code, verdict, found = examine()
     assert (code, found[about][0]) == (0, "remark")
     assert pattern(line).fullmatch(found[about][1])
-    assert re.fullmatch(r"runs on this host will work \(see book/\S+\)", verdict)
+    assert re.match(r"runs on this host will work, with remarks \(see book/", verdict)
 
 
 def test_gpus_need_nccl(examine, monkeypatch):
     monkeypatch.setattr(doctor, "gpus_of", lambda device: ("cuda:0", "cuda:1"))
-    texts = {
-        True: "2, with NCCL",
-        False: "2, but this torch has no NCCL: workers use gloo",
-    }
-    for has, text in texts.items():
+    lacks = "2, but this torch has no NCCL: workers use gloo"
+    for has, text in (True, "2, with NCCL"), (False, lacks):
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda has=has: has)
         assert examine()[2]["GPUs"] == ("ok" if has else "remark", text)
 
@@ -110,12 +105,7 @@ def test_gpus_need_nccl(examine, monkeypatch):
 LOW = [
     (checks, "free_memory", lambda: 9 * checks.MB, TOO_LITTLE),
     (shutil, "disk_usage", lambda folder: SimpleNamespace(free=0), TOO_LITTLE),
-    (
-        resource,
-        "getrlimit",
-        lambda _: (99, 99),
-        "4 workers need 352 open files each, ...",
-    ),
+    (resource, "getrlimit", lambda kind: (99, 99), FEW_FILES),
 ]
 
 
@@ -153,7 +143,7 @@ def test_a_peer_with_other_versions_gets_a_remark(examine, monkeypatch):
     code, verdict, found = examine("--peer", "there")
     assert (code, found["peer"][0]) == (0, "remark")
     assert pattern(f"{TIMES}; but host2 has torch 2.11").fullmatch(found["peer"][1])
-    assert verdict == "runs with there will work (see book/hosts.md#ask-the-doctor)"
+    assert verdict.startswith("runs with there will work, with remarks (see book/")
 
 
 def test_a_name_that_leads_nowhere_in_time():
@@ -189,9 +179,7 @@ def consult(two, *doctors, **variables):
         started.append(two.start(number, *command, env=WIDE | variables))
         variables = {}
     told = [each.communicate(timeout=PATIENCE)[0] for each in started]
-    verdict = re.compile(
-        r"(cdopt-tutorial: )?runs with \S+ will (work|fail) \(see .+\)"
-    )
+    verdict = re.compile(r"(cdopt-tutorial: )?runs with \S+ will (work|fail \(see).*")
     assert all(verdict.fullmatch(text.splitlines()[-1]) for text in told), told
     return [(each.returncode, text) for each, text in zip(started, told, strict=True)]
 
@@ -207,9 +195,7 @@ class TestPeer:
     def test_that_is_healthy_is_called(self, two):
         for code, text in consult(two, (SECOND, *PATIENT), (FIRST, *PATIENT)):
             assert code == 0, text
-            assert re.search(f"ok      peer      {pattern(TIMES).pattern}\n", text), (
-                text
-            )
+            assert re.search(f"\nok +peer +{pattern(TIMES).pattern}\n", text), text
 
     def test_on_which_nobody_answers(self, two):
         ((code, text),) = consult(two, (SECOND, "--wait", "0"))

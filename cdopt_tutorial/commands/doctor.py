@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     failing = [each["page"] for each in findings if each["level"] == "fails"]
     remarks = [each["page"] for each in findings if each["level"] == "remark"]
     where = f"with {args.peer}" if args.peer else "on this host"
-    verdict = f"runs {where} will {'fail' if failing else 'work'}"
+    how = "fail" if failing else "work, with remarks" if remarks else "work"
+    verdict = f"runs {where} will {how}"
     if pages := ", ".join(dict.fromkeys(failing or remarks)):
         verdict += f" (see {pages})"
     found = {"works": not failing, "verdict": verdict, "findings": findings}
@@ -112,8 +113,9 @@ def _interface(name: str | None) -> Found:
         if name:
             return "fails", f"none leads to {name}: check the link and the routes"
         return "remark", "none leads out of this host, so runs stay on it"
-    named = store.INTERFACE in os.environ
-    return "ok", f"{device}, by {store.INTERFACE if named else 'the route'}"
+    if os.environ.get(store.INTERFACE):
+        return "ok", f"{device}, by {store.INTERFACE}"
+    return "ok", f"{device}, which leads {f'to {name}' if name else 'out of this host'}"
 
 
 def _network() -> Found:
