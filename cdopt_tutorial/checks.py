@@ -40,7 +40,7 @@ def learning_rate(config: Any) -> None:
 
 def in_memory(what: str, size: int) -> None:
     """Refuse what takes so many bytes, at the least, if fewer are free here."""
-    free = _free_memory()
+    free = free_memory()
     if size > free:
         takes = f"{what} takes at least {size // MB:,} MB"
         raise ValueError(f"{takes}, but {free // MB:,} MB of memory are free here")
@@ -48,12 +48,12 @@ def in_memory(what: str, size: int) -> None:
 
 def workers(config: Any, name: str, others: int) -> None:
     """Refuse more workers than fit into memory, beside so many that have other work."""
-    free = _free_memory()
+    free = free_memory()
     most = max(1, free // WORKER - others)
     why = f"a worker takes at least {WORKER // MB} MB, and {free // MB:,} MB are free"
     check(config, name, getattr(config, name) <= most, f"at most {most} here: {why}")
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that a run may take; where swap counts, nothing is refused that works."""
     return psutil.virtual_memory().available + psutil.swap_memory().free

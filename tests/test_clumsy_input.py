@@ -48,6 +48,8 @@ shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline
 shard penalty_param is 0.0, but must be above 0 and finite
 shard seed is {SEED}, but must be at least 0 and below 2**31
 shard lr is 0.0, but must be above 0 and at most 1e+37
+doctor port is 0, but must be 1 to 65535
+doctor wait is nan, but must be 0 to 3600
 execute cell_timeout is 0, but must be at least 1
 """
 

@@ -529,7 +529,7 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
 
 
 def test_the_master_and_the_server_need_room_beside_the_trainers(data, monkeypatch):
-    monkeypatch.setattr(checks, "_free_memory", lambda: 4 * checks.WORKER)
+    monkeypatch.setattr(checks, "free_memory", lambda: 4 * checks.WORKER)
     system.check(Job(HybridConfig(num_trainers=2), data))
     with pytest.raises(ValueError, match="num_trainers is 3, but must be at most 2"):
         system.check(Job(HybridConfig(num_trainers=3), data))

@@ -417,7 +417,7 @@ def test_a_config_out_of_range_is_refused(change, message):
 
 
 def test_the_agent_needs_room_beside_the_observers(monkeypatch):
-    monkeypatch.setattr(checks, "_free_memory", lambda: 4 * checks.WORKER)
+    monkeypatch.setattr(checks, "free_memory", lambda: 4 * checks.WORKER)
     system.check(ReinforceConfig(num_observers=3, num_envs=1))
     with pytest.raises(ValueError, match="num_observers is 4, but must be at most 3"):
         system.check(ReinforceConfig(num_observers=4, num_envs=1))

@@ -126,7 +126,7 @@ def launch(
 
 def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
     """Run each worker in a process of this host."""
-    _check_open_files(len(packed), settings.polling)
+    check_open_files(len(packed), settings.polling)
     return Group(settings, packed, on_report).run(*deadlines)
 
 
@@ -145,7 +145,7 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
             raise
 
 
-def _check_open_files(workers: int, polling: bool) -> None:
+def check_open_files(workers: int, polling: bool) -> None:
     """An OSError where torch's C++ would end the process, and say little of it."""
     needed = 96 + 64 * workers if polling else 32 + 8 * workers
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -208,7 +208,7 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
         network.enter(trace.Recording(name, network.current()))
     if attach is not None:
         attach()
-    _join(settings, name, rank)
+    join(settings, name, rank)
     channel.send("phase", "running")
     result = play(role)
     channel.send("phase", "serving")
@@ -248,7 +248,7 @@ def ignore_own_warning() -> None:
     warnings.filterwarnings("ignore", message=text)
 
 
-def _join(settings: Settings, name: str, rank: int) -> None:
+def join(settings: Settings, name: str, rank: int) -> None:
     """Join the RPC group; listen on one device only, which is the loopback's here."""
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         os.environ[variable] = settings.interface

@@ -85,14 +85,15 @@ def _register(scheme: str, open_path: Callable[[str, str], dist.Store]) -> None:
     dist.register_rendezvous_handler(scheme, handle)
 
 
-def interface() -> str:
-    """The device by which this host reaches the first one, or the one that is named.
+def interface(host: str | None = None) -> str:
+    """The device by which this host reaches one, or the device that is named.
 
-    Raises ``Unfit`` if there is no device of that name.
+    Without a host it is that of torchrun's first process. Raises ``Unfit`` if there is
+    no device of that name.
     """
     if named := os.environ.get(INTERFACE):
         return device(named)
-    address = (os.environ["MASTER_ADDR"], 1)
+    address = (host or os.environ["MASTER_ADDR"], 1)
     family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as end:
         end.connect(first)  # sends nothing, but chooses an address of this host
