@@ -24,8 +24,7 @@ from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost
-from cdopt_tutorial.reinforce.agent import LocalPolicy, PerStep
-from cdopt_tutorial.reinforce.learner import log_probs, policy_loss
+from cdopt_tutorial.reinforce.learner import policy_loss
 from cdopt_tutorial.rollouts import (
     AheadAgent,
     Learner,
@@ -43,7 +42,7 @@ def config(num_observers=2, max_lag=1, **more):
 
 
 def equal(one, other):
-    same = one.score.rewards == other.score.rewards and one.updates == other.updates
+    same = one.score.rewards == other.score.rewards and one.rounds == other.rounds
     return same and max_difference(one.weights, other.weights) == 0
 
 
@@ -52,10 +51,10 @@ class TestInStep:
     def test_is_chapter_1_in_one_process(self, num_observers):
         settings = config(num_observers, max_lag=0)
         found = rollouts.run_locally(settings)
-        first = reinforce.run_locally(settings.as_reinforce())
+        first = reinforce.run_locally(settings)
         assert found.score.rewards == first.score.rewards
         assert max_difference(found.weights, first.weights) == 0
-        assert {update.max_ratio for update in found.updates} == {1.0}
+        assert {update.max_ratio for update in found.rounds} == {1.0}
 
     def test_observers_take_turns(self):
         rows = list(islice(rollouts.in_step(config(5, num_rollouts=2)), 4))
@@ -83,7 +82,7 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
     assert max(found.lags) <= max_lag
     if max_lag == 0:
         assert equal(found, rollouts.run_locally(settings))
-        assert {update.max_ratio for update in found.updates} == {1.0}
+        assert {update.max_ratio for update in found.rounds} == {1.0}
 
 
 @pytest.mark.engines
@@ -178,8 +177,7 @@ class Play:
         if not self.asked[number].done():
             return False
         update, version, weights = self.asked[number].wait()
-        rollout = self.observers[number].play(version, weights)
-        self.agent.hand_over(update, number, rollout)
+        self.agent.hand_over(update, self.observers[number].play(version, weights))
         self.asked[number] = self.agent.begin(number)
         return True
 
@@ -189,7 +187,7 @@ class Play:
             return False
         batch = self.agent.next_batch(None)
         assert len(batch) == self.settings.num_rollouts
-        lag, _ = self.agent.learn(batch)
+        lag, _ = self.agent.finish_episode(batch)
         self.lags.append(lag)
         return True
 
@@ -226,7 +224,7 @@ class TestAheadAgent:
         batch = play.agent.next_batch(None)
         play.agent._answer()
         assert not play.asked[0].done()
-        play.agent.learn(batch)
+        play.agent.finish_episode(batch)
         assert play.asked[0].wait()[:2] == (1, 1)
 
     def test_weights_that_were_given_do_not_change(self):
@@ -258,7 +256,7 @@ class TestAheadAgent:
         again = play.agent.begin(1)  # a new one, with streams of its own
         assert again.wait()[0] == 1
         batch = play.agent.next_batch(lambda *each: lost.append(each[0]))
-        assert lost == [0] and list(batch) == [0]
+        assert lost == [0] and [each.observer for each in batch] == [0]
         play.agent.end()
         assert play.agent.begin(1).wait() is None
 
@@ -268,9 +266,9 @@ class TestLearner:
         settings = config(1, clip=1.01, lr=0.3)
         learner, observer = Learner(settings), Observer(0, settings)
         old = learner.kept[0]
-        learner.update({0: observer.play(0, old)})
+        learner.finish_episode([observer.play(0, old)])
         late, new = observer.play(0, old), learner.kept[1]
-        policy, episodes = reinforce.Policy(), late.episodes
+        policy, episodes = reinforce.Policy(), late
         taken = episodes.taken
         states, actions = episodes.states[taken], episodes.actions[taken][:, None]
         chances = []
@@ -281,20 +279,11 @@ class TestLearner:
         assert ratios.min() < 1 < 1.01 < ratios.max()
         weighting = ratios.clamp(max=1.01)
         policy_loss(policy, [episodes], settings.gamma, weighting).backward()
-        lag, most = learner.update({0: late})
+        lag, most = learner.finish_episode([late])
         assert (lag, most) == (1, pytest.approx(ratios.max().item(), rel=1e-5))
-        ours = learner._policy.parameters()
+        ours = learner.policy.parameters()
         for one, other in zip(ours, policy.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
-
-    def test_of_equal_policies_computes_chapter_1s_loss_to_the_bit(self):
-        settings = config(1)
-        rollout = Observer(0, settings).play(0, Learner(settings).kept[0])
-        policy = Learner(settings)._policy
-        ones = torch.ones(int(rollout.episodes.lengths.sum()))
-        losses = [policy_loss(policy, [rollout.episodes], 0.9, w) for w in (None, ones)]
-        assert torch.equal(*losses)
-        assert torch.equal(log_probs(policy, rollout.episodes), rollout.log_probs)
 
     @pytest.mark.parametrize(
         ("said", "wrong"),
@@ -308,35 +297,35 @@ class TestLearner:
     def test_refuses_a_rollout_that_is_not_what_it_says(self, said, wrong):
         settings = config(1)
         learner, observer = Learner(settings), Observer(0, settings)
-        learner.update({0: observer.play(0, learner.kept[0])})
+        learner.finish_episode([observer.play(0, learner.kept[0])])
         rollout = observer.play(0, learner.kept[0])
         with pytest.raises(RuntimeError, match=f"observer0 for update 1 .*{wrong}"):
-            learner.update({0: replace(rollout, **said)})
-        learner.update({0: rollout})  # it has changed nothing
+            learner.finish_episode([replace(rollout, **said)])
+        learner.finish_episode([rollout])  # it has changed nothing
 
     def test_refuses_one_that_was_played_by_another_policy(self, monkeypatch):
         # The observer was given the right weights, and has not taken them.
-        monkeypatch.setattr(LocalPolicy, "begin", PerStep.begin)
         settings = config(1)
-        learner = Learner(settings)
-        rollout = Observer(0, settings).play(0, learner.kept[0])
+        learner, observer = Learner(settings), Observer(0, settings)
+        own = observer._talk.actor.policy
+        monkeypatch.setattr(own, "load_state_dict", lambda weights: None)
+        rollout = observer.play(0, learner.kept[0])
         with pytest.raises(RuntimeError, match="not played by the weights"):
-            learner.update({0: rollout})
+            learner.finish_episode([rollout])
 
     def test_that_refuses_one_has_counted_none(self):
         settings = config(2)
         learner = Learner(settings)
-        plays = {n: Observer(n, settings).play(0, learner.kept[0]) for n in range(2)}
+        plays = [Observer(n, settings).play(0, learner.kept[0]) for n in range(2)]
         with pytest.raises(RuntimeError, match="observer1 .* number 7"):
-            learner.update({0: plays[0], 1: replace(plays[1], number=7)})
-        learner.update(plays)
+            learner.finish_episode([plays[0], replace(plays[1], number=7)])
+        learner.finish_episode(plays)
 
 
 class TestSimulator:
     def test_has_the_same_environments(self):
-        settings = config().as_reinforce()
-        there = replace(settings, step_ms=0.1).make_environments()
-        here = settings.make_environments()
+        here = config().make_environments()
+        there = config(step_ms=0.1).make_environments()
         there.np_random, here.np_random = (np.random.default_rng(5) for _ in range(2))
         assert np.array_equal(there.reset()[0], here.reset()[0])
         for action in (0, 1, 1, 0):

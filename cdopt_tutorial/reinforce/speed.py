@@ -1,7 +1,7 @@
 """How fast each conversation is, by its environments and by what their steps cost."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.agent import ReinforceConfig
 from cdopt_tutorial.reinforce.system import run_agent
 
@@ -20,6 +21,7 @@ ONE_PROCESS = "one process"
 NUM_OBSERVERS = 2
 
 Speeds = dict["Job", list[float]]  # environment steps per second, in each repeat
+Run = tuple[Callable, OneProcess | Workers, ReinforceConfig]  # the agent's role
 Curve = tuple[list[float], list[float]]
 
 
@@ -55,14 +57,25 @@ class _Config(ReinforceConfig):
 def measure(
     jobs: Sequence[Job], *, repeats: int, polling: bool, device: str = "cpu"
 ) -> Speeds:
-    """Time jobs in one launch, in turns, so that a slow second hits all alike.
+    """Time jobs in turns; `polling` is that of :func:`~.launch.launch`."""
+    runs = [
+        (run_agent, OneThread() if job.name == ONE_PROCESS else TorchRPC(), config)
+        for job, config in [(job, job.config(device)) for job in jobs]
+    ]
+    paces = in_turns(runs * repeats, polling=polling)
+    return {job: paces[i :: len(jobs)] for i, job in enumerate(jobs)}
 
-    `polling` is that of :func:`~.launch.launch`, `device` that of the policies.
+
+def in_turns(runs: Iterable[Run], **options: Any) -> list[float]:
+    """Environment steps per second of each run; all in one launch, one after another.
+
+    So a slow second hits all alike, if each is repeated only after all the others.
     """
-    configs = {job: job.config(device) for job in jobs}
-    roles = {"agent": Role(_measure, (configs, repeats))}
-    roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}
-    return launch(roles, rpc_threads=2, polling=polling)["agent"]
+    runs = list(runs)
+    most = max(config.num_observers for _, _, config in runs)
+    roles = {"agent": Role(_measure, (runs,))}
+    roles |= {f"observer{i}": Role(serve) for i in range(most)}
+    return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
 
 
 def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curve]]:
@@ -75,15 +88,9 @@ def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curv
     return found
 
 
-def _measure(configs: Mapping[Job, "_Config"], repeats: int) -> Speeds:
-    """The agent's role: all jobs, one after another, again and again."""
-    speeds: Speeds = {job: [] for job in configs}
-    for _ in range(repeats):
-        for job, config in configs.items():
-            engine = OneThread() if job.name == ONE_PROCESS else TorchRPC()
-            score = run_agent(engine, config).score
-            speeds[job].append(score.env_steps / score.seconds)
-    return speeds
+def _measure(runs: Sequence[Run]) -> list[float]:
+    scores = [train(engine, config).score for train, engine, config in runs]
+    return [score.env_steps / score.seconds for score in scores]
 
 
 class OneThread(OneProcess):
