@@ -385,11 +385,12 @@ class TestSpeed:
 
     def test_one_process_plays_as_many_environments_and_learns_the_same(self):
         job = speed.Job(speed.ONE_PROCESS, 3)
-        config, by_rpc = job.config(), replace(job, name="per-step").config()
+        _, engine, config = job.run()
+        *_, by_rpc = replace(job, name="per-step").run()
         assert (by_rpc.num_observers, by_rpc.num_envs) == (2, 3)
         assert (config.num_observers, config.num_envs) == (1, 6)
         assert config.max_episodes == by_rpc.max_episodes == 5 * 6
-        direct = system.run_agent(speed.OneThread(), config)
+        direct = system.run_agent(engine, config)
         assert direct.score.rewards == run_locally(config).score.rewards
 
     def test_curves_are_one_a_repeat(self):

@@ -21,6 +21,7 @@ from cdopt_tutorial import reinforce, rollouts
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost
@@ -166,7 +167,7 @@ class Play:
     """Observers that begin and hand over in an order that a test chooses."""
 
     def __init__(self, settings):
-        self.agent, self.settings = AheadAgent(settings), settings
+        self.agent, self.settings = AheadAgent(settings, OneProcess()), settings
         self.asked, self.lags = {}, []
         self.observers = [Observer(i, settings) for i in range(settings.num_observers)]
         for number in range(settings.num_observers):
@@ -185,7 +186,7 @@ class Play:
         """An update, if all of its rollouts have come."""
         if not self.agent._is_complete():
             return False
-        batch = self.agent.next_batch(None)
+        batch = self.agent.next_batch()
         assert len(batch) == self.settings.num_rollouts
         lag, _ = self.agent.finish_episode(batch)
         self.lags.append(lag)
@@ -221,7 +222,7 @@ class TestAheadAgent:
         # Observers that asked meanwhile played for it again, and nobody took it.
         play = Play(config(1, max_lag=0))
         assert play.hand_over(0)
-        batch = play.agent.next_batch(None)
+        batch = play.agent.next_batch()
         play.agent._answer()
         assert not play.asked[0].done()
         play.agent.finish_episode(batch)
@@ -252,11 +253,11 @@ class TestAheadAgent:
         play.hand_over(0)  # update 0; it plays for update 1 when it is lost
         failed.set_exception(RuntimeError("gone"))
         play.agent.leave(0, failed)
-        lost = []
         again = play.agent.begin(1)  # a new one, with streams of its own
         assert again.wait()[0] == 1
-        batch = play.agent.next_batch(lambda *each: lost.append(each[0]))
-        assert lost == [0] and [each.observer for each in batch] == [0]
+        with pytest.raises(RuntimeError, match="gone"):  # where nobody is replaced
+            play.agent.next_batch()
+        assert [each.observer for each in play.agent.next_batch()] == [0]
         play.agent.end()
         assert play.agent.begin(1).wait() is None
 

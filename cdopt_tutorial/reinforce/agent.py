@@ -100,8 +100,8 @@ class Agent:
     ) -> tuple[int, float]:
         """Learn from a round of episodes: one step of Adam along :func:`policy_loss`.
 
-        Returns what chapter 8 changes: how many steps older than the policy that learns
-        is the one that played, and the largest ratio of their probabilities.
+        Returns for ``Round`` how old the policy was that played, and the largest
+        ratio of its probabilities: none here, as it is the one that learns.
         """
         self.optimizer.zero_grad()
         policy_loss(self.policy, batch, self.config.gamma, weighting).backward()

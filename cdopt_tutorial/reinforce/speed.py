@@ -1,7 +1,7 @@
 """How fast each conversation is, by its environments and by what their steps cost."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.agent import ReinforceConfig
-from cdopt_tutorial.reinforce.system import run_agent
+from cdopt_tutorial.reinforce.system import Training, run_agent
 
 ONE_PROCESS = "one process"
 NUM_OBSERVERS = 2
 
 Speeds = dict["Job", list[float]]  # environment steps per second, in each repeat
-Run = tuple[Callable, OneProcess | Workers, ReinforceConfig]  # the agent's role
+Engine = OneProcess | Workers
+Run = tuple[Callable[..., Training], Engine, ReinforceConfig]
 Curve = tuple[list[float], list[float]]
 
 
@@ -37,13 +38,14 @@ class Job:
     cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
     rounds: int = 5  #: of an episode in every environment
 
-    def config(self, device: str = "cpu") -> "_Config":
-        """What the agent and its observers are given."""
+    def run(self, device: str = "cpu") -> Run:
+        """The agent's role, its engine, and its config."""
         total, alone = NUM_OBSERVERS * self.num_envs, self.name == ONE_PROCESS
         apart = self.name, NUM_OBSERVERS, self.num_envs
-        how = ("per-step", 1, total) if alone else apart
         limits = {"max_episodes": total * self.rounds, "device": device}
-        return _Config(*how, cost_ms=self.cost_ms, **limits)
+        how = ("per-step", 1, total) if alone else apart
+        config = _Config(*how, cost_ms=self.cost_ms, **limits)
+        return run_agent, OneThread() if alone else TorchRPC(), config
 
 
 @dataclass(frozen=True)
@@ -58,22 +60,18 @@ def measure(
     jobs: Sequence[Job], *, repeats: int, polling: bool, device: str = "cpu"
 ) -> Speeds:
     """Time jobs in turns; `polling` is that of :func:`~.launch.launch`."""
-    runs = [
-        (run_agent, OneThread() if job.name == ONE_PROCESS else TorchRPC(), config)
-        for job, config in [(job, job.config(device)) for job in jobs]
-    ]
-    paces = in_turns(runs * repeats, polling=polling)
-    return {job: paces[i :: len(jobs)] for i, job in enumerate(jobs)}
+    runs = [job.run(device) for job in jobs]
+    paces = in_turns([runs] * repeats, polling=polling)
+    return dict(zip(jobs, paces, strict=True))
 
 
-def in_turns(runs: Iterable[Run], **options: Any) -> list[float]:
-    """Environment steps per second of each run; all in one launch, one after another.
+def in_turns(turns: Sequence[Sequence[Run]], **options: Any) -> list[list[float]]:
+    """Environment steps per second: of each run of a turn, a figure for each turn.
 
-    So a slow second hits all alike, if each is repeated only after all the others.
+    All are in one launch, turn after turn, so that a slow second hits all alike.
     """
-    runs = list(runs)
-    most = max(config.num_observers for _, _, config in runs)
-    roles = {"agent": Role(_measure, (runs,))}
+    most = max(config.num_observers for _, _, config in turns[0])
+    roles = {"agent": Role(_measure, (turns,))}
     roles |= {f"observer{i}": Role(serve) for i in range(most)}
     return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
 
@@ -88,9 +86,14 @@ def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curv
     return found
 
 
-def _measure(runs: Sequence[Run]) -> list[float]:
-    scores = [train(engine, config).score for train, engine, config in runs]
-    return [score.env_steps / score.seconds for score in scores]
+def _measure(turns: Sequence[Sequence[Run]]) -> list[list[float]]:
+    paces = [[_pace(*run) for run in turn] for turn in turns]
+    return list(map(list, zip(*paces, strict=True)))
+
+
+def _pace(train: Callable, engine: Engine, config: ReinforceConfig) -> float:
+    score = train(engine, config).score
+    return score.env_steps / score.seconds
 
 
 class OneThread(OneProcess):

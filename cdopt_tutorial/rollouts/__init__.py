@@ -1,5 +1,6 @@
 """Chapter 8: observers play ahead of the agent, and one process repeats the run."""
 
+from cdopt_tutorial.reinforce.system import check
 from cdopt_tutorial.rollouts.system import (
     AheadAgent,
     Learner,
@@ -7,7 +8,6 @@ from cdopt_tutorial.rollouts.system import (
     Rollout,
     RolloutsConfig,
     Training,
-    check,
     in_step,
     run,
     run_locally,

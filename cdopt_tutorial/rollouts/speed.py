@@ -13,9 +13,8 @@ def measure(configs: Sequence[RolloutsConfig], repeats: int = 1) -> list[list[fl
 
     Each repeat has a seed of its own, and so other waits.
     """
-    seeds = [(turn, config) for turn in range(repeats) for config in configs]
-    paces = in_turns(
-        (train, TorchRPC(), replace(config, seed=config.seed + turn))
-        for turn, config in seeds
-    )
-    return [paces[i :: len(configs)] for i in range(len(configs))]
+    turns = [
+        [(train, TorchRPC(), replace(each, seed=each.seed + turn)) for each in configs]
+        for turn in range(repeats)
+    ]
+    return in_turns(turns)

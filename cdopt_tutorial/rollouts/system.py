@@ -33,13 +33,8 @@ from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
 from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.steady import Lost
-from cdopt_tutorial.reinforce.system import Round, check, learn
+from cdopt_tutorial.reinforce.system import Round, learn
 from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
-
-__all__ = [
-    "AheadAgent", "Learner", "Observer", "Rollout", "RolloutsConfig", "Training",
-    "check", "in_step", "run", "run_locally", "train",
-]  # fmt: skip
 
 Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
@@ -203,8 +198,10 @@ class Training(system.Training):
 class AheadAgent(Learner):
     """Learns from rollouts as they come in, and opens updates for more of them."""
 
-    def __init__(self, config: RolloutsConfig):
+    def __init__(self, config: RolloutsConfig, engine: Workers):
         super().__init__(config)
+        self._engine = engine
+        self._calls: dict[int, Future] = {}  # that have observers play, by their places
         # Replaced as one: nobody sees the weights of one version with another's number.
         self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
@@ -231,6 +228,48 @@ class AheadAgent(Learner):
             self._open[update][rollout.observer] = rollout
             self._changed.notify()
 
+    def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
+        """Have observers play; the rollouts of each update, by their numbers."""
+        for number, observer in enumerate(observers):
+            self._start(number, observer)
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self) -> list[Rollout]:
+        """Wait for the rollouts of the next update; replace who is lost meanwhile."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost or self._is_complete())
+                if not self._lost:
+                    row = self._open[self.version]
+                    return [row[observer] for observer in sorted(row)]
+                number, error = self._lost.pop(0)
+            if not (self._engine.replaces and isinstance(error, WorkerLost)):
+                raise error
+            places = self.config.num_observers
+            lost = Lost(f"observer{number % places}", self.version)
+            self._engine.report("agent", lost)
+            number += places
+            self._start(number, Observer.on_worker(self._engine, number, self.config))
+
+    def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
+        """Make an update, and open another one."""
+        found = super().finish_episode(batch)
+        with self._changed:  # not before, or the update would be open once more
+            del self._open[self.version - 1]
+            self._newest = self.version, self.kept[self.version]
+        self._answer()
+        return found
+
+    def end(self) -> None:
+        """No update is to come: wait until all observers have played, and ended."""
+        with self._changed:
+            self._over = True
+        self._answer()
+        for call in self._calls.values():
+            with suppress(*([WorkerLost] if self._engine.replaces else [])):
+                call.wait()  # whoever is lost now is not needed any more
+
     def leave(self, observer: int, call: Future) -> None:
         """An observer has ended; a lost one leaves its open updates to others."""
         try:
@@ -245,35 +284,11 @@ class AheadAgent(Learner):
                 self._changed.notify()
             self._answer()
 
-    def next_batch(self, on_lost: Callable) -> list[Rollout]:
-        """Wait for the rollouts of the next update; in the order of the observers.
-
-        Calls ``on_lost(observer, error)`` for each that has been lost meanwhile.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lost or self._is_complete())
-                lost, self._lost = self._lost, []
-                if not lost:
-                    row = self._open[self.version]
-                    return [row[observer] for observer in sorted(row)]
-            for each in lost:
-                on_lost(*each)
-
-    def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
-        """Make an update, and open another one."""
-        found = super().finish_episode(batch)
-        with self._changed:  # not before, or the update would be open once more
-            del self._open[self.version - 1]
-            self._newest = self.version, self.kept[self.version]
-        self._answer()
-        return found
-
-    def end(self) -> None:
-        """No update is to come: observers end once they have played."""
-        with self._changed:
-            self._over = True
-        self._answer()
+    def _start(self, number: int, observer: Reference) -> None:
+        me = self._engine.reference(self)
+        call = observer.rpc_async(timeout=0).play_ahead(me)
+        self._calls[number % self.config.num_observers] = call
+        call.add_done_callback(partial(self.leave, number))
 
     def _is_complete(self) -> bool:
         row = self._open.get(self.version, {})
@@ -306,29 +321,10 @@ class AheadAgent(Learner):
 
 def train(engine: Workers, config: RolloutsConfig) -> Training:
     """The agent's role: have observers play ahead, and learn until it is solved."""
-    agent, calls = AheadAgent(config), {}
-    agent_rref, places = engine.reference(agent), config.num_observers
-    observers = [Observer.on_worker(engine, i, config) for i in range(places)]
-
-    def start(number: int, observer: Reference) -> None:
-        calls[number % places] = observer.rpc_async(timeout=0).play_ahead(agent_rref)
-        calls[number % places].add_done_callback(partial(agent.leave, number))
-
-    def start_another(number: int, error: Exception) -> None:
-        if not (engine.replaces and isinstance(error, WorkerLost)):
-            raise error
-        engine.report("agent", Lost(f"observer{number % places}", agent.version))
-        number += places
-        start(number, Observer.on_worker(engine, number, config))
-
-    for number, observer in enumerate(observers):
-        start(number, observer)
-    batches = (agent.next_batch(start_another) for _ in count())
-    found = learn(engine, agent, batches)
+    agent, numbers = AheadAgent(config, engine), range(config.num_observers)
+    observers = [Observer.on_worker(engine, i, config) for i in numbers]
+    found = learn(engine, agent, agent.batches(observers))
     agent.end()
-    for call in calls.values():
-        with suppress(*([WorkerLost] if engine.replaces else [])):
-            call.wait()  # whoever is lost now is not needed any more
     return Training(**vars(found), schedule=agent.schedule)
 
 
