@@ -402,10 +402,6 @@ class TestSpeed:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"conversation": "shouting"},
-            "must be per-step or packed or batched or local-policy",
-        ),
         ({"num_envs": 0}, "num_envs is 0, but must be at least 1"),
         ({"gamma": 1.2}, "gamma is 1.2, but must be above 0 and at most 1"),
         ({"gamma": 0.0}, "gamma is 0.0"),

@@ -182,6 +182,11 @@ class Play:
         self.asked[number] = self.agent.begin(number)
         return True
 
+    def lose(self, number):
+        failed = torch.futures.Future()
+        failed.set_exception(RuntimeError("gone"))
+        self.agent.leave(number, failed)
+
     def learn(self):
         """An update, if all of its rollouts have come."""
         if not self.agent._is_complete():
@@ -238,21 +243,16 @@ class TestAheadAgent:
 
     def test_nobody_plays_for_an_update_before_one_that_it_has_had(self):
         # Or its rollouts would be taken in another order than it has played them.
-        play, failed = (
-            Play(config(3, max_lag=1, num_rollouts=2)),
-            torch.futures.Future(),
-        )
+        play = Play(config(3, max_lag=1, num_rollouts=2))
         assert [play.asked[n].wait()[0] for n in range(3)] == [0, 0, 1]
-        failed.set_exception(RuntimeError("gone"))
-        play.agent.leave(1, failed)  # so that update 0 lacks a rollout again
+        play.lose(1)  # so that update 0 lacks a rollout again
         assert play.hand_over(2) and not play.asked[2].done()
         assert play.agent.begin(4).wait()[0] == 0
 
     def test_what_a_lost_observer_has_not_handed_over_is_played_by_another(self):
-        play, failed = Play(config(1, max_lag=1)), torch.futures.Future()
+        play = Play(config(1, max_lag=1))
         play.hand_over(0)  # update 0; it plays for update 1 when it is lost
-        failed.set_exception(RuntimeError("gone"))
-        play.agent.leave(0, failed)
+        play.lose(0)
         again = play.agent.begin(1)  # a new one, with streams of its own
         assert again.wait()[0] == 1
         with pytest.raises(RuntimeError, match="gone"):  # where nobody is replaced
@@ -323,6 +323,13 @@ class TestLearner:
         learner.finish_episode(plays)
 
 
+def simulated(step_ms, waits="fixed", seed=0):
+    there = Simulator("CartPole-v1", 1, step_ms, waits)
+    there.np_random = np.random.default_rng(seed)
+    there.reset()
+    return there
+
+
 class TestSimulator:
     def test_has_the_same_environments(self):
         here = config().make_environments()
@@ -336,8 +343,7 @@ class TestSimulator:
 
     def test_ends_with_whoever_steps_it(self):
         before = set(psutil.Process().children())
-        there = Simulator("CartPole-v1", 1, 1.0, "fixed")
-        there.np_random = np.random.default_rng(0)
+        there = simulated(1.0)
         (process,) = set(psutil.Process().children()) - before
         there._connection.close()
         assert psutil.wait_procs([process], timeout=30)[1] == []
@@ -345,9 +351,7 @@ class TestSimulator:
     def test_of_each_observer_has_waits_of_its_own(self):
         spent = []
         for number in range(2):
-            there = Simulator("CartPole-v1", 1, 10.0, "heavy")
-            there.np_random = np.random.default_rng(number)
-            there.reset()
+            there = simulated(10.0, "heavy", number)
             begin = time.monotonic()
             for _ in range(10):
                 there.step(np.zeros(1, dtype=np.int64))
@@ -370,9 +374,7 @@ class TestSimulator:
         middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.5)
         assert drawn.min() == pytest.approx(least, rel=1e-3)
         assert np.median(drawn) == pytest.approx(middle, rel=0.02)
-        there = Simulator("CartPole-v1", 1, 20.0, "fixed")
-        there.np_random = np.random.default_rng(0)
-        there.reset()
+        there = simulated(20.0)
         begin = time.monotonic()
         there.step(np.zeros(1, dtype=np.int64))
         assert time.monotonic() - begin >= 0.02

@@ -13,11 +13,8 @@ from torch import Tensor
 from torch.futures import Future
 
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
-from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.device import device_for, pick_device
-from cdopt_tutorial.engines.seam.reference import Reference
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
-from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.learner import (
     STATE_SIZE,
     Actor,
@@ -63,6 +60,13 @@ class ReinforceConfig:
         check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
+
+    def worker_of(self, observer: int) -> str:
+        """Name of an observer's worker, by a number that nobody else has.
+
+        That of one that replaces another is by ``num_observers`` higher.
+        """
+        return f"observer{observer % self.num_observers}"
 
     def seed_of(self, observer: int, purpose: str) -> int:
         """A seed of an observer's own for its "environments" or its "actions"."""
@@ -167,19 +171,7 @@ class Agent:
 
 
 class Observer:
-    """Runs episodes in its environments when the agent tells it to.
-
-    One that takes the place of another has a number by ``num_observers`` higher, so its
-    random streams are nobody else's.
-    """
-
-    @classmethod
-    def on_worker(
-        cls, engine: OneProcess | Workers, number: int, config: ReinforceConfig
-    ) -> Reference:
-        """Make one on the worker of its place; called by the agent."""
-        worker = f"observer{number % config.num_observers}"
-        return engine.remote(worker, cls, number, config)
+    """Runs episodes in its environments when the agent tells it to."""
 
     def __init__(self, number: int, config: ReinforceConfig):
         self._talk = CONVERSATIONS[config.conversation](number, config)

@@ -47,11 +47,12 @@ class SteadyAgent(Agent):
         return batch
 
     def _replace(self, place: int) -> Reference:
-        self._numbers[place] += self.config.num_observers
+        config, worker = self.config, self.config.worker_of(place)
+        self._numbers[place] += config.num_observers
         number = self._numbers[place]
-        self._actors[place] = Actor(self.policy, self.config.seed_of(number, "actions"))
-        self._engine.report("agent", Lost(f"observer{place}", self._round))
-        return Observer.on_worker(self._engine, number, self.config)
+        self._actors[place] = Actor(self.policy, config.seed_of(number, "actions"))
+        self._engine.report("agent", Lost(worker, self._round))
+        return self._engine.remote(worker, Observer, number, config)
 
     def _leave_if_lost(self, place: int, future: Future) -> None:
         try:

@@ -112,8 +112,10 @@ def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training
     """The agent's role: make the observers, then train until it is solved."""
     agent = SteadyAgent(config, engine) if engine.replaces else Agent(config)
     agent_rref = engine.reference(agent)
-    numbers = range(config.num_observers)
-    observer_rrefs = [Observer.on_worker(engine, i, config) for i in numbers]
+    observer_rrefs = [
+        engine.remote(config.worker_of(i), Observer, i, config)
+        for i in range(config.num_observers)
+    ]
     batches = (agent.run_episode(agent_rref, observer_rrefs) for _ in count())
     return learn(engine, agent, batches)
 

@@ -51,10 +51,10 @@ class RolloutsConfig(ReinforceConfig):
     conversation: ClassVar[str] = "local-policy"
     num_envs: int = 16  #: environments of each observer, one episode of each a rollout
     log_interval: int = 10  #: updates between two log lines
-    #: rollouts of an update, each of another observer; None takes one of each.
-    num_rollouts: int | None = None
     #: updates for which observers play ahead; with 0 they wait for every update.
     max_lag: int = 1
+    #: rollouts of an update, each of another observer; None takes one of each.
+    num_rollouts: int | None = None
     #: the largest ratio that counts, of an action's probability in the policy that
     #: learns to that in the policy that played; 0 leaves the ratio out.
     clip: float = 2.0
@@ -201,7 +201,7 @@ class AheadAgent(Learner):
     def __init__(self, config: RolloutsConfig, engine: Workers):
         super().__init__(config)
         self._engine = engine
-        self._calls: dict[int, Future] = {}  # that have observers play, by their places
+        self._calls: dict[str, Future] = {}  # by worker, that has its observer play
         # Replaced as one: nobody sees the weights of one version with another's number.
         self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
@@ -228,6 +228,11 @@ class AheadAgent(Learner):
             self._open[update][rollout.observer] = rollout
             self._changed.notify()
 
+    def make(self, number: int) -> Reference:
+        """A new observer, on its worker; it does not play yet."""
+        worker = self.config.worker_of(number)
+        return self._engine.remote(worker, Observer, number, self.config)
+
     def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
         """Have observers play; the rollouts of each update, by their numbers."""
         for number, observer in enumerate(observers):
@@ -246,11 +251,10 @@ class AheadAgent(Learner):
                 number, error = self._lost.pop(0)
             if not (self._engine.replaces and isinstance(error, WorkerLost)):
                 raise error
-            places = self.config.num_observers
-            lost = Lost(f"observer{number % places}", self.version)
+            lost = Lost(self.config.worker_of(number), self.version)
             self._engine.report("agent", lost)
-            number += places
-            self._start(number, Observer.on_worker(self._engine, number, self.config))
+            number += self.config.num_observers
+            self._start(number, self.make(number))
 
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
@@ -287,7 +291,7 @@ class AheadAgent(Learner):
     def _start(self, number: int, observer: Reference) -> None:
         me = self._engine.reference(self)
         call = observer.rpc_async(timeout=0).play_ahead(me)
-        self._calls[number % self.config.num_observers] = call
+        self._calls[self.config.worker_of(number)] = call
         call.add_done_callback(partial(self.leave, number))
 
     def _is_complete(self) -> bool:
@@ -321,8 +325,8 @@ class AheadAgent(Learner):
 
 def train(engine: Workers, config: RolloutsConfig) -> Training:
     """The agent's role: have observers play ahead, and learn until it is solved."""
-    agent, numbers = AheadAgent(config, engine), range(config.num_observers)
-    observers = [Observer.on_worker(engine, i, config) for i in numbers]
+    agent = AheadAgent(config, engine)
+    observers = [agent.make(number) for number in range(config.num_observers)]
     found = learn(engine, agent, agent.batches(observers))
     agent.end()
     return Training(**vars(found), schedule=agent.schedule)
