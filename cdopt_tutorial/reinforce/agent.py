@@ -102,7 +102,7 @@ class Agent:
     def finish_episode(
         self, batch: Sequence[Episodes], weighting: Tensor | None = None
     ) -> tuple[int, float]:
-        """Learn from a round of episodes: one step of Adam along :func:`policy_loss`.
+        """Learn from a round of episodes: one step of Adam on :func:`~.policy_loss`.
 
         Returns for ``Round`` how old the policy was that played, and the largest
         ratio of its probabilities: none here, as it is the one that learns.

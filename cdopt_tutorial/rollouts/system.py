@@ -335,7 +335,7 @@ def train(engine: Workers, config: RolloutsConfig) -> Training:
 def run(
     config: RolloutsConfig, engine: Workers | None = None, **options: Any
 ) -> Training:
-    """Train on workers, as chapter 1's :func:`~cdopt_tutorial.reinforce.run` does."""
+    """Train on workers, as :func:`~cdopt_tutorial.reinforce.system.run` does."""
     return system.run(config, engine, train, **options)
 
 
