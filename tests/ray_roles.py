@@ -20,7 +20,8 @@ def lose_observer(rounds):
 
     def make(function, observer, number, config):
         function(observer, number, config)
-        lives.append(number == 1 and getattr(config, "life", 0))
+        life, place = divmod(number, config.num_observers)
+        lives.append(place == 1 and life)
 
     def run_episode(function, observer, agent_rref):
         (life,) = lives

@@ -10,24 +10,11 @@ from hosts import need_hosts
 from sweeps import lost, soak
 
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
-from cdopt_tutorial.reinforce.steady import Anew
 
 
 def test_of_no_loss_the_rewards_are_those_of_one_process():
     config = ReinforceConfig(num_envs=2, max_episodes=20)
     assert lost.without(config, ()) == run_locally(config).score.rewards
-
-
-def test_no_two_observers_draw_from_one_stream_whichever_lives_they_are_in():
-    """The oracle above makes new observers by the same class, so it can't tell."""
-    config = ReinforceConfig(num_observers=3)
-    first = [config.seed_of(number, "actions") for number in range(3)]
-    seeds = first + [
-        Anew(**vars(config), life=life).seed_of(number, "actions")
-        for life in range(1, 6)
-        for number in range(3)
-    ]
-    assert len(set(seeds)) == len(seeds) == 18
 
 
 @pytest.mark.engines

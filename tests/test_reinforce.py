@@ -385,11 +385,12 @@ class TestSpeed:
 
     def test_one_process_plays_as_many_environments_and_learns_the_same(self):
         job = speed.Job(speed.ONE_PROCESS, 3)
-        config, by_rpc = job.config(), replace(job, name="per-step").config()
+        _, engine, config = job.run()
+        *_, by_rpc = replace(job, name="per-step").run()
         assert (by_rpc.num_observers, by_rpc.num_envs) == (2, 3)
         assert (config.num_observers, config.num_envs) == (1, 6)
         assert config.max_episodes == by_rpc.max_episodes == 5 * 6
-        direct = system.run_agent(speed.OneThread(), config)
+        direct = system.run_agent(engine, config)
         assert direct.score.rewards == run_locally(config).score.rewards
 
     def test_curves_are_one_a_repeat(self):
@@ -401,10 +402,6 @@ class TestSpeed:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"conversation": "shouting"},
-            "must be per-step or packed or batched or local-policy",
-        ),
         ({"num_envs": 0}, "num_envs is 0, but must be at least 1"),
         ({"gamma": 1.2}, "gamma is 1.2, but must be above 0 and at most 1"),
         ({"gamma": 0.0}, "gamma is 0.0"),

@@ -21,11 +21,11 @@ from cdopt_tutorial import reinforce, rollouts
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
+from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost
-from cdopt_tutorial.reinforce.agent import LocalPolicy, PerStep
-from cdopt_tutorial.reinforce.learner import log_probs, policy_loss
+from cdopt_tutorial.reinforce.learner import policy_loss
 from cdopt_tutorial.rollouts import (
     AheadAgent,
     Learner,
@@ -43,7 +43,7 @@ def config(num_observers=2, max_lag=1, **more):
 
 
 def equal(one, other):
-    same = one.score.rewards == other.score.rewards and one.updates == other.updates
+    same = one.score.rewards == other.score.rewards and one.rounds == other.rounds
     return same and max_difference(one.weights, other.weights) == 0
 
 
@@ -52,10 +52,10 @@ class TestInStep:
     def test_is_chapter_1_in_one_process(self, num_observers):
         settings = config(num_observers, max_lag=0)
         found = rollouts.run_locally(settings)
-        first = reinforce.run_locally(settings.as_reinforce())
+        first = reinforce.run_locally(settings)
         assert found.score.rewards == first.score.rewards
         assert max_difference(found.weights, first.weights) == 0
-        assert {update.max_ratio for update in found.updates} == {1.0}
+        assert {update.max_ratio for update in found.rounds} == {1.0}
 
     def test_observers_take_turns(self):
         rows = list(islice(rollouts.in_step(config(5, num_rollouts=2)), 4))
@@ -83,7 +83,7 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
     assert max(found.lags) <= max_lag
     if max_lag == 0:
         assert equal(found, rollouts.run_locally(settings))
-        assert {update.max_ratio for update in found.updates} == {1.0}
+        assert {update.max_ratio for update in found.rounds} == {1.0}
 
 
 @pytest.mark.engines
@@ -110,9 +110,11 @@ def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
 
 
 def die_in_third_rollout(folder):
+    """Observer 1 does, and so does the first that replaces it."""
+
     def play(function, observer, version, weights):
-        if (observer._number, observer._played) == (1, 2):
-            (folder / "died").touch()
+        if observer._number in (1, 3) and observer._played == 2:
+            (folder / f"died{observer._number}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return function(observer, version, weights)
 
@@ -129,10 +131,11 @@ def test_on_ray_an_observer_that_dies_is_replaced_and_nothing_counts_twice(tmp_p
         attach=partial(die_in_third_rollout, tmp_path),
         on_report=lambda _, record: said.append(record),
     )
-    (lost,) = (record for record in said if isinstance(record, Lost))
-    assert lost.observer == "observer1" and (tmp_path / "died").exists()
+    lost = [record.observer for record in said if isinstance(record, Lost)]
+    assert lost == ["observer1"] * 2 == ["observer1" for _ in tmp_path.iterdir()]
     played = [number for row in found.schedule for number in row]
-    assert played.count(1) == 2 and {0, 1, 3} == set(played)  # 3 is observer1 anew
+    assert played.count(1) == played.count(3) == 2  # who is observer1 anew
+    assert {0, 1, 3, 5} == set(played)
     assert len(found.score.rewards) == 100
     assert equal(found, rollouts.run_locally(settings, found.schedule))
 
@@ -167,7 +170,7 @@ class Play:
     """Observers that begin and hand over in an order that a test chooses."""
 
     def __init__(self, settings):
-        self.agent, self.settings = AheadAgent(settings), settings
+        self.agent, self.settings = AheadAgent(settings, OneProcess()), settings
         self.asked, self.lags = {}, []
         self.observers = [Observer(i, settings) for i in range(settings.num_observers)]
         for number in range(settings.num_observers):
@@ -178,18 +181,22 @@ class Play:
         if not self.asked[number].done():
             return False
         update, version, weights = self.asked[number].wait()
-        rollout = self.observers[number].play(version, weights)
-        self.agent.hand_over(update, number, rollout)
+        self.agent.hand_over(update, self.observers[number].play(version, weights))
         self.asked[number] = self.agent.begin(number)
         return True
+
+    def lose(self, number):
+        failed = torch.futures.Future()
+        failed.set_exception(RuntimeError("gone"))
+        self.agent.leave(number, failed)
 
     def learn(self):
         """An update, if all of its rollouts have come."""
         if not self.agent._is_complete():
             return False
-        batch = self.agent.next_batch(None)
+        batch = self.agent.next_batch()
         assert len(batch) == self.settings.num_rollouts
-        lag, _ = self.agent.learn(batch)
+        lag, _ = self.agent.finish_episode(batch)
         self.lags.append(lag)
         return True
 
@@ -223,10 +230,10 @@ class TestAheadAgent:
         # Observers that asked meanwhile played for it again, and nobody took it.
         play = Play(config(1, max_lag=0))
         assert play.hand_over(0)
-        batch = play.agent.next_batch(None)
+        batch = play.agent.next_batch()
         play.agent._answer()
         assert not play.asked[0].done()
-        play.agent.learn(batch)
+        play.agent.finish_episode(batch)
         assert play.asked[0].wait()[:2] == (1, 1)
 
     def test_weights_that_were_given_do_not_change(self):
@@ -239,26 +246,21 @@ class TestAheadAgent:
 
     def test_nobody_plays_for_an_update_before_one_that_it_has_had(self):
         # Or its rollouts would be taken in another order than it has played them.
-        play, failed = (
-            Play(config(3, max_lag=1, num_rollouts=2)),
-            torch.futures.Future(),
-        )
+        play = Play(config(3, max_lag=1, num_rollouts=2))
         assert [play.asked[n].wait()[0] for n in range(3)] == [0, 0, 1]
-        failed.set_exception(RuntimeError("gone"))
-        play.agent.leave(1, failed)  # so that update 0 lacks a rollout again
+        play.lose(1)  # so that update 0 lacks a rollout again
         assert play.hand_over(2) and not play.asked[2].done()
         assert play.agent.begin(4).wait()[0] == 0
 
     def test_what_a_lost_observer_has_not_handed_over_is_played_by_another(self):
-        play, failed = Play(config(1, max_lag=1)), torch.futures.Future()
+        play = Play(config(1, max_lag=1))
         play.hand_over(0)  # update 0; it plays for update 1 when it is lost
-        failed.set_exception(RuntimeError("gone"))
-        play.agent.leave(0, failed)
-        lost = []
+        play.lose(0)
         again = play.agent.begin(1)  # a new one, with streams of its own
         assert again.wait()[0] == 1
-        batch = play.agent.next_batch(lambda *each: lost.append(each[0]))
-        assert lost == [0] and list(batch) == [0]
+        with pytest.raises(RuntimeError, match="gone"):  # where nobody is replaced
+            play.agent.next_batch()
+        assert [each.observer for each in play.agent.next_batch()] == [0]
         play.agent.end()
         assert play.agent.begin(1).wait() is None
 
@@ -268,9 +270,9 @@ class TestLearner:
         settings = config(1, clip=1.01, lr=0.3)
         learner, observer = Learner(settings), Observer(0, settings)
         old = learner.kept[0]
-        learner.update({0: observer.play(0, old)})
+        learner.finish_episode([observer.play(0, old)])
         late, new = observer.play(0, old), learner.kept[1]
-        policy, episodes = reinforce.Policy(), late.episodes
+        policy, episodes = reinforce.Policy(), late
         taken = episodes.taken
         states, actions = episodes.states[taken], episodes.actions[taken][:, None]
         chances = []
@@ -281,20 +283,11 @@ class TestLearner:
         assert ratios.min() < 1 < 1.01 < ratios.max()
         weighting = ratios.clamp(max=1.01)
         policy_loss(policy, [episodes], settings.gamma, weighting).backward()
-        lag, most = learner.update({0: late})
+        lag, most = learner.finish_episode([late])
         assert (lag, most) == (1, pytest.approx(ratios.max().item(), rel=1e-5))
-        ours = learner._policy.parameters()
+        ours = learner.policy.parameters()
         for one, other in zip(ours, policy.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
-
-    def test_of_equal_policies_computes_chapter_1s_loss_to_the_bit(self):
-        settings = config(1)
-        rollout = Observer(0, settings).play(0, Learner(settings).kept[0])
-        policy = Learner(settings)._policy
-        ones = torch.ones(int(rollout.episodes.lengths.sum()))
-        losses = [policy_loss(policy, [rollout.episodes], 0.9, w) for w in (None, ones)]
-        assert torch.equal(*losses)
-        assert torch.equal(log_probs(policy, rollout.episodes), rollout.log_probs)
 
     @pytest.mark.parametrize(
         ("said", "wrong"),
@@ -308,35 +301,42 @@ class TestLearner:
     def test_refuses_a_rollout_that_is_not_what_it_says(self, said, wrong):
         settings = config(1)
         learner, observer = Learner(settings), Observer(0, settings)
-        learner.update({0: observer.play(0, learner.kept[0])})
+        learner.finish_episode([observer.play(0, learner.kept[0])])
         rollout = observer.play(0, learner.kept[0])
         with pytest.raises(RuntimeError, match=f"observer0 for update 1 .*{wrong}"):
-            learner.update({0: replace(rollout, **said)})
-        learner.update({0: rollout})  # it has changed nothing
+            learner.finish_episode([replace(rollout, **said)])
+        learner.finish_episode([rollout])  # it has changed nothing
 
     def test_refuses_one_that_was_played_by_another_policy(self, monkeypatch):
         # The observer was given the right weights, and has not taken them.
-        monkeypatch.setattr(LocalPolicy, "begin", PerStep.begin)
         settings = config(1)
-        learner = Learner(settings)
-        rollout = Observer(0, settings).play(0, learner.kept[0])
+        learner, observer = Learner(settings), Observer(0, settings)
+        own = observer._talk.actor.policy
+        monkeypatch.setattr(own, "load_state_dict", lambda weights: None)
+        rollout = observer.play(0, learner.kept[0])
         with pytest.raises(RuntimeError, match="not played by the weights"):
-            learner.update({0: rollout})
+            learner.finish_episode([rollout])
 
     def test_that_refuses_one_has_counted_none(self):
         settings = config(2)
         learner = Learner(settings)
-        plays = {n: Observer(n, settings).play(0, learner.kept[0]) for n in range(2)}
+        plays = [Observer(n, settings).play(0, learner.kept[0]) for n in range(2)]
         with pytest.raises(RuntimeError, match="observer1 .* number 7"):
-            learner.update({0: plays[0], 1: replace(plays[1], number=7)})
-        learner.update(plays)
+            learner.finish_episode([plays[0], replace(plays[1], number=7)])
+        learner.finish_episode(plays)
+
+
+def simulated(step_ms, waits="fixed", seed=0):
+    there = Simulator("CartPole-v1", 1, step_ms, waits)
+    there.np_random = np.random.default_rng(seed)
+    there.reset()
+    return there
 
 
 class TestSimulator:
     def test_has_the_same_environments(self):
-        settings = config().as_reinforce()
-        there = replace(settings, step_ms=0.1).make_environments()
-        here = settings.make_environments()
+        here = config().make_environments()
+        there = config(step_ms=0.1).make_environments()
         there.np_random, here.np_random = (np.random.default_rng(5) for _ in range(2))
         assert np.array_equal(there.reset()[0], here.reset()[0])
         for action in (0, 1, 1, 0):
@@ -346,8 +346,7 @@ class TestSimulator:
 
     def test_ends_with_whoever_steps_it(self):
         before = set(psutil.Process().children())
-        there = Simulator("CartPole-v1", 1, 1.0, "fixed")
-        there.np_random = np.random.default_rng(0)
+        there = simulated(1.0)
         (process,) = set(psutil.Process().children()) - before
         there._connection.close()
         assert psutil.wait_procs([process], timeout=30)[1] == []
@@ -355,9 +354,7 @@ class TestSimulator:
     def test_of_each_observer_has_waits_of_its_own(self):
         spent = []
         for number in range(2):
-            there = Simulator("CartPole-v1", 1, 10.0, "heavy")
-            there.np_random = np.random.default_rng(number)
-            there.reset()
+            there = simulated(10.0, "heavy", number)
             begin = time.monotonic()
             for _ in range(10):
                 there.step(np.zeros(1, dtype=np.int64))
@@ -380,9 +377,7 @@ class TestSimulator:
         middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.5)
         assert drawn.min() == pytest.approx(least, rel=1e-3)
         assert np.median(drawn) == pytest.approx(middle, rel=0.02)
-        there = Simulator("CartPole-v1", 1, 20.0, "fixed")
-        there.np_random = np.random.default_rng(0)
-        there.reset()
+        there = simulated(20.0)
         begin = time.monotonic()
         there.step(np.zeros(1, dtype=np.int64))
         assert time.monotonic() - begin >= 0.02

@@ -154,7 +154,7 @@ def figures(
 
     And in how many seconds it solved; and in the first turn, how much a step sends.
     """
-    if isinstance(job, ReinforceConfig | RolloutsConfig):  # each turn has its own seed
+    if isinstance(job, ReinforceConfig):  # each turn has its own seed
         score = _run(system, replace(job, seed=turn), engine).score
         found = {"environment steps": score.env_steps / score.seconds}
         return found | ({"time to solve": score.seconds} if score.solved else {})

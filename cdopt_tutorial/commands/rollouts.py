@@ -7,8 +7,8 @@ from functools import partial
 from cdopt_tutorial import rollouts, torchrun
 from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.reinforce.steady import Lost
-from cdopt_tutorial.rollouts import RolloutsConfig, Update
+from cdopt_tutorial.reinforce import Lost, Round
+from cdopt_tutorial.rollouts import RolloutsConfig
 
 SMOKE = {"max_episodes": 128}
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if score.solved or args.smoke else 1
 
 
-def _log(interval: int, _, record: Update | Lost) -> None:
+def _log(interval: int, _, record: Round | Lost) -> None:
     """Print a line after every few updates, and who died at once."""
     if isinstance(record, Lost):
         print(f"{record.observer} died and is replaced", flush=True)

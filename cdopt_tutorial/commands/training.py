@@ -50,7 +50,9 @@ def _comments(config: type) -> dict[str, str]:
     """What the comments ``#:`` say above a class's fields, or behind them, by name."""
     field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
     texts = {}
-    for above, name, behind in re.findall(field, inspect.getsource(config), re.M):
+    bases = config.__mro__[-2::-1]  # from the one that all others stand on
+    source = "".join(map(inspect.getsource, bases))
+    for above, name, behind in re.findall(field, source, re.M):
         texts[name] = " ".join((above + behind).replace("#:", "").split())
     return texts
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -48,6 +49,7 @@ class ReinforceConfig:
     #: :func:`~.device.pick_device` takes it; they share out the GPUs of "cuda". What
     #: travels, and all chance, is on the CPU.
     device: str = "cpu"
+    max_lag: ClassVar[int] = 0  # nobody plays ahead, until chapter 8
 
     def __post_init__(self):
         choices(self, conversation=CONVERSATIONS)
@@ -58,6 +60,13 @@ class ReinforceConfig:
         check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
+
+    def worker_of(self, observer: int) -> str:
+        """Name of an observer's worker, by a number that nobody else has.
+
+        That of one that replaces another is by ``num_observers`` higher.
+        """
+        return f"observer{observer % self.num_observers}"
 
     def seed_of(self, observer: int, purpose: str) -> int:
         """A seed of an observer's own for its "environments" or its "actions"."""
@@ -86,17 +95,22 @@ class Agent:
 
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
         """Command every observer to run its episodes, and wait for all of them."""
-        self._waiting.expect(range(len(observer_rrefs)))
-        # An episode may take longer than a call: no time-out.
-        calls = [rref.rpc_async(timeout=0) for rref in observer_rrefs]
-        futures = [call.run_episode(agent_rref) for call in calls]
-        return [self._episodes(i, *future.wait()) for i, future in enumerate(futures)]
+        futures = self._command(agent_rref, observer_rrefs)
+        both = zip(self._actors, futures, strict=True)
+        return [actor.episodes(*future.wait()) for actor, future in both]
 
-    def finish_episode(self, batch: Sequence[Episodes]) -> None:
-        """Learn from a round of episodes: one step of Adam."""
+    def finish_episode(
+        self, batch: Sequence[Episodes], weighting: Tensor | None = None
+    ) -> tuple[int, float]:
+        """Learn from a round of episodes: one step of Adam on :func:`~.policy_loss`.
+
+        Returns for ``Round`` how old the policy was that played, and the largest
+        ratio of its probabilities: none here, as it is the one that learns.
+        """
         self.optimizer.zero_grad()
-        policy_loss(self.policy, batch, self.config.gamma).backward()
+        policy_loss(self.policy, batch, self.config.gamma, weighting).backward()
         self.optimizer.step()
+        return 0, 1.0
 
     def select_action(self, observer: int, states: NDArray) -> NDArray:
         """Actions (n,) for an observer's states (n, 4); called by the observer."""
@@ -129,8 +143,9 @@ class Agent:
         self._waiting.leave(observer)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters on the CPU, for an observer that acts itself."""
-        return {name: value.cpu() for name, value in self.policy.state_dict().items()}
+        """The policy's parameters, copied to the CPU, for those who act themselves."""
+        weights = self.policy.state_dict().items()
+        return {name: value.to("cpu", copy=True) for name, value in weights}
 
     def report_steps(
         self, observer: int, states: NDArray, actions: NDArray, rewards: NDArray
@@ -138,6 +153,12 @@ class Agent:
         """Take a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
         actor = self._actors[observer]
         actor.states, actor.actions, actor.rewards = states, actions, rewards
+
+    def _command(self, agent_rref, observer_rrefs: Sequence) -> list[Future]:
+        self._waiting.expect(range(len(observer_rrefs)))
+        # An episode may take longer than a call: no time-out.
+        calls = [rref.rpc_async(timeout=0) for rref in observer_rrefs]
+        return [call.run_episode(agent_rref) for call in calls]
 
     def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
         """One forward pass for the states of several observers."""
@@ -147,10 +168,6 @@ class Agent:
             observer: self._actors[observer].draw(states, part).tobytes()
             for (observer, states), part in zip(waiting.items(), parts, strict=True)
         }
-
-    def _episodes(self, observer: int, *ends: NDArray) -> Episodes:
-        steps = self._actors[observer].take_steps()
-        return Episodes(*map(torch.from_numpy, (*steps, *ends)))
 
 
 class Observer:
@@ -163,11 +180,17 @@ class Observer:
         self._env.np_random = np.random.default_rng(seed)
 
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
+        """What the agent commands; returns what :meth:`play_episodes` does."""
+        self._talk.begin(agent_rref)
+        ends = self.play_episodes()
+        self._talk.end()
+        return ends
+
+    def play_episodes(self) -> tuple[NDArray, NDArray]:
         """One episode in every environment: its length, and whether time cut it.
 
         Where it is over, the environment is stepped along, but nothing counts.
         """
-        self._talk.begin(agent_rref)
         states, _ = self._env.reset()
         running = np.ones(self._env.num_envs, dtype=bool)
         truncated = np.zeros_like(running)
@@ -179,17 +202,7 @@ class Observer:
             lengths += running
             truncated |= running & late & ~fallen
             running &= ~(fallen | late)
-        self._talk.end()
         return lengths, truncated
-
-    @property
-    def policy(self) -> Policy:
-        """The copy with which it plays, if its conversation is "local-policy"."""
-        return self._talk.policy
-
-    def close(self) -> None:
-        """End its environments, which may be processes."""
-        self._env.close()
 
 
 class PerStep:
@@ -199,7 +212,7 @@ class PerStep:
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
-        self._number = number
+        self._number = number % config.num_observers
 
     def begin(self, agent_rref) -> None:
         """A round of episodes starts; the reference is to the agent."""
@@ -253,21 +266,21 @@ class LocalPolicy(PerStep):
     def __init__(self, number: int, config: ReinforceConfig):
         super().__init__(number, config)
         # The agent is worker 0.
-        self.policy = Policy().to(device_for(config.device, number + 1))
-        self._actor = Actor(self.policy, config.seed_of(number, "actions"))
+        policy = Policy().to(device_for(config.device, self._number + 1))
+        self.actor = Actor(policy, config.seed_of(number, "actions"))
 
     def begin(self, agent_rref) -> None:
         super().begin(agent_rref)
-        self.policy.load_state_dict(self._agent.weights())
+        self.actor.policy.load_state_dict(self._agent.weights())
 
     def ask(self, states: NDArray) -> NDArray:
-        return self._actor.select(states)
+        return self.actor.select(states)
 
     def tell(self, rewards: NDArray) -> None:
-        self._actor.rewards.append(rewards)
+        self.actor.rewards.append(rewards)
 
     def end(self) -> None:
-        self._agent.report_steps(self._number, *self._actor.take_steps())
+        self._agent.report_steps(self._number, *self.actor.take_steps())
 
 
 CONVERSATIONS = {

@@ -59,6 +59,11 @@ class Actor:
         self.states, self.actions, self.rewards = [], [], []
         return [np.array(part) for part in steps]
 
+    def episodes(self, lengths: NDArray, truncated: NDArray) -> "Episodes":
+        """The same as episodes, of these lengths (n,), and truncated or not (n,)."""
+        parts = *self.take_steps(), lengths, truncated
+        return Episodes(*map(torch.from_numpy, parts))
+
 
 @dataclass(frozen=True)
 class Episodes:

@@ -14,13 +14,16 @@ from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.agent import ReinforceConfig
-from cdopt_tutorial.reinforce.system import run_agent
+from cdopt_tutorial.reinforce.system import Training, run_agent
 
 ONE_PROCESS = "one process"
 NUM_OBSERVERS = 2
 
 Speeds = dict["Job", list[float]]  # environment steps per second, in each repeat
+Engine = OneProcess | Workers
+Run = tuple[Callable[..., Training], Engine, ReinforceConfig]
 Curve = tuple[list[float], list[float]]
 
 
@@ -36,13 +39,14 @@ class Job:
     cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
     rounds: int = 5  #: of an episode in every environment
 
-    def config(self, device: str = "cpu") -> "_Config":
-        """What the agent and its observers are given."""
+    def run(self, device: str = "cpu") -> Run:
+        """The agent's role, its engine, and its config."""
         total, alone = NUM_OBSERVERS * self.num_envs, self.name == ONE_PROCESS
         apart = self.name, NUM_OBSERVERS, self.num_envs
-        how = ("per-step", 1, total) if alone else apart
         limits = {"max_episodes": total * self.rounds, "device": device}
-        return _Config(*how, cost_ms=self.cost_ms, **limits)
+        how = ("per-step", 1, total) if alone else apart
+        config = _Config(*how, cost_ms=self.cost_ms, **limits)
+        return run_agent, OneThread() if alone else TorchRPC(), config
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,21 @@ class _Config(ReinforceConfig):
 def measure(
     jobs: Sequence[Job], *, repeats: int, polling: bool, device: str = "cpu"
 ) -> Speeds:
-    """Time jobs in one launch, in turns, so that a slow second hits all alike.
+    """Time jobs in turns; `polling` is that of :func:`~.launch.launch`."""
+    runs = [job.run(device) for job in jobs]
+    paces = in_turns([runs] * repeats, polling=polling)
+    return dict(zip(jobs, paces, strict=True))
 
-    `polling` is that of :func:`~.launch.launch`, `device` that of the policies.
+
+def in_turns(turns: Sequence[Sequence[Run]], **options: Any) -> list[list[float]]:
+    """Environment steps per second: of each run of a turn, a figure for each turn.
+
+    All are in one launch, turn after turn, so that a slow second hits all alike.
     """
-    configs = {job: job.config(device) for job in jobs}
-    roles = {"agent": Role(_measure, (configs, repeats))}
-    roles |= {f"observer{i}": Role(serve) for i in range(NUM_OBSERVERS)}
-    return launch(roles, rpc_threads=2, polling=polling)["agent"]
+    most = max(config.num_observers for _, _, config in turns[0])
+    roles = {"agent": Role(_measure, (turns,))}
+    roles |= {f"observer{i}": Role(serve) for i in range(most)}
+    return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
 
 
 def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curve]]:
@@ -102,15 +113,14 @@ def turned(medians: Mapping[tuple[str, float], float], added_ms: float) -> dict:
     }
 
 
-def _measure(configs: Mapping[Job, "_Config"], repeats: int) -> Speeds:
-    """The agent's role: all jobs, one after another, again and again."""
-    speeds: Speeds = {job: [] for job in configs}
-    for _ in range(repeats):
-        for job, config in configs.items():
-            engine = OneThread() if job.name == ONE_PROCESS else TorchRPC()
-            score = run_agent(engine, config).score
-            speeds[job].append(score.env_steps / score.seconds)
-    return speeds
+def _measure(turns: Sequence[Sequence[Run]]) -> list[list[float]]:
+    paces = [[_pace(*run) for run in turn] for turn in turns]
+    return list(map(list, zip(*paces, strict=True)))
+
+
+def _pace(train: Callable, engine: Engine, config: ReinforceConfig) -> float:
+    score = train(engine, config).score
+    return score.env_steps / score.seconds
 
 
 class OneThread(OneProcess):

@@ -1,6 +1,6 @@
 """An agent that goes on when an observer dies, with a new one in its place."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from torch.futures import Future
@@ -26,7 +26,7 @@ class SteadyAgent(Agent):
     def __init__(self, config: ReinforceConfig, engine: Workers):
         super().__init__(config)
         self._engine, self._round = engine, 0
-        self._lives: dict[int, int] = {}
+        self._numbers = list(range(config.num_observers))
 
     def run_episode(
         self, agent_rref: Reference, observer_rrefs: list[Reference]
@@ -35,42 +35,29 @@ class SteadyAgent(Agent):
         self._round += 1
         batch: list[Episodes] = []
         while not batch:
-            self._waiting.expect(range(len(observer_rrefs)))
-            futures = []
-            for number, rref in enumerate(observer_rrefs):
-                futures.append(rref.rpc_async(timeout=0).run_episode(agent_rref))
+            futures = self._command(agent_rref, observer_rrefs)
+            for place, future in enumerate(futures):
                 # When the call fails, not when we wait: others may wait for it.
-                futures[-1].add_done_callback(partial(self._leave_if_lost, number))
-            for number, future in enumerate(futures):
+                future.add_done_callback(partial(self._leave_if_lost, place))
+            for place, future in enumerate(futures):
                 try:
-                    batch.append(self._episodes(number, *future.wait()))
+                    batch.append(self._actors[place].episodes(*future.wait()))
                 except WorkerLost:
-                    observer_rrefs[number] = self._replace(number)
+                    observer_rrefs[place] = self._replace(place)
         return batch
 
-    def _replace(self, number: int) -> Reference:
-        """A new observer; its random streams are nobody else's."""
-        life = self._lives[number] = self._lives.get(number, 0) + 1
-        config, name = Anew(**asdict(self.config), life=life), f"observer{number}"
-        self._actors[number] = Actor(self.policy, config.seed_of(number, "actions"))
-        self._engine.report("agent", Lost(name, self._round))
-        return self._engine.remote(name, Observer, number, config)
+    def _replace(self, place: int) -> Reference:
+        config, worker = self.config, self.config.worker_of(place)
+        self._numbers[place] += config.num_observers
+        number = self._numbers[place]
+        self._actors[place] = Actor(self.policy, config.seed_of(number, "actions"))
+        self._engine.report("agent", Lost(worker, self._round))
+        return self._engine.remote(worker, Observer, number, config)
 
-    def _leave_if_lost(self, number: int, future: Future) -> None:
+    def _leave_if_lost(self, place: int, future: Future) -> None:
         try:
             future.value()
         except WorkerLost:
-            self._waiting.leave(number)
+            self._waiting.leave(place)
         except Exception:
             return  # whoever waits for the future gets it
-
-
-@dataclass(frozen=True)
-class Anew(ReinforceConfig):
-    """The settings of an observer that replaces one."""
-
-    life: int = 1  #: how often there was one before it
-
-    def seed_of(self, observer: int, purpose: str) -> int:
-        """As if there were more observers: nobody has drawn from these streams."""
-        return super().seed_of(observer + self.life * self.num_observers, purpose)

@@ -1,8 +1,9 @@
 """Chapter 1's system: train an agent with its observers until CartPole is solved."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any
 
 import gymnasium
@@ -40,6 +41,10 @@ class Round:
     last_reward: float  #: mean of the round's episodes
     running_reward: float  #: the original's
     mean_reward: float  #: of the last 100 episodes
+    #: of the oldest episodes: rounds since the weights that played them.
+    lag: int = 0
+    #: the largest ratio of probabilities, before it is clipped.
+    max_ratio: float = 1.0
 
 
 @dataclass
@@ -58,7 +63,9 @@ class Score:
     def __post_init__(self):
         self._begin = time.perf_counter()
 
-    def add(self, batch: Sequence[Episodes]) -> Round:
+    def add(
+        self, batch: Sequence[Episodes], lag: int = 0, max_ratio: float = 1.0
+    ) -> Round:
         """Count a round's episodes, from which the agent has learned by now."""
         new = [total for episodes in batch for total in episodes.totals]
         self.rewards += new
@@ -68,8 +75,8 @@ class Score:
         self.rounds += 1
         self.seconds = time.perf_counter() - self._begin
         so_far = self.rounds, len(self.rewards), self.env_steps
-        last_reward = sum(new) / len(new)
-        return Round(*so_far, last_reward, self.running_reward, self.mean_reward)
+        means = sum(new) / len(new), self.running_reward, self.mean_reward
+        return Round(*so_far, *means, lag, max_ratio)
 
     @property
     def mean_reward(self) -> float:
@@ -106,37 +113,48 @@ def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training
     agent = SteadyAgent(config, engine) if engine.replaces else Agent(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
-        engine.remote(f"observer{i}", Observer, i, config)
+        engine.remote(config.worker_of(i), Observer, i, config)
         for i in range(config.num_observers)
     ]
+    batches = (agent.run_episode(agent_rref, observer_rrefs) for _ in count())
+    return learn(engine, agent, batches)
+
+
+def learn(
+    engine: OneProcess | Workers, agent: Agent, batches: Iterable[Sequence[Episodes]]
+) -> Training:
+    """The loop of all runs: learn from batches of episodes until it is solved."""
     score, rounds = Score(), []
-    while not score.solved and len(score.rewards) < config.max_episodes:
-        batch = agent.run_episode(agent_rref, observer_rrefs)
-        agent.finish_episode(batch)
-        rounds.append(score.add(batch))
+    for batch in batches:
+        rounds.append(score.add(batch, *agent.finish_episode(batch)))
         engine.report("agent", rounds[-1])
+        if score.solved or len(score.rewards) >= agent.config.max_episodes:
+            break
     return Training(score, rounds, agent.weights())
 
 
 def check(config: ReinforceConfig) -> None:
     """A ValueError if this machine has no memory for the workers, or their episodes."""
     checks.workers(config, "num_observers", others=1)
-    number = config.num_observers * config.num_envs
+    number = config.num_observers * config.num_envs * (config.max_lag + 1)
     checks.in_memory(f"a round in {number} environments", number * EPISODE)
 
 
 def run(
-    config: ReinforceConfig, engine: Workers | None = None, **options: Any
+    config: ReinforceConfig,
+    engine: Workers | None = None,
+    role: Callable[[Workers, ReinforceConfig], Training] = run_agent,
+    **options: Any,
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the config, a WorkerError if a worker failed.
+    The role is the agent's; the options are those of :func:`~.launch.launch`. A
+    ValueError where :func:`check` refuses the config, a WorkerError if a worker failed.
     """
     check(config)
     engine = engine or TorchRPC()
     # One thread each: on a policy so small two would only wait for each other.
-    roles = {"agent": Role(run_agent, (engine, config))}
+    roles = {"agent": Role(role, (engine, config))}
     observer = Role(serve, replaceable=True)
     roles |= {f"observer{i}": observer for i in range(config.num_observers)}
     # An observer needs one for its episode, one to be answered; more slow small calls.

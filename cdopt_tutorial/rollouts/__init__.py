@@ -1,11 +1,13 @@
 """Chapter 8: observers play ahead of the agent, and one process repeats the run."""
 
-from cdopt_tutorial.rollouts.learner import Learner, Observer, Rollout, RolloutsConfig
+from cdopt_tutorial.reinforce.system import check
 from cdopt_tutorial.rollouts.system import (
     AheadAgent,
+    Learner,
+    Observer,
+    Rollout,
+    RolloutsConfig,
     Training,
-    Update,
-    check,
     in_step,
     run,
     run_locally,
@@ -14,5 +16,5 @@ from cdopt_tutorial.rollouts.system import (
 
 __all__ = [
     "AheadAgent", "Learner", "Observer", "Rollout", "RolloutsConfig", "Training",
-    "Update", "check", "in_step", "run", "run_locally", "train",
+    "check", "in_step", "run", "run_locally", "train",
 ]  # fmt: skip

@@ -4,11 +4,10 @@ Who steps them waits at a socket until the simulator answers, and leaves the cor
 It is run by its path, and imports no torch, so that many of them start soon.
 """
 
-import socket
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import gymnasium
@@ -28,11 +27,10 @@ class Simulator:
 
     def __init__(self, environment: str, num_envs: int, step_ms: float, waits: str):
         self.num_envs = num_envs
-        ours, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()  # a pair of sockets
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self._connection = Connection(ours.detach())
         self._connection.send((environment, num_envs, step_ms, waits))
 
     def reset(self) -> tuple[NDArray, dict]:

@@ -2,58 +2,183 @@
 
 Each update of the agent takes one rollout from each of several observers. The next
 ``max_lag`` updates are open to them as well, so that nobody waits for a slow observer
-at once, and no rollout is older than that. Who played for which update by weights of
-which version is the schedule of a run, from which one process repeats it.
+at once, and no rollout is older than that. An observer says with which weights it has
+played, and how probable its actions were; the agent corrects for their age, and refuses
+a rollout if either claim is false. Who played for which update by weights of which
+version is the schedule of a run, from which one process repeats it.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.reference import Reference
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.reinforce import system
+from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
+from cdopt_tutorial.reinforce.agent import Observer as Player
+from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.steady import Lost
-from cdopt_tutorial.reinforce.system import EPISODE, Round, Score
-from cdopt_tutorial.rollouts.learner import (
-    Learner,
-    Observer,
-    Rollout,
-    RolloutsConfig,
-    Weights,
-)
+from cdopt_tutorial.reinforce.system import Round, learn
+from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
 
+Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
+# Of log-probabilities that two workers compute from the same weights. On one machine
+# they are the same; over the code paths of a CPU they differed by at most 7e-7, but by
+# at least 0.2 with weights of the next version, over twenty updates.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Update(Round):
-    """What the agent reports after each update."""
+class RolloutsConfig(ReinforceConfig):
+    """Settings of a run; a ValueError if one is out of its range, or no such device."""
 
-    lag: int  #: of its oldest rollout: updates since the weights that played it
-    max_ratio: float  #: the largest ratio of probabilities, before it is clipped
+    conversation: ClassVar[str] = "local-policy"
+    num_envs: int = 16  #: environments of each observer, one episode of each a rollout
+    log_interval: int = 10  #: updates between two log lines
+    #: updates for which observers play ahead; with 0 they wait for every update.
+    max_lag: int = 1
+    #: rollouts of an update, each of another observer; None takes one of each.
+    num_rollouts: int | None = None
+    #: the largest ratio that counts, of an action's probability in the policy that
+    #: learns to that in the policy that played; 0 leaves the ratio out.
+    clip: float = 2.0
+    #: milliseconds that each step waits for its simulator; 0 has no simulator.
+    step_ms: float = 0.0
+    waits: str = "fixed"  #: those milliseconds: "fixed", or "heavy", with the same mean
+
+    def __post_init__(self):
+        super().__post_init__()
+        checks.at_least(self, 0, "max_lag", "clip", "step_ms")
+        checks.choices(self, waits=WAITS)
+        if self.num_rollouts is None:
+            object.__setattr__(self, "num_rollouts", self.num_observers)
+        fits = 1 <= self.num_rollouts <= self.num_observers
+        checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
+
+    def make_environments(self) -> Any:
+        """An observer's environments, in a simulator if their steps are to wait."""
+        if not self.step_ms:
+            return super().make_environments()
+        return Simulator(ENVIRONMENT, self.num_envs, self.step_ms, self.waits)
 
 
 @dataclass(frozen=True)
-class Training:
-    """What a run returns."""
+class Rollout(Episodes):
+    """Episodes that an observer hands over, and the policy by which it played them."""
 
-    score: Score  #: rewards and verdict
-    updates: list[Update]  #: what the agent reported after each update
-    schedule: Schedule  #: of these updates
-    weights: Weights  #: the trained policy's parameters, on the CPU
+    observer: int  #: its number
+    number: int  #: of rollouts that this observer has played before
+    version: int  #: of the weights
+    #: (steps,), of the actions taken, in the policy that took them; in the order of
+    #: ``taken``.
+    log_probs: Tensor
+
+
+class Observer(Player):
+    """Plays one rollout after another in environments of its own."""
+
+    def __init__(self, number: int, config: RolloutsConfig):
+        super().__init__(number, config)
+        self._number, self._played = number, 0
+
+    def play(self, version: int, weights: Weights) -> Rollout:
+        """One episode in each environment, all of them with these weights."""
+        actor = self._talk.actor
+        actor.policy.load_state_dict(weights)
+        episodes = actor.episodes(*self.play_episodes())
+        before, self._played = self._played, self._played + 1
+        with torch.no_grad():  # of the policy itself, whatever has become of it
+            chances = log_probs(actor.policy, episodes)
+        return Rollout(*vars(episodes).values(), self._number, before, version, chances)
+
+    def play_ahead(self, agent_rref: Reference) -> None:
+        """Play until no update is to come; the agent calls it once."""
+        agent = agent_rref.rpc_sync(timeout=0)  # it answers when an update is open
+        while given := agent.begin(self._number):
+            update, version, weights = given
+            agent.hand_over(update, self.play(version, weights))
+        self._env.close()
+
+
+class Learner(Agent):
+    """Chapter 1's agent, with its weights at the last few versions."""
+
+    def __init__(self, config: RolloutsConfig):
+        super().__init__(config)
+        self.version = 0  #: updates so far
+        #: for each update, by observer: its weights' version.
+        self.schedule: Schedule = []
+        #: by version, as far back as an observer may lag; copies, which nobody changes.
+        self.kept: dict[int, Weights] = {0: self.weights()}
+        self._old = deepcopy(self.policy)
+        self._played: Counter[int] = Counter()
+
+    def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:
+        """Make an update: one step of Adam; return the largest lag and ratio.
+
+        A ratio is an action's probability in the policy that learns over that in the
+        policy that played. A RuntimeError names a rollout that is not what it says.
+        """
+        for rollout in batch:
+            self._check(rollout)
+        ratios = torch.cat([self._ratios(rollout) for rollout in batch])
+        clip = self.config.clip
+        super().finish_episode(batch, ratios.clamp(max=clip) if clip else None)
+        played = {rollout.observer: rollout.version for rollout in batch}
+        lag = self.version - min(played.values())
+        self._played.update(played.keys())
+        self.schedule.append(played)
+        self.version += 1
+        self.kept[self.version] = self.weights()
+        self.kept.pop(self.version - self.config.max_lag - 1, None)
+        return lag, ratios.max().item()
+
+    @torch.no_grad()
+    def _check(self, rollout: Rollout) -> None:
+        """Refuse one that is too old, was not played by its weights, or is not next."""
+        what = f"a rollout of observer{rollout.observer} for update {self.version}"
+        version, weights = rollout.version, self.kept.get(rollout.version)
+        if weights is None:
+            known = f"only {min(self.kept)} to {max(self.kept)} are known"
+            raise RuntimeError(f"{what} is of version {version}, but {known}")
+        self._old.load_state_dict(weights)
+        gap = (log_probs(self._old, rollout) - rollout.log_probs).abs().max().item()
+        if not gap <= ROUNDING:
+            wrong = f"was not played by the weights of version {version}"
+            raise RuntimeError(f"{what} {wrong}: log-probabilities differ by {gap:.1g}")
+        expected = self._played[rollout.observer]
+        if rollout.number != expected:
+            lost = f"is its number {rollout.number}, but {expected} was expected"
+            raise RuntimeError(f"{what} {lost}: one was lost, or came twice")
+
+    @torch.no_grad()
+    def _ratios(self, rollout: Rollout) -> Tensor:
+        # For each rollout alone, as its observer has computed them: the same shapes
+        # give the same bits, so that the same weights give exactly 1.
+        return (log_probs(self.policy, rollout) - rollout.log_probs).exp()
+
+
+@dataclass(frozen=True)
+class Training(system.Training):
+    """What a run returns; each of its rounds is an update."""
+
+    schedule: Schedule  #: of the updates
 
     @property
     def lags(self) -> Counter[int]:
@@ -63,13 +188,9 @@ class Training:
 
     def as_json(self) -> dict[str, Any]:
         """What the command line writes; times in seconds."""
-        return {
-            "solved": self.score.solved,
-            "episodes": len(self.score.rewards),
-            "seconds": self.score.seconds,
-            "env_steps": self.score.env_steps,
+        return super().as_json() | {
             "lag": {str(lag): n for lag, n in sorted(self.lags.items())},
-            "max_ratio": max(update.max_ratio for update in self.updates),
+            "max_ratio": max(update.max_ratio for update in self.rounds),
             "schedule": self.schedule,
         }
 
@@ -77,15 +198,17 @@ class Training:
 class AheadAgent(Learner):
     """Learns from rollouts as they come in, and opens updates for more of them."""
 
-    def __init__(self, config: RolloutsConfig):
+    def __init__(self, config: RolloutsConfig, engine: Workers):
         super().__init__(config)
+        self._engine = engine
+        self._calls: dict[str, Future] = {}  # by worker, that has its observer play
         # Replaced as one: nobody sees the weights of one version with another's number.
         self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
         #: by update, by observer who plays for it: the rollout, or None so far
         self._open: dict[int, dict[int, Rollout | None]] = {}
         self._last: dict[int, int] = {}  # by observer, the update that it was given
-        self._waiting: dict[int, Future] = {}
+        self._asking: dict[int, Future] = {}
         self._lost: list[tuple[int, Exception]] = []
         self._over = False
 
@@ -95,15 +218,61 @@ class AheadAgent(Learner):
         Answered once there is one, or with None after the last. Called by the observer.
         """
         with self._changed:
-            self._waiting[observer] = future = Future()
+            self._asking[observer] = future = Future()
         self._answer()
         return future
 
-    def hand_over(self, update: int, observer: int, rollout: Rollout) -> None:
+    def hand_over(self, update: int, rollout: Rollout) -> None:
         """Take a rollout from the observer that has played it for this update."""
         with self._changed:
-            self._open[update][observer] = rollout
+            self._open[update][rollout.observer] = rollout
             self._changed.notify()
+
+    def make(self, number: int) -> Reference:
+        """A new observer, on its worker; it does not play yet."""
+        worker = self.config.worker_of(number)
+        return self._engine.remote(worker, Observer, number, self.config)
+
+    def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
+        """Have observers play; the rollouts of each update, by their numbers."""
+        for number, observer in enumerate(observers):
+            self._start(number, observer)
+        while True:
+            yield self.next_batch()
+
+    def next_batch(self) -> list[Rollout]:
+        """Wait for the rollouts of the next update; replace who is lost meanwhile."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost or self._is_complete())
+                if not self._lost:
+                    row = self._open[self.version]
+                    return [row[observer] for observer in sorted(row)]
+                number, error = self._lost.pop(0)
+            if not (self._engine.replaces and isinstance(error, WorkerLost)):
+                raise error
+            lost = Lost(self.config.worker_of(number), self.version)
+            self._engine.report("agent", lost)
+            number += self.config.num_observers
+            self._start(number, self.make(number))
+
+    def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
+        """Make an update, and open another one."""
+        found = super().finish_episode(batch)
+        with self._changed:  # not before, or the update would be open once more
+            del self._open[self.version - 1]
+            self._newest = self.version, self.kept[self.version]
+        self._answer()
+        return found
+
+    def end(self) -> None:
+        """No update is to come: wait until all observers have played, and ended."""
+        with self._changed:
+            self._over = True
+        self._answer()
+        for call in self._calls.values():
+            with suppress(*([WorkerLost] if self._engine.replaces else [])):
+                call.wait()  # whoever is lost now is not needed any more
 
     def leave(self, observer: int, call: Future) -> None:
         """An observer has ended; a lost one leaves its open updates to others."""
@@ -114,39 +283,16 @@ class AheadAgent(Learner):
                 for row in self._open.values():
                     if observer in row and row[observer] is None:
                         del row[observer]
-                self._waiting.pop(observer, None)
+                self._asking.pop(observer, None)
                 self._lost.append((observer, error))
                 self._changed.notify()
             self._answer()
 
-    def next_batch(self, on_lost: Callable) -> dict[int, Rollout]:
-        """Wait for the rollouts of the next update; by observer.
-
-        Calls ``on_lost(observer, error)`` for each that has been lost meanwhile.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lost or self._is_complete())
-                lost, self._lost = self._lost, []
-                if not lost:
-                    return dict(sorted(self._open[self.version].items()))
-            for each in lost:
-                on_lost(*each)
-
-    def learn(self, batch: dict[int, Rollout]) -> tuple[int, float]:
-        """Make an update, and open another one."""
-        found = self.update(batch)
-        with self._changed:  # not before, or the update would be open once more
-            del self._open[self.version - 1]
-            self._newest = self.version, self.kept[self.version]
-        self._answer()
-        return found
-
-    def end(self) -> None:
-        """No update is to come: observers end once they have played."""
-        with self._changed:
-            self._over = True
-        self._answer()
+    def _start(self, number: int, observer: Reference) -> None:
+        me = self._engine.reference(self)
+        call = observer.rpc_async(timeout=0).play_ahead(me)
+        self._calls[self.config.worker_of(number)] = call
+        call.add_done_callback(partial(self.leave, number))
 
     def _is_complete(self) -> bool:
         row = self._open.get(self.version, {})
@@ -156,14 +302,14 @@ class AheadAgent(Learner):
         """Answer those who wait for an update, if one is open to them."""
         with self._changed:
             ready = []
-            for observer in list(self._waiting):
+            for observer in list(self._asking):
                 update = self._update_for(observer)
                 if update is not None:
                     self._open.setdefault(update, {})[observer] = None
                     self._last[observer] = update
                 if self._over or update is not None:
                     answer = None if self._over else (update, *self._newest)
-                    ready.append((self._waiting.pop(observer), answer))
+                    ready.append((self._asking.pop(observer), answer))
         for future, answer in ready:
             future.set_result(answer)
 
@@ -177,87 +323,20 @@ class AheadAgent(Learner):
         return None
 
 
-class Record:
-    """What has come out of a run's updates so far."""
-
-    def __init__(self, config: RolloutsConfig):
-        self._config, self.score = config, Score()
-        self.updates, self.schedule = [], []
-
-    def goes_on(self) -> bool:
-        """Whether another update is to be made."""
-        most = self._config.max_episodes
-        return not self.score.solved and len(self.score.rewards) < most
-
-    def add(self, batch: dict[int, Rollout], found: tuple[int, float]) -> Update:
-        """Count an update, with the largest lag and ratio that it found."""
-        so_far = self.score.add([rollout.episodes for rollout in batch.values()])
-        self.schedule.append({n: rollout.version for n, rollout in batch.items()})
-        self.updates.append(Update(*astuple(so_far), *found))
-        return self.updates[-1]
-
-    def training(self, weights: Weights) -> Training:
-        """What the run returns, with the weights that it has learned."""
-        return Training(self.score, self.updates, self.schedule, weights)
-
-
 def train(engine: Workers, config: RolloutsConfig) -> Training:
     """The agent's role: have observers play ahead, and learn until it is solved."""
-    agent, calls = AheadAgent(config), {}
-    agent_rref = engine.reference(agent)
-
-    def start(number: int, observer: Reference) -> None:
-        call = observer.rpc_async(timeout=0).play_ahead(agent_rref)
-        call.add_done_callback(partial(agent.leave, number))
-        calls[number % config.num_observers] = call
-
-    def make(number: int) -> Reference:
-        worker = f"observer{number % config.num_observers}"
-        return engine.remote(worker, Observer, number, config)
-
-    def start_another(number: int, error: Exception) -> None:
-        if not (engine.replaces and isinstance(error, WorkerLost)):
-            raise error
-        engine.report("agent", Lost(f"observer{number}", agent.version))
-        number += config.num_observers  # whose random streams nobody has drawn from
-        start(number, make(number))
-
-    observers = {number: make(number) for number in range(config.num_observers)}
-    record = Record(config)  # its time begins when all observers are there
-    for number, observer in observers.items():
-        start(number, observer)
-    while record.goes_on():
-        batch = agent.next_batch(start_another)
-        engine.report("agent", record.add(batch, agent.learn(batch)))
+    agent = AheadAgent(config, engine)
+    observers = [agent.make(number) for number in range(config.num_observers)]
+    found = learn(engine, agent, agent.batches(observers))
     agent.end()
-    for call in calls.values():
-        with suppress(*([WorkerLost] if engine.replaces else [])):
-            call.wait()  # whoever is lost now is not needed any more
-    return record.training(agent.kept[agent.version])
-
-
-def check(config: RolloutsConfig) -> None:
-    """A ValueError if this machine has no memory for the workers, or their episodes."""
-    checks.workers(config, "num_observers", others=1)
-    number = config.num_observers * config.num_envs * (config.max_lag + 1)
-    checks.in_memory(f"rollouts of {number} environments", number * EPISODE)
+    return Training(**vars(found), schedule=agent.schedule)
 
 
 def run(
     config: RolloutsConfig, engine: Workers | None = None, **options: Any
 ) -> Training:
-    """Train on workers: an agent and its observers, each in a process of its own.
-
-    The options are those of :func:`~.launch.launch`. A ValueError where
-    :func:`check` refuses the config, a WorkerError if a worker failed.
-    """
-    check(config)
-    engine = engine or TorchRPC()
-    roles = {"agent": Role(train, (engine, config))}
-    observer = Role(serve, replaceable=True)
-    roles |= {f"observer{i}": observer for i in range(config.num_observers)}
-    options.setdefault("rpc_threads", 2)
-    return engine.launch(roles, **options)["agent"]
+    """Train on workers, as :func:`~cdopt_tutorial.reinforce.system.run` does."""
+    return system.run(config, engine, train, **options)
 
 
 def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
@@ -271,29 +350,30 @@ def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
 def run_locally(
     config: RolloutsConfig,
     schedule: Iterable[dict[int, int]] | None = None,
-    on_report: Callable[[str, Update], None] | None = None,
+    on_report: Callable[[str, Round], None] | None = None,
 ) -> Training:
     """Train in this process by the schedule of a run, or without one, in step.
 
     It computes with one thread, as each worker does, or the bits would be others. A
     ValueError names an entry that no run of this config can have.
     """
-    engine, config = OneProcess(on_report), replace(config, step_ms=0.0)
-    schedule = in_step(config) if schedule is None else schedule
+    learner = Learner(replace(config, step_ms=0.0))
+    batches = _replay(learner, in_step(config) if schedule is None else schedule)
     with set_torch_threads(1):
-        learner, record = Learner(config), Record(config)
-        observers: dict[int, Observer] = {}
-        for row in schedule:
-            if not record.goes_on():
-                break
-            _check_row(config, learner.version, row)
-            batch = {}
-            for number, version in sorted(row.items()):
-                if number not in observers:
-                    observers[number] = Observer(number, config)
-                batch[number] = observers[number].play(version, learner.kept[version])
-            engine.report("agent", record.add(batch, learner.update(batch)))
-        return record.training(learner.kept[learner.version])
+        found = learn(OneProcess(on_report), learner, batches)
+    return Training(**vars(found), schedule=learner.schedule)
+
+
+def _replay(
+    learner: Learner, schedule: Iterable[dict[int, int]]
+) -> Iterator[list[Rollout]]:
+    """The rollouts of a schedule, played here, each when it is to be learned from."""
+    observers: dict[int, Observer] = {}
+    for row in schedule:
+        _check_row(learner.config, learner.version, row)
+        for number in row.keys() - observers.keys():
+            observers[number] = Observer(number, learner.config)
+        yield [observers[n].play(v, learner.kept[v]) for n, v in sorted(row.items())]
 
 
 def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None:

@@ -24,7 +24,7 @@ from cdopt_tutorial.engines.launcher.launch import JOIN
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torchrun.peers import LOST
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
-from cdopt_tutorial.reinforce.steady import Anew, Lost
+from cdopt_tutorial.reinforce.steady import Lost
 from sweeps.disturbed import GLANCE, Disturbed, Environment, Way, place, share
 
 NARROW = "--embedding 16 --hidden 16"
@@ -199,17 +199,16 @@ def without(config: ReinforceConfig, lost: tuple[Lost, ...]) -> list[float]:
     torch.set_num_threads(1)  # as the workers have
     agent, score = Agent(config), Score()
     observers = [Observer(number, config) for number in range(config.num_observers)]
-    lives = [0] * config.num_observers
+    numbers = list(range(config.num_observers))
     while len(score.rewards) < config.max_episodes and not score.solved:
         batch = []
         for number, observer in enumerate(observers):
             if Lost(f"observer{number}", score.rounds + 1) in lost:
-                lives[number] += 1
-                anew = Anew(**vars(config), life=lives[number])
-                observers[number] = Observer(number, anew)
+                numbers[number] += config.num_observers
+                observers[number] = Observer(numbers[number], config)
             else:
                 ends = observer.run_episode(LocalRef(agent))
-                batch.append(agent._episodes(number, *ends))
+                batch.append(agent._actors[number].episodes(*ends))
         agent.finish_episode(batch)
         score.add(batch)
     return score.rewards
