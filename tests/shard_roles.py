@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cdopt_tutorial.constraints.sharded import Layout
+from cdopt_tutorial.constraints.fused import Sums
 from cdopt_tutorial.constraints.surface import Surface, surface, whole
 from cdopt_tutorial.engines.probes.counted import Sent
 from cdopt_tutorial.hybrid.replicas import join
@@ -101,7 +101,7 @@ def play_maps(rank: int) -> dict:
     on, rows = surface_of("stiefel", value), [Shard(0), Replicate()]
     sums = DTensor.from_local(value, mesh, [Partial(), Replicate()])
     found["partial"] = error_of(on.distance, sums)
-    with mock.patch.object(Layout, "inside", lambda self, part: None):
+    with mock.patch.object(Sums, "inside", lambda self, part: part):
         mapped, _ = on.map_and_distance(distribute_tensor(value, mesh, rows))
     return found | {"control": off(mapped, on.map_and_distance(value)[0])}
 

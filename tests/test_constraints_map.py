@@ -1,5 +1,7 @@
 """The maps and penalties of `constraints` equal CDOpt's, with their derivatives."""
 
+from unittest import mock
+
 import pytest
 import torch
 from cdopt.manifold_torch import euclidean_torch, stiefel_torch
@@ -165,20 +167,11 @@ def test_refuses_what_has_no_shape():
         constraints.dissolve(nn.LazyLinear(2))
 
 
-class Alone:
-    """The sums over one rank: nothing is to be added."""
-
-    def inside(self, part):
-        pass
-
-    across = inside
-
-
 @pytest.mark.parametrize(
     "mapped",
     [
-        lambda x: fused.stiefel_map(x, False, Alone()),
-        lambda x: fused.radial_map(x, (0,), Alone()),
+        lambda x: fused.stiefel_map(x, fused.Sums(mesh=mock.Mock())),
+        lambda x: fused.radial_map(x, (0,), fused.Sums(mesh=mock.Mock())),
     ],
 )
 def test_a_part_refuses_a_second_derivative(mapped):
