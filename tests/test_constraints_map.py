@@ -171,7 +171,7 @@ def test_refuses_what_has_no_shape():
     "mapped",
     [
         lambda x: fused.stiefel_map(x, fused.Sums(mesh=mock.Mock())),
-        lambda x: fused.radial_map(x, (0,), fused.Sums(mesh=mock.Mock())),
+        lambda x: fused.RadialMap.apply(x, (0,), fused.Sums(mesh=mock.Mock())),
     ],
 )
 def test_a_part_refuses_a_second_derivative(mapped):

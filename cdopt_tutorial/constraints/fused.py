@@ -85,15 +85,6 @@ def stiefel_constraint(weight: Tensor, sums: Sums | None = None) -> Tensor:
     return c
 
 
-def radial_map(x: Tensor, axes: tuple[int, ...], sums: Sums) -> tuple[Tensor, Tensor]:
-    """The map A(X) = 2 X / (1 + s) and the distance Σ (s − 1)², s the sum of squares.
-
-    The sum runs over ``axes``, and over ranks: one axis for an oblique manifold, all
-    for a sphere. Differentiable once. Source: Xiao, Liu and Toh (2023).
-    """
-    return _RadialMap.apply(x, axes, sums)
-
-
 def _sums(weight: Tensor) -> Sums:
     """Those of a whole weight."""
     return Sums(wide=weight.shape[-2] < weight.shape[-1])
@@ -137,8 +128,12 @@ class _StiefelDistance(torch.autograd.Function):
         return product * (4 * grad), None, None, None
 
 
-class _RadialMap(torch.autograd.Function):
-    """X to A(X) and Σ (s − 1)², with the sum s of squares over some axes and ranks."""
+class RadialMap(torch.autograd.Function):
+    """The map A(X) = 2 X / (1 + s) and the distance Σ (s − 1)², s the sum of squares.
+
+    Applied to a part of X, the axes and the ranks of the sum: one axis for an oblique
+    manifold, all for a sphere. Differentiable once. Source: Xiao, Liu and Toh (2023).
+    """
 
     @staticmethod
     def forward(

@@ -1,6 +1,5 @@
 """Put the weights of any layer on a manifold, by constraint dissolving."""
 
-import copy
 import functools
 import threading
 from typing import Any
@@ -199,11 +198,7 @@ class _Portable:
         names = tuple(getattr(self, "parametrizations", ()))
         return _empty, (self._kind, names), self._kind.__getstate__(self)
 
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        make, args, state = self.__reduce_ex__(2)
-        memo[id(self)] = copied = make(*args)  # first: its state may refer to it
-        copied.__setstate__(copy.deepcopy(state, memo))
-        return copied
+    __deepcopy__ = None  # or torch would add one, with which copies share a class
 
 
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
@@ -230,7 +225,7 @@ class _Fresh:
     @property
     def _flat_weights(self) -> list[Tensor | None]:
         now = getattr(_now, "weights", None)
-        return [None] * len(self._flat_weights_names) if now is None else now
+        return now or [None] * len(self._flat_weights_names)
 
     @_flat_weights.setter
     def _flat_weights(self, _: list) -> None:

@@ -11,7 +11,7 @@ from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from cdopt_tutorial.constraints.fused import Sums, radial_map, stiefel_map
+from cdopt_tutorial.constraints.fused import RadialMap, Sums, stiefel_map
 from cdopt_tutorial.constraints.surface import Surface
 
 
@@ -59,7 +59,7 @@ def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]
     x = part.flatten(1) if part.ndim > 2 else part
     if on.make is not stiefel_torch:
         axes = (0, 1) if on.make is sphere_torch else (1,)
-        mapped, distance = radial_map(x, axes, sums)
+        mapped, distance = RadialMap.apply(x, axes, sums)
     else:
         if on.blocks > 1:
             rows = weight.shape[0] // on.blocks

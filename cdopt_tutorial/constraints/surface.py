@@ -158,10 +158,11 @@ def surface(
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if make is stiefel_torch:
         rows, columns = weight.shape[0] // blocks, math.prod(weight.shape[1:])
+        wide = rows < columns
         if transpose is None:
-            transpose = rows < columns
-        if rows != columns and transpose != (rows < columns):
-            long_side = "rows" if rows > columns else "columns"
+            transpose = wide
+        elif rows != columns and transpose != wide:
+            long_side = "columns" if wide else "rows"
             of = f"of a {rows} x {columns} matrix"
             raise ValueError(f"the {long_side} {of} can't be orthonormal")
     return Surface(make, blocks, bool(transpose))
