@@ -21,17 +21,9 @@ from cdopt_tutorial import data, sharding
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.probes import counted
 from cdopt_tutorial.engines.probes.attach import wrap
-from cdopt_tutorial.sharding import (
-    History,
-    Job,
-    Result,
-    ShardConfig,
-    costs,
-    owned,
-    system,
-)
+from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned, system
 from cdopt_tutorial.sharding.model import Block, hold, to_hold, transformer
-from cdopt_tutorial.sharding.system import Trainer, stage_of
+from cdopt_tutorial.sharding.system import History, Trainer, stage_of
 
 pytestmark = pytest.mark.xdist_group("shards")
 

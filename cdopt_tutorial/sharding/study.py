@@ -113,31 +113,19 @@ def make(kind: str, config: ShardConfig, vocab_size: int) -> nn.Sequential:
             nearest = surface("stiefel", layer.weight, blocks).nearest(layer.weight)
             layer.weight = nn.Parameter(nearest)
             if kind == "torch's orthogonal":
-                rule = Blocks(nearest, blocks)
-                parametrize.register_parametrization(layer, "weight", rule)
+                _parametrize(layer, nearest.unflatten(0, (blocks, -1)))
     for where in HELD.get(kind, ()):
         hold(model, replace(config, manifold="stiefel", where=where))
     return model
 
 
-class Blocks(nn.Module):
-    """torch's orthogonal parametrization, of each block of a weight's rows."""
-
-    def __init__(self, weight: Tensor, blocks: int):
-        super().__init__()
-        part = nn.Module()
-        part.weight = nn.Parameter(weight.detach().unflatten(0, (blocks, -1)))
-        parametrizations.orthogonal(part, orthogonal_map="cayley")
-        self.blocks, (self.map,) = blocks, part.parametrizations.weight
-
-    def forward(self, free: Tensor) -> Tensor:
-        """The weight, of a free parameter of its shape."""
-        return self.map(free.unflatten(0, (self.blocks, -1))).flatten(0, 1)
-
-    def right_inverse(self, weight: Tensor) -> Tensor:
-        """The free parameter of a weight."""
-        blocks = weight.unflatten(0, (self.blocks, -1))
-        return self.map.right_inverse(blocks).flatten(0, 1)
+def _parametrize(layer: nn.Linear, start: Tensor) -> None:
+    """Apply torch's orthogonal parametrization to each of a weight's blocks of rows."""
+    layer.weight = nn.Parameter(start)
+    parametrizations.orthogonal(layer, orthogonal_map="cayley")
+    layer.weight = start  # completed anew, at random: so are the chapter's figures
+    rows = nn.Flatten(0, 1)  # unsafe, as torch says, for it changes the shape
+    parametrize.register_parametrization(layer, "weight", rows, unsafe=True)
 
 
 class MuonAndAdam:
@@ -167,7 +155,8 @@ class MuonAndAdam:
 @torch.no_grad()
 def distance(model: nn.Module, config: ShardConfig) -> float:
     """How far from orthonormal the attentions' blocks are, all together."""
-    layers = to_hold(model, config).items()
-    weights = ((layer.weight.double(), blocks) for layer, blocks in layers)
-    squares = (surface("stiefel", w, blocks).distance(w) for w, blocks in weights)
-    return math.sqrt(sum(each.item() for each in squares))
+    squares = [
+        surface("stiefel", layer.weight, blocks).distance(layer.weight.double()).item()
+        for layer, blocks in to_hold(model, config).items()
+    ]
+    return math.sqrt(sum(squares))
