@@ -30,7 +30,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.layers import Dissolved
-from cdopt_tutorial.constraints.surface import placed, whole
+from cdopt_tutorial.constraints.sharded import placed
+from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.hybrid.replicas import join
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18

@@ -35,11 +35,6 @@ def whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if is_sharded(weight) else weight
 
 
-def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A value where another one lies on a mesh, if it does; a plain one is on all."""
-    return _sharded().placed(value, like) if is_sharded(like) else value
-
-
 def _sharded() -> ModuleType:
     """How such a weight is computed with; imported where there is one."""
     from cdopt_tutorial.constraints import sharded
@@ -111,7 +106,8 @@ class Surface:
                 off = f"onto this manifold: ‖C‖ is {left:.1e} after it"
                 shape = f"a weight of shape {tuple(found.shape)}"
                 raise ValueError(f"no projection of {shape} {off}")
-            return placed(found.to(weight.dtype), weight)
+            found = found.to(weight.dtype)
+            return _sharded().placed(found, weight) if is_sharded(weight) else found
 
     def _blocks(self, weight: Tensor) -> Tensor:
         matrix = weight.flatten(1) if weight.ndim > 2 else weight
