@@ -70,8 +70,11 @@ def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]
 
 def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]:
     """How a weight lies while it is mapped, and its sums; None if it is gathered."""
-    mesh, cuts = weight.device_mesh, [_cut(each) for each in weight.placements]
-    stiefel = on.make is stiefel_torch
+    if any(each.is_partial() for each in weight.placements):
+        raise ValueError("a weight is placed as a partial sum: redistribute it first")
+    # The axis that each dimension of the mesh cuts, by strided shards, too.
+    cuts = [None if each.is_replicate() else each.dim for each in weight.placements]
+    mesh, stiefel = weight.device_mesh, on.make is stiefel_torch
     if not stiefel and (on.transpose or on.make not in (oblique_torch, sphere_torch)):
         return [Replicate()] * mesh.ndim, None
     ranks = math.prod([mesh.size(dim) for dim, cut in enumerate(cuts) if cut == 0])
@@ -91,10 +94,3 @@ def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]
             placements[dim] = placements[dim] if to == cut else Shard(to)
             inner.append(dim)
     return placements, Sums(stiefel and wide, mesh, tuple(inner), tuple(outer))
-
-
-def _cut(placement: Placement) -> int | None:
-    """The axis of the weight that a dimension of the mesh cuts; None for a replica."""
-    if placement.is_partial():
-        raise ValueError("a weight is placed as a partial sum: redistribute it first")
-    return None if placement.is_replicate() else placement.dim  # strided shards, too

@@ -59,8 +59,7 @@ def config_of(
 ) -> ShardConfig:
     """The settings of a run; a ValueError if a value is out of its range."""
     if kind not in KINDS:
-        allowed = " or ".join(KINDS)
-        raise ValueError(f"kind is {kind!r}, but must be {allowed}")
+        raise ValueError(f"kind is {kind!r}, but must be {' or '.join(KINDS)}")
     on = {"manifold": "stiefel" if kind in HELD else "none", "device": device}
     return replace(CONFIG, lr=lr, seed=seed, max_steps=steps, **on)
 

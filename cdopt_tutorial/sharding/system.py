@@ -160,9 +160,8 @@ def clip(parameters: Iterable[Tensor], largest: float, staged: bool) -> None:
     """Scale the gradients of a model so that their norm is at most ``largest``.
 
     On every rank, with its own parameters; ``staged`` says that others have others.
-    Torch's own ``clip_grad_norm_`` takes gradients that lie on one mesh, but under
-    tensor parallel some are plain tensors, in two dimensions there are two meshes, and
-    a rank of a pipeline has the gradients of its own layers only.
+    Torch's own ``clip_grad_norm_`` takes no gradients of several meshes, nor plain ones
+    beside them, and knows of one stage of a pipeline only.
     """
     found = [each.grad for each in parameters if each.grad is not None]
     total = sum(whole(each.square().sum()) for each in found)
