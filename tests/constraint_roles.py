@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed.rpc as rpc
+from constrained import F64
 from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
@@ -9,8 +10,6 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Ref, apply
-
-F64 = {"dtype": torch.float64}
 
 
 class Tail(nn.Sequential):

@@ -14,7 +14,8 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from cdopt.nn import Linear_cdopt
-from shard_roles import F64, RANKS, drawn, error_of, meshes, off
+from constrained import F64, drawn
+from shard_roles import RANKS, error_of, meshes, off
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh

@@ -239,21 +239,6 @@ class TestRun:
         assert sharding.perplexity(job("fsdp"), huge) == math.inf
 
 
-def test_the_copies_tokens_are_together_the_batch_of_one_process():
-    def first(number: int, copy: int) -> list[tuple[Tensor, Tensor]]:
-        config = settings(strategy="ddp", num_ranks=number, manifold="none")
-        model = transformer(config, len(CORPUS.vocabulary))
-        batches = Trainer(Job(config, CORPUS), model, model, copy).batches()
-        return [next(batches) for _ in range(3)]
-
-    whole, parts = first(1, 0), [first(4, copy) for copy in range(4)]
-    for step, (tokens, targets) in enumerate(whole):
-        assert torch.equal(torch.cat([part[step][0] for part in parts]), tokens)
-        assert torch.equal(torch.cat([part[step][1] for part in parts]), targets)
-        assert torch.equal(tokens[:, 1:], targets[:, :-1])
-        assert tokens.shape == (16, 16)
-
-
 class TestResult:
     @pytest.mark.parametrize(
         ("ranks", "expected"),
