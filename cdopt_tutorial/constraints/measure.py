@@ -20,13 +20,7 @@ from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
-
-
-class Constraint(NamedTuple):
-    """One weight on a manifold."""
-
-    weight: Tensor  #: W, what an optimizer moves
-    rule: Dissolved  #: its manifold, and its penalty
+Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its rule
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
@@ -39,11 +33,11 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
     for prefix, module in model.named_modules():
         if is_under_fsdp(module) and hasattr(module, "reshard"):
             module.reshard()
-        for name, constraint in _of_layer(module):
-            if is_under_fsdp(module) and not is_sharded(constraint.weight):
+        for name, (weight, rule) in _of_layer(module):
+            if is_under_fsdp(module) and not is_sharded(weight):
                 kind = type(module).__name__
                 raise ValueError(f"{kind} is gathered: give the model that is sharded")
-            found[joined(prefix, name)] = constraint
+            found[joined(prefix, name)] = weight, rule
     return found
 
 
@@ -56,7 +50,7 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
     if parametrize.is_parametrized(module):
         for name, listed in module.parametrizations.items():
             if isinstance(listed[0], Dissolved):
-                yield name, Constraint(listed.original, listed[0])
+                yield name, (listed.original, listed[0])
     free = isinstance(getattr(module, "manifold", None), euclidean_torch)
     if hasattr(module, "quad_penalty") and not free:
         yield from _of_cdopt(module)
@@ -77,7 +71,7 @@ def _of_cdopt(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
         if getattr(module, "weight_to_var", nn.Identity())(weight) is not weight:
             kind = type(module).__name__
             raise ValueError(f"{kind} reshapes its {name}: dissolve a plain layer")
-        yield name, Constraint(weight, Dissolved(on, module.penalty_param))
+        yield name, (weight, Dissolved(on, module.penalty_param))
 
 
 class Distance(NamedTuple):
@@ -165,7 +159,7 @@ class Constraints:
             except (ValueError, torch.linalg.LinAlgError) as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, value in found.items():
-            self._here[name].weight.copy_(value)
+            self._here[name][0].copy_(value)
         for reference in self._elsewhere.values():
             apply(reference, project_)
 
@@ -180,10 +174,10 @@ class Constraints:
                     self._elsewhere[name] = model
                 return []
             model = model.local_value()
-        for own, constraint in constraints_of(model).items():
-            if ("", id(constraint.weight)) not in self._known:
-                self._known.add(("", id(constraint.weight)))
-                self._here[joined(name, own)] = constraint
+        for own, (weight, rule) in constraints_of(model).items():
+            if ("", id(weight)) not in self._known:
+                self._known.add(("", id(weight)))
+                self._here[joined(name, own)] = weight, rule
         return [
             (joined(joined(name, prefix), own), each)
             for prefix, module in model.named_modules()
@@ -232,4 +226,4 @@ def _term(name: str, constraint: Constraint) -> Tensor:
 def _look(value: Any) -> list[int]:
     """The ids of constrained weights of a module, if it is one; on its owner."""
     found = constraints_of(value) if isinstance(value, nn.Module) else {}
-    return [id(each.weight) for each in found.values()]
+    return [id(weight) for weight, _ in found.values()]

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -95,7 +95,7 @@ class Trainer:
         """One step with all ranks; the mean loss of these tokens, in nats."""
         loss = self.backward(tokens, targets)
         if self.config.clip is not None:
-            clip(self.model.parameters(), self.config.clip, self.staged)
+            self.clip(self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
@@ -106,6 +106,20 @@ class Trainer:
         penalty = 0.0 if self.constraints is None else self.constraints.penalty()
         (loss + penalty).backward()
         return loss.item()
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradients so that their norm, of all ranks, is at most ``largest``.
+
+        Torch's own ``clip_grad_norm_`` takes no gradients of several meshes, nor plain
+        ones beside them, and knows of one stage of a pipeline only.
+        """
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        total = sum(whole(each.square().sum()) for each in found)
+        if self.staged:
+            dist.all_reduce(total)
+        factor = clip_factor(total.item(), largest)
+        for gradient in found:
+            gradient.mul_(factor)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's tokens and their next ones, (batch, seq_len), without end."""
@@ -154,22 +168,6 @@ def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
 def stream_of(job: Job) -> Stream:
     """The text that is trained on, in a column for each sequence of a batch."""
     return Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
-
-
-def clip(parameters: Iterable[Tensor], largest: float, staged: bool) -> None:
-    """Scale the gradients of a model so that their norm is at most ``largest``.
-
-    On every rank, with its own parameters; ``staged`` says that others have others.
-    Torch's own ``clip_grad_norm_`` takes no gradients of several meshes, nor plain ones
-    beside them, and knows of one stage of a pipeline only.
-    """
-    found = [each.grad for each in parameters if each.grad is not None]
-    total = sum(whole(each.square().sum()) for each in found)
-    if staged:
-        dist.all_reduce(total)
-    factor = clip_factor(total.item(), largest)
-    for gradient in found:
-        gradient.mul_(factor)
 
 
 @dataclass
