@@ -89,7 +89,7 @@ class Trainer:
         self.device = device_of(model)
         free = job.config.manifold == "none"
         self.constraints = None if free else Constraints(model)
-        self.optimizer: Any = make_optimizer(model.parameters(), job.config)
+        self.optimizer = make_optimizer(model.parameters(), job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
