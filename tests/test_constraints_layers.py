@@ -5,7 +5,7 @@ import pytest
 import torch
 from cdopt.manifold_torch import euclidean_torch, stiefel_torch
 from cdopt.nn import Linear_cdopt, LSTM_cdopt
-from constrained import F64, free, lstm
+from constrained import F64, free, lstm, move_
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
@@ -61,9 +61,7 @@ class TestDissolve:
     def test_computes_with_the_mapped_weight(self, kind):
         layer, plain = dissolved(kind), LAYERS[kind](**F64)
         assert off(free(layer)) < 1e-12
-        with torch.no_grad():
-            free(layer).mul_(1.05)
-        w = free(layer).detach().clone().requires_grad_()
+        w = free(move_(layer, 1.05)).detach().clone().requires_grad_()
         matrix = w.flatten(1)
         mapped, distance = constraints.stiefel_map(matrix)
         state = {**dict(layer.named_parameters()), "weight": mapped.view_as(w)}
@@ -255,11 +253,9 @@ def test_a_weight_that_layers_share_is_dissolved_in_each():
     model[1].weight = model[0].weight
     for layer in model:
         constraints.dissolve(layer, penalty_param=0.3)
-    free = model[0].parametrizations.weight.original
-    with torch.no_grad():
-        free.mul_(1.1)
+    weight = free(move_(model)[0])
     assert torch.equal(model[0].weight, model[1].weight)
-    alone = 0.3 * (free.T @ free - torch.eye(3, **F64)).square().sum()
+    alone = 0.3 * (weight.T @ weight - torch.eye(3, **F64)).square().sum()
     torch.testing.assert_close(constraints.penalty(model), alone)
 
 

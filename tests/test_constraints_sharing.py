@@ -10,7 +10,7 @@ import threading
 import weakref
 
 import torch
-from constrained import F64, drawn
+from constrained import F64, drawn, move_
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -85,10 +85,7 @@ class Sequences(RuleBasedStateMachine):
     @initialize(seed=small)
     def begin(self, seed):
         torch.manual_seed(seed)
-        self.model, self.terms = Net(), []
-        with torch.no_grad():
-            for weight in self.model.weights():
-                weight.mul_(1.1)
+        self.model, self.terms = move_(Net()), []
         self.follow()
 
     def follow(self):
