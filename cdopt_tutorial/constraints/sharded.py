@@ -42,7 +42,7 @@ def distance(on: Surface, weight: DTensor) -> Tensor:
 def placed(
     part: Tensor, like: DTensor, placements: Sequence[Placement] | None = None
 ) -> DTensor:
-    """A tensor of such parts, of which by default all ranks have all, as another."""
+    """A tensor of which each rank has a part, by default all, as another one lies."""
     mesh, layout = like.device_mesh, {"shape": like.shape, "stride": like.stride()}
     placements = placements or [Replicate()] * mesh.ndim
     part = part.to(like.device)
@@ -90,7 +90,8 @@ def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]
         elif cut is not None and stiefel and not wide and on.blocks > 1:
             placements[dim] = Replicate()
         elif cut is not None:
-            to = cut if not stiefel else (cut or 1) if wide else 0
-            placements[dim] = placements[dim] if to == cut else Shard(to)
+            along = (cut or 1) if wide else 0  # the long side
+            if stiefel and along != cut:
+                placements[dim] = Shard(along)
             inner.append(dim)
     return placements, Sums(stiefel and wide, mesh, tuple(inner), tuple(outer))
