@@ -21,6 +21,12 @@ def free(layer, name="weight"):
     return layer.parametrizations[name].original
 
 
+def drawn(shape, seed, requires_grad=False):
+    """The same for a seed on every worker."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, **F64).requires_grad_(requires_grad)
+
+
 def move_(model, factor=1.1):
     """Off the manifolds; what is not trained, as CDOpt's constants, stays."""
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed.rpc as rpc
+from constrained import F64, move_
 from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
@@ -9,8 +10,6 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import layers
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Ref, apply
-
-F64 = {"dtype": torch.float64}
 
 
 class Tail(nn.Sequential):
@@ -25,9 +24,7 @@ class Tail(nn.Sequential):
         constraints.dissolve(wide)
         constraints.dissolve(square, manifold="oblique")
         super().__init__(wide, nn.Tanh(), square)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.mul_(factor)
+        move_(self, factor)
 
 
 class Bag(nn.EmbeddingBag):
@@ -37,8 +34,7 @@ class Bag(nn.EmbeddingBag):
         super().__init__(9, 6, **F64)
         nn.init.normal_(self.weight, generator=torch.Generator().manual_seed(0))
         constraints.dissolve(self)
-        with torch.no_grad():
-            self.parametrizations.weight.original.mul_(1.2)
+        move_(self, 1.2)
 
 
 def loss_of(model, x):
@@ -141,9 +137,7 @@ def projection(server):
 
 def bump(module):
     """On the owner: another trainer's step, which moves nothing."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(1.0)
+    move_(module, 1.0)
 
 
 def step_between(rref, x):

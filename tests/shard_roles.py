@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from cdopt.manifold_torch import grassmann_torch
+from constrained import F64, drawn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,12 +24,11 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cdopt_tutorial.constraints.sharded import Layout
+from cdopt_tutorial.constraints.fused import Sums
 from cdopt_tutorial.constraints.surface import Surface, surface, whole
 from cdopt_tutorial.engines.probes.counted import Sent
 from cdopt_tutorial.hybrid.replicas import join
 
-F64 = {"dtype": torch.float64}
 RANKS = 4
 #: By name: the manifold, the blocks of a weight, and whether it is turned.
 KINDS = {
@@ -47,12 +47,6 @@ SHAPES = [(7, 3), (3, 7), (5, 5), (1, 4), (4, 2, 3, 3)]
 def surface_of(kind: str, weight: Tensor) -> Surface:
     manifold, blocks, transpose = KINDS[kind]
     return surface(manifold, weight, blocks, transpose)
-
-
-def drawn(shape: tuple[int, ...], seed: int) -> Tensor:
-    """The same on every rank."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, **F64)
 
 
 def meshes() -> dict[str, DeviceMesh]:
@@ -101,7 +95,7 @@ def play_maps(rank: int) -> dict:
     on, rows = surface_of("stiefel", value), [Shard(0), Replicate()]
     sums = DTensor.from_local(value, mesh, [Partial(), Replicate()])
     found["partial"] = error_of(on.distance, sums)
-    with mock.patch.object(Layout, "inside", lambda self, part: None):
+    with mock.patch.object(Sums, "inside", lambda self, part: part):
         mapped, _ = on.map_and_distance(distribute_tensor(value, mesh, rows))
     return found | {"control": off(mapped, on.map_and_distance(value)[0])}
 

@@ -14,7 +14,8 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from cdopt.nn import Linear_cdopt
-from shard_roles import F64, RANKS, drawn, error_of, meshes, off
+from constrained import F64, drawn, move_
+from shard_roles import RANKS, error_of, meshes, off
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +31,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.layers import Dissolved
-from cdopt_tutorial.constraints.surface import placed, whole
+from cdopt_tutorial.constraints.sharded import placed
+from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.hybrid.replicas import join
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
@@ -276,9 +278,7 @@ def embedding(mesh: DeviceMesh) -> dict[str, float]:
         tables[1].load_state_dict(tables[0].state_dict())
         parallelize_module(tables[0], mesh, style)
         for table in tables:
-            constraints.dissolve(table)
-            with torch.no_grad():
-                table.parametrizations.weight.original.mul_(1.1)
+            move_(constraints.dissolve(table))
             loss = (table(torch.arange(9)) * drawn((9, 4), 0)).square().sum()
             (loss + constraints.penalty(table)).backward()
         ours, theirs = (next(each.parameters()).grad for each in tables)

@@ -7,11 +7,11 @@ import warnings
 import pytest
 import torch
 import torch._inductor.config
+from constrained import F64, dissolved, move_
 from torch import nn
 
 from cdopt_tutorial import constraints
 
-F64 = {"dtype": torch.float64}
 #: What torch warns of in its own code.
 OF_TORCH = "`torch.jit.script_method` is deprecated", "`torch._prims_common.check` is"
 
@@ -26,10 +26,7 @@ def forgotten():
 def layer(shape=(9, 4), **options):
     """Dissolved, and off its manifold."""
     rows, columns = shape
-    made = constraints.dissolve(nn.Linear(columns, rows, **F64), **options)
-    with torch.no_grad():
-        made.parametrizations.weight.original.mul_(1.1)
-    return made
+    return move_(dissolved(columns, rows, **options))
 
 
 def results(loss, model, x):
@@ -77,9 +74,7 @@ def test_all_manifolds_as_one_graph():
 
 
 def test_a_convolution():
-    model = constraints.dissolve(nn.Conv2d(3, 5, 2, **F64))
-    with torch.no_grad():
-        model.parametrizations.weight.original.mul_(1.1)
+    model = move_(constraints.dissolve(nn.Conv2d(3, 5, 2, **F64)))
     assert_compiles(model, torch.randn(2, 3, 6, 6, **F64), "aot_eager")
 
 

@@ -1,26 +1,21 @@
 """The maps and penalties of `constraints` equal CDOpt's, with their derivatives."""
 
+from unittest import mock
+
 import pytest
 import torch
-from cdopt.manifold_torch import euclidean_torch, stiefel_torch
+from cdopt.manifold_torch import stiefel_torch
+from constrained import F64, drawn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import fused
 from cdopt_tutorial.constraints.surface import surface
 
-F64 = {"dtype": torch.float64}
 size = st.integers(1, 9)
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.tuples(size, size) | st.tuples(st.integers(1, 4), size, size)
-
-
-def drawn(shape, seed, requires_grad=False):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(shape, generator=generator, **F64)
-    return values.requires_grad_(requires_grad)
 
 
 def assert_near(one, other):
@@ -66,12 +61,6 @@ class TestStiefelMap:
         for one, other in zip(ours, theirs, strict=True):
             assert_near(one.detach(), other.detach())
 
-    @pytest.mark.parametrize("shape", [(4, 2), (2, 3), (2, 3, 2)])
-    def test_is_differentiable_twice(self, shape):
-        x = drawn(shape, 0, requires_grad=True)
-        assert torch.autograd.gradcheck(constraints.stiefel_map, x)
-        assert torch.autograd.gradgradcheck(constraints.stiefel_map, x)
-
     @given(shapes, seeds, st.booleans())
     @settings(max_examples=20)
     def test_each_result_has_a_graph_of_its_own(self, shape, seed, distance_first):
@@ -84,13 +73,6 @@ class TestStiefelMap:
         mapped, distance = by_cdopt(x)
         (expected,) = torch.autograd.grad((mapped * onto).sum() + distance, x)
         assert_near(x.grad, expected)
-
-    @pytest.mark.parametrize("columns", [1, 3, 5])
-    def test_leaves_the_manifold_alone(self, columns):
-        x = torch.linalg.qr(drawn((5, columns), 0)).Q
-        mapped, distance = constraints.stiefel_map(x)
-        assert_near(mapped, x)
-        assert distance < 1e-28
 
     def test_refuses_what_is_no_matrix(self):
         with pytest.raises(ValueError, match="axes, but must have at least 2"):
@@ -140,45 +122,12 @@ class TestSurface:
         assert_near(on.nearest(found), found)
         assert_near(on.map_and_distance(found)[0], found)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"manifold": euclidean_torch}, "euclidean_torch constrains nothing"),
-            ({"manifold": "flat"}, "manifold is 'flat', but must be stiefel or obl"),
-            ({"blocks": 3}, "blocks is 3, but must divide the weight's 4 rows"),
-            ({"blocks": 2, "manifold": "sphere"}, "sphere_torch takes no batch"),
-            ({"transpose": False}, "the columns of a 4 x 8 matrix can't be orthonorm"),
-            ({"penalty_param": 0}, "penalty_param is 0, but must be above 0"),
-            ({"penalty_param": float("nan")}, "penalty_param is nan"),
-            ({"name": "bias"}, r"has shape \(4,\)"),
-            ({"name": "wait"}, "Linear has no parameter 'wait'"),
-        ],
-    )
-    def test_refuses_in_one_line(self, options, message):
-        with pytest.raises(ValueError, match=message) as caught:
-            constraints.dissolve(nn.Linear(8, 4), **options)
-        assert "\n" not in str(caught.value)
-
-
-def test_refuses_what_has_no_shape():
-    with pytest.raises(ValueError, match="has no shape yet"):
-        constraints.dissolve(nn.LazyLinear(2))
-
-
-class Alone:
-    """The sums over one rank: nothing is to be added."""
-
-    def inside(self, part):
-        pass
-
-    across = inside
-
 
 @pytest.mark.parametrize(
     "mapped",
     [
-        lambda x: fused.stiefel_map(x, False, Alone()),
-        lambda x: fused.radial_map(x, (0,), Alone()),
+        lambda x: fused.stiefel_map(x, fused.Sums(mesh=mock.Mock())),
+        lambda x: fused.RadialMap.apply(x, (0,), fused.Sums(mesh=mock.Mock())),
     ],
 )
 def test_a_part_refuses_a_second_derivative(mapped):

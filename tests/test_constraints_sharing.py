@@ -10,6 +10,7 @@ import threading
 import weakref
 
 import torch
+from constrained import F64, drawn, move_
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,7 +25,6 @@ from torch.func import functional_call
 
 from cdopt_tutorial import constraints
 
-F64 = {"dtype": torch.float64}
 NAMES = ("first", "again")
 small = st.integers(0, 3)
 
@@ -67,11 +67,6 @@ def plain_penalty(weights):
     return 0.1 * stiefel + 0.3 * oblique
 
 
-def drawn(*shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, **F64)
-
-
 def in_thread(function, *args):
     result = []
     thread = threading.Thread(target=lambda: result.append(function(*args)))
@@ -90,10 +85,7 @@ class Sequences(RuleBasedStateMachine):
     @initialize(seed=small)
     def begin(self, seed):
         torch.manual_seed(seed)
-        self.model, self.terms = Net(), []
-        with torch.no_grad():
-            for weight in self.model.weights():
-                weight.mul_(1.1)
+        self.model, self.terms = move_(Net()), []
         self.follow()
 
     def follow(self):
@@ -109,7 +101,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(seed=small, aside=st.booleans())
     def forward(self, seed, aside):
-        x = drawn(2, 4, seed=seed)
+        x = drawn((2, 4), seed)
         ours = in_thread(self.model, x) if aside else self.model(x)
         self.add(ours.square().sum(), plain_forward(self.plain, x).square().sum())
 
@@ -121,10 +113,10 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(seed=small)
     def forward_with_other_weights(self, seed):
-        other = [drawn(3, 4, seed=seed), drawn(3, 3, seed=seed)]
+        other = [drawn((3, 4), seed), drawn((3, 3), seed)]
         other = [w.requires_grad_() for w in other]
         names = [f"{name}.parametrizations.weight.original" for name in NAMES]
-        x = drawn(2, 4, seed=seed)
+        x = drawn((2, 4), seed)
         state = dict(zip(names, other, strict=True))
         near(functional_call(self.model, state, x), plain_forward(other, x))
 
@@ -183,7 +175,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def look(self):
-        x = drawn(2, 4, seed=0)
+        x = drawn((2, 4), 0)
         with torch.no_grad():
             near(self.model.eval()(x), plain_forward(self.plain, x))
             near(constraints.penalty(self.model), plain_penalty(self.plain))
@@ -223,7 +215,7 @@ def test_the_first_penalty_of_a_pass_costs_no_gram_matrix(monkeypatch):
     on = type(model.parametrizations.weight[0].surface)
     calls, distance = [], on.distance
     monkeypatch.setattr(on, "distance", lambda *a: calls.append(1) or distance(*a))
-    model(drawn(2, 4, seed=0))
+    model(drawn((2, 4), 0))
     constraints.penalty(model)
     assert not calls
     constraints.penalty(model)
@@ -237,7 +229,7 @@ def test_passes_without_a_penalty_leave_nothing_behind():
     try:
         left = []
         for seed in range(20):
-            mapped, output = model.first.weight, model(drawn(2, 4, seed=seed))
+            mapped, output = model.first.weight, model(drawn((2, 4), seed))
             graph = model.first.parametrizations.weight[0]._seen
             left += [weakref.ref(each) for each in (mapped, output, graph[-1])]
             if seed % 2:
@@ -250,7 +242,7 @@ def test_passes_without_a_penalty_leave_nothing_behind():
 
 def test_a_pass_that_answers_a_call_leaves_nothing_behind():
     """The main thread's pass keeps its distance for the penalty, another's does not."""
-    model, x = copy.deepcopy(Net()), drawn(2, 4, seed=0)
+    model, x = copy.deepcopy(Net()), drawn((2, 4), 0)
     rule = model.first.parametrizations.weight[0]
     in_thread(model, x)
     assert not rule._seen
@@ -264,7 +256,7 @@ def test_gradients_of_two_threads_do_not_mix():
     weights = model.weights()
 
     def work(seed):
-        x = drawn(2, 4, seed=seed)
+        x = drawn((2, 4), seed)
         plain = [w.detach().clone().requires_grad_() for w in weights]
         expected = torch.autograd.grad(
             plain_forward(plain, x).sum() + plain_penalty(plain), plain

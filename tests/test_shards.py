@@ -21,17 +21,9 @@ from cdopt_tutorial import data, sharding
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.probes import counted
 from cdopt_tutorial.engines.probes.attach import wrap
-from cdopt_tutorial.sharding import (
-    History,
-    Job,
-    Result,
-    ShardConfig,
-    costs,
-    owned,
-    system,
-)
+from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned, system
 from cdopt_tutorial.sharding.model import Block, hold, to_hold, transformer
-from cdopt_tutorial.sharding.system import Trainer, stage_of
+from cdopt_tutorial.sharding.system import History, Trainer, stage_of
 
 pytestmark = pytest.mark.xdist_group("shards")
 
@@ -245,21 +237,6 @@ class TestRun:
     def test_perplexity_too_large_to_write_is_infinite(self):
         huge = {name: 1e9 * weight for name, weight in alone().weights.items()}
         assert sharding.perplexity(job("fsdp"), huge) == math.inf
-
-
-def test_the_copies_tokens_are_together_the_batch_of_one_process():
-    def first(number: int, copy: int) -> list[tuple[Tensor, Tensor]]:
-        config = settings(strategy="ddp", num_ranks=number, manifold="none")
-        model = transformer(config, len(CORPUS.vocabulary))
-        batches = Trainer(Job(config, CORPUS), model, model, copy).batches()
-        return [next(batches) for _ in range(3)]
-
-    whole, parts = first(1, 0), [first(4, copy) for copy in range(4)]
-    for step, (tokens, targets) in enumerate(whole):
-        assert torch.equal(torch.cat([part[step][0] for part in parts]), tokens)
-        assert torch.equal(torch.cat([part[step][1] for part in parts]), targets)
-        assert torch.equal(tokens[:, 1:], targets[:, :-1])
-        assert tokens.shape == (16, 16)
 
 
 class TestResult:

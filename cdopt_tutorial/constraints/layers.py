@@ -1,6 +1,5 @@
 """Put the weights of any layer on a manifold, by constraint dissolving."""
 
-import copy
 import functools
 import threading
 from typing import Any
@@ -112,9 +111,9 @@ class Dissolved(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
-        weight = _for_this_call(weight)
-        mapped, distance = self.surface.map_and_distance(weight)
-        if self._keeps():
+        own = _for_this_call(weight)
+        mapped, distance = self.surface.map_and_distance(own)
+        if own is weight and self._keeps():
             self._seen = [weight, _state(weight), distance]
         return mapped
 
@@ -128,40 +127,37 @@ class Dissolved(nn.Module):
         It is given out once, with its graph, which a backward pass frees. What is
         written into ``W.data`` in place in between goes unnoticed, by autograd as well.
         """
-        weight = _for_this_call(weight)
-        if self._keeps() and self._seen:
+        own = _for_this_call(weight)
+        if own is weight and self._keeps() and self._seen:
             last, state, distance = self._seen
             self._seen = []
             if last is weight and state == _state(weight):
                 return distance
-        return self.surface.distance(weight)
+        return self.surface.distance(own)
 
     def _keeps(self) -> bool:
         """Whether what a pass has found is kept for the penalty.
 
-        Not by threads that answer calls, of several trainers maybe: their graphs must
-        not mix. Not under FSDP, where a pass sees the whole weight, and the penalty the
-        shards. And a compiler finds by itself what both have in common.
+        Not under FSDP, where a pass sees the whole weight, and the penalty the shards.
+        And a compiler finds by itself what both have in common.
         """
-        if torch.compiler.is_compiling() or is_under_fsdp(self):
-            return False
-        return torch.is_grad_enabled() and _in_main_thread()
+        compiling = torch.compiler.is_compiling()
+        return torch.is_grad_enabled() and not (compiling or is_under_fsdp(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": []}
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _for_this_call(weight: Tensor) -> Tensor:
     """The weight to compute with.
 
     Threads other than the main one answer calls by RPC: another trainer's step may come
-    before this call's backward pass, which needs the weight as it was.
+    before this call's backward pass, which needs the weight as it was. Nor is anything
+    kept of such a call for a penalty, since their graphs must not mix.
     """
-    here = torch.compiler.is_compiling() or _in_main_thread()
+    if torch.compiler.is_compiling():
+        return weight
+    here = threading.current_thread() is threading.main_thread()
     return weight if here else weight.clone()
 
 
@@ -199,11 +195,7 @@ class _Portable:
         names = tuple(getattr(self, "parametrizations", ()))
         return _empty, (self._kind, names), self._kind.__getstate__(self)
 
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        make, args, state = self.__reduce_ex__(2)
-        memo[id(self)] = copied = make(*args)  # first: its state may refer to it
-        copied.__setstate__(copy.deepcopy(state, memo))
-        return copied
+    __deepcopy__ = None  # or torch would add one, with which copies share a class
 
 
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
@@ -230,7 +222,7 @@ class _Fresh:
     @property
     def _flat_weights(self) -> list[Tensor | None]:
         now = getattr(_now, "weights", None)
-        return [None] * len(self._flat_weights_names) if now is None else now
+        return now or [None] * len(self._flat_weights_names)
 
     @_flat_weights.setter
     def _flat_weights(self, _: list) -> None:

@@ -1,7 +1,7 @@
 """Penalty, feasibility and projection of models, here and on other workers."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,16 +20,7 @@ from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
 
 Model = nn.Module | Reference
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """One weight on a manifold."""
-
-    weight: Tensor  #: W, what an optimizer moves
-    penalty_param: float  #: factor of ‖C(W)‖² in the penalty
-    surface: Surface  #: the manifold
-    distance: Callable[[Tensor], Tensor]  #: W to ‖C(W)‖², a scalar with a graph
+Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its rule
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
@@ -42,11 +33,11 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
     for prefix, module in model.named_modules():
         if is_under_fsdp(module) and hasattr(module, "reshard"):
             module.reshard()
-        for name, constraint in _of_layer(module):
-            if is_under_fsdp(module) and not is_sharded(constraint.weight):
+        for name, (weight, rule) in _of_layer(module):
+            if is_under_fsdp(module) and not is_sharded(weight):
                 kind = type(module).__name__
                 raise ValueError(f"{kind} is gathered: give the model that is sharded")
-            found[joined(prefix, name)] = constraint
+            found[joined(prefix, name)] = weight, rule
     return found
 
 
@@ -58,10 +49,8 @@ def joined(prefix: str, name: str) -> str:
 def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
     if parametrize.is_parametrized(module):
         for name, listed in module.parametrizations.items():
-            rule, weight = listed[0], listed.original
-            if isinstance(rule, Dissolved):
-                on, distance = rule.surface, rule.distance
-                yield name, Constraint(weight, rule.penalty_param, on, distance)
+            if isinstance(listed[0], Dissolved):
+                yield name, (listed.original, listed[0])
     free = isinstance(getattr(module, "manifold", None), euclidean_torch)
     if hasattr(module, "quad_penalty") and not free:
         yield from _of_cdopt(module)
@@ -82,7 +71,7 @@ def _of_cdopt(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
         if getattr(module, "weight_to_var", nn.Identity())(weight) is not weight:
             kind = type(module).__name__
             raise ValueError(f"{kind} reshapes its {name}: dissolve a plain layer")
-        yield name, Constraint(weight, module.penalty_param, on, on.distance)
+        yield name, (weight, Dissolved(on, module.penalty_param))
 
 
 class Distance(NamedTuple):
@@ -149,11 +138,10 @@ class Constraints:
     def feasibility(self) -> Feasibility:
         """Each weight's distance from its manifold, in float64, by its owner."""
         layers = {}
-        for name, each in self._here.items():
+        for name, (weight, rule) in self._here.items():
             # A sum of squares in float32 would be off by more than a projection leaves.
-            weight = each.weight.detach().double()
-            mapped, distance = each.surface.map_and_distance(weight)
-            squares = distance, each.surface.distance(mapped)
+            mapped, distance = rule.surface.map_and_distance(weight.detach().double())
+            squares = distance, rule.surface.distance(mapped)
             layers[name] = Distance(*(square.item() ** 0.5 for square in squares))
         for prefix, reference in self._elsewhere.items():
             for name, distance in apply(reference, feasibility).layers.items():
@@ -164,14 +152,14 @@ class Constraints:
     def project_(self) -> None:
         """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
         found = {}
-        for name, each in self._here.items():
-            weight, on = each.weight.detach().double(), each.surface
+        for name, (weight, rule) in self._here.items():
             try:
-                found[name] = on.nearest(on.map_and_distance(weight)[0])
+                mapped, _ = rule.surface.map_and_distance(weight.detach().double())
+                found[name] = rule.surface.nearest(mapped)
             except (ValueError, torch.linalg.LinAlgError) as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, value in found.items():
-            self._here[name].weight.copy_(value)
+            self._here[name][0].copy_(value)
         for reference in self._elsewhere.values():
             apply(reference, project_)
 
@@ -186,10 +174,10 @@ class Constraints:
                     self._elsewhere[name] = model
                 return []
             model = model.local_value()
-        for own, constraint in constraints_of(model).items():
-            if ("", id(constraint.weight)) not in self._known:
-                self._known.add(("", id(constraint.weight)))
-                self._here[joined(name, own)] = constraint
+        for own, (weight, rule) in constraints_of(model).items():
+            if ("", id(weight)) not in self._known:
+                self._known.add(("", id(weight)))
+                self._here[joined(name, own)] = weight, rule
         return [
             (joined(joined(name, prefix), own), each)
             for prefix, module in model.named_modules()
@@ -228,13 +216,14 @@ def project_(*models: Model) -> None:
 
 
 def _term(name: str, constraint: Constraint) -> Tensor:
-    if not constraint.penalty_param > 0:
-        given = f"the penalty_param of {name} is {constraint.penalty_param}"
+    weight, rule = constraint
+    if not rule.penalty_param > 0:
+        given = f"the penalty_param of {name} is {rule.penalty_param}"
         raise ValueError(f"{given}: its penalty would be 0, whatever its weight")
-    return constraint.penalty_param * constraint.distance(constraint.weight)
+    return rule.penalty_param * rule.distance(weight)
 
 
 def _look(value: Any) -> list[int]:
     """The ids of constrained weights of a module, if it is one; on its owner."""
     found = constraints_of(value) if isinstance(value, nn.Module) else {}
-    return [id(each.weight) for each in found.values()]
+    return [id(weight) for weight, _ in found.values()]

@@ -1,8 +1,9 @@
-"""The manifold of any weight: plain or in shards, and of any dtype."""
+"""The manifold of any weight: the map, the constraint, the nearest point."""
 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from cdopt.manifold_torch import (
 )
 from torch import Tensor, nn
 
-from cdopt_tutorial.constraints.manifold import PlainSurface
+from cdopt_tutorial.constraints.fused import stiefel_map
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
 HALF = torch.bfloat16, torch.float16  # C, a small difference, would be lost in them
@@ -41,11 +42,6 @@ def _sharded() -> ModuleType:
     return sharded
 
 
-def placed(value: Tensor, like: Tensor) -> Tensor:
-    """A value where another one lies on a mesh, if it does; a plain one is on all."""
-    return _sharded().placed(value, like) if is_sharded(like) else value
-
-
 def _exactly(weight: Tensor) -> AbstractContextManager:
     """No autocast: C is a small difference of large numbers, lost in bfloat16."""
     # The meta device, which computes nothing, has no autocast to be asked for.
@@ -54,11 +50,16 @@ def _exactly(weight: Tensor) -> AbstractContextManager:
     return torch.autocast(weight.device.type, enabled=False)
 
 
-class Surface(PlainSurface):
+@dataclass(frozen=True)
+class Surface:
     """The manifold of a weight of any dtype, which may lie in shards.
 
-    What it gives is placed as the weight.
+    Axes after the second count as columns. What it gives is placed as the weight.
     """
+
+    make: Callable[..., Any]  #: CDOpt's class of the manifold
+    blocks: int  #: into how many equal blocks the rows are split, each on its own
+    transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """A(W), shaped as the weight, and ‖C(W)‖², a plain scalar."""
@@ -68,7 +69,12 @@ class Surface(PlainSurface):
         with _exactly(weight):
             if is_sharded(weight):
                 return _sharded().map_and_distance(self, weight)
-            return super().map_and_distance(weight)
+            if self.make is not stiefel_torch:
+                mapped = self._of(weight).A(self._point(weight))
+                return self._weight(mapped, weight), self.distance(weight)
+            # The fused map makes the short side orthonormal: nothing needs turning.
+            mapped, distance = stiefel_map(self._blocks(weight))
+            return mapped.reshape(weight.shape), distance
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a plain scalar."""
@@ -77,17 +83,49 @@ class Surface(PlainSurface):
         with _exactly(weight):
             if is_sharded(weight):
                 return _sharded().distance(self, weight)
-            return super().distance(weight)
+            if torch.compiler.is_compiling() and self.make is stiefel_torch:
+                return self.map_and_distance(weight)[1]  # whose sums are known
+            return self._of(weight).C(self._point(weight)).square().sum()
 
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
-        """The feasible weight nearest to this one, which is gathered.
+        """The feasible weight nearest to this one, by CDOpt's ``Post_process``.
 
-        That is done once, and not in a step: by sums alone, which square what is small,
-        a weight far from its manifold would come to another point of it.
+        A weight in shards is gathered, once, and not in a step: by sums alone, which
+        square what is small, one far from its manifold would come to another point of
+        it. Raises ValueError if what is found is not feasible, as where CDOpt has no
+        projection.
         """
         with _exactly(weight):
-            return placed(super().nearest(whole(weight)), weight)
+            exact = whole(weight).double()  # in float32 it is off by many roundings
+            point = self._of(exact).Post_process(self._point(exact))
+            found = self._weight(point, exact).contiguous()
+            left = self.distance(found).sqrt().item()
+            # Some ulps for each element; NaN is not below it either.
+            if not left <= 100 * torch.finfo(found.dtype).eps * found.numel() ** 0.5:
+                off = f"onto this manifold: ‖C‖ is {left:.1e} after it"
+                shape = f"a weight of shape {tuple(found.shape)}"
+                raise ValueError(f"no projection of {shape} {off}")
+            found = found.to(weight.dtype)
+            return _sharded().placed(found, weight) if is_sharded(weight) else found
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        matrix = weight.flatten(1) if weight.ndim > 2 else weight
+        return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
+
+    def _point(self, weight: Tensor) -> Tensor:
+        """CDOpt's X: the weight in blocks, turned where that is asked for."""
+        blocks = self._blocks(weight)
+        return blocks.mT if self.transpose else blocks
+
+    def _weight(self, point: Tensor, like: Tensor) -> Tensor:
+        """The weight of an X."""
+        return (point.mT if self.transpose else point).reshape(like.shape)
+
+    def _of(self, weight: Tensor) -> Any:
+        """CDOpt's manifold, which keeps constants of one shape, dtype and device."""
+        shape = tuple(self._point(weight).shape)
+        return self.make(shape, device=weight.device, dtype=weight.dtype)
 
 
 def surface(
@@ -116,10 +154,11 @@ def surface(
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if make is stiefel_torch:
         rows, columns = weight.shape[0] // blocks, math.prod(weight.shape[1:])
+        wide = rows < columns
         if transpose is None:
-            transpose = rows < columns
-        if rows != columns and transpose != (rows < columns):
-            long_side = "rows" if rows > columns else "columns"
+            transpose = wide
+        elif rows != columns and transpose != wide:
+            long_side = "columns" if wide else "rows"
             of = f"of a {rows} x {columns} matrix"
             raise ValueError(f"the {long_side} {of} can't be orthonormal")
     return Surface(make, blocks, bool(transpose))

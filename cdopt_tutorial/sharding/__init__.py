@@ -2,11 +2,10 @@
 
 from cdopt_tutorial.sharding import costs
 from cdopt_tutorial.sharding.costs import owned
-from cdopt_tutorial.sharding.history import History, Result
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job, ShardConfig, transformer
-from cdopt_tutorial.sharding.system import check, perplexity, run, run_locally
+from cdopt_tutorial.sharding.system import Result, check, perplexity, run, run_locally
 
 __all__ = [
-    "MAX_VOCAB", "History", "Job", "Result", "ShardConfig", "check", "costs", "owned",
+    "MAX_VOCAB", "Job", "Result", "ShardConfig", "check", "costs", "owned",
     "perplexity", "run", "run_locally", "transformer",
 ]  # fmt: skip

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_leaves
 
-from cdopt_tutorial.engines import Role, Wire, bytes_per_step, launch
+from cdopt_tutorial import training
+from cdopt_tutorial.constraints.surface import is_sharded
+from cdopt_tutorial.engines import Role, launch
 from cdopt_tutorial.engines.probes.counted import peak_memory
 from cdopt_tutorial.sharding.model import Job
 from cdopt_tutorial.sharding.system import join, make_trainer, run
@@ -69,19 +70,17 @@ def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
 
 def _parts(jobs: Sequence[Job], rank: int) -> list[dict[str, Part]]:
     device = join(jobs[0].config, rank).device
-    return [_parts_of(make_trainer(job, rank, device).model) for job in jobs]
-
-
-def _parts_of(model: nn.Module) -> dict[str, Part]:
-    return {
-        name.replace(".parametrizations", "").removesuffix(".original"): _part(value)
-        for name, value in model.named_parameters()
-    }
+    found: list[dict[str, Part]] = []
+    for job in jobs:
+        named = make_trainer(job, rank, device).model.named_parameters()
+        layers = ((name.replace(".parametrizations", ""), p) for name, p in named)
+        found.append({n.removesuffix(".original"): _part(p) for n, p in layers})
+    return found
 
 
 def _part(value: Tensor) -> Part:
     shape = tuple(value.shape)
-    if not isinstance(value, DTensor):
+    if not is_sharded(value):
         return Part(shape, (0,) * len(shape), shape)
     mesh, placements = value.device_mesh, value.placements
     size, begin = compute_local_shape_and_global_offset(shape, mesh, placements)
@@ -90,11 +89,7 @@ def _part(value: Tensor) -> Part:
 
 def measured_bytes(job: Job) -> float:
     """Bytes that all ranks together send in a step, by their sockets."""
-
-    def run_steps(steps: int, wire: Wire) -> None:
-        run(replace(job, config=replace(job.config, max_steps=steps)), wire=wire)
-
-    return bytes_per_step(run_steps, STEPS)
+    return training.measured_bytes(run, job, STEPS)
 
 
 def measured_memory(job: Job) -> int:
@@ -111,9 +106,9 @@ def _memory(job: Job, rank: int) -> int:
     batches = trainer.batches()
     trainer.step(*next(batches))  # the optimizer makes its buffers in the first one
     batch = next(batches)
-    states = list(trainer.optimizer.state.values())
-    kept = [each for each in tree_leaves(states) if isinstance(each, Tensor)]
+    kept = tree_leaves(list(trainer.optimizer.state.values()))
+    kept = [each for each in kept if isinstance(each, Tensor)]
     kept += trainer.model.parameters()
-    here = (each.to_local() if isinstance(each, DTensor) else each for each in kept)
+    here = (each.to_local() if is_sharded(each) else each for each in kept)
     size = sum(each.nbytes for each in here)
     return size + peak_memory(lambda: trainer.step(*batch))

@@ -59,8 +59,7 @@ def config_of(
 ) -> ShardConfig:
     """The settings of a run; a ValueError if a value is out of its range."""
     if kind not in KINDS:
-        allowed = " or ".join(KINDS)
-        raise ValueError(f"kind is {kind!r}, but must be {allowed}")
+        raise ValueError(f"kind is {kind!r}, but must be {' or '.join(KINDS)}")
     on = {"manifold": "stiefel" if kind in HELD else "none", "device": device}
     return replace(CONFIG, lr=lr, seed=seed, max_steps=steps, **on)
 
@@ -77,7 +76,7 @@ def train(
         model = make(kind, config, len(job.corpus.vocabulary)).to(config.device)
     trainer = Trainer(job, model, model)
     if kind == "Muon":
-        trainer.optimizer = MuonAndAdam(model, lr)
+        trainer.optimizer = muon_and_adam(model, lr)
     losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
     loss, off = held_out_loss(job, model), distance(model, config)
     return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
@@ -113,61 +112,45 @@ def make(kind: str, config: ShardConfig, vocab_size: int) -> nn.Sequential:
             nearest = surface("stiefel", layer.weight, blocks).nearest(layer.weight)
             layer.weight = nn.Parameter(nearest)
             if kind == "torch's orthogonal":
-                rule = Blocks(nearest, blocks)
-                parametrize.register_parametrization(layer, "weight", rule)
+                _parametrize(layer, nearest.unflatten(0, (blocks, -1)))
     for where in HELD.get(kind, ()):
         hold(model, replace(config, manifold="stiefel", where=where))
     return model
 
 
-class Blocks(nn.Module):
-    """torch's orthogonal parametrization, of each block of a weight's rows."""
-
-    def __init__(self, weight: Tensor, blocks: int):
-        super().__init__()
-        part = nn.Module()
-        part.weight = nn.Parameter(weight.detach().unflatten(0, (blocks, -1)))
-        parametrizations.orthogonal(part, orthogonal_map="cayley")
-        self.blocks, (self.map,) = blocks, part.parametrizations.weight
-
-    def forward(self, free: Tensor) -> Tensor:
-        """The weight, of a free parameter of its shape."""
-        return self.map(free.unflatten(0, (self.blocks, -1))).flatten(0, 1)
-
-    def right_inverse(self, weight: Tensor) -> Tensor:
-        """The free parameter of a weight."""
-        blocks = weight.unflatten(0, (self.blocks, -1))
-        return self.map.right_inverse(blocks).flatten(0, 1)
+def _parametrize(layer: nn.Linear, start: Tensor) -> None:
+    """Apply torch's orthogonal parametrization to each of a weight's blocks of rows."""
+    layer.weight = nn.Parameter(start)
+    parametrizations.orthogonal(layer, orthogonal_map="cayley")
+    layer.weight = start  # completed anew, at random: so are the chapter's figures
+    rows = nn.Flatten(0, 1)  # unsafe, as torch says, for it changes the shape
+    parametrize.register_parametrization(layer, "weight", rows, unsafe=True)
 
 
-class MuonAndAdam:
-    """Muon for the matrices of the blocks, Adam for the rest, with one rate."""
+def muon_and_adam(model: nn.Module, lr: float) -> optim.Optimizer:
+    """Adam, each of whose steps is followed by one of Muon for the blocks' matrices."""
+    matrices, rest = [], []
+    for name, value in model.named_parameters():
+        inside = name.startswith("block") and value.ndim == 2
+        (matrices if inside else rest).append(value)
+    # Its updates scaled to the size of Adam's, so that one rate serves both (Liu et
+    # al., "Muon is scalable for LLM training", 2025); no other kind decays weights.
+    as_adam = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
+    muon, adam = optim.Muon(matrices, lr, **as_adam), optim.Adam(rest, lr)
 
-    def __init__(self, model: nn.Module, lr: float):
-        matrices, rest = [], []
-        for name, value in model.named_parameters():
-            inside = name.startswith("block") and value.ndim == 2
-            (matrices if inside else rest).append(value)
-        # Its updates scaled to the size of Adam's, so that one rate serves both (Liu et
-        # al., "Muon is scalable for LLM training", 2025); no other kind decays weights.
-        as_adam = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
-        self.both = optim.Muon(matrices, lr, **as_adam), optim.Adam(rest, lr)
+    def follow(*_: Any) -> None:
+        muon.step()
+        muon.zero_grad()  # which Adam does for its own only
 
-    def step(self) -> None:
-        """One step of each."""
-        for each in self.both:
-            each.step()
-
-    def zero_grad(self) -> None:
-        """Leave no gradient to move a parameter once more."""
-        for each in self.both:
-            each.zero_grad()
+    adam.register_step_post_hook(follow)
+    return adam
 
 
 @torch.no_grad()
 def distance(model: nn.Module, config: ShardConfig) -> float:
     """How far from orthonormal the attentions' blocks are, all together."""
-    layers = to_hold(model, config).items()
-    weights = ((layer.weight.double(), blocks) for layer, blocks in layers)
-    squares = (surface("stiefel", w, blocks).distance(w) for w, blocks in weights)
-    return math.sqrt(sum(each.item() for each in squares))
+    squares = [
+        surface("stiefel", layer.weight, blocks).distance(layer.weight.double()).item()
+        for layer, blocks in to_hold(model, config).items()
+    ]
+    return math.sqrt(sum(squares))

@@ -1,9 +1,10 @@
 """The system: ranks that share out one model, its data, or both, and train it."""
 
 import math
+import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,8 +23,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial import checks, data
-from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial import checks, data, training
+from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, process_group, report
@@ -32,7 +33,7 @@ from cdopt_tutorial.engines.seam.gradients import clip_factor, make_optimizer
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.sharding.history import History, Result
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
 
 STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
@@ -88,13 +89,13 @@ class Trainer:
         self.device = device_of(model)
         free = job.config.manifold == "none"
         self.constraints = None if free else Constraints(model)
-        self.optimizer: Any = make_optimizer(model.parameters(), job.config)
+        self.optimizer = make_optimizer(model.parameters(), job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
         loss = self.backward(tokens, targets)
         if self.config.clip is not None:
-            clip(self.model.parameters(), self.config.clip, self.staged)
+            self.clip(self.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
@@ -105,6 +106,20 @@ class Trainer:
         penalty = 0.0 if self.constraints is None else self.constraints.penalty()
         (loss + penalty).backward()
         return loss.item()
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradients so that their norm, of all ranks, is at most ``largest``.
+
+        Torch's own ``clip_grad_norm_`` takes no gradients of several meshes, nor plain
+        ones beside them, and knows of one stage of a pipeline only.
+        """
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        total = sum(whole(each.square().sum()) for each in found)
+        if self.staged:
+            dist.all_reduce(total)
+        factor = clip_factor(total.item(), largest)
+        for gradient in found:
+            gradient.mul_(factor)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's tokens and their next ones, (batch, seq_len), without end."""
@@ -131,18 +146,18 @@ class StageTrainer(Trainer):
     def __init__(self, job: Job, model: nn.Sequential, rank: int):
         super().__init__(job, model, model)
         number = self.config.num_ranks
-        self.first, self.last = rank == 0, rank == number - 1
-        stage = PipelineStage(model, rank, number, self.device)
-        self.schedule = ScheduleGPipe(stage, number, loss_fn=next_word_loss)
+        self.stage = PipelineStage(model, rank, number, self.device)
+        self.schedule = ScheduleGPipe(self.stage, number, loss_fn=next_word_loss)
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
         """The same, in as many parts as there are ranks; the loss is the last one's."""
         losses: list[Tensor] = []
-        given, wanted = (tokens,) if self.first else (), targets if self.last else None
+        given = (tokens,) if self.stage.is_first else ()
+        wanted = targets if self.stage.is_last else None
         self.schedule.step(*given, target=wanted, losses=losses)
         if self.constraints is not None:
             self.constraints.penalty().backward()
-        return torch.stack(losses).mean().item() if self.last else math.nan
+        return torch.stack(losses).mean().item() if losses else math.nan
 
 
 def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
@@ -155,21 +170,48 @@ def stream_of(job: Job) -> Stream:
     return Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
 
 
-def clip(parameters: Iterable[Tensor], largest: float, staged: bool) -> None:
-    """Scale the gradients of a model so that their norm is at most ``largest``.
+@dataclass
+class History(training.History):
+    """What one rank has seen, or one process; NaN is the loss where it has none."""
 
-    On every rank, with its own parameters; ``staged`` says that others have others.
-    Torch's own ``clip_grad_norm_`` takes gradients that lie on one mesh, but under
-    tensor parallel some are plain tensors, in two dimensions there are two meshes, and
-    a rank of a pipeline has the gradients of its own layers only.
-    """
-    found = [each.grad for each in parameters if each.grad is not None]
-    total = sum(whole(each.square().sum()) for each in found)
-    if staged:
-        dist.all_reduce(total)
-    factor = clip_factor(total.item(), largest)
-    for gradient in found:
-        gradient.mul_(factor)
+    why: str = "one process"  #: how it talked to others, and the reason
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to."""
+
+    config: ShardConfig  #: of the run
+    ranks: Sequence[History]  #: what each rank has seen
+
+    @property
+    def losses(self) -> list[float]:
+        """Mean loss of each step's tokens, in nats, without the penalty."""
+        steps = zip(*(rank.losses for rank in self.ranks), strict=True)
+        seen = ([each for each in step if not math.isnan(each)] for step in steps)
+        return [statistics.fmean(each) if each else math.nan for each in seen]
+
+    @property
+    def step_seconds(self) -> float:
+        """Median of a step, on the slowest rank."""
+        return max(statistics.median(each.step_seconds) for each in self.ranks)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters, whole, by name."""
+        return {n: w for rank in self.ranks for n, w in rank.weights.items()}
+
+    @property
+    def feasibility(self) -> Feasibility | None:
+        """How far the weights are from their manifolds, all of the model's."""
+        layers = {}
+        for found in sum((rank.feasibility for rank in self.ranks), []):
+            layers |= found.layers
+        return Feasibility(layers) if layers else None
+
+    def max_parameter_difference(self, local: "Result") -> float:
+        """Largest difference of any parameter from a run in one process."""
+        return max_difference(self.weights, local.weights)
 
 
 def train(trainer: Trainer, history: History) -> History:
@@ -181,7 +223,7 @@ def train(trainer: Trainer, history: History) -> History:
         history.step_seconds.append(time.perf_counter() - begin)
         report(len(history.losses))
     if trainer.constraints is not None:
-        history.feasibility = trainer.constraints.feasibility()
+        history.feasibility.append(trainer.constraints.feasibility())
     history.weights = trainer.weights()
     return history
 
@@ -206,7 +248,7 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
 def run_rank(job: Job, rank: int) -> History:
     """The role of a rank."""
     chosen = join(job.config, rank)
-    return train(make_trainer(job, rank, chosen.device), History(chosen.why))
+    return train(make_trainer(job, rank, chosen.device), History(why=chosen.why))
 
 
 def check(job: Job) -> None:
