@@ -20,7 +20,7 @@ GUESSED = "notebooks/06_shards.html"  # its numbers are the same everywhere
 PLANE = "notebooks/03_constraint_dissolving.html"
 FIGURES = {
     "01_reinforce": ["timeline", "timeline", "observers"],
-    "02_parameter_server": ["timeline", "cuts"],
+    "02_parameter_server": ["step", "cuts"],
     "03_constraint_dissolving": ["plane"],
     "04_constrained_rnn": ["timeline"],
     "05_ddp_rpc": ["moves", "timeline"],

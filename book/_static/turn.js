@@ -111,7 +111,7 @@ const turn = (() => {
 
   /* A slider over the values of a list, or a choice; either is the browser's own, so
      that mouse, touch and keys work as everywhere. */
-  function control({ name, label, values, choices, unit = "", start }, changed) {
+  function control({ name, label, values, choices, unit = "", start, clicks }, changed) {
     if (choices) {
       const select = made("select", { name });
       select.append(...choices.map((each) => made("option", { value: each }, each)));
@@ -137,7 +137,18 @@ const turn = (() => {
     slider.addEventListener("input", () => { tell(); changed(); });
     tell();
     const set = (to) => { slider.value = nearest(to); tell(); };
-    return { name, read, set, node: made("label", {}, made("span", {}, label), slider, output) };
+    const node = made("label", {}, made("span", {}, label), slider, output);
+    if (!clicks) return { name, read, set, node };
+    const button = (text, by) => {
+      const click = made("button", { type: "button" }, text);
+      click.addEventListener("click", () => {
+        slider.value = Number(slider.value) + by;
+        slider.dispatchEvent(new Event("input"));
+      });
+      return click;
+    };
+    const buttons = made("div", { class: "turn-clicks" }, button("Back", -1), button("Forward", 1));
+    return { name, read, set, node: made("div", {}, node, buttons) };
   }
 
   const range = (from, to, step = 1) =>
@@ -209,6 +220,23 @@ const turn = (() => {
     const body = rows.map((row) => made("tr", {}, ...cells("td", row)));
     return made("table", { class: "table" }, made("thead", {}, made("tr", {}, ...cells("th", head))), made("tbody", {}, ...body));
   }
+
+  /* The stages of a step of chapter 2: phase, what happens, and which bars show it. */
+  const STAGES = [
+    ["Forward", "the server looks up the vectors of the words.", ["ps EmbeddingTable.forward"]],
+    ["Forward", "the vectors cross, and torch adds a send and a recv node.", ["ps EmbeddingTable.forward"]],
+    ["Forward", "the trainer runs its LSTM.", ["trainer0 forward"]],
+    ["Forward", "the LSTM's outputs cross, with two more nodes.", ["ps Decoder.loss"]],
+    ["Forward", "the server computes the scores and the loss.", ["ps Decoder.loss"]],
+    ["Forward", "the loss crosses, with the last two nodes; the trainer has it.", ["trainer0 forward"]],
+    ["Backward", "the trainer begins at the loss, and its gradient crosses.", ["trainer0 backward"]],
+    ["Backward", "the server goes back through its decoder.", ["ps decoder backward"]],
+    ["Backward", "the gradient of the outputs crosses.", ["trainer0 backward"]],
+    ["Backward", "the trainer goes back through its LSTM.", ["trainer0 backward"]],
+    ["Backward", "the gradient of the vectors crosses.", ["trainer0 backward"]],
+    ["Backward", "the server adds it up for each word of its table.", ["ps embedding backward"]],
+    ["Optimizer", "each worker's gradients lie in the context; both owners are asked for their norm, and then take a step.", ["trainer0 optimizer", "ps squared_norm", "ps step"]],
+  ];
 
   // --- The figures: what can be set, and what is drawn of it ------------------------------
 
@@ -314,6 +342,25 @@ const turn = (() => {
       },
     },
 
+    step: {
+      controls: () => [
+        { name: "stage", label: "stage of the step", values: range(1, STAGES.length), start: 1, clicks: true },
+      ],
+      draw({ stage }, data) {
+        const [phase, said, busy] = STAGES[stage - 1];
+        const graph = made("div");
+        graph.innerHTML = data.graph.replaceAll("autograd-", "step-"); // ids of its own
+        for (const each of graph.querySelectorAll("[data-step]")) {
+          const now = each.dataset.step.split(" ").includes(String(stage));
+          each.classList.add(now ? "now" : "later");
+        }
+        const bars = lanes(data, 0, data.end, () => {}, (call) => busy.includes(`${call[1]} ${call[2]}`));
+        const took = data.calls.filter((c) => busy.includes(`${c[1]} ${c[2]}`))
+          .map((c) => `${c[2]} on ${c[1]} took ${shown(c[5] - c[4])} ${data.unit}`);
+        return { picture: [graph, bars], text: `${phase}: ${said} (${took.join("; ")}.)` };
+      },
+    },
+
     moves: {
       controls: () => [
         { name: "first", label: "images of the first trainer", values: range(1, 8), start: 3 },
@@ -393,7 +440,7 @@ const turn = (() => {
 
   /* A lane for each worker and a row in it for each method that it ran; a bar is work, in
      the colour of the caller, and thin lines are the call and its answer. */
-  function lanes(data, low, high, tell) {
+  function lanes(data, low, high, tell, isBusy = () => true) {
     const longest = Math.max(...data.calls.map((c) => c[2].length));
     const [W, left, right, row] = [640, Math.max(90, 7.4 * longest + 14), 10, 20];
     const px = (t) => left + ((t - low) / (high - low)) * (W - left - right);
@@ -420,7 +467,8 @@ const turn = (() => {
       svg.append(made("line", { x1: px(at), x2: px(at), y1: 8, y2: y - 6, class: "grid" }));
       svg.append(made("text", { x: px(at), y: y + 10, class: "middle" }, shown(at)));
     }
-    for (const [caller, callee, method, sent, started, ended, received] of data.calls) {
+    for (const call of data.calls) {
+      const [caller, callee, method, sent, started, ended, received] = call;
       if (received < low || sent > high) continue;
       const top = place[`${callee} ${method}`];
       if (caller !== callee) {
@@ -438,7 +486,7 @@ const turn = (() => {
       const what = caller === callee ? `${callee}: ${method}` : `${caller} called ${method} on ${callee}`;
       const back = caller === callee ? "" : `; the answer was back after ${shown(received - sent)} ${data.unit}`;
       const said = `${what}, which took ${shown(ended - started)} ${data.unit}${back}`;
-      const bar = made("rect", { ...box, class: "bar", tabindex: 0, role: "img", "aria-label": said });
+      const bar = made("rect", { ...box, class: isBusy(call) ? "bar" : "bar later", tabindex: 0, role: "img", "aria-label": said });
       for (const kind of ["pointerenter", "focus"]) bar.addEventListener(kind, () => tell(said));
       svg.append(bar);
     }

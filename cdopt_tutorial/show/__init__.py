@@ -91,11 +91,16 @@ class Progress:
 
 def diagram(name: str, *, caption: str) -> HTML:
     """Show the file `show/NAME.svg`: who owns what, and the numbered messages."""
-    svg = (files(__package__) / f"{name}.svg").read_text()
+    return _figure(svg(name), caption)
+
+
+def svg(name: str) -> str:
+    """The element of such a file, as wide as it is drawn, or as the page."""
+    text = (files(__package__) / f"{name}.svg").read_text()
     # As a picture by itself it is grey; here it takes the colour of the text.
     style = "color:inherit;width:100%;height:auto;max-width:"
-    width = re.search(r' width="(\d+)"', svg).group(1)
-    return _figure(svg.replace("<svg", f'<svg style="{style}{width}px"', 1), caption)
+    width = re.search(r' width="(\d+)"', text).group(1)
+    return text.replace("<svg", f'<svg style="{style}{width}px"', 1)
 
 
 @styled
