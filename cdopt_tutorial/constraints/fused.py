@@ -139,6 +139,7 @@ class RadialMap(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, axes: tuple[int, ...], sums: Sums
     ) -> tuple[Tensor, Tensor]:
+        """A(X) and the distance, a plain scalar."""
         s = sums.inside(x.square().sum(axes, keepdim=True))
         ctx.save_for_backward(x, s)
         ctx.set_materialize_grads(False)  # for each costs a sum over the ranks
@@ -147,6 +148,7 @@ class RadialMap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_distance: Tensor | None) -> tuple:
+        """The gradient of X, from those of both."""
         (x, s), sums = ctx.saved_tensors, ctx.sums
         sums.are_differentiated()
         found = torch.zeros_like(x)
