@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     port = "at which the two tell each other who they are (default: %(default)s)"
     flag("--port", metavar="N", type=int, default=29500, help=port)
     wait = "seconds to wait for the peer (default: %(default)s)"
-    flag("--wait", metavar="N", type=float, default=3, help=wait)
+    flag("--wait", metavar="N", type=float, default=2, help=wait)
     common.add_json(parser)
     parser.set_defaults(run=run)
 
