@@ -158,6 +158,11 @@ def test_the_start_of_a_path_is_moved_in_the_picture(page, server, how):
     assert abs(float(knobs.nth(3).get_attribute("aria-valuetext"))) < 0.1
 
 
+def test_a_chapter_with_its_figures_is_at_most_three_megabytes(site):
+    sizes = {page.stem: page.stat().st_size for page in site.glob("notebooks/*.html")}
+    assert {*FIGURES} <= {*sizes} and max(sizes.values()) <= 3e6, sizes
+
+
 @pytest.fixture
 def computed(page, server):
     """What a model of the page's figures gives."""
