@@ -125,7 +125,9 @@ def test_each_question_is_asked_before_its_answer_is_measured(path):
             assert all(name.startswith(f"{path.stem[:2]}-guess-") for name in names)
             asked += ["answer"] * len(names)
         else:
-            asked += ["question"] * len(re.findall(r"(?m)^\*\*Predict", cell.source))
+            asked += ["question"] * len(
+                re.findall(r"(?:\A|\n\n)\*\*Predict:", cell.source)
+            )
     assert asked == ["question", "answer"] * (len(asked) // 2) and len(asked) >= 4
 
 

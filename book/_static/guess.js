@@ -45,23 +45,24 @@ browser, and nowhere else. */
   }
 
   /* One sentence on the difference. */
-  function compare(guess, answer) {
-    if (Number.isNaN(Number(answer))) {
-      return guess === answer ? "That is what was measured." : "It came out otherwise.";
-    }
-    const [mine, true_] = [Number(guess), Number(answer)];
-    if (mine === true_) return "Exactly.";
-    if (mine * true_ <= 0) return `Off by ${Math.abs(mine - true_).toPrecision(2)}.`;
-    const ratio = mine / true_;
+  function compare(guess, { value, shown, choices }) {
+    if (choices) return guess === value ? "That is what was measured." : "It came out otherwise.";
+    const [mine, measured] = [Number(guess), Number(value)];
+    const gap = Math.abs(mine - measured);
+    if (gap === 0 || mine === Number(shown.replaceAll(",", ""))) return "Exactly.";
+    const way = mine > measured ? "too high" : "too low";
+    const counts = Number.isInteger(mine) && Number.isInteger(measured);
+    if (counts && gap < 10) return `${gap} ${way}.`;
+    if (mine * measured <= 0) return `Off by ${Number(gap.toPrecision(2))}.`;
+    const ratio = mine / measured;
     const off = ratio > 1 ? ratio : 1 / ratio;
-    const way = ratio > 1 ? "too high" : "too low";
-    if (off <= 1.1) return "Within 10 %.";
+    if (Math.abs(ratio - 1) < 0.01) return "Within 1 %.";
     if (off < 2) return `${Math.round(100 * Math.abs(ratio - 1))} % ${way}.`;
     const factor = off < 10 ? off.toFixed(1) : Math.round(off).toLocaleString("en");
     return `A factor of ${factor} ${way}.`;
   }
 
-  function inputs({ name, unit, choices }) {
+  function inputs({ unit, choices }) {
     if (!choices) {
       const field = element("input", { type: "number", step: "any", required: true });
       field.name = "guess";
@@ -76,7 +77,7 @@ browser, and nowhere else. */
   }
 
   function start(answer) {
-    const { name, unit, value, shown } = answer.dataset;
+    const { name, unit, shown } = answer.dataset;
     const place = element("div", { className: "guess-place" });
     placeOf(answer)?.before(place);
     if (!place.isConnected) return;
@@ -111,7 +112,7 @@ browser, and nowhere else. */
       const part = (text, of) => element("span", {}, `${text} `, element("b", {}, of), ` ${unit}`);
       if (guess !== SKIPPED) result.append(part("Your guess:", guess));
       result.append(part("Measured:", shown));
-      if (guess !== SKIPPED) result.append(element("span", {}, compare(guess, value)));
+      if (guess !== SKIPPED) result.append(element("span", {}, compare(guess, answer.dataset)));
       result.append(again);
       place.replaceChildren(result);
       lock(false);

@@ -109,6 +109,15 @@ const turn = (() => {
     return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
   };
 
+  const scaled = (value, units) => {
+    const fits = units.filter(([, size]) => Math.abs(value) >= size).at(-1) ?? units[0];
+    return `${shown(value / fits[1])}${fits[0]}`;
+  };
+  const inBytes = (value) => scaled(value, [[" B", 1], [" kB", 1e3], [" MB", 1e6], [" GB", 1e9], [" TB", 1e12]]);
+  const inTime = (ms) => scaled(ms, [[" µs", 1e-3], [" ms", 1], [" s", 1e3]]);
+  const inWords = (value) => scaled(value, [["", 1], [" thousand", 1e3], [" million", 1e6], [" billion", 1e9], [" trillion", 1e12]]);
+  const many = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+
   /* A slider over the values of a list, or a choice; either is the browser's own, so
      that mouse, touch and keys work as everywhere. */
   function control({ name, label, values, choices, unit = "", start, clicks }, changed) {
@@ -147,7 +156,14 @@ const turn = (() => {
       });
       return click;
     };
-    const buttons = made("div", { class: "turn-clicks" }, button("Back", -1), button("Forward", 1));
+    const [back, forward] = [button("Back", -1), button("Forward", 1)];
+    const limit = () => {
+      back.disabled = slider.value === slider.min;
+      forward.disabled = slider.value === slider.max;
+    };
+    slider.addEventListener("input", limit);
+    limit();
+    const buttons = made("div", { class: "turn-clicks" }, back, forward);
     return { name, read, set, node: made("div", {}, node, buttons) };
   }
 
@@ -158,8 +174,8 @@ const turn = (() => {
   const doubled = (from, to) => spaced(from, to, Math.round(Math.log2(to / from)) + 1).map(Math.round);
 
   /* Curves and points over two axes, either of which may be logarithmic. */
-  function chart({ x, y, curves, points = [] }, label) {
-    const [W, H, left, right, top, bottom] = [640, 340, 76, 14, 14, 48];
+  function chart({ x, y, curves, points = [] }, label, W) {
+    const [H, left, right, top, bottom] = [340, 84, 14, 14, 48];
     const svg = made("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label });
     const scale = ({ from, to, log }, begin, end) => (value) => {
       const [a, b, v] = log ? [from, to, value].map(Math.log) : [from, to, value];
@@ -235,7 +251,7 @@ const turn = (() => {
     ["Backward", "the trainer goes back through its LSTM.", ["trainer0 backward"]],
     ["Backward", "the gradient of the vectors crosses.", ["trainer0 backward"]],
     ["Backward", "the server adds it up for each word of its table.", ["ps embedding backward"]],
-    ["Optimizer", "each worker's gradients lie in the context; both owners are asked for their norm, and then take a step.", ["trainer0 optimizer", "ps squared_norm", "ps step"]],
+    ["Optimizer", "both owners are asked for the norm of their gradients, and take a step.", ["trainer0 optimizer", "ps squared_norm", "ps step"]],
   ];
 
   // --- The figures: what can be set, and what is drawn of it ------------------------------
@@ -247,12 +263,12 @@ const turn = (() => {
         { name: "observers", label: "observers", values: range(1, 16), start: 2 },
         { name: "cores", label: "cores", values: range(1, 16), start: data.cores },
       ],
-      draw(settings, data) {
+      draw(settings, data, { wide }) {
         const costs = spaced(0.01, 20, 80);
         const at = (cost) => stepsPerSecond({ ...settings, cost }, data);
         const curves = [
-          { name: "one process", color: data.colors[0], values: costs.map((c) => [c, at(c).alone]) },
-          { name: "observers", color: data.colors[3], dashes: "8 4", values: costs.map((c) => [c, at(c).together]) },
+          { name: "one process, by the rule", color: data.colors[0], values: costs.map((c) => [c, at(c).alone]) },
+          { name: "observers, by the rule", color: data.colors[3], dashes: "8 4", values: costs.map((c) => [c, at(c).together]) },
         ];
         const points = data.measured.map(([name, cost, speed]) => ({
           color: data.colors[data.names.indexOf(name)], at: [cost, speed],
@@ -260,15 +276,17 @@ const turn = (() => {
         }));
         const dots = data.names.map((name, k) => ({ name: `measured, ${name}`, color: data.colors[k], dot: true }));
         const x = { from: 0.01, to: 20, log: true, label: "time added to an environment's step, in ms" };
-        const y = { from: 10, to: 30000, log: true, label: "environment steps per second" };
+        const y = { from: 10, to: 100000, log: true, label: "environment steps per second" };
         const wins = costs.find((c) => at(c).together > at(c).alone);
         const where = wins === undefined ? "never beat one process"
           : wins === costs[0] ? "beat one process everywhere"
           : `beat one process from about ${shown(wins)} ms on`;
         const most = at(20).together / at(20).alone;
+        const fast = Math.abs(most - 1) < 0.005 ? "as fast" : `${shown(most)} times as fast`;
+        const who = `${many(settings.observers, "observer")} on ${many(settings.cores, "core")}`;
         return {
-          picture: [legend([...curves, ...dots]), chart({ x, y, curves, points }, "Steps per second by the time of a step")],
-          text: `${settings.observers} observers on ${settings.cores} cores ${where}; at 20 ms they are ${shown(most)} times as fast. Two observers were measured.`,
+          picture: [legend([...curves, ...dots]), chart({ x, y, curves, points }, "Steps per second by the time of a step", wide)],
+          text: `${who} ${where}; at 20 ms, ${fast}. Two observers were measured.`,
         };
       },
     },
@@ -280,7 +298,7 @@ const turn = (() => {
         { name: "seq_len", label: "words in a window", values: doubled(4, 512), start: data.seq_len },
         { name: "batch_size", label: "columns of a batch", values: doubled(1, 512), start: data.batch_size },
       ],
-      draw(settings, data) {
+      draw(settings, data, { wide }) {
         const sizes = spaced(64, 131072, 60);
         const curve = (cut) => sizes.map((vocab) => [vocab, bytesOfCuts({ ...settings, vocab })[cut] / 1e6]);
         const curves = [
@@ -296,8 +314,8 @@ const turn = (() => {
         const x = { from: 64, to: 131072, log: true, label: "words in the vocabulary" };
         const y = { from: 10 ** Math.floor(Math.log10(lowest / 1.5)), to: 10 ** Math.ceil(Math.log10(highest)), log: true, label: "megabytes a step" };
         return {
-          picture: [legend(curves), chart({ x, y, curves, points }, "Megabytes a step by the vocabulary")],
-          text: `With these sizes a step sends ${shown(here.logits / 1e6)} MB with the cut at the scores and ${shown(here.loss / 1e6)} MB with the cut at the loss: ${shown(here.logits / here.loss)} times as much.`,
+          picture: [legend(curves), chart({ x, y, curves, points }, "Megabytes a step by the vocabulary", wide)],
+          text: `With these sizes a step sends ${inBytes(here.logits)} with the cut at the scores and ${inBytes(here.loss)} with the cut at the loss: ${shown(here.logits / here.loss)} times as much.`,
         };
       },
     },
@@ -310,19 +328,19 @@ const turn = (() => {
         { name: "y", label: "start, x₂", values: range(-1.6, 1.6, 0.1), start: 1.2 },
         { name: "kind", label: "SGD minimises", choices: ["f(A(x)) and the penalty", "f(x) and the penalty"], start: "f(A(x)) and the penalty" },
       ],
-      draw(settings, data, { move }) {
+      draw(settings, data) {
         const how = { beta: settings.beta, mapped: settings.kind.includes("A(x)") };
         const steps = 1000;
         const path = descend(how, [settings.x, settings.y], settings.lr, steps);
         const end = path.at(-1);
         const minima = minimaOffCircle(how);
         const off = Math.hypot(end[0] - 0.8, end[1] - 0.6);
-        const arrives = !(square(end) < 1e6) ? "SGD diverges"
-          : Math.hypot(...gradientAt(end, how)) > 1e-3 ? `after ${steps} steps SGD is still on its way, at (${end.map(shown).join(", ")})`
-          : off < 1e-2 ? "SGD ends at the constrained minimum, the star"
+        const arrives = !(square(end) < 1e6) ? "From this start SGD diverges"
+          : Math.hypot(...gradientAt(end, how)) > 1e-3 ? `After ${steps} steps SGD has not come to rest; it is at (${end.map(shown).join(", ")})`
+          : off < 1e-3 ? "SGD ends at the constrained minimum, the star"
           : `SGD ends at (${end.map(shown).join(", ")}), which is ${shown(off)} from the star`;
         const many = minima.length ? `${minima.length} of the minima of the function ${minima.length > 1 ? "are" : "is"} off the circle` : "the function has no minimum off the circle";
-        return { picture: [landscape(how, path, minima, data, move)], text: `${arrives}; ${many}.` };
+        return { picture: [landscape(how, path, minima, data)], text: `${arrives}; ${many}.` };
       },
     },
 
@@ -331,13 +349,13 @@ const turn = (() => {
         { name: "zoom", label: "zoom", values: spaced(1, Math.max(16, 2 * data.zoom, data.calls.length / 4), 60), unit: "times", start: data.zoom },
         { name: "at", label: "middle", values: range(0, 100, 0.5), unit: "%", start: data.at },
       ],
-      draw({ zoom, at }, data, { tell }) {
+      draw({ zoom, at }, data, hands) {
         const [low, high] = view(data, zoom, at);
         const inside = data.calls.filter((c) => c[3] <= high && c[6] >= low).length;
         const keys = data.workers.map(([name, color]) => ({ name: `called by ${name}`, color }));
         return {
-          picture: [legend(keys), lanes(data, low, high, tell)],
-          text: `From ${shown(low)} to ${shown(high)} ${data.unit}: ${inside} of ${data.calls.length} calls. Point at a bar, or tab to it, to see what it is.`,
+          picture: [legend(keys), lanes(data, low, high, hands)],
+          text: `From ${shown(low)} to ${shown(high)} ${data.unit}: ${inside} of ${data.calls.length} calls. Point at a bar, or take the arrow keys in the picture, to see what it is.`,
         };
       },
     },
@@ -346,7 +364,7 @@ const turn = (() => {
       controls: () => [
         { name: "stage", label: "stage of the step", values: range(1, STAGES.length), start: 1, clicks: true },
       ],
-      draw({ stage }, data) {
+      draw({ stage }, data, hands) {
         const [phase, said, busy] = STAGES[stage - 1];
         const graph = made("div");
         graph.innerHTML = data.graph.replaceAll("autograd-", "step-"); // ids of its own
@@ -354,9 +372,9 @@ const turn = (() => {
           const now = each.dataset.step.split(" ").includes(String(stage));
           each.classList.add(now ? "now" : "later");
         }
-        const bars = lanes(data, 0, data.end, () => {}, (call) => busy.includes(`${call[1]} ${call[2]}`));
+        const bars = lanes(data, 0, data.end, hands, (call) => busy.includes(`${call[1]} ${call[2]}`));
         const took = data.calls.filter((c) => busy.includes(`${c[1]} ${c[2]}`))
-          .map((c) => `${c[2]} on ${c[1]} took ${shown(c[5] - c[4])} ${data.unit}`);
+          .map((c) => `${c[1] === "trainer0" ? "all of " : ""}${c[2]} took ${shown(c[5] - c[4])} ${data.unit}`);
         return { picture: [graph, bars], text: `${phase}: ${said} (${took.join("; ")}.)` };
       },
     },
@@ -364,11 +382,11 @@ const turn = (() => {
     moves: {
       controls: () => [
         { name: "first", label: "images of the first trainer", values: range(1, 8), start: 3 },
-        { name: "zeros", label: "of these with label 0", values: range(0, 8), start: 2 },
+        { name: "zeros", label: "of these with label 0, at most", values: range(0, 8), start: 2 },
         { name: "second", label: "images of the second trainer", values: range(1, 8), start: 1 },
-        { name: "others", label: "of these with label 0", values: range(0, 8), start: 1 },
+        { name: "others", label: "of these with label 0, at most", values: range(0, 8), start: 1 },
         { name: "third", label: "images of a third trainer", values: range(0, 8), start: 0 },
-        { name: "rest", label: "of these with label 0", values: range(0, 8), start: 0 },
+        { name: "rest", label: "of these with label 0, at most", values: range(0, 8), start: 0 },
       ],
       draw(s) {
         const labels = (count, zeros) => range(1, count).map((k) => (k <= zeros ? 0 : 1));
@@ -378,8 +396,8 @@ const turn = (() => {
         const rows = Object.entries(found).map(([way, { row, bias }]) => [way, shown(row), shown(bias)]);
         const { exact, original } = found;
         const same = (what) => Math.abs(original[what] - exact[what]) < 1e-12;
-        const where = same("row") && same("bias") ? "in both" : same("bias") ? "in b₀ only"
-          : same("row") ? "in r only" : "in neither";
+        const where = same("row") && same("bias") ? "in both r and b₀" : same("bias") ? "in b₀ only"
+          : same("row") ? "in r only" : "in neither r nor b₀";
         const said = parts.map((part) => part.join(", ")).join(" | ");
         return {
           picture: [table(["one step of", "moves the table's r to", "moves the bias b₀ to"], rows)],
@@ -392,10 +410,10 @@ const turn = (() => {
       controls: () => [
         { name: "n", label: "rows n", values: doubled(64, 1048576), start: 32768 },
         { name: "p", label: "columns p", values: doubled(8, 4096), start: 128 },
-        { name: "ranks", label: "ranks", values: doubled(2, 64), start: 2 },
+        { name: "ranks", label: "ranks", values: doubled(2, 64), start: 8 },
         { name: "link", label: "link of a rank", values: spaced(0.1, 400, 37), unit: "GB/s", start: 10 },
         { name: "latency", label: "latency of a message", values: spaced(1, 1000, 31), unit: "µs", start: 20 },
-        { name: "speed", label: "arithmetic of a rank", values: spaced(10, 100000, 41), unit: "GFLOP/s", start: 100 },
+        { name: "speed", label: "arithmetic of a rank", values: spaced(10, 100000, 41), unit: "GFLOP/s", start: 10000 },
       ],
       draw(settings) {
         const found = shardCosts({ ...settings, bytes: 4 });
@@ -411,13 +429,13 @@ const turn = (() => {
         const total = (t) => t.wire + t.wait + t.work;
         const each = (tell) => ["rows", "gathered"].map(tell);
         const rows = [
-          ["sends", ...each((way) => `${shown(found[way].bytes / 1e6)} MB`)],
-          ["multiplies", ...each((way) => `${shown(found[way].products / 1e9)} billion times`)],
-          ["keeps at least", ...each((way) => `${shown((4 * found[way].numbers) / 2 ** 20)} MiB`)],
-          ["on the wire", ...each((way) => `${shown(times[way].wire)} ms`)],
-          ["waiting for messages", ...each((way) => `${shown(times[way].wait)} ms`)],
-          ["computing", ...each((way) => `${shown(times[way].work)} ms`)],
-          ["in all", ...each((way) => `${shown(total(times[way]))} ms`)],
+          ["sends", ...each((way) => `${inBytes(found[way].bytes)}`)],
+          ["multiplies", ...each((way) => `${inWords(found[way].products)} times`)],
+          ["keeps at least", ...each((way) => `${inBytes(4 * found[way].numbers)}`)],
+          ["on the wire", ...each((way) => `${inTime(times[way].wire)}`)],
+          ["waiting for messages", ...each((way) => `${inTime(times[way].wait)}`)],
+          ["computing", ...each((way) => `${inTime(times[way].work)}`)],
+          ["in all", ...each((way) => `${inTime(total(times[way]))}`)],
         ];
         const ratio = total(times.gathered) / total(times.rows);
         const cheaper = ratio >= 1 ? `cut into rows is ${shown(ratio)} times as fast as gathered`
@@ -438,15 +456,32 @@ const turn = (() => {
     return [begin, begin + wide];
   }
 
+  /* A message between two points, cut off at the sides; with a head, if there is room. */
+  function arrow([x1, y1], [x2, y2], low, high, color, head) {
+    const at = (x) => y1 + ((y2 - y1) * (x - x1)) / (x2 - x1 || 1);
+    const cut = (x, y) => (x < low ? [low, at(low)] : x > high ? [high, at(high)] : [x, y]);
+    const [[a, b], [c, d]] = [cut(x1, y1), cut(x2, y2)];
+    const line = made("line", { x1: a, y1: b, x2: c, y2: d, stroke: color, class: "message" });
+    if (!head || c !== x2) return [line];
+    const angle = (180 / Math.PI) * Math.atan2(y2 - y1, x2 - x1);
+    const place = `translate(${x2} ${y2}) rotate(${angle})`;
+    return [line, made("path", { d: "M-6-3L0 0L-6 3z", transform: place, fill: color })];
+  }
+
   /* A lane for each worker and a row in it for each method that it ran; a bar is work, in
      the colour of the caller, and thin lines are the call and its answer. */
-  function lanes(data, low, high, tell, isBusy = () => true) {
+  function lanes(data, low, high, { tell, wide }, isBusy = () => true) {
     const longest = Math.max(...data.calls.map((c) => c[2].length));
-    const [W, left, right, row] = [640, Math.max(90, 7.4 * longest + 14), 10, 20];
+    const [W, right, row] = [wide, 10, 20];
+    const left = Math.max(80, (W < 500 ? 6 : 7.4) * longest + 14);
     const px = (t) => left + ((t - low) / (high - low)) * (W - left - right);
     const clip = (t) => Math.min(W - right, Math.max(left, px(t)));
     const color = Object.fromEntries(data.workers);
-    const svg = made("svg", { role: "group", "aria-label": "The calls of the workers over time" });
+    const keys = "left and right arrow keys go from call to call";
+    const label = `The calls of the workers over time; the ${keys}`;
+    const svg = made("svg", { role: "group", tabindex: 0, "aria-label": label, class: W < 500 ? "small" : "" });
+    const few = data.calls.filter((c) => c[6] >= low && c[3] <= high).length <= 40;
+    const bars = [];
     const place = {};
     let y = 8;
     for (const [worker] of data.workers) {
@@ -474,10 +509,10 @@ const turn = (() => {
       if (caller !== callee) {
         const down = place[callee].top > place[caller].top;
         const edge = down ? place[caller].bottom : place[caller].top;
-        for (const [a, b] of [[sent, started], [received, ended]]) {
-          if (Math.min(a, b) < low || Math.max(a, b) > high) continue;
-          const ends = { x1: px(a), y1: edge, x2: px(b), y2: top + (down ? 3 : row - 3) };
-          svg.append(made("line", { ...ends, stroke: color[caller], class: "message" }));
+        const near = top + (down ? 3 : row - 3); // the side of the bar that faces it
+        for (const [from, to] of [[[sent, edge], [started, near]], [[ended, near], [received, edge]]]) {
+          if (from[0] > high || to[0] < low) continue;
+          svg.append(...arrow([px(from[0]), from[1]], [px(to[0]), to[1]], left, W - right, color[caller], few));
         }
       }
       if (ended < low || started > high) continue;
@@ -486,19 +521,32 @@ const turn = (() => {
       const what = caller === callee ? `${callee}: ${method}` : `${caller} called ${method} on ${callee}`;
       const back = caller === callee ? "" : `; the answer was back after ${shown(received - sent)} ${data.unit}`;
       const said = `${what}, which took ${shown(ended - started)} ${data.unit}${back}`;
-      const bar = made("rect", { ...box, class: isBusy(call) ? "bar" : "bar later", tabindex: 0, role: "img", "aria-label": said });
-      for (const kind of ["pointerenter", "focus"]) bar.addEventListener(kind, () => tell(said));
+      const bar = made("rect", { ...box, class: isBusy(call) ? "bar" : "bar later", role: "img", "aria-label": said });
+      bar.addEventListener("pointerenter", () => tell(said));
+      bars.push([bar, said, started]);
       svg.append(bar);
     }
+    bars.sort((a, b) => a[2] - b[2]);
+    let chosen = -1;
+    svg.addEventListener("keydown", ({ key }) => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
+      if (!by || !bars.length) return;
+      bars[chosen]?.[0].classList.remove("chosen");
+      chosen = (chosen + by + bars.length) % bars.length;
+      bars[chosen][0].classList.add("chosen");
+      tell(bars[chosen][1]);
+    });
     svg.append(made("text", { x: (W + left) / 2, y: y + 28, class: "middle" }, `time in ${data.unit}`));
     svg.setAttribute("viewBox", `0 0 ${W} ${y + 34}`);
     return svg;
   }
 
+  const EXTENT = 1.8; // of the plane that is shown, in either direction
+
   /* The function's landscape in bands, the circle, minima off it, the star, and a path
      whose start can be dragged. */
-  function landscape(how, path, minima, data, move) {
-    const [size, extent] = [440, 1.8];
+  function landscape(how, path, minima, data) {
+    const [size, extent] = [440, EXTENT];
     const svg = made("svg", { viewBox: `0 0 ${size} ${size}`, class: "square", role: "group", "aria-label": "The function in the plane, and the path of SGD" });
     const [to, from] = [(v) => ((v + extent) / (2 * extent)) * size, (p) => (p / size) * 2 * extent - extent];
     const at = ([a, b]) => [to(a).toFixed(1), to(-b).toFixed(1)];
@@ -516,9 +564,9 @@ const turn = (() => {
       }
     }
     svg.append(made("circle", { cx: to(0), cy: to(0), r: to(1) - to(0), class: "curve ink" }));
-    const inside = path.filter((p) => Math.max(...p.map(Math.abs)) < extent);
-    svg.append(made("polyline", { points: inside.map((p) => at(p).join(",")).join(" "), stroke: data.colors[1], class: "curve" }));
-    for (const p of inside.slice(1, 40)) svg.append(made("circle", { cx: at(p)[0], cy: at(p)[1], r: 2.5, fill: data.colors[1] }));
+    const drawn = path.filter((p) => Math.max(...p.map(Math.abs)) < 1e3); // cut at the edge
+    svg.append(made("polyline", { points: drawn.map((p) => at(p).join(",")).join(" "), stroke: data.colors[1], class: "curve" }));
+    for (const p of drawn.slice(1, 40)) svg.append(made("circle", { cx: at(p)[0], cy: at(p)[1], r: 2.5, fill: data.colors[1] }));
     for (const x of minima) {
       const cross = made("path", { d: `M-6-6L6 6M-6 6L6-6`, transform: `translate(${at(x)})`, stroke: data.colors[2], class: "curve" });
       cross.append(made("title", {}, `a minimum off the circle, at (${x.map(shown).join(", ")})`));
@@ -527,15 +575,6 @@ const turn = (() => {
     svg.append(made("text", { x: at([0.8, 0.6])[0], y: Number(at([0.8, 0.6])[1]) + 9, class: "middle star" }, "★"));
     const start = made("circle", { cx: at(path[0])[0], cy: at(path[0])[1], r: 10, fill: data.colors[1], class: "handle" });
     start.append(made("title", {}, "the start: drag it"));
-    const place = (event) => {
-      const box = svg.getBoundingClientRect();
-      const scale = size / box.width;
-      move({ x: from((event.clientX - box.left) * scale), y: -from((event.clientY - box.top) * scale) });
-    };
-    svg.addEventListener("pointerdown", (event) => {
-      event.preventDefault();
-      place(event);
-    });
     svg.append(start);
     return svg;
   }
@@ -554,22 +593,37 @@ const turn = (() => {
     };
     const tell = (said) => { text.textContent = said; };
     function update() {
-      const drawn = draw(settings(), data, { move, tell });
+      const drawn = draw(settings(), data, { tell, wide: Math.max(340, Math.min(640, figure.clientWidth)) });
       picture.replaceChildren(...drawn.picture);
       text.textContent = drawn.text;
     }
-    // While the start is dragged its picture is drawn anew, so the window listens.
-    picture.addEventListener("pointerdown", () => picture.classList.add("dragged"));
-    window.addEventListener("pointerup", () => picture.classList.remove("dragged"));
-    window.addEventListener("pointermove", (event) => {
-      if (!picture.classList.contains("dragged") || !picture.querySelector(".handle")) return;
-      const { clientX, clientY } = event;
-      picture.firstChild.dispatchEvent(new PointerEvent("pointerdown", { clientX, clientY, bubbles: true }));
+    // The picture is drawn anew as its handle is dragged, so its frame has the pointer.
+    let dragged = false;
+    const drag = ({ clientX, clientY }) => {
+      const box = picture.querySelector("svg.square").getBoundingClientRect();
+      const at = (from, begin, size) => ((from - begin) / size) * 2 * EXTENT - EXTENT;
+      move({ x: at(clientX, box.left, box.width), y: -at(clientY, box.top, box.height) });
+    };
+    picture.addEventListener("pointerdown", (event) => {
+      if (!picture.querySelector(".handle")) return;
+      // A finger elsewhere may want to scroll the page; a tap is a click.
+      if (event.pointerType !== "mouse" && !event.target.closest(".handle")) return;
+      dragged = true;
+      picture.setPointerCapture(event.pointerId);
+      drag(event);
+    });
+    picture.addEventListener("pointermove", (event) => { if (dragged) drag(event); });
+    for (const kind of ["pointerup", "pointercancel"]) {
+      picture.addEventListener(kind, () => { dragged = false; });
+    }
+    picture.addEventListener("click", (event) => {
+      if (event.target.closest("svg.square")) drag(event);
     });
     const still = figure.querySelector(":scope > div");
     still.hidden = true;
     const nodes = all.map(({ node }) => node);
     still.after(picture, made("div", { class: "turn-controls" }, ...nodes), text);
+    window.addEventListener("resize", update);
     update();
   }
 

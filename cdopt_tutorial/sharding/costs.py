@@ -43,6 +43,17 @@ def predicted(n: int, p: int, num_ranks: int, itemsize: int) -> dict[str, Predic
     }
 
 
+def curves(p: int, num_ranks: int) -> dict[str, list[tuple[list[int], list[float]]]]:
+    """kB of float32 that a rank sends in a step, by rows; a curve for each cut."""
+    sizes = [2**k for k in range(7, 18)]
+    found = [predicted(n, p, num_ranks, 4) for n in sizes]
+    names = {"rows": "cut into rows", "gathered": "gathered"}
+    return {
+        name: [(sizes, [each[cut].bytes / 1e3 for each in found])]
+        for cut, name in names.items()
+    }
+
+
 @dataclass(frozen=True)
 class Part:
     """The part of a weight that lies on one rank."""
