@@ -55,7 +55,7 @@ def test_a_number_is_guessed_compared_and_kept(page, server):
     assert not cell.is_visible()
     place.get_by_label("Your guess:").fill("16384")
     place.get_by_label("Your guess:").press("Enter")
-    said = "Your guess: 16384 Measured: 32,768 A factor of 2.0 too low."
+    said = "Your guess: 16384 bytes Measured: 32,768 bytes A factor of 2.0 too low."
     assert " ".join(place.inner_text().split()).startswith(said)
     assert cell.is_visible()
     page.reload()
@@ -179,6 +179,7 @@ def drag(page, *points):
         kind = "touchStart" if number == 0 else "touchMove"
         where = {"touchPoints": [{"x": x, "y": y}]}
         send("Input.dispatchTouchEvent", {"type": kind, **where})
+        page.wait_for_timeout(100)  # or the browser would take several for one
     send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
@@ -192,7 +193,7 @@ def test_a_step_is_walked_by_clicks_and_calls_by_arrow_keys(page, server):
         forward.click()
     assert forward.is_disabled() and "Optimizer" in step.inner_text()
     back.click()
-    assert step.locator("text.now").all_inner_texts() == ["lookup"]
+    assert step.locator("text.now").all_text_contents() == ["lookup"]
     page.goto(f"{server}/notebooks/05_ddp_rpc.html")
     page.evaluate(REVEAL)
     timeline = page.locator("figure[data-turn=timeline]")

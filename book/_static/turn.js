@@ -55,15 +55,32 @@ const turn = (() => {
     return path;
   }
 
-  /* Minima off the circle: where gradient flow from a grid of starts comes to rest. */
+  /* Where Newton's method leads from a point at which the function is convex. */
+  function settle(x, settings) {
+    for (let n = 0; n < 40; n++) {
+      const slope = gradientAt(x, settings);
+      const along = (by) => {
+        const [more, less] = [1, -1].map((sign) => gradientAt(x.map((v, k) => v + sign * by[k]), settings));
+        return more.map((v, k) => (v - less[k]) / 2e-5);
+      };
+      const [[a, b], [, d]] = [along([1e-5, 0]), along([0, 1e-5])];
+      const det = a * d - b * b;
+      if (!(det > 0 && a > 0)) return x;
+      x = [x[0] - (d * slope[0] - b * slope[1]) / det, x[1] - (a * slope[1] - b * slope[0]) / det];
+    }
+    return x;
+  }
+
+  /* Minima off the circle: where SGD and then Newton's method come to rest from a grid. */
   function minimaOffCircle(settings) {
     const lr = 0.15 / (1 + 2 * settings.beta);
     const found = [];
     for (let i = -4; i <= 4; i++) {
       for (let j = -4; j <= 4; j++) {
-        const end = descend(settings, [i / 4 + 0.01, j / 4 + 0.01], lr, 4000).at(-1);
-        const still = Math.hypot(...gradientAt(end, settings)) < 1e-6;
-        const isNew = found.every((x) => Math.hypot(x[0] - end[0], x[1] - end[1]) > 1e-3);
+        const near = descend(settings, [i / 4 + 0.01, j / 4 + 0.01], lr, 1000).at(-1);
+        const end = settle(near, settings);
+        const still = Math.hypot(...gradientAt(end, settings)) < 1e-9;
+        const isNew = found.every((x) => Math.hypot(x[0] - end[0], x[1] - end[1]) > 1e-4);
         if (still && isNew && Math.abs(square(end) - 1) > 1e-3) found.push(end);
       }
     }
