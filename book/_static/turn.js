@@ -627,8 +627,10 @@ const turn = (() => {
       if (event.pointerType !== "mouse" && !event.target.closest(".handle")) return;
       dragged = true;
       picture.setPointerCapture(event.pointerId);
-      drag(event);
     });
+    // Else the finger on the handle would scroll the page.
+    const hold = (event) => { if (event.target.closest(".handle")) event.preventDefault(); };
+    picture.addEventListener("touchstart", hold, { passive: false });
     picture.addEventListener("pointermove", (event) => { if (dragged) drag(event); });
     for (const kind of ["pointerup", "pointercancel"]) {
       picture.addEventListener(kind, () => { dragged = false; });
