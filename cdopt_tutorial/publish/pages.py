@@ -51,8 +51,20 @@ They moved farther than they may, so a sentence that quotes them may not hold.
 def setup(app: Any) -> None:
     """Have Sphinx, which calls this once, change each page: as it is read, and last."""
     app.add_config_value("page_notes", {}, "env")
+    app.connect("builder-inited", _complete)
     app.connect("source-read", _annotate)
     app.connect("doctree-resolved", _link)
+
+
+def _complete(app: Any) -> None:
+    """Let the one page that is printed have what each page has.
+
+    Where an extension names the builder of that page, Sphinx forgets all others, which
+    only name HTML.
+    """
+    writers = app.registry.translation_handlers
+    for node, write in writers.get("html", {}).items():
+        writers.setdefault("singlehtml", {}).setdefault(node, write)
 
 
 def _annotate(app: Any, page: str, source: list[str]) -> None:
