@@ -38,11 +38,13 @@ def print_pages(project: Project) -> Path:
     path = project.build / "paper.yml"
     path.write_text(yaml.safe_dump(_shorter(toc), sort_keys=False), "utf-8")
     run_builder(project, toc=path, builder="singlehtml", strict=False)
-    pages = project.html.with_name("singlehtml") / "book/index.html"
+    folder = project.html.with_name("singlehtml")
+    # Its own links are those of a page that does not stand in a folder.
+    pages = shutil.copy(folder / "book/index.html", folder / "whole.html")
     with sync_playwright() as playwright:
         how = {"executable_path": chromium, "args": ["--no-sandbox", "--disable-gpu"]}
         page = playwright.chromium.launch(**how).new_page()
-        page.goto(pages.as_uri(), wait_until="load")
+        page.goto(Path(pages).as_uri(), wait_until="load")
         page.evaluate(_UNFOLD)
         page.pdf(path=project.build / "book.pdf", **_SHEET)
     return project.build / "book.pdf"
