@@ -192,7 +192,7 @@ const turn = (() => {
 
   /* Curves and points over two axes, either of which may be logarithmic. */
   function chart({ x, y, curves, points = [] }, label, W) {
-    const [H, left, right, top, bottom] = [340, 84, 14, 14, 48];
+    const [H, left, right, top, bottom] = [340, 84, 28, 14, 48];
     const svg = made("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label });
     const scale = ({ from, to, log }, begin, end) => (value) => {
       const [a, b, v] = log ? [from, to, value].map(Math.log) : [from, to, value];
@@ -369,7 +369,8 @@ const turn = (() => {
       draw({ zoom, at }, data, hands) {
         const [low, high] = view(data, zoom, at);
         const inside = data.calls.filter((c) => c[3] <= high && c[6] >= low).length;
-        const keys = data.workers.map(([name, color]) => ({ name: `called by ${name}`, color }));
+        const calls = (name) => data.calls.some((c) => c[0] === name && c[1] !== name);
+        const keys = data.workers.map(([name, color]) => ({ name: `${calls(name) ? "called by" : "own work of"} ${name}`, color }));
         return {
           picture: [legend(keys), lanes(data, low, high, hands)],
           text: `From ${shown(low)} to ${shown(high)} ${data.unit}: ${inside} of ${data.calls.length} calls. Point at a bar, or take the arrow keys in the picture, to see what it is.`,
