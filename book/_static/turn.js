@@ -460,7 +460,7 @@ const turn = (() => {
           : `gathered is ${shown(1 / ratio)} times as fast as cut into rows`;
         const wide = settings.p > settings.n ? " (A weight with fewer rows than columns would be cut the other way.)" : "";
         return {
-          picture: [table(["in a step each rank", "cut into rows", "gathered"], rows)],
+          picture: [table(["in a step each rank", "cut into rows, as under tensor parallelism", "gathered, as under FSDP2"], rows)],
           text: `A ${shown(settings.n)} × ${shown(settings.p)} weight on ${settings.ranks} ranks: ${cheaper}.${wide}`,
         };
       },
