@@ -169,6 +169,17 @@ class TestOptimizer:
         assert second.done() == (1 if ask == "step" else 4.0)
         assert two.values() == (0.75, 0.0 if ask == "step" else 1.0)
 
+    def test_a_step_of_all_is_by_their_sum_and_leaves_nothing(self, monkeypatch):
+        two = rnn_roles.Two()
+        one, other = {two.a: torch.tensor(0.5)}, {two.a: torch.tensor(1.5)}
+        kept = {"one": one, "other": other | {two.b: torch.tensor(2.0)}}
+        monkeypatch.setattr(gradients, "_kept_gradients", kept)
+        config = replace(rnn_roles.HALF, num_trainers=2)
+        owner = Owner({"two": LocalRef(two)}, config)
+        steps = [owner.step_together(*each) for each in enumerate(("one", "other"))]
+        assert [step.wait() for step in steps] == [0, 0] and not kept
+        assert two.values() == (0.0, 0.0)
+
 
 class TestModel:
     def test_the_loss_is_over_the_vocabulary(self):

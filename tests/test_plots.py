@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from cdopt_tutorial import plots
+from cdopt_tutorial.engines.probes.trace import Span
 from cdopt_tutorial.plots import style
 
 WHITE, DARK, THEME_DARK = "#ffffff", "#121212", "#14181e"
@@ -177,6 +178,16 @@ def test_timeline_draws_a_worker_s_own_work_without_messages():
     assert sum(len(c.get_paths()) for c in ax.collections) == 1 + 2 + 1
     assert sum(len(c.get_paths()) for c in alone.collections) == 1
     assert not any(len(line.get_xdata()) for line in alone.lines)
+
+
+def test_timeline_begins_where_a_worker_s_own_work_is_first():
+    work = Span("ps", "backward", 500, 900).as_call()
+    calls = [call("agent", "ps", "step", 1000), work]
+    (ax,) = plots.timeline(calls).axes
+    bars = [p.get_extents() for c in ax.collections for p in c.get_paths()]
+    assert min(bar.x0 for bar in bars) == 0
+    numbers = plots.turned(calls)[1]["calls"]
+    assert numbers[1] == ["ps", "ps", "backward", 0, 0, 0.4, 0.4]
 
 
 def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():

@@ -6,6 +6,7 @@ And one process against a program that shares nothing with it.
 import os
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -42,6 +43,7 @@ from cdopt_tutorial.reinforce import (
     watch,
 )
 from cdopt_tutorial.reinforce.learner import Actor, episode_returns, policy_loss
+from cdopt_tutorial.reinforce.steady import SteadyAgent
 
 
 def quadratic(rewards, gamma):
@@ -148,6 +150,19 @@ class TestEnvironment:
         observers = [Observer(i, config) for i in range(3)]
         starts = [watched(o).states[0] for o in observers for _ in range(2)]
         assert len({start.tobytes() for start in starts}) == 6  # in each round, too
+
+    def test_whoever_replaces_another_has_a_chance_that_nobody_had(self):
+        ignore, number_of = lambda *_: None, lambda worker, kind, number, config: number
+        engine = SimpleNamespace(report=ignore, remote=number_of)
+        config = ReinforceConfig("per-step", num_observers=3)
+        steady, numbers = SteadyAgent(config, engine), [0, 1, 2]
+        actors = list(steady._actors)
+        for place in (1, 0, 1, 2, 1):
+            numbers.append(steady._replace(place))
+            actors.append(steady._actors[place])
+        seeds = [config.seed_of(number, "environments") for number in numbers]
+        seeds += [actor._generator.initial_seed() for actor in actors]
+        assert len(set(seeds)) == 16
 
     def test_a_fall_in_the_last_step_is_a_fall(self, short_episodes):
         config = ReinforceConfig("per-step", 1, num_envs=1)
