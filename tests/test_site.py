@@ -87,7 +87,8 @@ def write_book(small: Project, project: Project) -> Project:
     """Write a front page and a chapter, not yet run; configured as the real book is."""
     for folder in ("cdopt_tutorial", "notebooks", "book/_static", "book/_templates"):
         (small.root / folder).mkdir(parents=True)
-    for name in ("constraints.txt", "book/references.bib", "book/_static/book.css"):
+    files = "references.bib", "_static/book.css", "_static/guess.js", "_static/turn.js"
+    for name in ("constraints.txt", *(f"book/{file}" for file in files)):
         (small.root / name).touch()
     config = real_config(project)
     sphinx = config["sphinx"]["config"]
