@@ -11,8 +11,8 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 THEMES = ("light", "dark")
 
 
-# Show what the questions of a page have locked; the theme looks 0.3 s later, which of it
-# scrolls and needs a stop for the key Tab.
+# Show what the questions of a page have locked; the theme looks 0.3 s later which of it
+# scrolls, and so needs a stop for the key Tab.
 REVEAL = """async () => {
     const skip = () => document.querySelector('.guess-form button[type=button]');
     if (!skip()) return;

@@ -139,7 +139,7 @@ const turn = (() => {
      that mouse, touch and keys work as everywhere. */
   function control({ name, label, values, choices, unit = "", start, clicks }, changed) {
     if (choices) {
-      const select = made("select", { name });
+      const select = made("select", { name, "aria-label": label });
       select.append(...choices.map((each) => made("option", { value: each }, each)));
       select.value = start;
       select.addEventListener("input", changed);
@@ -150,7 +150,7 @@ const turn = (() => {
       values = [...values, start].sort((a, b) => a - b); // the chapter's own
     }
     const last = values.length - 1;
-    const slider = made("input", { type: "range", name, min: 0, max: last, step: 1 });
+    const slider = made("input", { type: "range", name, min: 0, max: last, step: 1, "aria-label": label });
     const nearest = (to) =>
       values.reduce((best, v, i) => (Math.abs(v - to) < Math.abs(values[best] - to) ? i : best), 0);
     slider.value = nearest(start);
