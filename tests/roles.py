@@ -141,6 +141,11 @@ def lose_peer():
     raise RuntimeError("Connection closed by peer")  # as gloo says it
 
 
+def raise_later():
+    time.sleep(1)
+    raise RuntimeError("seven times six")
+
+
 def send_self(number):
     os.kill(os.getpid(), getattr(signal, number))
     time.sleep(60)

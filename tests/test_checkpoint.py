@@ -112,6 +112,13 @@ class TestInOneProcess:
             pairs = zip(other.losses[8:], whole.losses[8:], strict=True)
             assert max(abs(a - b) for a, b in pairs) > 1e-6
 
+    def test_is_read_where_its_device_is_not(self, tmp_path):
+        file = tmp_path / "file"
+        kept = until(4, STILL, file)
+        elsewhere = replace(kept, config=kept.config | {"device": "cuda:999"})
+        checkpoints.save(file, elsewhere)
+        assert checkpoints.load(file).settings.device == "cpu"
+
     @pytest.mark.parametrize(
         "more",
         [

@@ -20,6 +20,7 @@ import torch
 import torch.distributed.rpc as rpc
 from running import listeners, wait_for_end
 
+from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.engines.launcher import forking, pack
 from cdopt_tutorial.engines.launcher.process import LOOPBACK
@@ -68,6 +69,13 @@ def failure(roles_, **options):
     with pytest.raises(WorkerError) as caught:
         launch(roles_, **options)
     return caught.value
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "RANK"])
+def test_a_single_variable_is_not_torchrun(name, monkeypatch):
+    # MPI and others set a RANK, too.
+    monkeypatch.setenv(name, "0")
+    assert not torchrun.is_here()
 
 
 class TestResults:
@@ -232,6 +240,10 @@ class TestFailure:
         }
         error = failure(system, polling=number == "SIGKILL")
         assert error.headline == f"observer0 {reason}"
+
+    def test_who_has_lost_a_peer_is_not_named_where_another_raised(self):
+        roles_ = {"peer": Role(roles.lose_peer), "worker": Role(roles.raise_later)}
+        assert failure(roles_).headline == "worker raised RuntimeError"
 
     @pytest.mark.parametrize(("leave", "code"), [(os._exit, 0), (sys.exit, 4)])
     def test_an_early_exit(self, leave, code):

@@ -131,6 +131,8 @@ def test_all_models_start_with_the_same_readout_and_orthogonal_ones_alike():
         torch.testing.assert_close(models[name](inputs), start)
     for name in ("free", "LSTM"):
         assert not torch.allclose(models[name](inputs), start)
+    for model in models.values():
+        assert model.double()(inputs).dtype == torch.float64
 
 
 def test_only_the_forget_gates_of_the_lstm_begin_open():

@@ -180,14 +180,17 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
         assert len(there) == 4  # also those behind the cut
 
 
-def test_who_is_cut_off_before_it_has_joined_is_not_called_dead():
-    from ray.exceptions import ActorUnavailableError
+def test_who_is_cut_off_before_it_has_joined_or_is_late_is_not_called_dead():
+    from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
     from cdopt_tutorial.engines.actors.ray_worker import RayActors
 
     with pytest.raises(WorkerLost, match="^observer1 can't be reached\n"):
         with RayActors().named("observer1"):
             raise ActorUnavailableError("Network is unreachable", bytes(16))
+    with pytest.raises(TimeoutError, match="^observer1 did not answer in time$"):
+        with RayActors().named("observer1"):
+            raise GetTimeoutError("not ready")
 
 
 @pytest.mark.parametrize(

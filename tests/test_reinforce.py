@@ -398,6 +398,14 @@ class TestSpeed:
                 processes = 1 if job.name == speed.ONE_PROCESS else 2
                 assert max(speeds) < processes * 1000 / job.cost_ms
 
+    def test_is_in_steps_a_second_turn_by_turn(self):
+        def run(steps, seconds):
+            score = SimpleNamespace(env_steps=steps, seconds=seconds)
+            return lambda *_: SimpleNamespace(score=score), None, None
+
+        turns = [[run(6, 2), run(8, 1)], [run(9, 2), run(8, 4)]]
+        assert speed._measure(turns) == [[3, 4.5], [8, 2]]
+
     def test_one_process_plays_as_many_environments_and_learns_the_same(self):
         job = speed.Job(speed.ONE_PROCESS, 3)
         _, engine, config = job.run()

@@ -86,8 +86,8 @@ DIED = WorkerLost("agent", "died")
 class Library(Actors):
     """In place of Ray: an actor that has to tell what a test says, or has died."""
 
-    def __init__(self, *takes):
-        self._takes = iter(takes)
+    def __init__(self, *takes, pace=None):
+        self._takes, self._pace = iter(takes), pace
 
     def ask(self, worker, method):
         future = Future()
@@ -96,7 +96,7 @@ class Library(Actors):
             if answer is DIED:
                 future.set_exception(answer)
             else:
-                future.set_result((answer, None))
+                future.set_result((answer, self._pace))
         return future
 
     def wait(self, asked, timeout):
@@ -132,6 +132,12 @@ class TestDriver:
         for replaceable, *takes in ([], RUNNING, DONE), (["agent"], RUNNING):
             with pytest.raises(WorkerError, match="^agent died"):
                 Library(*takes, DIED).run(replaceable)
+
+    def test_an_actor_is_late_once_its_seconds_from_now_are_over(self):
+        pace = Pace(1, 60.0, 5.0, "")
+        assert Library(RUNNING, DONE, pace=pace).run() == {"agent": b"its result"}
+        with pytest.raises(WorkerError, match="^agent missed its deadline of 5 s"):
+            Library(RUNNING, DONE, pace=pace._replace(until=-1.0)).run()
 
 
 class Here(ActorWorker):
