@@ -1,7 +1,6 @@
 """What several test modules need."""
 
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from running import Running
 from cdopt_tutorial import own_network
 from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.launcher import group
+from cdopt_tutorial.publish.paper import find_chromium
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
 from cdopt_tutorial.scratch import of_process
@@ -115,9 +115,7 @@ def site(project) -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser; without one the tests are skipped, but not in CI."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    if (found := find_chromium()) is None:
         missing = "no chromium: `apt-get install chromium` to test the pages"
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     return found

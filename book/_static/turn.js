@@ -1,4 +1,4 @@
-/* Figures that one can turn. `show.turn` leaves a still picture on the page and, beside it,
+/* Figures that one can turn. `show.figure` leaves a still picture on the page and, beside it,
    the chapter's numbers as JSON; where scripts run, a figure of this file takes its place.
 
    `turn.models` has what the figures compute: pure functions of settings and of a chapter's
@@ -101,12 +101,10 @@ const turn = (() => {
   /* What a constrained weight of n x p costs each of so many ranks in a step, in bytes
      sent and multiplications; `sharding.costs.predicted`. */
   function shardCosts({ n, p, ranks, bytes }) {
-    const ring = (2 * (ranks - 1)) / ranks; // of what an all-reduce moves, per rank
-    const gathered = ((ranks - 1) / ranks) * n * p * bytes;
-    const products = 5 * n * p * p;
+    const [others, products, square] = [(ranks - 1) / ranks, 5 * n * p * p, p * p];
     return {
-      rows: { bytes: 2 * ring * p * p * bytes, products: products / ranks, numbers: (3 * n * p) / ranks + 2 * p * p },
-      gathered: { bytes: 2 * gathered, products, numbers: 3 * n * p + 2 * p * p },
+      rows: { bytes: 4 * others * square * bytes, products: products / ranks, numbers: (3 * n * p) / ranks + 2 * square },
+      gathered: { bytes: 2 * others * n * p * bytes, products, numbers: 3 * n * p + 2 * square },
     };
   }
 
@@ -338,6 +336,7 @@ const turn = (() => {
     },
 
     plane: {
+      hold: holdStart,
       controls: () => [
         { name: "beta", label: "β", values: spaced(0.02, 64, 36), start: 1 },
         { name: "lr", label: "learning rate", values: spaced(0.001, 0.5, 55), start: 0.1 },
@@ -350,7 +349,7 @@ const turn = (() => {
         const steps = 1000;
         const path = descend(how, [settings.x, settings.y], settings.lr, steps);
         const end = path.at(-1);
-        const minima = minimaOffCircle(how);
+        const minima = knownMinima(how);
         const off = Math.hypot(end[0] - 0.8, end[1] - 0.6);
         const arrives = !(square(end) < 1e6) ? "From this start SGD diverges"
           : Math.hypot(...gradientAt(end, how)) > 1e-3 ? `After ${steps} steps SGD has not come to rest; it is at (${end.map(shown).join(", ")})`
@@ -447,13 +446,13 @@ const turn = (() => {
         const total = (t) => t.wire + t.wait + t.work;
         const each = (tell) => ["rows", "gathered"].map(tell);
         const rows = [
-          ["sends", ...each((way) => `${inBytes(found[way].bytes)}`)],
+          ["sends", ...each((way) => inBytes(found[way].bytes))],
           ["multiplies", ...each((way) => `${inWords(found[way].products)} times`)],
-          ["keeps at least", ...each((way) => `${inBytes(4 * found[way].numbers)}`)],
-          ["on the wire", ...each((way) => `${inTime(times[way].wire)}`)],
-          ["waiting for messages", ...each((way) => `${inTime(times[way].wait)}`)],
-          ["computing", ...each((way) => `${inTime(times[way].work)}`)],
-          ["in all", ...each((way) => `${inTime(total(times[way]))}`)],
+          ["keeps at least", ...each((way) => inBytes(4 * found[way].numbers))],
+          ["on the wire", ...each((way) => inTime(times[way].wire))],
+          ["waiting for messages", ...each((way) => inTime(times[way].wait))],
+          ["computing", ...each((way) => inTime(times[way].work))],
+          ["in all", ...each((way) => inTime(total(times[way])))],
         ];
         const ratio = total(times.gathered) / total(times.rows);
         const cheaper = ratio >= 1 ? `cut into rows is ${shown(ratio)} times as fast as gathered`
@@ -466,6 +465,17 @@ const turn = (() => {
       },
     },
   };
+
+  /* The minima of the function that was asked for last: a tenth of a second's work, which
+     a start that is dragged need not wait for. */
+  const knownMinima = (() => {
+    let [asked, found] = ["", []];
+    return (how) => {
+      const asking = JSON.stringify(how);
+      if (asking !== asked) [asked, found] = [asking, minimaOffCircle(how)];
+      return found;
+    };
+  })();
 
   /* What part of a timeline is shown, in its unit: its begin and its end. */
   function view({ end }, zoom, at) {
@@ -597,10 +607,38 @@ const turn = (() => {
     return svg;
   }
 
+  /* Let the start of the plane's path be dragged, by a mouse from anywhere, by a finger
+     from its handle, or be put where one taps. */
+  function holdStart(picture, move) {
+    // The picture is drawn anew as its handle is dragged, so its frame has the pointer.
+    let dragged = false;
+    const drag = ({ clientX, clientY }) => {
+      const box = picture.querySelector("svg.square").getBoundingClientRect();
+      const at = (from, begin, size) => ((from - begin) / size) * 2 * EXTENT - EXTENT;
+      move({ x: at(clientX, box.left, box.width), y: -at(clientY, box.top, box.height) });
+    };
+    picture.addEventListener("pointerdown", (event) => {
+      // A finger elsewhere may want to scroll the page; a tap is a click.
+      if (event.pointerType !== "mouse" && !event.target.closest(".handle")) return;
+      dragged = true;
+      picture.setPointerCapture(event.pointerId);
+    });
+    // Else the finger on the handle would scroll the page.
+    const keep = (event) => { if (event.target.closest(".handle")) event.preventDefault(); };
+    picture.addEventListener("touchstart", keep, { passive: false });
+    picture.addEventListener("pointermove", (event) => { if (dragged) drag(event); });
+    for (const kind of ["pointerup", "pointercancel"]) {
+      picture.addEventListener(kind, () => { dragged = false; });
+    }
+    picture.addEventListener("click", (event) => {
+      if (event.target.closest("svg.square")) drag(event);
+    });
+  }
+
   /* Put a figure in the place of its still picture. */
   function begin(figure) {
     const data = JSON.parse(figure.querySelector("script").textContent);
-    const { controls, draw } = figures[figure.dataset.turn];
+    const { controls, draw, hold } = figures[figure.dataset.turn];
     const picture = made("div", { class: "turn-picture" });
     const text = made("p", { class: "turn-text", role: "status" });
     const all = controls(data).map((each) => control(each, () => update()));
@@ -615,30 +653,7 @@ const turn = (() => {
       picture.replaceChildren(...drawn.picture);
       text.textContent = drawn.text;
     }
-    // The picture is drawn anew as its handle is dragged, so its frame has the pointer.
-    let dragged = false;
-    const drag = ({ clientX, clientY }) => {
-      const box = picture.querySelector("svg.square").getBoundingClientRect();
-      const at = (from, begin, size) => ((from - begin) / size) * 2 * EXTENT - EXTENT;
-      move({ x: at(clientX, box.left, box.width), y: -at(clientY, box.top, box.height) });
-    };
-    picture.addEventListener("pointerdown", (event) => {
-      if (!picture.querySelector(".handle")) return;
-      // A finger elsewhere may want to scroll the page; a tap is a click.
-      if (event.pointerType !== "mouse" && !event.target.closest(".handle")) return;
-      dragged = true;
-      picture.setPointerCapture(event.pointerId);
-    });
-    // Else the finger on the handle would scroll the page.
-    const hold = (event) => { if (event.target.closest(".handle")) event.preventDefault(); };
-    picture.addEventListener("touchstart", hold, { passive: false });
-    picture.addEventListener("pointermove", (event) => { if (dragged) drag(event); });
-    for (const kind of ["pointerup", "pointercancel"]) {
-      picture.addEventListener(kind, () => { dragged = false; });
-    }
-    picture.addEventListener("click", (event) => {
-      if (event.target.closest("svg.square")) drag(event);
-    });
+    hold?.(picture, move);
     const still = figure.querySelector(":scope > div");
     still.hidden = true;
     const nodes = all.map(({ node }) => node);

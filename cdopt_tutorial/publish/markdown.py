@@ -16,7 +16,9 @@ import yaml
 
 from cdopt_tutorial.publish.pages import ABSENT
 
-LEFT_OUT = ("book/api", "book/tests", "book/contributing", "book/bibliography")
+# Of no use on paper either; a list of works is made by Sphinx, and is none here.
+ON_SCREEN_ONLY = ("book/api", "book/tests", "book/contributing")
+_LEFT_OUT = (*ON_SCREEN_ONLY, "book/bibliography")
 _OPENED = re.compile(r"^ *(`{3,}|:{3,})\{([\w:-]+)\} *(.*)$")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _PAGE = re.compile(r"^(?:\.\./|/)*(?:(book|notebooks)/)?([\w-]+)(\.\w+)?$")
@@ -37,7 +39,7 @@ def write(
     `chapters` are by name, such as "notebooks/01_reinforce", and `quotes` is what a
     page may quote, as the builder gets it.
     """
-    pages = {name: "" for name in _in_order(root) if not name.startswith(LEFT_OUT)}
+    pages = {name: "" for name in _in_order(root) if not name.startswith(_LEFT_OUT)}
     for name in pages:
         if name in chapters:
             pages[name] = "\n\n".join(map(_cell, chapters[name].cells))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from cdopt_tutorial.publish.markdown import LEFT_OUT
+from cdopt_tutorial.publish.markdown import ON_SCREEN_ONLY
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import RenderError, run_builder
 
@@ -21,6 +21,12 @@ _SHEET = {"format": "A4", "tagged": True, "outline": True, "print_background": T
 _SHEET["margin"] = dict.fromkeys(("top", "bottom", "left", "right"), "18mm")
 
 
+def find_chromium() -> str | None:
+    """The path of a browser that can print, or None."""
+    names = "chromium", "chromium-browser", "google-chrome"
+    return next(filter(None, map(shutil.which, names)), None)
+
+
 def print_pages(project: Project) -> Path:
     """Print the pages that `render` has made, into `_build/book.pdf`; return its path.
 
@@ -29,9 +35,7 @@ def print_pages(project: Project) -> Path:
     """
     from playwright.sync_api import sync_playwright  # nothing else needs a browser
 
-    names = "chromium", "chromium-browser", "google-chrome"
-    chromium = next(filter(None, map(shutil.which, names)), None)
-    if chromium is None:
+    if (chromium := find_chromium()) is None:
         raise RenderError("no Chromium to print with: apt-get install chromium")
     print("printing the pages", flush=True)
     toc = yaml.safe_load((project.root / "_toc.yml").read_text("utf-8"))
@@ -56,7 +60,7 @@ def _shorter(entry: dict) -> dict:
         entry[key] = [
             _shorter(each)
             for each in entry.get(key, ())
-            if not each.get("file", "").startswith(LEFT_OUT[:-1])
+            if not each.get("file", "").startswith(ON_SCREEN_ONLY)
         ]
         if not entry[key]:
             del entry[key]
