@@ -203,7 +203,7 @@ def converse(engine):
     """Calls of every kind, with marks in between; a gradient by a marked way."""
     ref = engine.remote("ps", Callee)
     with span("calling"):
-        ref.rpc_sync().add(torch.ones(3))
+        ref.rpc_sync().add(torch.ones(1000))
     with pytest.raises(RuntimeError, match="no such thing"):
         ref.rpc_async().fail("KeyError").wait()
     ref.rpc_async().sleep(0.1).wait()

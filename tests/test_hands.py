@@ -205,6 +205,7 @@ def test_a_step_is_walked_by_clicks_and_calls_by_arrow_keys(page, server):
     page.keyboard.press("ArrowRight")
     second = timeline.locator(".turn-text").inner_text()
     assert first != second and "took" in first and "took" in second
+    assert timeline.get_by_label("B there and back").count()  # " B", or " kB"
 
 
 def test_a_chapter_with_its_figures_is_at_most_three_megabytes(site):

@@ -1,7 +1,6 @@
 """The figures: what they hold, and that everyone can read them."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from cdopt_tutorial import plots
-from cdopt_tutorial.engines.probes.trace import Span
+from cdopt_tutorial.engines.probes.trace import Call, Span
 from cdopt_tutorial.plots import style
 
 WHITE, DARK, THEME_DARK = "#ffffff", "#121212", "#14181e"
@@ -97,9 +96,8 @@ def test_roles_are_known_by_name():
 
 
 def call(caller, callee, method, sent, took=400):
-    times = {"started": sent + 100, "ended": sent + took - 100, "received": sent + took}
-    names = {"caller": caller, "callee": callee, "method": method}
-    return SimpleNamespace(sent=sent, **names, **times)
+    started, ended, received = sent + 100, sent + took - 100, sent + took
+    return Call(caller, callee, method, sent, started, ended, received)
 
 
 def episode(steps: int):
@@ -187,7 +185,7 @@ def test_timeline_begins_where_a_worker_s_own_work_is_first():
     bars = [p.get_extents() for c in ax.collections for p in c.get_paths()]
     assert min(bar.x0 for bar in bars) == 0
     numbers = plots.turned(calls)[1]["calls"]
-    assert numbers[1] == ["ps", "ps", "backward", 0, 0, 0.4, 0.4]
+    assert numbers[1] == ["ps", "ps", "backward", 0, 0, 0.4, 0.4, 0]
 
 
 def test_timeline_draws_what_touches_its_window_and_heads_where_there_is_room():

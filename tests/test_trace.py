@@ -44,6 +44,12 @@ def test_the_four_moments_are_in_order(recorded):
     assert sent == sorted(sent) and begun == sorted(begun)
 
 
+def test_bytes_of_a_call_are_its_own_and_its_answer_s(recorded):
+    sizes = {call.method: call.bytes for call in recorded[0].calls}
+    assert 2 * 4000 < sizes["add"] < 2 * 4000 + 300  # a thousand numbers both ways
+    assert 0 < sizes["locked"] < 300
+
+
 def test_what_a_worker_marks_is_a_span(recorded):
     trace, results = recorded
     for caller in CALLERS:

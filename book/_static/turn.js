@@ -531,7 +531,7 @@ const turn = (() => {
       svg.append(made("text", { x: px(at), y: y + 10, class: "middle" }, shown(at)));
     }
     for (const call of data.calls) {
-      const [caller, callee, method, sent, started, ended, received] = call;
+      const [caller, callee, method, sent, started, ended, received, bytes] = call;
       if (received < low || sent > high) continue;
       const top = place[`${callee} ${method}`];
       if (caller !== callee) {
@@ -547,7 +547,7 @@ const turn = (() => {
       const width = Math.max(1.5, clip(ended) - clip(started));
       const box = { x: clip(started), y: top + 3, width, height: row - 6, fill: color[caller] };
       const what = caller === callee ? `${callee}: ${method}` : `${caller} called ${method} on ${callee}`;
-      const back = caller === callee ? "" : `; the answer was back after ${shown(received - sent)} ${data.unit}`;
+      const back = caller === callee ? "" : `; the answer was back after ${shown(received - sent)} ${data.unit}, with ${inBytes(bytes)} there and back`;
       const said = `${what}, which took ${shown(ended - started)} ${data.unit}${back}`;
       const bar = made("rect", { ...box, class: isBusy(call) ? "bar" : "bar later", role: "img", "aria-label": said });
       bar.addEventListener("pointerenter", () => tell(said));

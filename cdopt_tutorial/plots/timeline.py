@@ -31,8 +31,7 @@ def timeline(
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
-    zero = min(call.sent for call in calls)
-    unit, ns = _unit(max(call.received for call in calls) - zero)
+    zero, ns, unit = _axis(calls)
 
     def at(time: float) -> float:
         return (time - zero) / ns
@@ -66,16 +65,17 @@ def turned(
     calls: Sequence[Call], window: tuple[float, float] | None = None
 ) -> tuple[str, dict]:
     """What `show.figure` needs so that readers can zoom into `timeline` of the same."""
-    zero, end = min(c.sent for c in calls), max(c.received for c in calls)
-    unit, ns = _unit(end - zero)
-    whole = (end - zero) / ns
+    zero, ns, unit = _axis(calls)
+    whole = (max(c.received for c in calls) - zero) / ns
     low, high = window or (0, whole)
     workers = in_order([n for call in calls for n in (call.caller, call.callee)])
     times = [(c.sent, c.started, c.ended, c.received) for c in calls]
-    names = [(c.caller, c.callee, c.method) for c in calls]
     numbers = [[round((t - zero) / ns, 3) for t in each] for each in times]
     return "timeline", {
-        "calls": [[*n, *t] for n, t in zip(names, numbers, strict=True)],
+        "calls": [
+            [c.caller, c.callee, c.method, *moments, c.bytes]
+            for c, moments in zip(calls, numbers, strict=True)
+        ],
         "workers": [(name, look(name).color) for name in workers],
         "unit": unit,
         "end": whole,
@@ -84,9 +84,13 @@ def turned(
     }
 
 
-def _unit(span: float) -> tuple[str, float]:
-    """The unit in which so many nanoseconds are no large number, and its own."""
-    return next(u for u in _UNITS.items() if span < 2000 * u[1] or u[0] == "s")
+def _axis(calls: Sequence[Call]) -> tuple[int, float, str]:
+    """Where the axis of time begins, in ns; its unit, in ns; and that unit's name."""
+    zero = min(call.sent for call in calls)
+    span = max(call.received for call in calls) - zero
+    units = _UNITS.items()
+    unit, ns = next(u for u in units if span < 2000 * u[1] or u[0] == "s")
+    return zero, ns, unit
 
 
 def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:

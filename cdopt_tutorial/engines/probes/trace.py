@@ -2,10 +2,12 @@
 
 A traced worker reaches the others through :class:`Recording`, which notes each call by
 a reference. Not seen is what torch sends without one, such as distributed autograd's
-backward pass. Bytes are counted by ``wire``.
+backward pass. The bytes of a whole run, envelopes too, are counted by ``wire``.
 """
 
+import io
 import itertools
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.rpc import PyRRef
 from torch.futures import Future
 
 
@@ -28,6 +31,7 @@ class Call:
     started: int  #: when the callee began to run it
     ended: int  #: when the callee had its result
     received: int  #: when the caller had the answer
+    bytes: int = 0  #: of what it carried there and back, without torch's envelope
 
 
 @dataclass(frozen=True)
@@ -182,8 +186,27 @@ def _noted(worker: str, call: tuple, sent: int, answer: tuple[Any, int, int]) ->
     if not isinstance(method, str):
         method = getattr(method, "__qualname__", type(method).__name__)
     times = sent, *ran, time.monotonic_ns()
-    _own.calls.append(Call(_name, worker, method, *times))
+    carried = _bytes((call[1], call[2:3])) + _bytes(result)
+    _own.calls.append(Call(_name, worker, method, *times, carried))
     return result
+
+
+def _bytes(value: Any) -> int:
+    """What a value takes as a message: its pickle, and the numbers of its tensors."""
+    sizer = _Sizer(stream := io.BytesIO())
+    sizer.dump(value)
+    return stream.tell() + sizer.numbers
+
+
+class _Sizer(pickle.Pickler):
+    """Pickles as RPC does, which sends tensors by themselves; an RRef is its name."""
+
+    numbers = 0  # of bytes in tensors
+
+    def persistent_id(self, value: Any) -> str | None:
+        if isinstance(value, Tensor):
+            self.numbers += value.nbytes
+        return type(value).__name__ if isinstance(value, Tensor | PyRRef) else None
 
 
 def _then(future: Future, change: Callable) -> Future:
