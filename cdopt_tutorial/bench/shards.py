@@ -1,5 +1,7 @@
 """A step of a constrained weight (n, p) that two ranks hold the rows of.
 
+And, by ``vectors``, word vectors from the start to an accuracy.
+
 A step maps the weight, adds a penalty and goes back, in float32, one thread a rank.
 "sharded" maps the rows where they lie; all others gather the weight on each rank first.
 Of geoopt's SGD on the Stiefel manifold, and of Muon, which holds nothing, it is the
@@ -23,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import parametrizations
 
+from cdopt_tutorial.bench import vectors
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.dissolving.costs import EXACT, PENALTY_PARAM, Step
@@ -55,7 +58,8 @@ def measure(progress: Progress, smoke: bool = False, device: str = "cpu") -> Mea
     measured, values = [], found["rank0"]  # of the slowest, or largest, rank
     for n, of in values.items():
         measured += rows(of, UNITS, f"{BASELINE}, n={n}")
-    return measured, {"values": values}
+    others, more = vectors.measure(progress, smoke)
+    return measured + others, {"values": values, **more}
 
 
 def _measure_rank(rank: int, sizes: Sizes, device: str) -> dict[int, Values]:

@@ -1,0 +1,73 @@
+"""Word vectors to an accuracy, end to end, a process for each rank, one thread each.
+
+The words are IPython's. The largest matrix is of torch's, and shows which ways a rank's
+memory holds.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from scipy import sparse
+
+from cdopt_tutorial.bench.rows import Measured, Progress, Variants, interleave, rows
+from cdopt_tutorial.data.near import load_near
+from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.sharding.vectors import WAYS, VectorsConfig, minimum, run
+
+UNITS = {"to the accuracy": "s", "steps": "1", "peak": "B"}
+SHARDED = [(way, ranks) for way in WAYS if not WAYS[way].alone for ranks in (2, 1)]
+ALONE = [(way, 1) for way in WAYS if WAYS[way].alone]
+# n, p, ways and ranks, turns
+SIZES = (2000, 32, SHARDED + ALONE, 1), (40_000, 64, [*SHARDED, ("geoopt", 1)], 5)
+SMOKE_SIZES = ((200, 4, SHARDED + ALONE, 1),)
+LIMITED = ("dissolved", 1), ("gathered", 2), ("dissolved", 2), ("dissolved", 4)
+MEMORY = 2**30  # bytes of a rank that is limited
+LARGEST = 500_000, 64  # n, p
+
+
+def measure(progress: Progress, smoke: bool = False) -> Measured:
+    """Time all ways in turns, at sizes that they can; in a smoke run, small ones."""
+    measured, values = [], {}
+    for n, p, chosen, turns in SMOKE_SIZES if smoke else SIZES:
+        found = interleave(_variants(n, p, chosen), turns, progress)
+        measured += rows(found, UNITS)
+        values |= found
+    return measured, {"vectors": values, "limited": {} if smoke else limited(progress)}
+
+
+def _variants(n: int, p: int, chosen: list[tuple[str, int]]) -> Variants:
+    matrix, config = load_near("IPython", n).matrix, VectorsConfig(p=p)
+    least = minimum(matrix, p)
+    return {
+        f"{way}, ranks={ranks}, n={n}": partial(
+            _figures, replace(config, way=way, num_ranks=ranks), matrix, least
+        )
+        for way, ranks in chosen
+    }
+
+
+def _figures(
+    config: VectorsConfig, matrix: sparse.csr_matrix, least: float, _: int
+) -> dict[str, float]:
+    """Those of the slowest, or largest, rank; no time where it did not get there."""
+    found = run(config, matrix, least)
+    figures = {"steps": found[0].steps, "peak": max(each.peak for each in found)}
+    if found[0].gap[-1] > config.accuracy:
+        return figures
+    return figures | {"to the accuracy": max(each.seconds[-1] for each in found)}
+
+
+def limited(progress: Progress) -> dict[str, str]:
+    """What becomes of five steps of each way where a rank's memory is limited."""
+    (n, p), found = LARGEST, {}
+    matrix = load_near("torch", n).matrix
+    for way, ranks in LIMITED:
+        name = f"{way}, ranks={ranks}, n={n}, {MEMORY} B"
+        progress(name)
+        config = VectorsConfig(way, p, ranks, max_steps=5, memory=MEMORY)
+        try:
+            took = run(config, matrix, -1.0)[0].seconds[-1]
+            found[name] = f"{took / 5:.3g} s a step"
+        except WorkerError as error:
+            found[name] = str(error).strip().splitlines()[-1]
+    return found

@@ -1,0 +1,82 @@
+"""How often words, and pairs of them, stand near the frequent words of a program."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from cdopt_tutorial.data.text import tokenize
+
+WINDOW = 2  # words on either side
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """Terms, and how often each has a frequent word near it."""
+
+    terms: list[str]  #: n of them, words and pairs of words, the most frequent first
+    #: (n, m), float32: square roots of counts, over those of their rows' and columns'
+    #: sums. Its singular values are at most 1, as those of a correlation are; the
+    #: leading left singular vectors are word vectors (Stratos, Collins and Hsu 2015).
+    matrix: sparse.csr_matrix
+
+
+@cache
+def sources(package: str) -> list[str]:
+    """The words and punctuation marks of an installed package's sources, as written."""
+    folder = Path(find_spec(package).origin).parent
+    files = sorted(folder.rglob("*.py"))
+    return [word for file in files for word in tokenize(file.read_text("utf-8"))]
+
+
+def load_near(package: str, n: int, contexts: int = 1000) -> Near:
+    """Count in the sources of a package; a ValueError if they have fewer terms.
+
+    n is the number of terms, and `contexts` that of the frequent words.
+    """
+    ids, words = _numbered(sources(package))
+    firsts, pairs = np.unique(ids[:-1] * len(words) + ids[1:], return_inverse=True)
+    counts = np.concatenate([np.bincount(ids), np.bincount(pairs)])
+    if n > len(counts):
+        raise ValueError(f"n is {n}, but {package} has {len(counts)} terms")
+    frequent = np.argsort(-counts, kind="stable")[:n]
+    rows = np.full(len(counts), -1)
+    rows[frequent] = np.arange(n)
+    both = (rows[ids], 1), (rows[len(words) + pairs], 2)
+    counted = sum(_count(*each, ids, (n, contexts)) for each in both)
+    texts = (f"{words[k // len(words)]} {words[k % len(words)]}" for k in firsts)
+    names = [*words, *texts]
+    return Near([names[k] for k in frequent], _scaled(counted))
+
+
+def _numbered(tokens: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Each token's number, and the words by number, the most frequent first."""
+    words = [word for word, _ in Counter(sorted(tokens)).most_common()]
+    numbers = {word: number for number, word in enumerate(words)}
+    return np.array([numbers[token] for token in tokens]), words
+
+
+def _count(
+    rows: np.ndarray, length: int, ids: np.ndarray, shape: tuple[int, int]
+) -> sparse.csr_matrix:
+    """How often a frequent word is near the term that begins at each token."""
+    total = sparse.csr_matrix(shape)
+    for distance in range(1, WINDOW + 1):
+        for offset in (-distance, length - 1 + distance):
+            begins = np.arange(max(0, -offset), min(len(rows), len(ids) - offset))
+            row, column = rows[begins], ids[begins + offset]
+            known = (row >= 0) & (column < shape[1])
+            places = row[known], column[known]
+            total += sparse.csr_matrix((np.ones(known.sum()), places), shape)
+    return total
+
+
+def _scaled(counted: sparse.csr_matrix) -> sparse.csr_matrix:
+    roots = counted.sqrt()
+    sums = (np.asarray(roots.sum(axis)).ravel() for axis in (1, 0))
+    rows, columns = (sparse.diags(np.maximum(each, 1) ** -0.5) for each in sums)
+    return (rows @ roots @ columns).tocsr().astype(np.float32)

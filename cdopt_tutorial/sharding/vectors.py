@@ -1,0 +1,247 @@
+"""Word vectors whose rows lie in shards: the leading singular vectors of a matrix.
+
+Minimise f(X) = -‖MᵀX‖² / 2 over X (n, p) with XᵀX = I, where M (n, m) is sparse, and m
+far less than n. Each rank has some of the n rows of M, and the same rows of X. For f
+and its gradient they send each other MᵀX, m x p numbers, once a step.
+"""
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import geoopt
+import psutil
+import torch
+import torch.distributed as dist
+from scipy import sparse
+from scipy.sparse.linalg import svds
+from torch import Tensor, nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.nn.utils import parametrizations
+
+from cdopt_tutorial.checks import at_least, check
+from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.engines import Role, launch, process_group
+from cdopt_tutorial.engines.probes.counted import peak_memory
+
+EVERY = 5  # steps between two looks at how far it is
+PENALTY_PARAM = 0.1  # from 0.05 to 0.2 the number of steps is the same
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to keep the constraint, and its optimizer, SGD with Nesterov's momentum.
+
+    Rate and momentum need the fewest steps of those tried, √2 apart, at n = 2,000.
+    """
+
+    lr: float
+    momentum: float = 0.95
+    alone: bool = False  #: whether it needs all of X in one process
+
+
+WAYS = {
+    "dissolved": Way(0.35),  # A maps the rows where they lie
+    "gathered": Way(0.35),  # each rank gathers X, as FSDP2 does, and maps all of it
+    "projected": Way(8, momentum=0),  # by the polar factor, after each step
+    "geoopt": Way(0.7, 0.9, alone=True),
+    "cayley": Way(0.7, 0.9, alone=True),  # these three are torch's parametrizations
+    "householder": Way(0.7, 0.9, alone=True),
+    "matrix_exp": Way(0.7, 0.9, alone=True),
+}
+
+
+@dataclass(frozen=True)
+class VectorsConfig:
+    """What is looked for, how, and how far."""
+
+    way: str = "dissolved"  #: one of ``WAYS``
+    p: int = 64  #: columns of X
+    num_ranks: int = 1
+    accuracy: float = 1e-3  #: of f, relative to its minimum
+    max_steps: int = 500
+    lr: float | None = None  #: None is the way's own
+    memory: int | None = None  #: bytes that a rank may take beside what it has
+
+    def __post_init__(self):
+        check(self, "way", self.way in WAYS, " or ".join(WAYS))
+        at_least(self, 1, "p", "num_ranks")
+        fits = self.num_ranks == 1 or not WAYS[self.way].alone
+        check(self, "num_ranks", fits, f"1: {self.way} needs X in one process")
+
+
+@dataclass
+class Search:
+    """What a rank found."""
+
+    #: of f at the feasible point of the same columns' span, relative to the minimum;
+    #: at the start, after every fifth step, and at the end.
+    gap: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  #: of the steps until then
+    rows: Tensor | None = None  #: of X, at the end; those of this rank
+    steps: int = 0  #: that were taken
+    peak: int = 0  #: bytes that a step takes beside X and the optimizer's
+
+
+def minimum(matrix: sparse.csr_matrix, p: int) -> float:
+    """The least f, by scipy: half the sum of the p largest squared singular values."""
+    values = svds(
+        matrix.astype(float), p, random_state=0, return_singular_vectors=False
+    )
+    return -(values**2).sum() / 2
+
+
+def run(config: VectorsConfig, matrix: sparse.csr_matrix, least: float) -> list[Search]:
+    """What each rank found, which is given its rows of M, and the minimum of f."""
+    n, ranks = matrix.shape[0], config.num_ranks
+    cuts = torch.arange(n).chunk(ranks)  # as `Shard` cuts
+    if len(cuts) < ranks:
+        raise ValueError(f"num_ranks is {ranks}, too many for a matrix of {n} rows")
+    parts = [matrix[cut[0] : cut[-1] + 1] for cut in cuts]
+    args = (config, n, least)
+    roles = {f"rank{k}": Role(_search, (k, *args, parts[k])) for k in range(ranks)}
+    return list(launch(roles).values())
+
+
+def _search(
+    rank: int, config: VectorsConfig, n: int, least: float, rows: sparse.csr_matrix
+) -> Search:
+    """Go on from a start until f is near enough, or is no number."""
+    process_group.join(rank, config.num_ranks, gpus=())
+    mesh = init_device_mesh("cpu", (config.num_ranks,))
+    if config.memory is not None:
+        most = psutil.Process().memory_info().vms + config.memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    objective, found = Objective(rows), Search()
+    layout = {"shape": (n, config.p), "stride": (config.p, 1), "run_check": False}
+    start = DTensor.from_local(objective.start(config.p), mesh, [Shard(0)], **layout)
+    step, current = make_step(config, objective, start)
+    spent = 0.0
+    for found.steps in range(config.max_steps + 1):
+        last = found.steps == config.max_steps
+        if last or found.steps % EVERY == 0:
+            found.gap.append(1 - objective.value(current()) / least)
+            found.seconds.append(spent)
+            if last or not config.accuracy < found.gap[-1] < 2:
+                break
+        began = time.perf_counter()
+        step()
+        spent += time.perf_counter() - began
+    found.rows = current().clone()
+    found.peak = peak_memory(step)
+    return found
+
+
+class Objective:
+    """f, of which this rank has some rows of M."""
+
+    def __init__(self, rows: sparse.csr_matrix):
+        self._rows = rows  # scipy's, whose products are as fast as torch's
+
+    def start(self, p: int) -> Tensor:
+        """A feasible X, this rank's rows: the span of p random images of M."""
+        drawn = torch.Generator().manual_seed(0)
+        sketch = torch.randn(self._rows.shape[1], p, generator=drawn)
+        return projected(_times(self._rows, sketch))
+
+    def images(self, x: Tensor) -> Tensor:
+        """MᵀX (m, p), of this rank's rows of X."""
+        return summed(_times(self._rows.T, x))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """That of f, this rank's rows of it."""
+        return -_times(self._rows, self.images(x))
+
+    def value(self, x: Tensor) -> float:
+        """f at the feasible point whose columns span what those of X do."""
+        images, gram = self.images(x).double(), summed(x.T @ x).double()
+        return -torch.linalg.solve(gram, images.T @ images).trace().item() / 2
+
+
+def _times(matrix: sparse.sparray, x: Tensor) -> Tensor:
+    return torch.from_numpy(matrix @ x.numpy())
+
+
+def summed(part: Tensor) -> Tensor:
+    """The sum over all ranks, in place."""
+    dist.all_reduce(part)
+    return part
+
+
+def projected(rows: Tensor) -> Tensor:
+    """This rank's rows of the feasible X nearest to the one of these."""
+    values, vectors = torch.linalg.eigh(summed(rows.T @ rows))
+    return rows @ ((vectors * values.rsqrt()) @ vectors.T)
+
+
+def make_step(
+    config: VectorsConfig, objective: Objective, start: DTensor
+) -> tuple[Callable[[], None], Callable[[], Tensor]]:
+    """A way's step, and this rank's rows of the point that it has come to."""
+    way = WAYS[config.way]
+    weight, point = _alone(config.way, start) if way.alone else _in_shards(start)
+    kind = geoopt.optim.RiemannianSGD if config.way == "geoopt" else optim.SGD
+    momentum = {"momentum": way.momentum, "nesterov": way.momentum > 0}
+    optimizer = kind([weight], lr=config.lr or way.lr, **momentum)
+    back = {"dissolved": _dissolved, "gathered": _gathered, "projected": _plain}
+    go_back = back.get(config.way, partial(_exactly, point=point))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        go_back(weight, objective)
+        optimizer.step()
+        if config.way == "projected":
+            point().copy_(projected(point()))
+
+    return step, lambda: point().detach()
+
+
+def _in_shards(start: DTensor) -> tuple[nn.Parameter, Callable[[], Tensor]]:
+    weight = nn.Parameter(start.clone())
+    return weight, lambda: weight.to_local().detach()
+
+
+def _alone(way: str, start: DTensor) -> tuple[nn.Parameter, Callable[[], Tensor]]:
+    """What an exact way moves, and how X follows from it."""
+    if way == "geoopt":  # by the Euclidean metric: its default makes an n x n matrix
+        manifold = geoopt.Stiefel(canonical=False)
+        weight = geoopt.ManifoldParameter(start.to_local(), manifold=manifold)
+        return weight, lambda: weight
+    layer = nn.Linear(*start.shape[::-1], bias=False, dtype=start.dtype)
+    layer.weight = nn.Parameter(start.to_local())
+    parametrizations.orthogonal(layer, orthogonal_map=way)
+    return layer.parametrizations.weight.original, lambda: layer.weight
+
+
+def _dissolved(weight: nn.Parameter, objective: Objective) -> None:
+    mapped, distance = surface("stiefel", weight).map_and_distance(weight)
+    gradient = _placed(objective.gradient(mapped.to_local().detach()), weight)
+    torch.autograd.backward((mapped, PENALTY_PARAM * distance), (gradient, None))
+
+
+def _gathered(weight: nn.Parameter, objective: Objective) -> None:
+    # Each rank goes back from its own rows, and the gradients are added up.
+    whole = weight.full_tensor(grad_placements=[Partial()])
+    mapped, distance = surface("stiefel", whole).map_and_distance(whole)
+    own = mapped.chunk(dist.get_world_size())[dist.get_rank()]
+    penalty = PENALTY_PARAM * distance / dist.get_world_size()
+    gradient = objective.gradient(own.detach())
+    torch.autograd.backward((own, penalty), (gradient, None))
+
+
+def _plain(weight: nn.Parameter, objective: Objective) -> None:
+    weight.grad = _placed(objective.gradient(weight.to_local().detach()), weight)
+
+
+def _exactly(_: nn.Parameter, objective: Objective, point: Callable) -> None:
+    x = point()
+    x.backward(objective.gradient(x.detach()))
+
+
+def _placed(rows: Tensor, like: DTensor) -> DTensor:
+    """This rank's rows of a tensor that lies as another one."""
+    layout = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    return DTensor.from_local(rows, like.device_mesh, [Shard(0)], **layout)

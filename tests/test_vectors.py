@@ -1,0 +1,107 @@
+"""Word vectors in shards: the same as in one process, and those of scipy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.sparse.linalg import svds
+
+from cdopt_tutorial.data import near
+from cdopt_tutorial.engines import WorkerError
+from cdopt_tutorial.sharding import vectors
+from cdopt_tutorial.sharding.vectors import VectorsConfig
+
+pytestmark = pytest.mark.xdist_group("vectors")
+FEW = VectorsConfig(p=3, accuracy=0, max_steps=20)
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return near.load_near("IPython", 301, contexts=40).matrix.astype(np.float64)
+
+
+def rows(config, matrix):
+    found = vectors.run(config, matrix, vectors.minimum(matrix, config.p))
+    return torch.cat([each.rows for each in found]), found
+
+
+@pytest.mark.parametrize("way", ["dissolved", "gathered", "projected"])
+def test_ranks_come_to_what_one_process_comes_to(matrix, way):
+    config = replace(FEW, way=way)
+    here, _ = rows(config, matrix)
+    for num_ranks in (2, 3):  # 301 rows cannot be cut evenly
+        there, _ = rows(replace(config, num_ranks=num_ranks), matrix)
+        torch.testing.assert_close(there, here, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", vectors.WAYS)
+def test_every_way_finds_the_leading_singular_vectors(matrix, way):
+    _, found = rows(replace(FEW, way=way, accuracy=1e-6, max_steps=1000), matrix)
+    assert 0 <= found[0].gap[-1] <= 1e-6
+    point = found[0].rows
+    leading, _, _ = svds(matrix, 3, random_state=0)
+    cosines = np.linalg.svd(leading.T @ torch.linalg.qr(point)[0].numpy())[1]
+    assert cosines.min() > 1 - 1e-3
+
+
+def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
+    config = replace(FEW, max_steps=1, lr=0.1)
+    found, _ = rows(config, matrix)
+    m = torch.from_numpy(matrix.toarray())
+    sketch = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
+    left, _, right = torch.linalg.svd(m @ sketch, full_matrices=False)
+    x = (left @ right).requires_grad_()
+    c = x.T @ x - torch.eye(3)
+    loss = -(m.T @ (x - x @ c / 2)).square().sum() / 2
+    (loss + vectors.PENALTY_PARAM * c.square().sum()).backward()
+    moved = 1.95 * x.grad  # Nesterov's first step
+    torch.testing.assert_close(found, x.detach() - 0.1 * moved, rtol=0, atol=1e-12)
+
+
+def test_a_limit_of_memory_names_who_met_it(matrix):
+    many = sparse.vstack([matrix] * 300).tocsr()
+    with pytest.raises(WorkerError, match="rank0 raised (?s:.*)allocate"):
+        vectors.run(replace(FEW, p=30, memory=2**26), many, -1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"way": "folded"}, "way is 'folded', but must be dissolved or"),
+        ({"way": "cayley", "num_ranks": 2}, "1: cayley needs X in one process"),
+        ({"num_ranks": 302}, "num_ranks is 302, too many for a matrix of 301 rows"),
+        ({"p": 0}, "p is 0, but must be at least 1"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(matrix, settings, said):
+    with pytest.raises(ValueError, match=said):
+        vectors.run(replace(FEW, **settings), matrix, -1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(words=st.lists(st.sampled_from("abcd"), min_size=8, max_size=30))
+def test_counts_are_those_of_a_walk_through_the_text(words):
+    near.sources.cache_clear()
+    original, near.sources = near.sources, lambda _: words
+    try:
+        found = near.load_near("any", 2, contexts=2)
+    finally:
+        near.sources = original
+    frequent = sorted(set(words), key=lambda w: (-words.count(w), w))[:2]
+    counts = np.zeros((2, 2))
+    for row, term in enumerate(found.terms):
+        parts = term.split()
+        for begin in range(len(words) - len(parts) + 1):
+            if words[begin : begin + len(parts)] == parts:
+                before = words[max(0, begin - 2) : begin]
+                after = words[begin + len(parts) :][:2]
+                for word in before + after:
+                    if word in frequent:
+                        counts[row, frequent.index(word)] += 1
+    roots = np.sqrt(counts)
+    scale = np.sqrt(np.outer(*(roots.sum(axis).clip(1) for axis in (1, 0))))
+    np.testing.assert_allclose(found.matrix.toarray(), roots / scale, rtol=1e-6)
