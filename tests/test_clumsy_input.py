@@ -92,6 +92,8 @@ shard --width 1000000000
     a model of width 1000000000 and 2 layers {MEMORY}
 shard --seq-len 50000
     seq_len is 50000, but must be at most ... in this text, of 16 columns
+shard --optimizer pogo --manifold oblique
+    optimizer is 'pogo', but must be sgd or adam or muon where the manifold is oblique
 shard --strategy 2d
     num_ranks is 2, but must be 4, 6, 8, ... where the strategy is 2d
 shard --strategy tp --num-ranks 3

@@ -76,6 +76,10 @@ class TestSettings:
             ({"where": "here"}, "where is 'here', but must be attention or mlp"),
             ({"clip": 0.0}, "clip is 0.0, but must be above 0"),
             ({"optimizer": "hope"}, "optimizer is 'hope'"),
+            (
+                {"optimizer": "pogo"},
+                "optimizer is 'pogo', but must be sgd or adam or m",
+            ),
             ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
             ({"lr": math.nan}, "lr is nan, but must be above 0 and at most 1e+37"),
         ):
@@ -194,6 +198,29 @@ class TestRun:
         for name, found in alone().weights.items():
             name = name.replace(".parametrizations", "").removesuffix(".original")
             torch.testing.assert_close(found, weights[name], rtol=0, atol=EXACT)
+
+    @pytest.mark.parametrize(
+        ("strategy", "optimizer"),
+        [
+            ("ddp", "manifold-muon"), ("fsdp", "muon"), ("fsdp", "projected"),
+            ("tp", "landing"), ("2d", "pogo"), ("pipeline", "penalty"),
+        ],
+    )  # fmt: skip
+    def test_rivals_of_dissolving_train_as_in_one_process(self, strategy, optimizer):
+        """Muon moves what is dissolved; all others keep it by themselves."""
+        ranks = 3 if strategy == "fsdp" else RANKS[strategy]
+        how = {"manifold": "stiefel", "where": "attention", "lr": 0.05}
+        how |= {"strategy": strategy, "num_ranks": ranks, "batch_size": 12}
+        job = Job(settings(**how, optimizer=optimizer), CORPUS)
+        found, local = sharding.run(job), sharding.run_locally(job)
+        exact = 1e-10 if "muon" in optimizer else EXACT
+        assert found.max_parameter_difference(local) <= exact
+        ours, theirs = found.feasibility, local.feasibility
+        assert ours.layers.keys() == theirs.layers.keys()
+        assert ours.mapped == pytest.approx(theirs.mapped, abs=exact)
+        assert ours.mapped < (1e-12 if optimizer == "projected" else 1)
+        held = to_hold(transformer(job.config, 9), job.config)
+        assert len(ours.layers) == len(held) == 12
 
     def test_another_seed_is_another_training(self):
         """The control: parameters of two runs that are not the same do differ."""

@@ -50,20 +50,31 @@ def placed(
     return made.redistribute(placements=like.placements)
 
 
-def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
-    """This rank's part of A(W), ‖C(W)‖², and how the parts lie."""
+def parts(
+    on: Surface, weight: DTensor
+) -> tuple[Tensor, Tensor, Sums | None, list[Placement]]:
+    """This rank's part, also in blocks, its sums, and how it lies for them.
+
+    All ranks of the mesh must call it; ``sums`` is None where the part is all.
+    """
     placements, sums = _layout(on, weight)
     part = weight.redistribute(placements=placements).to_local()
+    x = part.flatten(1) if part.ndim > 2 else part
+    if on.make is stiefel_torch and on.blocks > 1:
+        rows = weight.shape[0] // on.blocks
+        x = x.unflatten(0, (x.shape[0] // rows, rows))
+    return part, x, sums, placements
+
+
+def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
+    """This rank's part of A(W), ‖C(W)‖², and how the parts lie."""
+    part, x, sums, placements = parts(on, weight)
     if sums is None:
         return *on.map_and_distance(part), placements
-    x = part.flatten(1) if part.ndim > 2 else part
     if on.make is not stiefel_torch:
         axes = (0, 1) if on.make is sphere_torch else (1,)
         mapped, distance = RadialMap.apply(x, axes, sums)
     else:
-        if on.blocks > 1:
-            rows = weight.shape[0] // on.blocks
-            x = x.unflatten(0, (x.shape[0] // rows, rows))
         mapped, distance = stiefel_map(x, sums)
     return mapped.reshape(part.shape), distance, placements
 
@@ -94,4 +105,5 @@ def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]
             if stiefel and along != cut:
                 placements[dim] = Shard(along)
             inner.append(dim)
-    return placements, Sums(stiefel and wide, mesh, tuple(inner), tuple(outer))
+    dims = tuple(inner), tuple(outer)
+    return placements, Sums(stiefel and wide, mesh, *dims, rows == columns)

@@ -25,16 +25,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import checks, data, training
 from cdopt_tutorial.constraints import Constraints, Feasibility
+from cdopt_tutorial.constraints.rivals import feasibility
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, process_group, report
 from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
-from cdopt_tutorial.engines.seam.gradients import clip_factor, make_optimizer
+from cdopt_tutorial.engines.seam.gradients import clip_factor
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
+from cdopt_tutorial.sharding.model import (
+    Job,
+    ShardConfig,
+    hold,
+    kept,
+    optimizers,
+    transformer,
+)
 
 STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
 
@@ -87,17 +95,19 @@ class Trainer:
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
         self.device = device_of(model)
-        free = job.config.manifold == "none"
+        free = job.config.manifold == "none" or job.config.keeps
         self.constraints = None if free else Constraints(model)
-        self.optimizer = make_optimizer(model.parameters(), job.config)
+        self.kept = kept(model, job.config)
+        self.optimizers = optimizers(model, job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
         loss = self.backward(tokens, targets)
         if self.config.clip is not None:
             self.clip(self.config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for each in self.optimizers:
+            each.step()
+        self.model.zero_grad()
         return loss
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
@@ -224,6 +234,8 @@ def train(trainer: Trainer, history: History) -> History:
         report(len(history.losses))
     if trainer.constraints is not None:
         history.feasibility.append(trainer.constraints.feasibility())
+    elif trainer.kept:
+        history.feasibility.append(feasibility(trainer.kept))
     history.weights = trainer.weights()
     return history
 
