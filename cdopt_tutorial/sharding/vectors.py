@@ -35,7 +35,7 @@ PENALTY_PARAM = 0.1  # from 0.05 to 0.2 the number of steps is the same
 class Way:
     """One way to keep the constraint, and its optimizer, SGD with Nesterov's momentum.
 
-    Rates, a factor of √2 or 2 apart, need the fewest steps of those tried on 2,000 words,
+    Rates, √2 or 2 apart, need the fewest steps of those tried: on 2,000 words, and
     of torch's parametrizations on 400.
     """
 
