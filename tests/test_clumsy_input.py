@@ -44,7 +44,7 @@ hybrid penalty_param is inf, but must be above 0 and finite
 hybrid device is 'abacus', but must be auto, cpu, cuda or cuda:N
 hybrid seed is {SEED}, but must be at least 0 and below 2**31
 hybrid lr is 1.1e+37, but must be above 0 and at most 1e+37
-shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline
+shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline or ...
 shard penalty_param is 0.0, but must be above 0 and finite
 shard seed is {SEED}, but must be at least 0 and below 2**31
 shard lr is 0.0, but must be above 0 and at most 1e+37

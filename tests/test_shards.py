@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("shards")
 
 CORPUS = data.load_corpus(max_vocab=200)
 CORPUS = replace(CORPUS, valid=CORPUS.valid[:2_000])
-RANKS = {"ddp": 2, "fsdp": 2, "tp": 2, "2d": 4, "pipeline": 2}
+RANKS = {"ddp": 2, "fsdp": 2, "tp": 2, "2d": 4, "pipeline": 2, "pipeline-ddp": 4}
 EXACT = 1e-12
 
 
@@ -63,14 +63,20 @@ class TestSettings:
     def test_that_can_not_be_are_refused_in_one_line(self):
         parts, stages = {"strategy": "tp"}, {"strategy": "pipeline"}
         both = {"strategy": "2d", "num_ranks": 4}
+        pairs = {"strategy": "pipeline-ddp", "num_ranks": 4}
         for changed, line in (
             ({"strategy": "hope"}, "strategy is 'hope', but must be ddp or fsdp or"),
-            (both | {"num_ranks": 3}, "num_ranks is 3, but must be 4, 6, 8, ... where"),
+            (both | {"num_ranks": 3}, "num_ranks is 3, but must be 4, 6, 8, ... w"),
             (parts | {"num_ranks": 4}, "num_heads is 6, but must be a multiple of 4:"),
             (both | {"num_heads": 3}, "num_heads is 3, but must be a multiple of 2:"),
             ({"num_ranks": 3}, "batch_size is 16, but must be a multiple of 3: each"),
             (stages | {"num_ranks": 4}, "num_ranks is 4, but must be at most num_lay"),
             (stages | {"num_ranks": 3}, "batch_size is 16, but must be a multiple of"),
+            (
+                pairs | {"num_ranks": 2},
+                "num_ranks is 2, but must be 4, 6, 8, ... where",
+            ),
+            (pairs | {"num_layers": 1}, "num_layers is 1, but must be at least 2, for"),
             ({"width": 25}, "width is 25, but must be a multiple of num_heads, 6"),
             ({"manifold": "grassmann"}, "manifold is 'grassmann', but must be none or"),
             ({"where": "here"}, "where is 'here', but must be attention or mlp"),
@@ -191,6 +197,11 @@ class TestRun:
         assert ours.mapped == pytest.approx(theirs.mapped, abs=EXACT)
         assert 0 < ours.mapped < ours.weight
         assert found.step_seconds > 0
+
+    def test_free_stages_in_replicas_train_as_one_process(self):
+        job = Job(replace(played("pipeline-ddp").config, manifold="none"), CORPUS)
+        local = sharding.run_locally(job)
+        assert sharding.run(job).max_parameter_difference(local) <= EXACT
 
     def test_as_plain_torch_does_that_shares_no_loop(self):
         losses, weights = by_hand(job("fsdp").config)

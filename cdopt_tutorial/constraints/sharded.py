@@ -8,8 +8,17 @@ import math
 from collections.abc import Sequence
 
 from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.fused import RadialMap, Sums, stiefel_map
 from cdopt_tutorial.constraints.surface import Surface
@@ -32,6 +41,43 @@ def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
     """
     mapped, distance, placements = _map(on, weight)
     return placed(mapped, weight, placements), distance
+
+
+def map_before_gathering(
+    layer: nn.Module, mesh: DeviceMesh, name: str = "weight"
+) -> set[nn.Parameter]:
+    """Cut a dissolved weight for FSDP2 along its long side, and gather only A(W).
+
+    Each rank then maps its own part, in place of all; the penalty needs no further sum.
+    Called on every rank between ``dissolve`` and ``fully_shard``, which is to have the
+    mesh, of one dimension, and what this returns as ``ignored_params``. A(W) stays
+    whole until the backward pass, and no ``MixedPrecisionPolicy`` casts it. Raises
+    ValueError if the weight is not dissolved, or cut already.
+    """
+    known = parametrize.is_parametrized(layer, name)
+    listed = layer.parametrizations[name] if known else None
+    if not known or len(listed) > 1 or isinstance(listed.original, DTensor):
+        raise ValueError(f"{name!r} has to be dissolved, and not cut yet")
+    weight = listed.original.detach()
+    long_side = int(weight.shape[0] < math.prod(weight.shape[1:]))
+    whole = distribute_tensor(weight, mesh, [Shard(long_side)])
+    listed.original = nn.Parameter(whole)
+    listed.append(_Gathered())
+    return {listed.original}
+
+
+class _Gathered(nn.Module):
+    """A(W) in parts to all of it; its gradient is a mean over the ranks, as FSDP2's."""
+
+    def forward(self, mapped: DTensor) -> Tensor:
+        size = mapped.device_mesh.size()
+        found = mapped.full_tensor(grad_placements=[Partial()])
+        if found.requires_grad:
+            found.register_hook(lambda grad: grad / size)
+        return found
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
 
 
 def distance(on: Surface, weight: DTensor) -> Tensor:

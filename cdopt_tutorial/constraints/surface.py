@@ -94,8 +94,10 @@ class Surface:
         A weight in shards is gathered, once, and not in a step: by sums alone, which
         square what is small, one far from its manifold would come to another point of
         it. Raises ValueError if what is found is not feasible, as where CDOpt has no
-        projection.
+        projection. On the meta device there is nothing to move.
         """
+        if weight.is_meta:
+            return weight.clone()
         with _exactly(weight):
             exact = whole(weight).double()  # in float32 it is off by many roundings
             point = self._of(exact).Post_process(self._point(exact))

@@ -17,6 +17,9 @@ from cdopt_tutorial.engines.seam.gradients import make_optimizer
 from cdopt_tutorial.training import Training
 
 MAX_VOCAB = 1_000
+IN_PAIRS = "2d", "pipeline-ddp"
+STAGED = "pipeline", "pipeline-ddp"
+STRATEGIES = "ddp", "fsdp", "tp", "2d", *STAGED
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class ShardConfig(Training):
 
     #: how the model is spread over the ranks: "ddp", a copy on each; "fsdp", each
     #: parameter in shards, gathered to be used; "tp", tensor parallel, each layer
-    #: computed in parts; "2d", both, tensor parallel in pairs; or "pipeline", some
-    #: layers on each.
+    #: computed in parts; "2d", both, tensor parallel in pairs; "pipeline", some layers
+    #: on each; or "pipeline-ddp", two stages, each replicated.
     strategy: str = "fsdp"
     num_ranks: int = 2  #: ranks, at least 1
     #: on which weights are held: "none", "stiefel", "oblique" or "sphere"
@@ -57,7 +60,7 @@ class ShardConfig(Training):
 
     def __post_init__(self):
         super().__post_init__()
-        choices(self, strategy=("ddp", "fsdp", "tp", "2d", "pipeline"))
+        choices(self, strategy=STRATEGIES)
         choices(self, manifold=("none", *MANIFOLDS), where=("attention", "mlp"))
         at_least(self, 1, "num_ranks", "num_layers", "width", "num_heads", "seq_len")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
@@ -72,16 +75,19 @@ class ShardConfig(Training):
     def _check_parts(self) -> None:
         """Refuse what does not divide among the ranks."""
         copies, parts = self.mesh
-        if self.strategy == "2d":
+        if self.strategy in IN_PAIRS:
             fits = self.num_ranks >= 4 and self.num_ranks % 2 == 0
-            check(self, "num_ranks", fits, "4, 6, 8, ... where the strategy is 2d")
+            allowed = f"4, 6, 8, ... where the strategy is {self.strategy}"
+            check(self, "num_ranks", fits, allowed)
         if self.strategy in ("tp", "2d"):
             fits = self.num_heads % parts == 0
             check(self, "num_heads", fits, f"a multiple of {parts}: each has some")
-        if self.strategy == "pipeline":
-            fits = self.num_ranks <= self.num_layers
-            check(self, "num_ranks", fits, f"at most num_layers, {self.num_layers}")
-            copies = parts  # a batch goes through the stages in as many pieces
+        if self.strategy in STAGED:
+            what = "num_ranks" if self.strategy == "pipeline" else "num_layers"
+            allowed = f"at most num_layers, {self.num_layers}"
+            allowed = allowed if what == "num_ranks" else "at least 2, for two stages"
+            check(self, what, parts <= self.num_layers, allowed)
+            copies *= parts  # a batch goes through the stages in as many pieces
         fits = self.batch_size % copies == 0
         check(self, "batch_size", fits, f"a multiple of {copies}: each has a part")
 
@@ -93,7 +99,7 @@ class ShardConfig(Training):
     @property
     def mesh(self) -> tuple[int, int]:
         """How many have data of their own, and how many ranks work on the same."""
-        if self.strategy == "2d":
+        if self.strategy in IN_PAIRS:
             return self.num_ranks // 2, 2
         copies = self.num_ranks if self.strategy in ("ddp", "fsdp") else 1
         return copies, self.num_ranks // copies
