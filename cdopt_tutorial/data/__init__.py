@@ -7,6 +7,7 @@ from cdopt_tutorial.data.baselines import (
     unigram_perplexity,
 )
 from cdopt_tutorial.data.grammar import Grammar
+from cdopt_tutorial.data.near import load_near
 from cdopt_tutorial.data.text import (
     Corpus,
     Stream,
@@ -17,6 +18,5 @@ from cdopt_tutorial.data.text import (
 
 __all__ = [
     "Corpus", "Grammar", "Stream", "Vocabulary", "bigram_perplexity", "detokenize",
-    "load_corpus", "ngram_perplexity", "perplexity",
-    "unigram_perplexity",
+    "load_corpus", "load_near", "ngram_perplexity", "perplexity", "unigram_perplexity",
 ]  # fmt: skip

@@ -54,6 +54,7 @@ WAYS = {
     "householder": Way(0.35, 0.9, alone=True),
     "matrix_exp": Way(0.7, 0.9, alone=True),
 }
+SHARDED = [name for name, way in WAYS.items() if not way.alone]
 
 
 @dataclass(frozen=True)
