@@ -18,7 +18,7 @@ BENCHES = {
     "reinforce": "chapter 1's four conversations, until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "rollouts": "chapter 8's observers, 1 and 8, ahead and in step, where steps wait",
-    "shards": "a constrained step, a weight in rows on two ranks: sharded, gathered",
+    "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
 }
 # Where those are that are no system's; the command imports only what it runs.
 PLACES = {
