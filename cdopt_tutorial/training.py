@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ MEASURED_STEPS = 8
 class Training:
     """Base of their configs: checks the fields that all of them have."""
 
+    OPTIMIZERS: ClassVar = ("sgd", "adam")
+
     def __post_init__(self):
-        choices(self, optimizer=("sgd", "adam"), dtype=DTYPES)
+        choices(self, optimizer=self.OPTIMIZERS, dtype=DTYPES)
         at_least(self, 1, "batch_size")
         if self.max_steps is not None:
             at_least(self, 1, "max_steps")

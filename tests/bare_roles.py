@@ -8,6 +8,7 @@ import math
 
 import torch
 import torch.distributed.rpc as rpc
+from shard_training_roles import undecayed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
@@ -105,3 +106,32 @@ def train_parts(module, text, vectors, up, down):
         optimizer.zero_grad()
     ends = parameters[0], *(each.full_tensor() for each in parameters[1:])
     return [each.detach() for each in ends]
+
+
+def train_fsdp(rank):
+    """The role of a rank of the program."""
+    return importlib.import_module("bare_fsdp").train(rank, meeting("ranks"))
+
+
+def train_fsdp_alone():
+    """The same in one process, with the joint batch, by the package's `dissolve`."""
+    module = importlib.import_module("bare_fsdp")
+    torch.manual_seed(0)
+    model = module.Transformer()
+    for block in model.blocks.layers:
+        nn.init.orthogonal_(block.linear1.weight)
+        dissolve(block.linear1, penalty_param=module.PENALTY_PARAM)
+    constraints = Constraints(model)
+    optimizer = torch.optim.AdamW(undecayed(model), module.LR)
+    text = torch.tensor(list(open(nn.functional.__file__, "rb").read()))
+    draws = [torch.Generator().manual_seed(rank) for rank in range(module.RANKS)]
+    most, size = len(text) - module.CONTEXT, (module.BATCH, 1)
+    for _ in range(module.STEPS):
+        begins = torch.cat([torch.randint(most, size, generator=g) for g in draws])
+        at = begins + torch.arange(module.CONTEXT)
+        loss = nn.functional.cross_entropy(model(text[at]), text[at + 1].flatten())
+        (loss + constraints.penalty()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    constraints.project_()
+    return {name: p.detach() for name, p in model.named_parameters()}

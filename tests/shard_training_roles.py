@@ -17,21 +17,30 @@ from cdopt.nn import Linear_cdopt
 from constrained import F64, drawn, move_
 from shard_roles import RANKS, error_of, meshes, off
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed._composable import checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.layers import Dissolved
-from cdopt_tutorial.constraints.sharded import placed
+from cdopt_tutorial.constraints.measure import constraints_of
+from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.hybrid.replicas import join
 
@@ -113,7 +122,9 @@ class Loop:
     def __call__(
         self, model: nn.Module, optimizer: Any = None, steps: range = range(STEPS)
     ) -> nn.Module:
-        optimizer = optimizer or OPTIMIZERS[self.optimizer](model.parameters())
+        if optimizer is None:
+            groups = undecayed(model) if self.optimizer == "AdamW" else None
+            optimizer = OPTIMIZERS[self.optimizer](groups or model.parameters())
         held = constraints.Constraints(model)
         for step in steps:
             optimizer.zero_grad()
@@ -131,6 +142,13 @@ class Loop:
 
     def mine(self, joint: Tensor, number: int) -> Tensor:
         return joint.chunk(self.micro)[number].chunk(self.parts)[self.part]
+
+
+def undecayed(model: nn.Module) -> list[dict]:
+    """A model's parameters, with no weight decay on those that are constrained."""
+    held = [weight for weight, _ in constraints_of(model).values()]
+    free = [p for p in model.parameters() if all(p is not each for each in held)]
+    return [{"params": held, "weight_decay": 0.0}, {"params": free}]
 
 
 def alone(manifold: str, loop: Loop) -> nn.Module:
@@ -189,6 +207,27 @@ def by_both(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
     return by_fsdp(mesh["dp"], model, manifold, LAYERS)
 
 
+def by_checkpoints(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
+    for name in LAYERS:
+        checkpoint(start.get_submodule(name))  # computed anew on the way back
+    return by_fsdp(mesh, start, manifold, LAYERS)
+
+
+def by_mapping_first(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
+    ignored = [map_before_gathering(layer, mesh) for layer in start.children()]
+    return by_fsdp(mesh, start, manifold, LAYERS, ignored_params=set().union(*ignored))
+
+
+@torch.no_grad()
+def from_meta(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
+    with torch.device("meta"):
+        model = hold_(Block(), manifold)
+    values, found = parameters(start), by_fsdp(mesh, model, manifold, LAYERS)
+    for name, parameter in model.to_empty(device="cpu").named_parameters():
+        parameter.copy_(placed(values[name], parameter))
+    return found
+
+
 BY_COLUMNS = ColwiseParallel(output_layouts=Replicate())
 BY_ROWS = RowwiseParallel(input_layouts=Replicate())
 WAYS: dict[str, Callable[[DeviceMesh, nn.Module, str], tuple]] = {
@@ -201,7 +240,14 @@ WAYS: dict[str, Callable[[DeviceMesh, nn.Module, str], tuple]] = {
     "tensor, columns last": functools.partial(by_tensor, last=BY_COLUMNS),
     "tensor, rows last": functools.partial(by_tensor, last=BY_ROWS),
     "fsdp and tensor": by_both,
+    "fsdp, checkpointed": by_checkpoints,
+    "fsdp from meta": from_meta,
+    "fsdp, mapped first": by_mapping_first,
 }
+
+
+RECIPE = "fsdp, checkpointed", "fsdp from meta"
+MAPPED_FIRST = "fsdp, mapped first"
 
 
 @dataclass(frozen=True)
@@ -216,7 +262,23 @@ class Case:
     def __call__(self, mesh: DeviceMesh) -> dict[str, float]:
         model, parts, part = WAYS[self.way](mesh, begin(self.manifold), self.manifold)
         replace(self.loop, parts=parts, part=part)(model)
-        return compared(model, alone(self.manifold, self.loop), begin(self.manifold))
+        expected = alone(self.manifold, self.loop)
+        found = {}
+        if isinstance(model, FSDPModule) and self.manifold == "stiefel":
+            x, _ = batch(0)
+            found["export"] = off(exported(model)(x), expected(x))
+        return found | compared(model, expected, begin(self.manifold))
+
+
+def exported(model: nn.Module) -> Block:
+    """A plain model of the mapped weights, whole, of which all ranks have a copy."""
+    whole_ones = StateDictOptions(full_state_dict=True)
+    free, held = Block(), hold_(Block(), "stiefel")
+    held.load_state_dict(get_model_state_dict(model, options=whole_ones))
+    for layer in held.children():
+        remove_parametrizations(layer, "weight")
+    free.load_state_dict(held.state_dict())
+    return free
 
 
 def compared(
@@ -238,7 +300,7 @@ def compared(
 def cases() -> Iterator[Case]:
     """All that this torch can do: each way, and what else matters to some of them."""
     new = ("fsdp by columns", "fsdp and tensor") if OLD else ()
-    ways = [way for way in WAYS if way not in new]
+    ways = [way for way in WAYS if way not in (*new, *RECIPE, MAPPED_FIRST)]
     for number, way in enumerate(ways):
         mesh = "2 x 2" if way == "fsdp and tensor" else "23"[number % 2]
         yield Case(way, mesh)
@@ -248,6 +310,13 @@ def cases() -> Iterator[Case]:
     yield Case("tensor, rows last", "3", loop=Loop("AdamW", clip=0.05))
     yield Case("fsdp per layer", "2", loop=Loop(micro=2))
     yield Case("fsdp per layer", "2", loop=Loop(fresh=True))
+    yield Case("fsdp per layer", "3", loop=Loop(clip=0.05, micro=2))
+    for way in RECIPE:
+        yield Case(way, "2", loop=Loop(micro=2))
+        yield Case(way, "3", loop=Loop("AdamW"))
+    for manifold in "stiefel", "mixed":
+        yield Case(MAPPED_FIRST, "2", manifold, Loop(micro=2))
+        yield Case(MAPPED_FIRST, "3", manifold, Loop("AdamW", clip=0.05))
     if not OLD:
         yield Case("fsdp and tensor", "2 x 2", loop=Loop(clip=0.05, micro=2))
     for way, manifold in itertools.product(("ddp", "fsdp"), CDOPT):
@@ -263,7 +332,7 @@ def play_training(rank: int, folder: Path) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in embedding, after_evaluation, copies, compiled, orders:
+        for play in embedding, after_evaluation, copies, compiled, orders, half:
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found if OLD else found | checkpoints(there, folder)
@@ -303,6 +372,32 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
         "projection": furthest(model, expected),
         "left": constraints.feasibility(model).weight,
     }
+
+
+def half(mesh: DeviceMesh) -> dict[str, float]:
+    """Gradients in bfloat16 from one process's, and those from float64's; relative."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    found = {}
+    for way in "sharded", "bfloat16", "float64":
+        model, parts, part = begin("stiefel"), 1, 0
+        model = model if way == "float64" else model.float()
+        if way == "sharded":
+            _, parts, part = by_fsdp(mesh, model, "", LAYERS, mp_policy=policy)
+        x, y = (each.chunk(parts)[part] for each in batch(0))
+        named = dict(model.named_parameters())
+        if way == "bfloat16":
+            halves = {name: p.bfloat16() for name, p in named.items()}
+            scores = functional_call(model, halves, x.bfloat16())
+        else:
+            scores = model(x if way == "float64" else x.float())
+        loss = F.mse_loss(scores.to(y.dtype), y) + constraints.penalty(model)
+        loss.backward()
+        grads = [whole(p.grad).double().flatten() for p in model.parameters()]
+        found[way] = torch.cat(grads)
+    scale = found["float64"].norm()
+    gap = (found["sharded"] - found["bfloat16"]).norm() / scale
+    rounding = (found["bfloat16"] - found["float64"]).norm() / scale
+    return {"gap": gap.item(), "rounding": rounding.item()}
 
 
 def copies(mesh: DeviceMesh) -> dict[Any, int]:
@@ -359,6 +454,11 @@ def orders(mesh: DeviceMesh) -> dict[str, str]:
         assert not any(isinstance(each, DTensor) for each in layer.parameters())
     model = fully_shard(nn.Sequential(nn.Linear(4, 4, **F64)), mesh=mesh)
     found["fully_shard"] = error_of(constraints.dissolve, model[0])
+    plain, layer = nn.Linear(4, 8, **F64), constraints.dissolve(nn.Linear(4, 8, **F64))
+    map_before_gathering(layer, mesh)
+    found["free"], found["twice"] = (
+        error_of(map_before_gathering, each, mesh) for each in (plain, layer)
+    )
     theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
     return found | {"CDOpt": error_of(parallelize_module, theirs, mesh, BY_COLUMNS)}
 

@@ -71,9 +71,10 @@ SHORT = {
     "def read_tokens(): return all_tokens()[:35_100]",
     "bare_hybrid": "EPOCHS = 2",
     "bare_shards": "STEPS = 2",
+    "bare_fsdp": "STEPS = 2",
 }
 PROCESSES = (
-    1 + (1 + 3) + (1 + 3) + (1 + 2) + (1 + 4) + (1 + 2)
+    1 + (1 + 3) + (1 + 3) + (1 + 2) + (1 + 4) + 2 * (1 + 2)
 )  # of the runner, and of each run
 # Runs them in processes that have imported torch already, as have their workers. The
 # chapters run each as it stands.
@@ -137,7 +138,7 @@ def done(tmp_path_factory):
 class TestByItself:
     def test_ends_without_a_word_of_complaint(self, done):
         assert done.codes == ["0"] * len(SHORT)
-        assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 5
+        assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 6
 
     def test_listens_on_loopback_only(self, done):
         assert done.listening == {"127.0.0.1"}
@@ -332,3 +333,17 @@ def test_shards_come_to_the_parameters_of_the_package(importable):
         # A step: the constraint and the scores; the constraint's gradient by both
         # factors; and that of the vectors, within Adam.
         assert found["all-reduces"] == (2 + 2 + 1) * steps
+
+
+def test_fsdp_comes_to_the_parameters_of_the_package_in_one_process(importable):
+    module = importable("bare_fsdp", "STEPS, WIDTH, CONTEXT = 8, 8, 6")
+    roles = {f"rank{i}": Role(bare_roles.train_fsdp, (i,)) for i in range(2)}
+    roles |= {"alone": Role(bare_roles.train_fsdp_alone)}
+    ranks = launch(roles, attach=bare_roles.in_float64)
+    alone = ranks.pop("alone")
+    held = [weight for name, weight in alone.items() if name.endswith("original")]
+    assert len(held) == module.BLOCKS
+    for weight in held:
+        assert torch.dist(weight.T @ weight, torch.eye(8).double()) < 1e-12
+    for found in ranks.values():
+        assert max_difference(found, alone) <= 1e-10

@@ -44,7 +44,7 @@ hybrid penalty_param is inf, but must be above 0 and finite
 hybrid device is 'abacus', but must be auto, cpu, cuda or cuda:N
 hybrid seed is {SEED}, but must be at least 0 and below 2**31
 hybrid lr is 1.1e+37, but must be above 0 and at most 1e+37
-shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline
+shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline or ...
 shard penalty_param is 0.0, but must be above 0 and finite
 shard seed is {SEED}, but must be at least 0 and below 2**31
 shard lr is 0.0, but must be above 0 and at most 1e+37
@@ -92,6 +92,8 @@ shard --width 1000000000
     a model of width 1000000000 and 2 layers {MEMORY}
 shard --seq-len 50000
     seq_len is 50000, but must be at most ... in this text, of 16 columns
+shard --optimizer pogo --manifold oblique
+    optimizer is 'pogo', but must be sgd or adam or muon where the manifold is oblique
 shard --strategy 2d
     num_ranks is 2, but must be 4, 6, 8, ... where the strategy is 2d
 shard --strategy tp --num-ranks 3

@@ -265,3 +265,12 @@ def test_who_traces_a_dissolved_layer_is_told_what_can():
     exported = torch.export.export(layer := dissolved(), (torch.ones(2, 8, **F64),))
     found = exported.module()(torch.ones(2, 8, **F64))
     torch.testing.assert_close(found, layer(torch.ones(2, 8, **F64)))
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8), (5, 5)])
+def test_a_pretrained_weight_moves_as_far_as_its_singular_values_are_from_1(shape):
+    layer = nn.Linear(*shape, **F64)
+    before = layer.weight.detach().clone()
+    moved = (constraints.dissolve(layer).weight - before).norm()
+    far = torch.linalg.svdvals(before).sub(1).norm()
+    torch.testing.assert_close(moved, far)

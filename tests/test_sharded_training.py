@@ -43,6 +43,7 @@ def test_trains_as_one_process_and_is_measured_and_projected_alike(played, case)
     assert len(found) == {"2": 2, "3": 3, "2 x 2": 4}[case.mesh]
     for each in found:
         assert_equal(each, case.loop.optimizer)
+        assert each.get("export", 0.0) <= EXACT[case.loop.optimizer]
 
 
 @pytest.mark.skipif(roles.OLD, reason="FSDP adds wrongly to a penalty's gradient")
@@ -66,6 +67,12 @@ def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(of_two):
         assert found["projection"] <= 1e-12 and found["left"] <= 1e-12
         expected = "ParametrizedLinear is gathered: give the model that is sharded"
         assert found["layer"] == expected
+
+
+def test_bfloat16_is_that_of_one_process_within_its_rounding(of_two):
+    for found in of_two("half"):
+        assert 2**-9 < found["rounding"] < 2**-5
+        assert 0 < found["gap"] <= found["rounding"]
 
 
 def test_under_fsdp_no_layer_keeps_a_weight(of_two):
@@ -96,6 +103,12 @@ def test_tensor_parallel_comes_first(of_two, style, kind):
 def test_fully_shard_comes_last(of_two):
     expected = "Linear is under fully_shard: dissolve before, not after"
     assert all(found["fully_shard"] == expected for found in of_two("orders"))
+
+
+def test_only_what_is_dissolved_and_whole_is_mapped_before_gathering(of_two):
+    expected = "'weight' has to be dissolved, and not cut yet"
+    for found in of_two("orders"):
+        assert found["free"] == found["twice"] == expected
 
 
 def test_tensor_parallel_refuses_cdopts_own_layers(of_two):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("shards")
 
 CORPUS = data.load_corpus(max_vocab=200)
 CORPUS = replace(CORPUS, valid=CORPUS.valid[:2_000])
-RANKS = {"ddp": 2, "fsdp": 2, "tp": 2, "2d": 4, "pipeline": 2}
+RANKS = {"ddp": 2, "fsdp": 2, "tp": 2, "2d": 4, "pipeline": 2, "pipeline-ddp": 4}
 EXACT = 1e-12
 
 
@@ -63,19 +63,29 @@ class TestSettings:
     def test_that_can_not_be_are_refused_in_one_line(self):
         parts, stages = {"strategy": "tp"}, {"strategy": "pipeline"}
         both = {"strategy": "2d", "num_ranks": 4}
+        pairs = {"strategy": "pipeline-ddp", "num_ranks": 4}
         for changed, line in (
             ({"strategy": "hope"}, "strategy is 'hope', but must be ddp or fsdp or"),
-            (both | {"num_ranks": 3}, "num_ranks is 3, but must be 4, 6, 8, ... where"),
+            (both | {"num_ranks": 3}, "num_ranks is 3, but must be 4, 6, 8, ... w"),
             (parts | {"num_ranks": 4}, "num_heads is 6, but must be a multiple of 4:"),
             (both | {"num_heads": 3}, "num_heads is 3, but must be a multiple of 2:"),
             ({"num_ranks": 3}, "batch_size is 16, but must be a multiple of 3: each"),
             (stages | {"num_ranks": 4}, "num_ranks is 4, but must be at most num_lay"),
             (stages | {"num_ranks": 3}, "batch_size is 16, but must be a multiple of"),
+            (
+                pairs | {"num_ranks": 2},
+                "num_ranks is 2, but must be 4, 6, 8, ... where",
+            ),
+            (pairs | {"num_layers": 1}, "num_layers is 1, but must be at least 2, for"),
             ({"width": 25}, "width is 25, but must be a multiple of num_heads, 6"),
             ({"manifold": "grassmann"}, "manifold is 'grassmann', but must be none or"),
             ({"where": "here"}, "where is 'here', but must be attention or mlp"),
             ({"clip": 0.0}, "clip is 0.0, but must be above 0"),
             ({"optimizer": "hope"}, "optimizer is 'hope'"),
+            (
+                {"optimizer": "pogo"},
+                "optimizer is 'pogo', but must be sgd or adam or m",
+            ),
             ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
             ({"lr": math.nan}, "lr is nan, but must be above 0 and at most 1e+37"),
         ):
@@ -188,12 +198,40 @@ class TestRun:
         assert 0 < ours.mapped < ours.weight
         assert found.step_seconds > 0
 
+    def test_free_stages_in_replicas_train_as_one_process(self):
+        job = Job(replace(played("pipeline-ddp").config, manifold="none"), CORPUS)
+        local = sharding.run_locally(job)
+        assert sharding.run(job).max_parameter_difference(local) <= EXACT
+
     def test_as_plain_torch_does_that_shares_no_loop(self):
         losses, weights = by_hand(job("fsdp").config)
         assert alone().losses == pytest.approx(losses, abs=EXACT)
         for name, found in alone().weights.items():
             name = name.replace(".parametrizations", "").removesuffix(".original")
             torch.testing.assert_close(found, weights[name], rtol=0, atol=EXACT)
+
+    @pytest.mark.parametrize(
+        ("strategy", "optimizer"),
+        [
+            ("ddp", "manifold-muon"), ("fsdp", "muon"), ("fsdp", "projected"),
+            ("tp", "landing"), ("2d", "pogo"), ("pipeline", "penalty"),
+        ],
+    )  # fmt: skip
+    def test_rivals_of_dissolving_train_as_in_one_process(self, strategy, optimizer):
+        """Muon moves what is dissolved; all others keep it by themselves."""
+        ranks = 3 if strategy == "fsdp" else RANKS[strategy]
+        how = {"manifold": "stiefel", "where": "attention", "lr": 0.05}
+        how |= {"strategy": strategy, "num_ranks": ranks, "batch_size": 12}
+        job = Job(settings(**how, optimizer=optimizer), CORPUS)
+        found, local = sharding.run(job), sharding.run_locally(job)
+        exact = 1e-10 if "muon" in optimizer else EXACT
+        assert found.max_parameter_difference(local) <= exact
+        ours, theirs = found.feasibility, local.feasibility
+        assert ours.layers.keys() == theirs.layers.keys()
+        assert ours.mapped == pytest.approx(theirs.mapped, abs=exact)
+        assert ours.mapped < (1e-12 if optimizer == "projected" else 1)
+        held = to_hold(transformer(job.config, 9), job.config)
+        assert len(ours.layers) == len(held) == 12
 
     def test_another_seed_is_another_training(self):
         """The control: parameters of two runs that are not the same do differ."""

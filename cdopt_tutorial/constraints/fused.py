@@ -24,6 +24,7 @@ class Sums:
     mesh: DeviceMesh | None = None  #: of the ranks; None for a whole weight
     inner: tuple[int, ...] = ()  #: dimensions of the mesh that split each sum
     outer: tuple[int, ...] = ()  #: those that split the sums among them, each one whole
+    square: bool = False  #: whether all of X is square, and could be summed either way
 
     def inside(self, part: Tensor) -> Tensor:
         """Complete, in place, sums to which several ranks contribute."""
@@ -70,7 +71,7 @@ def stiefel_map(weight: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tenso
     """
     if weight.ndim < 2:
         raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
-    sums = sums or _sums(weight)
+    sums = sums or sums_of(weight)
     with torch.no_grad():
         c = stiefel_constraint(weight, sums)
         product = sums.times(weight, c)
@@ -80,14 +81,15 @@ def stiefel_map(weight: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tenso
 
 def stiefel_constraint(weight: Tensor, sums: Sums | None = None) -> Tensor:
     """C(X) = XᵀX − I, (..., p, p), with X and the sums as above."""
-    c = (sums or _sums(weight)).gram(weight, weight)
+    c = (sums or sums_of(weight)).gram(weight, weight)
     c.diagonal(dim1=-2, dim2=-1).sub_(1)
     return c
 
 
-def _sums(weight: Tensor) -> Sums:
+def sums_of(weight: Tensor) -> Sums:
     """Those of a whole weight."""
-    return Sums(wide=weight.shape[-2] < weight.shape[-1])
+    rows, columns = weight.shape[-2:]
+    return Sums(wide=rows < columns, square=rows == columns)
 
 
 class _StiefelMap(torch.autograd.Function):

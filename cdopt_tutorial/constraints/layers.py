@@ -113,7 +113,7 @@ class Dissolved(nn.Module):
         """A(W), shaped as W."""
         own = _for_this_call(weight)
         mapped, distance = self.surface.map_and_distance(own)
-        if own is weight and self._keeps():
+        if own is weight and self._keeps(weight):
             self._seen = [weight, _state(weight), distance]
         return mapped
 
@@ -128,21 +128,22 @@ class Dissolved(nn.Module):
         written into ``W.data`` in place in between goes unnoticed, by autograd as well.
         """
         own = _for_this_call(weight)
-        if own is weight and self._keeps() and self._seen:
+        if own is weight and self._keeps(weight) and self._seen:
             last, state, distance = self._seen
             self._seen = []
             if last is weight and state == _state(weight):
                 return distance
         return self.surface.distance(own)
 
-    def _keeps(self) -> bool:
+    def _keeps(self, weight: Tensor) -> bool:
         """Whether what a pass has found is kept for the penalty.
 
-        Not under FSDP, where a pass sees the whole weight, and the penalty the shards.
+        Not where FSDP gives a pass the whole weight, and the penalty has the shards.
         And a compiler finds by itself what both have in common.
         """
+        gathered = is_under_fsdp(self) and not is_sharded(weight)
         compiling = torch.compiler.is_compiling()
-        return torch.is_grad_enabled() and not (compiling or is_under_fsdp(self))
+        return torch.is_grad_enabled() and not (compiling or gathered)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": []}

@@ -8,8 +8,17 @@ import math
 from collections.abc import Sequence
 
 from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.fused import RadialMap, Sums, stiefel_map
 from cdopt_tutorial.constraints.surface import Surface
@@ -34,6 +43,43 @@ def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
     return placed(mapped, weight, placements), distance
 
 
+def map_before_gathering(
+    layer: nn.Module, mesh: DeviceMesh, name: str = "weight"
+) -> set[nn.Parameter]:
+    """Cut a dissolved weight for FSDP2 along its long side, and gather only A(W).
+
+    Each rank then maps its own part, in place of all; the penalty needs no further sum.
+    Called on every rank between ``dissolve`` and ``fully_shard``, which is to have the
+    mesh, of one dimension, and what this returns as ``ignored_params``. A(W) stays
+    whole until the backward pass, and no ``MixedPrecisionPolicy`` casts it. Raises
+    ValueError if the weight is not dissolved, or cut already.
+    """
+    known = parametrize.is_parametrized(layer, name)
+    listed = layer.parametrizations[name] if known else None
+    if not known or len(listed) > 1 or isinstance(listed.original, DTensor):
+        raise ValueError(f"{name!r} has to be dissolved, and not cut yet")
+    weight = listed.original.detach()
+    long_side = int(weight.shape[0] < math.prod(weight.shape[1:]))
+    whole = distribute_tensor(weight, mesh, [Shard(long_side)])
+    listed.original = nn.Parameter(whole)
+    listed.append(_Gathered())
+    return {listed.original}
+
+
+class _Gathered(nn.Module):
+    """A(W) in parts to all of it; its gradient is a mean over the ranks, as FSDP2's."""
+
+    def forward(self, mapped: DTensor) -> Tensor:
+        size = mapped.device_mesh.size()
+        found = mapped.full_tensor(grad_placements=[Partial()])
+        if found.requires_grad:
+            found.register_hook(lambda grad: grad / size)
+        return found
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
+
+
 def distance(on: Surface, weight: DTensor) -> Tensor:
     """‖C(W)‖², a plain scalar; a gradient reaches the weight once, not once a rank."""
     return _map(on, weight)[1]
@@ -50,20 +96,31 @@ def placed(
     return made.redistribute(placements=like.placements)
 
 
-def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
-    """This rank's part of A(W), ‖C(W)‖², and how the parts lie."""
+def parts(
+    on: Surface, weight: DTensor
+) -> tuple[Tensor, Tensor, Sums | None, list[Placement]]:
+    """This rank's part, also in blocks, its sums, and how it lies for them.
+
+    All ranks of the mesh must call it; ``sums`` is None where the part is all.
+    """
     placements, sums = _layout(on, weight)
     part = weight.redistribute(placements=placements).to_local()
+    x = part.flatten(1) if part.ndim > 2 else part
+    if on.make is stiefel_torch and on.blocks > 1:
+        rows = weight.shape[0] // on.blocks
+        x = x.unflatten(0, (x.shape[0] // rows, rows))
+    return part, x, sums, placements
+
+
+def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
+    """This rank's part of A(W), ‖C(W)‖², and how the parts lie."""
+    part, x, sums, placements = parts(on, weight)
     if sums is None:
         return *on.map_and_distance(part), placements
-    x = part.flatten(1) if part.ndim > 2 else part
     if on.make is not stiefel_torch:
         axes = (0, 1) if on.make is sphere_torch else (1,)
         mapped, distance = RadialMap.apply(x, axes, sums)
     else:
-        if on.blocks > 1:
-            rows = weight.shape[0] // on.blocks
-            x = x.unflatten(0, (x.shape[0] // rows, rows))
         mapped, distance = stiefel_map(x, sums)
     return mapped.reshape(part.shape), distance, placements
 
@@ -94,4 +151,5 @@ def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]
             if stiefel and along != cut:
                 placements[dim] = Shard(along)
             inner.append(dim)
-    return placements, Sums(stiefel and wide, mesh, tuple(inner), tuple(outer))
+    dims = tuple(inner), tuple(outer)
+    return placements, Sums(stiefel and wide, mesh, *dims, rows == columns)

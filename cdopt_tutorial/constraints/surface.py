@@ -73,7 +73,7 @@ class Surface:
                 mapped = self._of(weight).A(self._point(weight))
                 return self._weight(mapped, weight), self.distance(weight)
             # The fused map makes the short side orthonormal: nothing needs turning.
-            mapped, distance = stiefel_map(self._blocks(weight))
+            mapped, distance = stiefel_map(self.in_blocks(weight))
             return mapped.reshape(weight.shape), distance
 
     def distance(self, weight: Tensor) -> Tensor:
@@ -94,8 +94,10 @@ class Surface:
         A weight in shards is gathered, once, and not in a step: by sums alone, which
         square what is small, one far from its manifold would come to another point of
         it. Raises ValueError if what is found is not feasible, as where CDOpt has no
-        projection.
+        projection. On the meta device there is nothing to move.
         """
+        if weight.is_meta:
+            return weight.clone()
         with _exactly(weight):
             exact = whole(weight).double()  # in float32 it is off by many roundings
             point = self._of(exact).Post_process(self._point(exact))
@@ -109,13 +111,14 @@ class Surface:
             found = found.to(weight.dtype)
             return _sharded().placed(found, weight) if is_sharded(weight) else found
 
-    def _blocks(self, weight: Tensor) -> Tensor:
+    def in_blocks(self, weight: Tensor) -> Tensor:
+        """The weight as a matrix, (rows, columns), or as (blocks, rows, columns)."""
         matrix = weight.flatten(1) if weight.ndim > 2 else weight
         return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
 
     def _point(self, weight: Tensor) -> Tensor:
         """CDOpt's X: the weight in blocks, turned where that is asked for."""
-        blocks = self._blocks(weight)
+        blocks = self.in_blocks(weight)
         return blocks.mT if self.transpose else blocks
 
     def _weight(self, point: Tensor, like: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def _memory(job: Job, rank: int) -> int:
     batches = trainer.batches()
     trainer.step(*next(batches))  # the optimizer makes its buffers in the first one
     batch = next(batches)
-    kept = tree_leaves(list(trainer.optimizer.state.values()))
+    kept = tree_leaves([list(each.state.values()) for each in trainer.optimizers])
     kept = [each for each in kept if isinstance(each, Tensor)]
     kept += trainer.model.parameters()
     here = (each.to_local() if is_sharded(each) else each for each in kept)

@@ -1,19 +1,25 @@
 """The settings, and the model: a small transformer whose projections may be held."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
+from cdopt_tutorial.constraints.rivals import BY_MUON, RULES, Rival
+from cdopt_tutorial.constraints.surface import Surface, surface
 from cdopt_tutorial.data import Corpus, load_corpus
 from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.engines.seam.gradients import make_optimizer
 from cdopt_tutorial.training import Training
 
 MAX_VOCAB = 1_000
+IN_PAIRS = "2d", "pipeline-ddp"
+STAGED = "pipeline", "pipeline-ddp"
+STRATEGIES = "ddp", "fsdp", "tp", "2d", *STAGED
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,8 @@ class ShardConfig(Training):
 
     #: how the model is spread over the ranks: "ddp", a copy on each; "fsdp", each
     #: parameter in shards, gathered to be used; "tp", tensor parallel, each layer
-    #: computed in parts; "2d", both, tensor parallel in pairs; or "pipeline", some
-    #: layers on each.
+    #: computed in parts; "2d", both, tensor parallel in pairs; "pipeline", some layers
+    #: on each; or "pipeline-ddp", two stages, each replicated.
     strategy: str = "fsdp"
     num_ranks: int = 2  #: ranks, at least 1
     #: on which weights are held: "none", "stiefel", "oblique" or "sphere"
@@ -37,9 +43,12 @@ class ShardConfig(Training):
     num_heads: int = 4  #: heads of each attention
     seq_len: int = 32  #: tokens that a prediction may look at
     batch_size: int = 16  #: sequences in a step, of all ranks together
-    optimizer: str = "adam"  #: "sgd" or "adam"
+    #: "sgd", "adam", or "muon" for the blocks' matrices; or one that constrains weights
+    #: without a map: "projected", "landing", "pogo", "penalty" or "manifold-muon". Adam
+    #: moves the rest beside both Muons, and SGD beside the others.
+    optimizer: str = "adam"
     lr: float = 3e-3  #: its learning rate, above 0
-    momentum: float = 0.9  #: of SGD, 0 to below 1
+    momentum: float = 0.9  #: of all but Adam, 0 to below 1
     clip: float | None = None  #: largest norm of the whole gradient; None for any
     max_steps: int = 300  #: steps to train for
     seed: int = 1  #: of the parameters' start
@@ -47,37 +56,50 @@ class ShardConfig(Training):
     #: as :func:`~.device.pick_device` takes it; the ranks share out the GPUs of "cuda".
     device: str = "auto"
 
+    OPTIMIZERS = ("sgd", "adam", *RULES)
+
     def __post_init__(self):
         super().__post_init__()
-        choices(self, strategy=("ddp", "fsdp", "tp", "2d", "pipeline"))
+        choices(self, strategy=STRATEGIES)
         choices(self, manifold=("none", *MANIFOLDS), where=("attention", "mlp"))
         at_least(self, 1, "num_ranks", "num_layers", "width", "num_heads", "seq_len")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
         fits = self.width % self.num_heads == 0
         check(self, "width", fits, f"a multiple of num_heads, {self.num_heads}")
+        fits = self.manifold == "stiefel" or not self.keeps
+        free = f"sgd or adam or muon where the manifold is {self.manifold}"
+        check(self, "optimizer", fits, free)
         self._check_parts()
         object.__setattr__(self, "device", pick_device(self.device))
 
     def _check_parts(self) -> None:
         """Refuse what does not divide among the ranks."""
         copies, parts = self.mesh
-        if self.strategy == "2d":
+        if self.strategy in IN_PAIRS:
             fits = self.num_ranks >= 4 and self.num_ranks % 2 == 0
-            check(self, "num_ranks", fits, "4, 6, 8, ... where the strategy is 2d")
+            allowed = f"4, 6, 8, ... where the strategy is {self.strategy}"
+            check(self, "num_ranks", fits, allowed)
         if self.strategy in ("tp", "2d"):
             fits = self.num_heads % parts == 0
             check(self, "num_heads", fits, f"a multiple of {parts}: each has some")
-        if self.strategy == "pipeline":
-            fits = self.num_ranks <= self.num_layers
-            check(self, "num_ranks", fits, f"at most num_layers, {self.num_layers}")
-            copies = parts  # a batch goes through the stages in as many pieces
+        if self.strategy in STAGED:
+            what = "num_ranks" if self.strategy == "pipeline" else "num_layers"
+            allowed = f"at most num_layers, {self.num_layers}"
+            allowed = allowed if what == "num_ranks" else "at least 2, for two stages"
+            check(self, what, parts <= self.num_layers, allowed)
+            copies *= parts  # a batch goes through the stages in as many pieces
         fits = self.batch_size % copies == 0
         check(self, "batch_size", fits, f"a multiple of {copies}: each has a part")
 
     @property
+    def keeps(self) -> bool:
+        """Whether the optimizer keeps the weights on the manifold, with no map."""
+        return self.optimizer not in ("sgd", "adam", "muon")
+
+    @property
     def mesh(self) -> tuple[int, int]:
         """How many have data of their own, and how many ranks work on the same."""
-        if self.strategy == "2d":
+        if self.strategy in IN_PAIRS:
             return self.num_ranks // 2, 2
         copies = self.num_ranks if self.strategy in ("ddp", "fsdp") else 1
         return copies, self.num_ranks // copies
@@ -164,6 +186,10 @@ def hold(model: nn.Module, config: ShardConfig) -> None:
         return
     on = config.manifold, config.penalty_param
     for layer, heads in to_hold(model, config).items():
+        if config.keeps:
+            start = surface("stiefel", layer.weight, heads).nearest(layer.weight)
+            layer.weight = nn.Parameter(start)
+            continue
         # Unit rows, or a unit weight, are the same in one block as in several.
         dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
 
@@ -179,3 +205,33 @@ def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
             found |= dict.fromkeys((part.q, part.k, part.v), config.num_heads)
             found[part.out] = 1
     return found
+
+
+def kept(model: nn.Module, config: ShardConfig) -> dict[str, tuple[Tensor, Surface]]:
+    """The weights that the optimizer keeps by itself, by name; after all is spread."""
+    if not config.keeps:
+        return {}
+    blocks, names = to_hold(model, config), {m: n for n, m in model.named_modules()}
+    return {
+        f"{names[layer]}.weight": (
+            layer.weight,
+            surface("stiefel", layer.weight, heads),
+        )
+        for layer, heads in blocks.items()
+    }
+
+
+def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:
+    """What moves a model's parameters, all together; on each rank, of its own."""
+    if config.optimizer not in RULES:
+        return [make_optimizer(model.parameters(), config)]
+    weights = dict(kept(model, config).values())
+    if config.optimizer == "muon":
+        blocks = [part for part in model.modules() if isinstance(part, Block)]
+        matrices = [p for part in blocks for p in part.parameters() if p.ndim == 2]
+        weights = {p: surface("stiefel", p) for p in matrices}
+    rest = [p for p in model.parameters() if p not in weights]
+    beside = "adam" if config.optimizer in BY_MUON else "sgd"
+    how = config.lr, config.momentum, config.penalty_param
+    rival = Rival(config.optimizer, weights, *how)
+    return [make_optimizer(rest, replace(config, optimizer=beside)), rival]

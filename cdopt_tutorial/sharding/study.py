@@ -76,7 +76,7 @@ def train(
         model = make(kind, config, len(job.corpus.vocabulary)).to(config.device)
     trainer = Trainer(job, model, model)
     if kind == "Muon":
-        trainer.optimizer = muon_and_adam(model, lr)
+        trainer.optimizers = muon_and_adam(model, lr)
     losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
     loss, off = held_out_loss(job, model), distance(model, config)
     return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
@@ -127,8 +127,8 @@ def _parametrize(layer: nn.Linear, start: Tensor) -> None:
     parametrize.register_parametrization(layer, "weight", rows, unsafe=True)
 
 
-def muon_and_adam(model: nn.Module, lr: float) -> optim.Optimizer:
-    """Adam, each of whose steps is followed by one of Muon for the blocks' matrices."""
+def muon_and_adam(model: nn.Module, lr: float) -> list[optim.Optimizer]:
+    """Adam, and torch's own Muon for the blocks' matrices."""
     matrices, rest = [], []
     for name, value in model.named_parameters():
         inside = name.startswith("block") and value.ndim == 2
@@ -136,14 +136,7 @@ def muon_and_adam(model: nn.Module, lr: float) -> optim.Optimizer:
     # Its updates scaled to the size of Adam's, so that one rate serves both (Liu et
     # al., "Muon is scalable for LLM training", 2025); no other kind decays weights.
     as_adam = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
-    muon, adam = optim.Muon(matrices, lr, **as_adam), optim.Adam(rest, lr)
-
-    def follow(*_: Any) -> None:
-        muon.step()
-        muon.zero_grad()  # which Adam does for its own only
-
-    adam.register_step_post_hook(follow)
-    return adam
+    return [optim.Adam(rest, lr), optim.Muon(matrices, lr, **as_adam)]
 
 
 @torch.no_grad()

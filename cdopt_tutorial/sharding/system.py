@@ -25,16 +25,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import checks, data, training
 from cdopt_tutorial.constraints import Constraints, Feasibility
+from cdopt_tutorial.constraints.rivals import feasibility
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.engines import Role, process_group, report
 from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
-from cdopt_tutorial.engines.seam.gradients import clip_factor, make_optimizer
+from cdopt_tutorial.engines.seam.gradients import clip_factor
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, transformer
+from cdopt_tutorial.sharding.model import (
+    STAGED,
+    Job,
+    ShardConfig,
+    hold,
+    kept,
+    optimizers,
+    transformer,
+)
 
 STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
 
@@ -80,24 +89,26 @@ def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
 class Trainer:
     """One rank, or one process: its model, its data, and how it learns."""
 
-    staged = False  # whether other ranks have other layers
+    stages: dist.ProcessGroup | None = None  # of the ranks that have other layers
 
     def __init__(self, job: Job, model: nn.Module, forward: nn.Module, copy: int = 0):
         self.job, self.config = job, job.config
         self.model, self.forward = model, forward
         self.copy = copy  # which of the ranks with data of their own
         self.device = device_of(model)
-        free = job.config.manifold == "none"
+        free = job.config.manifold == "none" or job.config.keeps
         self.constraints = None if free else Constraints(model)
-        self.optimizer = make_optimizer(model.parameters(), job.config)
+        self.kept = kept(model, job.config)
+        self.optimizers = optimizers(model, job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step with all ranks; the mean loss of these tokens, in nats."""
         loss = self.backward(tokens, targets)
         if self.config.clip is not None:
             self.clip(self.config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for each in self.optimizers:
+            each.step()
+        self.model.zero_grad()
         return loss
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
@@ -115,8 +126,8 @@ class Trainer:
         """
         found = [p.grad for p in self.model.parameters() if p.grad is not None]
         total = sum(whole(each.square().sum()) for each in found)
-        if self.staged:
-            dist.all_reduce(total)
+        if self.stages is not None:
+            dist.all_reduce(total, group=self.stages)
         factor = clip_factor(total.item(), largest)
         for gradient in found:
             gradient.mul_(factor)
@@ -139,15 +150,23 @@ class Trainer:
 
 
 class StageTrainer(Trainer):
-    """One rank of a pipeline: some of the layers, all of the data."""
-
-    staged = True
+    """One rank of a pipeline, or of several: some of the layers, all of its data."""
 
     def __init__(self, job: Job, model: nn.Sequential, rank: int):
-        super().__init__(job, model, model)
-        number = self.config.num_ranks
-        self.stage = PipelineStage(model, rank, number, self.device)
-        self.schedule = ScheduleGPipe(self.stage, number, loss_fn=next_word_loss)
+        (copies, parts), kind = job.config.mesh, device_of(model).type
+        names = "data", "parts"
+        mesh = init_device_mesh(kind, job.config.mesh, mesh_dim_names=names)
+        group, forward = mesh["data"].get_group(), model
+        if copies > 1:
+            # Without a look for unused ones DDP would take each piece of a batch for
+            # parameters of its own, and fail in the second step (torch 2.13).
+            how = {"process_group": group, "find_unused_parameters": True}
+            forward = DistributedDataParallel(model, **how)
+        super().__init__(job, model, forward, rank // parts)
+        self.stages = mesh["parts"].get_group()
+        where = rank % parts, parts, self.device
+        self.stage = PipelineStage(forward, *where, group=self.stages)
+        self.schedule = ScheduleGPipe(self.stage, parts, loss_fn=next_word_loss)
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
         """The same, in as many parts as there are ranks; the loss is the last one's."""
@@ -224,6 +243,8 @@ def train(trainer: Trainer, history: History) -> History:
         report(len(history.losses))
     if trainer.constraints is not None:
         history.feasibility.append(trainer.constraints.feasibility())
+    elif trainer.kept:
+        history.feasibility.append(feasibility(trainer.kept))
     history.weights = trainer.weights()
     return history
 
@@ -237,11 +258,11 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
     """What one rank trains with; on that rank, once it is in the process group."""
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary)).to(device)
-    if config.strategy == "pipeline":
-        model = stage_of(model, rank, config.num_ranks)
+    _, parts = config.mesh
+    if config.strategy in STAGED:
+        model = stage_of(model, rank % parts, parts)
         hold(model, config)
         return StageTrainer(job, model, rank)
-    copies, parts = config.mesh
     return Trainer(job, model, spread(model, config, device), rank // parts)
 
 

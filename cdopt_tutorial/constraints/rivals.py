@@ -1,0 +1,211 @@
+"""Rivals of dissolving: steps that keep a weight orthonormal, or are orthogonal.
+
+A rule moves X (..., n, p), or (..., p, n) if it is wide, against a direction, by a
+learning rate. Of a weight in parts each rank moves its own, and p x p sums are all that
+crosses the wire: a docstring says how many, k of them by one all-reduce of k p x p.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, optim
+
+from cdopt_tutorial.constraints.fused import (
+    Sums,
+    stiefel_constraint,
+    stiefel_map,
+    sums_of,
+)
+from cdopt_tutorial.constraints.measure import Distance, Feasibility
+from cdopt_tutorial.constraints.surface import Surface, is_sharded
+
+Rule = Callable[[Tensor, Tensor, Sums, float], Tensor]
+
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's, for five steps
+# Smaller eigenvalues of a Gram matrix, relative to the largest, are float32's noise.
+FLOOR = 1e-6
+DUAL_STEPS = 20
+
+
+def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+    """A free step, then the nearest orthonormal matrix, X (XᵀX)^(-1/2): one sum.
+
+    Singular values below a thousandth of the largest don't come to 1. Source: Absil and
+    Malick, Projection-like retractions on matrix manifolds (2012).
+    """
+    free = x - lr * grad
+    return sums.times(free, _inverse_root(sums.gram(free, free)))
+
+
+def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+    """Along the level set of ‖C‖², and down on it as fast (λ = 1): two sums at once.
+
+    Its bound on the step is left out. Source: Ablin and Peyré, Fast and accurate
+    optimization on the orthogonal manifold without retraction (2022).
+    """
+    gram, mixed = _grams(sums, (x, x), (x, grad))
+    c = gram - torch.eye(gram.shape[-1]).to(gram)
+    return x - lr * (_tangent(x, grad, sums, gram, mixed) + sums.times(x, c))
+
+
+def pogo(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+    """Along that level set, and then A, which is its step back: two sums, then one.
+
+    Source: Javaloy and Vergari, An embarrassingly simple way to optimize orthogonal
+    matrices at scale (2026), with λ = 1/2.
+    """
+    gram, mixed = _grams(sums, (x, x), (x, grad))
+    return stiefel_map(x - lr * _tangent(x, grad, sums, gram, mixed), sums)[0]
+
+
+def penalised(
+    x: Tensor, grad: Tensor, sums: Sums, lr: float, penalty_param: float
+) -> Tensor:
+    """A free step on the loss and ``penalty_param`` ‖C‖², with no map: one sum."""
+    c = stiefel_constraint(x, sums)
+    return x - lr * (grad + 4 * penalty_param * sums.times(x, c))
+
+
+def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+    """A step of singular values near 1, by five Newton-Schulz iterations: one sum.
+
+    They run on the Gram matrix alone. Source: Jordan et al., Muon (2024).
+    """
+    gram = sums.gram(grad, grad)
+    square = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-14)
+    factor = eye = torch.eye(gram.shape[-1]).to(gram)
+    gram, (a, b, c) = gram / square, NEWTON_SCHULZ
+    for _ in range(5):
+        step = a * eye + b * gram + c * gram @ gram
+        factor, gram = factor @ step, step @ gram @ step
+    return x - lr * sums.times(grad, factor / square.sqrt())
+
+
+def manifold_muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+    """The steepest tangent step of spectral norm ``lr``, and projected: three sums.
+
+    X has to be orthonormal. All that the dual ascent makes is X a + G b with a and b of
+    p x p, so only these are computed, as one of 2p x p; G is scaled to singular values
+    near 1. Where n < 2p the step is not quite tangent. Source: Bernstein, Modular
+    manifolds (2025), whose ascent has the same end.
+    """
+    gram, mixed, own = _grams(sums, (x, x), (x, grad), (grad, grad))
+    eye = torch.eye(gram.shape[-1]).to(gram).expand_as(gram)
+    scale = own.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp(min=1e-14)
+    mixed, own, scale = mixed / scale.sqrt(), own / scale, scale.rsqrt()
+    upper = torch.cat([gram, mixed], -1)
+    both = torch.cat([upper, torch.cat([mixed.mT, own], -1)], -2)
+    dual = -0.25 * (mixed + mixed.mT)
+    for _ in range(DUAL_STEPS + 1):
+        free = torch.cat([2 * dual, eye], -2)
+        square = free.mT @ both @ free
+        inverse = _inverse_root(square)
+        step = free @ inverse
+        off = upper @ step
+        # Shorter where the dual value bends more, at small singular values: steps of
+        # one length grow from rounding there, and ranks would not agree.
+        bend = square @ inverse @ (off + off.mT)
+        dual = dual - 0.125 * (bend + bend.mT)
+    new = torch.cat([eye, torch.zeros_like(eye)], -2) - lr * step
+    a, b = (new @ _inverse_root(new.mT @ both @ new)).chunk(2, -2)
+    if sums.wide:
+        return a.mT @ x + (scale * b).mT @ grad
+    return x @ a + grad @ (scale * b)
+
+
+#: By the names that `cdopt-tutorial shard --optimizer` takes.
+RULES: dict[str, Callable[..., Tensor]] = {
+    "muon": muon, "projected": projected, "landing": landing, "pogo": pogo,
+    "penalty": penalised, "manifold-muon": manifold_muon,
+}  # fmt: skip
+BY_MUON = "muon", "manifold-muon"  # with Nesterov's momentum
+
+
+class Rival(optim.Optimizer):
+    """Moves weights, whole or in shards, by one of ``RULES``; all ranks must step.
+
+    Momentum is SGD's, on the gradient and so of no sum; Muon's is Nesterov's, and its
+    steps are scaled to the size of Adam's, as by torch's ``match_rms_adamw``.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        weights: Mapping[Tensor, Surface],
+        lr: float,
+        momentum: float = 0.0,
+        penalty_param: float = 0.5,
+    ):
+        super().__init__(list(weights), {"lr": lr, "momentum": momentum})
+        self._name, self._rule, self._on = rule, RULES[rule], dict(weights)
+        if rule == "penalty":
+            self._rule = partial(penalised, penalty_param=penalty_param)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Move each weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    lr, direction = group["lr"], self._direction(weight, group)
+                    if self._name == "muon":
+                        lr *= 0.2 * max(weight.shape) ** 0.5
+                    weight.copy_(
+                        moved(self._rule, self._on[weight], weight, direction, lr)
+                    )
+
+    def _direction(self, weight: Tensor, group: dict) -> Tensor:
+        momentum, state = group["momentum"], self.state[weight]
+        if not momentum:
+            return weight.grad
+        kept = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+        kept.mul_(momentum).add_(weight.grad)
+        return weight.grad + momentum * kept if self._name in BY_MUON else kept
+
+
+def moved(rule: Rule, on: Surface, weight: Tensor, grad: Tensor, lr: float) -> Tensor:
+    """The weight after a step, placed as it is; each block is moved by itself."""
+    if not is_sharded(weight):
+        x, direction = (on.in_blocks(each) for each in (weight, grad))
+        return rule(x, direction, sums_of(x), lr).reshape(weight.shape)
+    from cdopt_tutorial.constraints import sharded  # which takes a second to import
+
+    part, x, sums, placements = sharded.parts(on, weight)
+    _, direction, *_ = sharded.parts(on, grad)
+    found = rule(x, direction, sums, lr).reshape(part.shape)
+    return sharded.placed(found, weight, placements)
+
+
+@torch.no_grad()
+def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
+    """How far weights are from orthonormal, with which their layers compute as is."""
+    found = {
+        name: on.distance(weight.detach().double()).item() ** 0.5
+        for name, (weight, on) in weights.items()
+    }
+    return Feasibility({name: Distance(off, off) for name, off in found.items()})
+
+
+def _grams(sums: Sums, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """XᵀY of each pair, by one all-reduce for all."""
+    own = replace(sums, mesh=None, inner=(), outer=())
+    return sums.inside(torch.stack([own.gram(x, y) for x, y in pairs])).unbind()
+
+
+def _tangent(
+    x: Tensor, grad: Tensor, sums: Sums, gram: Tensor, mixed: Tensor
+) -> Tensor:
+    """skew(G Xᵀ) X, given XᵀX and XᵀG: X may be off the manifold."""
+    if sums.wide and sums.square:  # as a tall one, whose columns are cut: G Xᵀ is known
+        return 0.5 * (mixed.mT - mixed) @ x
+    small = mixed if sums.wide else mixed.mT
+    return 0.5 * (sums.times(grad, gram) - sums.times(x, small))
+
+
+def _inverse_root(gram: Tensor) -> Tensor:
+    """The inverse of the square root, (..., p, p), of eigenvalues above a floor."""
+    values, vectors = torch.linalg.eigh(gram)
+    values = values.clamp(min=1e-14).maximum(FLOOR * values[..., -1:])
+    return vectors * values.rsqrt()[..., None, :] @ vectors.mT
