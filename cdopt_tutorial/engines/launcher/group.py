@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -135,9 +135,9 @@ class Group:
     def _start(self, rank: int, name: str) -> None:
         # By a file: on a pipe, a worker that is stopped before it reads holds us up.
         self._settings.path(name, "role").write_bytes(self._packed[name])
-        ours, theirs = forking.CONTEXT.Pipe(duplex=False)
+        ours, theirs = Pipe(duplex=False)
         args = (self._settings, name, rank, theirs)
-        child = forking.CONTEXT.Process(target=process.main, args=args, name=name)
+        child = forking.Process(target=process.main, args=args, name=name)
         now = time.monotonic()
         worker = _Worker(name=name, heard=now, process=child, connection=ours)
         self._workers.append(worker)
