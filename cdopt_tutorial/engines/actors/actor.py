@@ -132,9 +132,7 @@ class ActorWorker(ABC):
         process.forward_output()
         sys.path[:] = plan.path
         store.register_schemes()
-        attach, self._role = process.load(plan.settings, plan.packed)
-        if attach is not None:
-            attach()
+        self._role = process.load(plan.settings, plan.packed)
 
     @contextmanager
     def _failure_told(self) -> Iterator[None]:
