@@ -6,9 +6,9 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import (
     context,
     forkserver,
@@ -79,20 +79,14 @@ def _start(start_all: Callable[[], None]) -> None:
     resource_tracker.ensure_running()  # it would unblock them again
     # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # To start a process starts the server again, if that has been ended meanwhile.
-    with _server_keeps(scratch.of_process(os.getpid())):
-        forkserver.ensure_running()
-        start_all()
-
-
-@contextmanager
-def _server_keeps(folder: str) -> Iterator[None]:
-    """The server makes its socket in a folder, and removes it should we be killed."""
+    # The server makes its socket in this folder, and removes it should we be killed.
+    folder = scratch.of_process(os.getpid())
     config = multiprocessing.current_process()._config
     before = dict(config)
     config["tempdir"], os.environ[scratch.VARIABLE] = _short(folder), folder
     try:
-        yield
+        forkserver.ensure_running()
+        start_all()  # which starts the server again, if that has been ended meanwhile
     finally:
         config.clear()
         config.update(before)

@@ -22,12 +22,10 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
 
     A ValueError names what can't be pickled, or imported by a fresh process.
     """
-    definitions: dict[str, Any] = {}
-    packed, modules = {}, set()
+    packed, definitions, modules = {}, {}, set()
     for worker, content in contents.items():
         try:
-            packed[worker], needed = _dumps(({}, content), definitions)
-            modules |= needed
+            packed[worker] = _dumps(({}, content), definitions, modules)
         except _NotImportable as error:
             raise ValueError(f"{worker}: {error}") from error
         except Exception as error:
@@ -36,7 +34,7 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             raise ValueError(f"{worker}: {what}: {reason}") from error
     if definitions:  # of any worker, so all must have them
         for worker, content in contents.items():
-            packed[worker], _ = _dumps((definitions, content), {})
+            packed[worker] = _dumps((definitions, content), {}, set())
     return packed, tuple(sorted(modules))
 
 
@@ -57,12 +55,11 @@ class _MainNamespace:
         return main_namespace, ()
 
 
-def _dumps(content: Any, definitions: dict[str, Any]) -> tuple[bytes, set[str]]:
-    """A pickle, and the modules that it needs; adds what it needs of ``__main__``."""
+def _dumps(content: Any, definitions: dict[str, Any], modules: set[str]) -> bytes:
+    """A pickle; notes the definitions of ``__main__`` and the modules that it needs."""
     file = io.BytesIO()
-    pickler = _Pickler(file, definitions)
-    pickler.dump(content)
-    return file.getvalue(), pickler.modules
+    _Pickler(file, definitions, modules).dump(content)
+    return file.getvalue()
 
 
 # Functions and classes, which are pickled by their names unless they are of __main__.
@@ -73,15 +70,10 @@ class _NotImportable(Exception): ...
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Notes the functions and classes of ``__main__`` that it comes by.
-
-    And the modules by whose names it pickles; each a fresh process must import.
-    """
-
-    def __init__(self, file: io.BytesIO, definitions: dict[str, Any]):
+    def __init__(self, file: io.BytesIO, definitions: dict, modules: set[str]):
         super().__init__(file)
-        self._definitions, self._main = definitions, main_namespace()
-        self.modules: set[str] = set()
+        self._definitions, self._modules = definitions, modules
+        self._main = main_namespace()
         # Functions share the worker's __main__: what one assigns, another one sees.
         self.globals_ref[id(self._main)] = _MainNamespace()
 
@@ -100,6 +92,7 @@ class _Pickler(cloudpickle.Pickler):
         return reduced
 
     def _note(self, module: str, name: str) -> None:
+        """Note a module, which a fresh process must import."""
         if module == "__main__" or not _has_source(module):
             raise _NotImportable(
                 f"{name} is defined in module {module}, where a worker "
@@ -114,7 +107,7 @@ class _Pickler(cloudpickle.Pickler):
                     f"module {each} launches while it is imported, and its workers "
                     'would do so, too: launch under `if __name__ == "__main__":`'
                 )
-        self.modules.add(module)
+        self._modules.add(module)
 
 
 def _has_source(module: str) -> bool:
