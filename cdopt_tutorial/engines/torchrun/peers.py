@@ -17,6 +17,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from torch.distributed import QueueEmptyError
+
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines.torchrun.store import open_store
 from cdopt_tutorial.engines.watch.errors import WorkerError
@@ -114,8 +116,9 @@ class Peers:
                 while self._to_tell:
                     self._store.queue_push(*self._to_tell[0])
                     self._to_tell.popleft()  # not before the store has it
-                for _ in range(self._store.queue_len(self.own)):
-                    self._hear(*pickle.loads(self._store.queue_pop(self.own)))
+                with suppress(QueueEmptyError):
+                    while True:
+                        self._hear()
                 for name in self._done:  # who may leave before the others
                     self._workers[name].heard = time.monotonic()
                 for rank, worker in enumerate(self._workers.values()):
@@ -124,8 +127,10 @@ class Peers:
             if self._over.wait(TICK) and not self._to_tell:
                 return
 
-    def _hear(self, name: str, kind: str, content: Any) -> None:
-        worker = self._workers[name]
+    def _hear(self) -> None:
+        """Take what somebody tells; a QueueEmptyError if nobody has told anything."""
+        # Not `queue_len`: until the store answers, no other thread would run.
+        name, kind, content = pickle.loads(self._store.queue_pop(self.own, False))
         match kind:
             case "failure":
                 self._failures.append(content)
@@ -133,4 +138,5 @@ class Peers:
                 self._reports.append((name, content))
             case "done":
                 self._done[name] = content
+        worker = self._workers[name]
         worker.heard, worker.patience = time.monotonic(), LOST
