@@ -144,7 +144,7 @@ class Here(ActorWorker):
     """A worker of no library of actors."""
 
     def _enter(self, plan):
-        return None, process.LOOPBACK
+        return Library(), process.LOOPBACK
 
 
 def take_on_the_way(settings, packed):
