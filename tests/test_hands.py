@@ -14,7 +14,8 @@ from cdopt_tutorial.parameter_server import RNNConfig, traffic
 from cdopt_tutorial.reinforce import speed
 from cdopt_tutorial.sharding import costs
 
-pytestmark = pytest.mark.xdist_group("book")
+# Beside the group "book", which takes as long.
+pytestmark = pytest.mark.xdist_group("hands")
 
 GUESSED = "notebooks/06_shards.html"  # its numbers are the same everywhere
 PLANE = "notebooks/03_constraint_dissolving.html"
@@ -105,10 +106,9 @@ def test_whoever_has_no_script_and_whoever_prints_has_all(browser, page, server)
 @pytest.mark.parametrize("chapter", FIGURES)
 def test_each_figure_answers_to_keys_and_fits(page, server, chapter):
     rules = ["label", "button-name", "select-name", "svg-img-alt", "color-contrast"]
-    parts = "figure[data-turn]", ".guess-place"  # `test_pages` has the rest
     show(page, "phone", "dark")
     page.goto(f"{server}/notebooks/{chapter}.html")
-    assert barriers(page, {"runOnly": rules}, *parts) == []
+    assert barriers(page, {"runOnly": rules}, ".guess-place") == []
     page.evaluate(REVEAL)
     figures = page.locator("figure[data-turn]")
     kinds = [figure.get_attribute("data-turn") for figure in figures.all()]
@@ -125,7 +125,8 @@ def test_each_figure_answers_to_keys_and_fits(page, server, chapter):
     for size, theme in ("phone", "dark"), ("desk", "light"):
         show(page, size, theme)
         assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
-        assert barriers(page, {"runOnly": rules}, *parts) == []
+        # `test_pages` asks about the rest.
+        assert barriers(page, {"runOnly": rules}, "figure[data-turn]") == []
 
 
 @pytest.mark.parametrize("how", ["mouse", "tap", "finger"])
