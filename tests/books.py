@@ -36,6 +36,9 @@ def write_chapter(
     cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
     if parameters:
         cells[1].metadata["tags"] = ["parameters"]
+    for cell in cells:
+        if cell.source.startswith("# bare_"):  # run without a kernel, too
+            cell.metadata["tags"] = ["bare"]
     path = project.root / "notebooks" / f"{name}.ipynb"
     metadata = KERNEL | {"cdopt_tutorial": {"short": short or {}}}
     nbformat.write(new_notebook(cells=cells, metadata=metadata), path)

@@ -55,14 +55,15 @@ def is_ours(url: str, root: str) -> bool:
     return url.startswith((root, "data:", "blob:"))
 
 
-def barriers(page, options: dict) -> list[str]:
-    """What axe calls serious or critical in a page, without what is not ours."""
+def barriers(page, options: dict, *parts: str) -> list[str]:
+    """What axe calls serious or critical in a page, or in parts; not what is theirs."""
     # Half a megabyte, once for all that is asked of a page.
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(Axe().axe_script)
     # It would fetch the styles again, for a rule that is off.
     options = json.dumps({"resultTypes": ["violations"], "preload": False, **options})
-    found = page.evaluate(f"axe.run({options})")
+    where = json.dumps({"include": [[part] for part in parts or ("html",)]})
+    found = page.evaluate(f"axe.run({where}, {options})")
     return [
         f"{each['id']}: {node['html'][:200]}"
         for each in found["violations"]

@@ -1,5 +1,6 @@
 """What several test modules need."""
 
+import json
 import os
 import signal
 import tempfile
@@ -18,6 +19,7 @@ from playwright.sync_api import sync_playwright
 from running import Running
 
 from cdopt_tutorial import own_network
+from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.launcher import group
 from cdopt_tutorial.publish.paper import find_chromium
@@ -51,6 +53,21 @@ if not own_network.is_allowed():
     os.environ[own_network.VARIABLE] = "host"
 
 
+# The longest first, or one of them would run alone at the end, on one core of two.
+FIRST = ["book", "hands", "sharded_training", "shards", "sharded_maps", "bare"]
+
+
+def pytest_collection_modifyitems(items):
+    """Put groups in the order in which processes of tests are to take them."""
+
+    def place(item):
+        mark = item.get_closest_marker("xdist_group")
+        own = mark is not None and mark.args[0]
+        return FIRST.index(own) if own in FIRST else len(FIRST)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test draws the same on every run, whatever ran before it."""
@@ -71,6 +88,27 @@ def no_process_starts(monkeypatch):
 def engines_installed(monkeypatch):
     """Every engine can be made, whether its library is here or not."""
     monkeypatch.setattr(driver, "find_spec", lambda name: True)
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    """A corpus of 1,200 tokens."""
+    file = tmp_path / "text"
+    file.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
+    return file
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Runs a command; gives what it wrote, or where it fails whether it did."""
+
+    def run(*args, code=0):
+        file = tmp_path / "out.json"
+        file.unlink(missing_ok=True)
+        assert main([*map(str, args), "--json", str(file)]) == code
+        return json.loads(file.read_text()) if code == 0 else file.exists()
+
+    return run
 
 
 @pytest.fixture
@@ -133,6 +171,22 @@ def browser(chromium):
         )
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def context(browser):
+    """One for the pages of a module, which then read the scripts they share once."""
+    return browser.new_context(has_touch=True)
+
+
+@pytest.fixture
+def page(context, server):
+    """A page of a reader who has never been here."""
+    page = context.new_page()
+    yield page
+    page.goto(f"{server}/llms.txt")  # small, and of the same origin
+    page.evaluate("localStorage.clear()")
+    page.close()
 
 
 @pytest.fixture(scope="module")

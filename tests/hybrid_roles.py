@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed.rpc as rpc
 from cdopt.nn import get_quad_penalty
+from roles import raise_error
 from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
@@ -165,10 +166,6 @@ def differ(rank):
             layer.bias[2] -= 0.125 * (rank == perturbed)
             answers.append(replicas.ask_difference(layer))
     return [answer() for answer in answers]
-
-
-def raise_error():
-    raise ArithmeticError("no more data")
 
 
 def wait_both_ways():

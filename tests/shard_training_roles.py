@@ -454,6 +454,11 @@ def orders(mesh: DeviceMesh) -> dict[str, str]:
         assert not any(isinstance(each, DTensor) for each in layer.parameters())
     model = fully_shard(nn.Sequential(nn.Linear(4, 4, **F64)), mesh=mesh)
     found["fully_shard"] = error_of(constraints.dissolve, model[0])
+    plain, layer = nn.Linear(4, 8, **F64), constraints.dissolve(nn.Linear(4, 8, **F64))
+    map_before_gathering(layer, mesh)
+    found["free"], found["twice"] = (
+        error_of(map_before_gathering, each, mesh) for each in (plain, layer)
+    )
     theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
     return found | {"CDOpt": error_of(parallelize_module, theirs, mesh, BY_COLUMNS)}
 

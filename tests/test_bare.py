@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ MODULES = {
     "bare_ahead": {"torch", "gymnasium"},
     "bare_ray": {"ray", "bare_hosts"},
 }
+# Of libraries that are not installed here: they can only be read.
+ELSEWHERE = sorted((this_project().root / "book/elsewhere").glob("*.py"))
 
 
 def program(name, more=""):
@@ -49,18 +52,40 @@ def program(name, more=""):
     return "".join([definitions, f"\n{more}\n" if more else "", *start])
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_fits_a_page_and_needs_torch_and_gymnasium_only(name):
-    text = program(name)
-    assert len(text.splitlines()) <= LINES
-    assert max(map(len, text.splitlines())) <= COLUMNS
-    imported = set()
+def imported(text):
+    """The modules outside of Python's library that a program imports."""
+    found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            imported |= {each.name.partition(".")[0] for each in node.names}
+            found |= {each.name.partition(".")[0] for each in node.names}
         elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module.partition(".")[0])
-    assert imported - sys.stdlib_module_names == MODULES.get(name, {"torch"})
+            found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def fits_a_page(text):
+    lines = text.splitlines()
+    return len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_fits_a_page_and_needs_torch_and_gymnasium_only(name):
+    assert fits_a_page(text := program(name))
+    assert imported(text) == MODULES.get(name, {"torch"})
+
+
+@pytest.mark.parametrize("path", ELSEWHERE, ids=lambda path: path.stem)
+def test_one_for_another_library_fits_the_page_that_installs_it(path):
+    text, shows = path.read_text(), f"{{literalinclude}} elsewhere/{path.name}"
+    assert fits_a_page(text)
+    assert f"`python {path.name}`" in ast.get_docstring(ast.parse(text))
+    page = (path.parents[1] / "elsewhere.md").read_text()
+    (own,) = [part for part in page.split("\n## ") if shows in part]
+    for name in imported(text):
+        pip = "scikit-learn" if name == "sklearn" else name
+        # A command may go on in the next line.
+        own = own.replace("\\\n", "")
+        assert re.search(rf"pip install .*\b{pip}(==|<|\n| )", own), name
 
 
 # What makes a run short, behind the definitions; chapter 7 runs its own, and checks.

@@ -1,6 +1,5 @@
 """What the benches have in common, and what each makes of a run; no time is held."""
 
-import json
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from cdopt_tutorial.bench import rates, rows, speed
-from cdopt_tutorial.cli import main
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce import ReinforceConfig
@@ -61,16 +59,14 @@ class TestRows:
 @pytest.mark.parametrize(
     "name", ["reinforce", "rnn", "hybrid", "copying", "holding", "engines", "rollouts"]
 )
-def test_a_smoke_run_has_rows_with_ratios(name, tmp_path, monkeypatch):
+def test_a_smoke_run_has_rows_with_ratios(name, written, monkeypatch):
     monkeypatch.setattr(speed, "ENGINES", {"torch RPC": TorchRPC})
     monkeypatch.setattr(study, "KINDS", ["free"])
     monkeypatch.setattr(memory, "MODELS", ["free", "LSTM"])
-    file = tmp_path / "bench.json"
-    assert main(["bench", name, "--smoke", "--json", str(file)]) == 0
-    written = json.loads(file.read_text())["rows"]
-    values = {row["name"]: row["value"] for row in written}
-    assert len(values) == len(written) > 1
-    for row in written:
+    found = written("bench", name, "--smoke")["rows"]
+    values = {row["name"]: row["value"] for row in found}
+    assert len(values) == len(found) > 1
+    for row in found:
         ends = row["least"], row["value"], row["most"]
         assert list(ends) == sorted(ends)
         assert row["ratio"] == pytest.approx(row["value"] / values[row["baseline"]])

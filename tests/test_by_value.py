@@ -173,11 +173,10 @@ def test_what_a_notebook_defines_goes_to_the_workers(tmp_path):
     assert last.startswith("worker: ")
 
 
-ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 SCRIPT = """
     import torch
     import torch.distributed.rpc as rpc
-    from cdopt_tutorial.engines import Role, launch, serve
+    from cdopt_tutorial.engines import Role, launch, serve, share
     from running import preload_little
 
     preload_little()
@@ -197,17 +196,22 @@ SCRIPT = """
 
     found = launch({"a": Role(ask, ("b",)), "b": Role(serve)})["a"]
     print(type(found) is Sum, found.total.item())
+    print(launch({"a": Role(int)}), share(lambda number: 2 * number, [(1,), (2,)]))
 """
 
 
-# As a module; a file is in test_clumsy_input.
-def test_a_script_needs_no_guard_against_itself(tmp_path):
+@pytest.mark.parametrize("how", ["script.py", "-m script"])
+def test_a_script_without_a_guard_runs_once_whatever_it_launches(
+    how, tmp_path, scratch
+):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-m", "script"], cwd=tmp_path, env=ENV, check=True,
-        capture_output=True, text=True, timeout=60,
+        [sys.executable, *how.split()], cwd=tmp_path, env=env, timeout=60,
+        capture_output=True, text=True,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["begun __main__", "True 5"]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["begun __main__", "True 5", "{'a': 0} [2, 4]"]
 
 
 def test_a_function_inside_a_function_keeps_what_it_closes_over():

@@ -1,25 +1,43 @@
-"""The command line: good runs, bad input, and workers that die."""
+"""The commands: good runs, bad input, runs that diverge, and workers that die."""
 
-import json
+import math
+import resource
+import signal
+import subprocess
+from functools import partial
 
 import pytest
+from clumsy import DIVERGED
+from running import COMMAND
 
 from cdopt_tutorial.cli import main
+from cdopt_tutorial.commands import hybrid, shard
+from cdopt_tutorial.parameter_server import traffic
+from cdopt_tutorial.sharding import MAX_VOCAB, ShardConfig, transformer
+
+SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4".split()
+SHARD_KEYS = {
+    "losses", "valid_perplexity", "seconds_per_step", "bytes_per_step",
+    "peak_memory_bytes", "feasibility", "max_parameter_difference",
+}  # fmt: skip
+
+
+@pytest.fixture
+def rnn(written, text):
+    """Run `rnn` on the small text; returns what it wrote."""
+    return partial(written, "rnn", "--corpus", text, *SMALL)
 
 
 class TestReinforce:
-    def test_a_smoke_run_writes_what_it_found(self, tmp_path, capsys):
-        file = tmp_path / "out.json"
+    def test_a_smoke_run_writes_what_it_found(self, written, tmp_path, capsys):
         args = "--conversation packed --num-observers 1 --log-interval 5 --seed 4"
-        more = ["--smoke", "--json", str(file), *args.split()]
-        assert main(["reinforce", *more]) == 0
-        results = json.loads(file.read_text())
+        results = written("reinforce", "--smoke", *args.split())
         assert results["episodes"] == len(results["rewards"]) == 40
         assert results["env_steps"] == sum(results["rewards"])
         assert results["solved"] is False
         assert results["seconds"] > 0
         assert 0 < results["running_reward"] < 500
-        assert list(tmp_path.iterdir()) == [file]
+        assert list(tmp_path.iterdir()) == [tmp_path / "out.json"]
         printed = capsys.readouterr()
         assert printed.err == ""
         log = [line for line in printed.out.splitlines() if line.startswith("Episode")]
@@ -36,16 +54,171 @@ def test_bad_input_leaves_an_earlier_file_alone(tmp_path, no_process_starts):
     assert file.read_text() == "earlier"
 
 
-@pytest.mark.xdist_group("cli")
+class TestRnn:
+    def test_a_smoke_run_writes_what_it_found(self, rnn, capsys):
+        results = rnn("--smoke", "--against-local")
+        assert 0 <= results["max_parameter_difference"] <= 1e-10
+        (losses,), (staleness,) = results["losses"], results["staleness"]
+        assert results["steps"] == len(losses) == len(staleness) == 30
+        assert results["train_loss"] == pytest.approx(sum(losses[-10:]) / 10)
+        assert 1 < results["valid_perplexity"] < 30
+        assert 1 < results["baseline_perplexity"] < results["unigram_perplexity"]
+        tokens = results["tokens_per_second"] * results["seconds"]
+        assert tokens == pytest.approx(30 * 5 * 4)
+        assert results["bytes_per_step"] > results["expected_bytes_per_step"] > 0
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        assert f"perplexity {results['valid_perplexity']:.1f}" in printed.out
+
+    def test_that_is_held_writes_feasibility_for_each_step(self, rnn, monkeypatch):
+        # Bytes are counted by two more runs.
+        monkeypatch.setattr(traffic, "measured_bytes", lambda job: math.nan)
+        how = "--manifold oblique --where server --penalty 0.5 --against-local --smoke"
+        found = rnn(*how.split())
+        assert found["max_parameter_difference"] <= 1e-10
+        assert len(found["feasibility"]["weight"]) == 30
+        assert 0 < found["feasibility"]["mapped"][-1] < 1e-2
+        assert found["projected_feasibility"] < 1e-6
+        assert 1 < found["projected_perplexity"] < 30
+
+    def test_that_is_resumed_goes_on_as_if_it_had_not_ended(
+        self, rnn, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(traffic, "measured_bytes", lambda job: math.nan)
+        file, how = str(tmp_path / "checkpoint"), ("--cut", "logits", "--no-sync")
+        first = rnn("--max-steps", "8", "--checkpoint", file, *how)
+        resumed = rnn("--max-steps", "12", "--resume", file, *how)
+        assert resumed["losses"][0][:8] == first["losses"][0]
+        assert resumed["steps"] == 12 and first["bytes_per_step"] is None
+        again = rnn("--max-steps", "8", "--resume", file, *how)
+        for name in ("losses", "train_loss", "valid_perplexity", "steps"):
+            assert again[name] == first[name]
+        assert again["tokens_per_second"] == 0
+
+    def test_that_diverges_is_a_failure_in_one_line(self, rnn, capsys):
+        # A weight that is not finite could not even be projected.
+        rnn("--smoke", "--penalty", "1e308", "--manifold", "stiefel", code=1)
+        error = capsys.readouterr().err
+        assert "diverged" in error
+        assert error.count("\n") == 1
+
+    def test_whose_checkpoint_finds_no_room_says_so_in_one_line(self, text, tmp_path):
+        kept = tmp_path / "checkpoint"
+        wide = ["--embedding", "512", "--hidden", "512", "--max-steps", "1"]
+        arguments = ["rnn", "--corpus", text, *SMALL, *wide, "--checkpoint", kept]
+        most = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**22, 2**22))
+        command = [*COMMAND, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=most)
+        assert done.returncode == 1
+        told = f"cdopt-tutorial: trainer0 can't write {kept}: File too large\n"
+        assert done.stderr == told
+        assert list(tmp_path.iterdir()) == [text]  # not half of one
+
+
+class TestHybrid:
+    def test_a_smoke_run_writes_what_it_found(self, written, capsys):
+        results = written("hybrid", "--smoke")
+        assert results["num_trainers"] == 2 and results["semantics"] == "exact"
+        assert results["steps"] == len(results["losses"]) == hybrid.SMOKE["max_steps"]
+        assert results["loss"] == results["losses"][-1] < results["losses"][0]
+        assert results["losses"][0] == pytest.approx(math.log(10), rel=0.1)
+        assert 0.5 < results["test_accuracy"] < 1  # of ten classes
+        assert results["feasibility"] is None
+        assert results["replica_difference"] == 0
+        assert results["samples_per_second"] > 0
+        assert results["max_parameter_difference"] is None
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        *epochs, last = printed.out.splitlines()
+        names = [line.split("\t")[0] for line in epochs]
+        assert names == ["Training epoch 1", "Training epoch 2"]
+        assert f"test accuracy {results['test_accuracy']:.3f}" in last
+        assert f"loss {results['loss']:.3f}" in last
+        assert "feasibility" not in last
+        assert f"{results['samples_per_second']:.0f} samples/s" in last
+        assert last.endswith(results["transport"])
+
+    def test_against_local(self, written, capsys):
+        args = "--against-local --shares 3 1 --max-steps 12 --manifold stiefel"
+        results = written("hybrid", *args.split())
+        difference = results["max_parameter_difference"]
+        assert 0 <= difference <= 1e-10
+        assert 0 < results["feasibility"] < 0.1
+        printed = capsys.readouterr().out
+        assert f"from one process: {difference:.1e}" in printed
+        assert f"feasibility {results['feasibility']:.1e}" in printed
+
+
+class TestShard:
+    def test_a_smoke_run_writes_what_it_found(self, written, capsys):
+        args = "--smoke --against-local --strategy ddp --device cpu"
+        found = written("shard", *args.split())
+        assert found.keys() == SHARD_KEYS
+        assert len(found["losses"]) == shard.SMOKE["max_steps"]
+        assert found["losses"][0] == pytest.approx(math.log(MAX_VOCAB), rel=0.1)
+        assert found["losses"][-1] < found["losses"][0]
+        assert 1 < found["valid_perplexity"] < MAX_VOCAB  # by chance it is at this
+        assert 0 < found["seconds_per_step"] < 60
+        config = ShardConfig(dtype="float64", device="cpu", **shard.SMOKE)
+        model = transformer(config, MAX_VOCAB)
+        size = sum(each.nbytes for each in model.parameters())
+        assert 2 * size <= found["bytes_per_step"] < 2.5 * size
+        assert found["peak_memory_bytes"] > 4 * size
+        assert 0 < found["feasibility"]["mapped"] < found["feasibility"]["weight"] < 1
+        assert 0 <= found["max_parameter_difference"] <= 1e-10
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        gap, last = printed.out.splitlines()
+        difference = found["max_parameter_difference"]
+        assert gap == f"largest difference from one process: {difference:.1e}"
+        assert f"validation perplexity {found['valid_perplexity']:.1f}; " in last
+        assert f" {found['bytes_per_step']:,.0f} bytes, " in last
+        assert last.endswith("(gloo: no GPU is used)")
+
+    def test_of_free_stages_has_no_feasibility_and_no_difference(
+        self, written, monkeypatch
+    ):
+        for name in "measured_bytes", "measured_memory":
+            monkeypatch.setattr(shard.costs, name, lambda _: 1)
+        args = "--smoke --strategy pipeline --manifold none --device cpu"
+        found = written("shard", *args.split())
+        assert found.keys() == SHARD_KEYS
+        assert found["feasibility"] is found["max_parameter_difference"] is None
+        assert all(map(math.isfinite, found["losses"]))
+
+    # Of the second one losses are finite, but the perplexity is too large for a number.
+    @pytest.mark.parametrize(
+        "args", ["--lr 1e6 --manifold stiefel", "--lr 100 --manifold none"]
+    )
+    def test_that_diverges_is_a_failure_in_one_line(self, written, args, capsys):
+        how = "--smoke --num-ranks 1 --device cpu"
+        assert not written("shard", *how.split(), *args.split(), code=1)
+        assert capsys.readouterr().err == f"cdopt-tutorial: {DIVERGED}\n"
+
+
+ENDLESS = "rnn --num-trainers 2 --epochs 100000 --corpus TEXT --checkpoint TEXT.pt"
+
+
+# That of each worker, at many moments, is for `make lost`.
+@pytest.mark.xdist_group("death")
 class TestDeath:
-    # That of each worker, at many moments, is for `make lost`.
     @pytest.mark.parametrize(
         ("command", "sign", "name"),
         [
             ("reinforce --log-interval=1", "Episode", "observer0"),
             ("hybrid --epochs 100000", "Training", "ps"),
+            (ENDLESS, "Training", "ps"),
+            (ENDLESS, "Training", "trainer1"),
         ],
     )
-    def test_of_a_worker_is_named_and_ends_the_run(self, runs, command, sign, name):
-        runs.begin(command.split(), sign)
+    def test_of_a_worker_is_named_and_ends_the_run(
+        self, runs, text, command, sign, name
+    ):
+        small = SMALL if command == ENDLESS else []
+        runs.begin(command.replace("TEXT", str(text)).split() + small, sign)
         assert f"{name} was killed by SIGKILL" in runs.kill_worker(name)
+
+    # Last, since the process that the others share ends with it.
+    def test_of_the_command_takes_the_workers_with_it(self, runs, text):
+        runs.begin(ENDLESS.replace("TEXT", str(text)).split() + SMALL, "Training")
+        assert "Traceback" not in runs.send_signal(signal.SIGINT, 130)

@@ -61,10 +61,7 @@ class TestCheckpoint:
         return file
 
     @pytest.fixture
-    def refused(self, tmp_path, capsys):
-        text = tmp_path / "text"
-        text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
-
+    def refused(self, text, capsys):
         def refused(file, line):
             ends(f"rnn --corpus {text} {FLAGS} --resume {file}", line, 2, capsys)
 

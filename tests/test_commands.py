@@ -72,10 +72,8 @@ RUNS = {
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def asked(monkeypatch, text):
     """The job that a command would run, and with which options."""
-    text = tmp_path / "text"
-    text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
 
     def refuse(job, engine, **options):
         raise Asked(job, engine, options)

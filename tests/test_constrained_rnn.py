@@ -1,12 +1,10 @@
 """Chapter 4: constrained weights, on the trainer or the server: no promise changes."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
-from cdopt_tutorial.cli import main
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import Trace
@@ -153,18 +151,3 @@ def test_a_control_begins_alike_and_is_free(way):
     held, control = run_locally(job), run_locally(compare.control(job))
     assert control.losses == pytest.approx(held.losses, rel=1e-12)
     assert control.projected is None
-
-
-def test_the_command_writes_feasibility_for_each_step(tmp_path):
-    text, file = tmp_path / "text", tmp_path / "out.json"
-    text.write_text("the cat sat on the mat , and the dog saw it .\n" * 100)
-    small = "--embedding 6 --hidden 6 --seq-len 5 --batch-size 4 --smoke"
-    how = "--manifold oblique --where server --penalty 0.5 --against-local"
-    files = ["--corpus", str(text), "--json", str(file)]
-    assert main(["rnn", *small.split(), *how.split(), *files]) == 0
-    found = json.loads(file.read_text())
-    assert found["max_parameter_difference"] <= 1e-10
-    assert len(found["feasibility"]["weight"]) == 30
-    assert 0 < found["feasibility"]["mapped"][-1] < 1e-2
-    assert found["projected_feasibility"] < 1e-6
-    assert 1 < found["projected_perplexity"] < 30

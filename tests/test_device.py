@@ -139,11 +139,9 @@ class TestSharingOut:
     def test_workers_take_the_gpus_in_turn(self, count, device, of_workers, have):
         have(count)
         assert [device_for(device, worker) for worker in range(3)] == of_workers
-        # As the members of a process group do.
+        # As the members of a process group do; `test_hybrid` has their backends.
         group = [process_group.devices(i, 3, gpus_of(device)) for i in range(3)]
         assert [each.device for each in group] == of_workers
-        own = count >= 3 and device == "cuda"
-        assert {each.backend for each in group} == {"nccl" if own else "gloo"}
 
     @pytest.mark.parametrize("count", [0, 1, 2])
     def test_a_group_is_joined_with_its_gpu_chosen(self, count, monkeypatch):

@@ -14,7 +14,8 @@ from cdopt_tutorial.parameter_server import RNNConfig, traffic
 from cdopt_tutorial.reinforce import speed
 from cdopt_tutorial.sharding import costs
 
-pytestmark = pytest.mark.xdist_group("book")
+# Beside the group "book", which takes as long.
+pytestmark = pytest.mark.xdist_group("hands")
 
 GUESSED = "notebooks/06_shards.html"  # its numbers are the same everywhere
 PLANE = "notebooks/03_constraint_dissolving.html"
@@ -29,13 +30,10 @@ FIGURES = {
 
 
 @pytest.fixture
-def page(browser, server):
-    """A page of a reader who has never been here, and what went wrong on it."""
-    context = browser.new_context(has_touch=True)
-    page, faults = context.new_page(), []
-    watch(page, server, faults)
+def page(page, server):
+    """The same, on which nothing goes wrong."""
+    watch(page, server, faults := [])
     yield page
-    context.close()
     assert faults == []
 
 
@@ -66,28 +64,18 @@ def test_a_number_is_guessed_compared_and_kept(page, server):
     assert cell.is_visible() and "Your guess" not in place.inner_text()
 
 
-def test_every_answer_has_its_question(page, server, project):
-    for chapter in project.chapters():
-        page.goto(f"{server}/notebooks/{chapter.stem}.html")
-        answers = page.locator("details.guess")
-        assert answers.count() == page.locator(".guess-place").count() >= 2
-        assert not page.locator("details.guess:not([hidden])").count()
-
-
-@pytest.mark.parametrize(
-    ("guess", "said"),
-    [
-        ("32768", "Exactly."), ("32700", "Within 1 %."), ("50000", "53 % too high."),
-        ("3e5", "A factor of 9.2 too high."), ("100", "A factor of 328 too low."),
-        ("-1", "Off by 33000."), ("32767", "1 too low."),
-    ],
-)  # fmt: skip
-def test_the_difference_is_told_in_a_sentence(page, server, guess, said):
+def test_the_difference_is_told_in_a_sentence(page, server):
     page.goto(f"{server}/{GUESSED}")
     place, _ = form(page, "06-guess-bytes")
-    place.get_by_label("Your guess:").fill(guess)
-    place.get_by_role("button", name="Compare").click()
-    assert said in place.inner_text()
+    for guess, said in {
+        "32768": "Exactly.", "32700": "Within 1 %.", "50000": "53 % too high.",
+        "3e5": "A factor of 9.2 too high.", "100": "A factor of 328 too low.",
+        "-1": "Off by 33000.", "32767": "1 too low.",
+    }.items():  # fmt: skip
+        place.get_by_label("Your guess:").fill(guess)
+        place.get_by_role("button", name="Compare").click()
+        assert said in place.inner_text()
+        place.get_by_role("button", name="Guess again").click()
 
 
 def test_a_choice_is_made_by_keys_and_locks_nothing_behind_its_section(page, server):
@@ -104,31 +92,24 @@ def test_a_choice_is_made_by_keys_and_locks_nothing_behind_its_section(page, ser
     assert cell.is_visible()
 
 
-def test_whoever_has_no_script_and_whoever_prints_has_all(browser, server):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{server}/{PLANE}")
-    folded = page.locator("details.guess")
+def test_whoever_has_no_script_and_whoever_prints_has_all(browser, page, server):
+    plain = browser.new_context(java_script_enabled=False).new_page()
+    plain.goto(f"{server}/{PLANE}")
+    folded = plain.locator("details.guess")
     assert folded.count() >= 2 and folded.first.is_visible()
-    assert page.locator("figure[data-turn] > div").first.is_visible()
-    context.close()
-    context = browser.new_context()
-    page = context.new_page()
+    assert plain.locator("figure[data-turn] > div").first.is_visible()
     page.goto(f"{server}/{PLANE}")
     page.emulate_media(media="print")
     assert page.locator("[class*='locked-']").first.is_visible()
-    context.close()
 
 
 @pytest.mark.parametrize("chapter", FIGURES)
-@pytest.mark.parametrize("size", SIZES)
-def test_each_figure_answers_to_keys_and_fits(page, server, chapter, size):
-    show(page, size, "dark" if size == "phone" else "light")
-    page.goto(f"{server}/notebooks/{chapter}.html")
+def test_each_figure_answers_to_keys_and_fits(page, server, chapter):
     rules = ["label", "button-name", "select-name", "svg-img-alt"]
-    if chapter == "06_shards":  # half a minute for a page; `test_pages` has the rest
-        rules.append("color-contrast")
-    assert barriers(page, {"runOnly": rules}) == []
+    rules += ["color-contrast"] if chapter == "06_shards" else []  # one for all
+    show(page, "phone", "dark")
+    page.goto(f"{server}/notebooks/{chapter}.html")
+    assert barriers(page, {"runOnly": rules}, ".guess-place") == []
     page.evaluate(REVEAL)
     figures = page.locator("figure[data-turn]")
     kinds = [figure.get_attribute("data-turn") for figure in figures.all()]
@@ -142,8 +123,11 @@ def test_each_figure_answers_to_keys_and_fits(page, server, chapter, size):
                 page.keyboard.press(key)
                 seen.add(figure.inner_text())
             assert len(seen) > 1
-    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
-    assert barriers(page, {"runOnly": rules}) == []
+    for size, theme in ("phone", "dark"), ("desk", "light"):
+        show(page, size, theme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+        # `test_pages` asks about the rest.
+        assert barriers(page, {"runOnly": rules}, "figure[data-turn]") == []
 
 
 @pytest.mark.parametrize("how", ["mouse", "tap", "finger"])
@@ -213,9 +197,10 @@ def test_a_chapter_with_its_figures_is_at_most_three_megabytes(site):
     assert {*FIGURES} <= {*sizes} and max(sizes.values()) <= 3e6, sizes
 
 
-@pytest.fixture
-def computed(page, server):
+@pytest.fixture(scope="module")
+def computed(context, server):
     """What a model of the page's figures gives."""
+    page = context.new_page()
     page.goto(f"{server}/{PLANE}")
     return lambda name, *args: page.evaluate(f"a => turn.models.{name}(...a)", args)
 

@@ -203,7 +203,7 @@ class TestFailure:
         def start(process):  # as multiprocessing's, where the worker is gone at once
             raise EOFError
 
-        monkeypatch.setattr(forking.CONTEXT.Process, "start", start)
+        monkeypatch.setattr(forking.Process, "start", start)
         error = failure({"agent": Role(serve), "observer0": Role(serve)})
         assert error.headline == "agent was killed as it started"
 

@@ -43,6 +43,9 @@ LOOK = """async (theme) => {
             .map((e) => e.textContent + e.nextSibling.data.slice(0, 9)),
         maths: all('.math').length,
         rendered: all('.math mjx-container svg').length,
+        asked: all('.guess-place').length,
+        answers: all('details.guess').length,
+        unasked: all('details.guess:not([hidden])').map(start),
     };
 }"""
 
@@ -192,9 +195,11 @@ def test_every_page_is_offline_quiet_and_fits(visits):
         assert seen["follows"], at
         assert not seen["faults"], (at, seen["faults"])
         assert seen["wide"] <= 0, at
-        for wrong in ("unnamed", "nowhere", "broken", "astray"):
+        for wrong in ("unnamed", "nowhere", "broken", "astray", "unasked"):
             assert seen[wrong] == [], at
         assert seen["maths"] <= seen["rendered"], at
+        least = 2 if at[0].startswith("notebooks/") else 0
+        assert seen["asked"] == seen["answers"] >= least, at
 
 
 @pytest.mark.parametrize("root", ["http"], indirect=True)

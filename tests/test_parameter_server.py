@@ -284,25 +284,3 @@ class TestTrainers:
 
         trainer.model.loss = loss_while_another_steps
         assert [trainer.step(*window)[1] for _ in range(2)] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cut": "diagonal"}, "cut is 'diagonal', but must be logits or loss"),
-        ({"num_trainers": 21}, "each needs a column"),
-        ({"save_every": 0}, "save_every is 0"),
-        ({"dropout": 1.0}, "dropout is 1.0, but must be 0 to below 1"),
-        ({"lr_decay": 1.5}, "lr_decay is 1.5"),
-        ({"clip": 0.0}, "clip is 0.0"),
-        ({"max_steps": 0}, "max_steps is 0"),
-        ({"where": "moon"}, "where is 'moon', but must be trainer or server"),
-        ({"penalty_param": 0.0}, "penalty_param is 0.0, but must be above 0"),
-        ({"manifold": "stiefel", "where": "server", "per_gate": True}, "on the server"),
-        ({"per_gate": True}, "none on the trainer"),
-    ],
-    ids=str,
-)
-def test_a_config_out_of_range_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        RNNConfig(**change)

@@ -158,6 +158,8 @@ def test_update_begins_a_table(book):
     (book.root / "notebooks" / "reference.toml").unlink()
     Reference(book).update("01_a", {"x": 1.0}, "here")
     assert moved(book, x=1.0) == []
+    text = (book.root / "notebooks" / "reference.toml").read_text()
+    assert '\nruns = [\n    "here",\n]\n' in text  # a line for each, to be compared
 
 
 UNCLEAR = [

@@ -422,20 +422,6 @@ class TestSpeed:
         assert found == {"packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])]}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_envs": 0}, "num_envs is 0, but must be at least 1"),
-        ({"gamma": 1.2}, "gamma is 1.2, but must be above 0 and at most 1"),
-        ({"gamma": 0.0}, "gamma is 0.0"),
-        ({"seed": -1}, "seed is -1, but must be at least 0"),
-    ],
-)
-def test_a_config_out_of_range_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        ReinforceConfig(**change)
-
-
 def test_the_agent_needs_room_beside_the_observers(monkeypatch):
     monkeypatch.setattr(checks, "free_memory", lambda: 4 * checks.WORKER)
     system.check(ReinforceConfig(num_observers=3, num_envs=1))

@@ -105,5 +105,11 @@ def test_fully_shard_comes_last(of_two):
     assert all(found["fully_shard"] == expected for found in of_two("orders"))
 
 
+def test_only_what_is_dissolved_and_whole_is_mapped_before_gathering(of_two):
+    expected = "'weight' has to be dissolved, and not cut yet"
+    for found in of_two("orders"):
+        assert found["free"] == found["twice"] == expected
+
+
 def test_tensor_parallel_refuses_cdopts_own_layers(of_two):
     assert all("only support nn.Linear" in found["CDOpt"] for found in of_two("orders"))

@@ -20,7 +20,6 @@ def open_page(page, address: str, size: str = "desk", color_scheme: str = "light
     page.emulate_media(color_scheme=color_scheme)
     page.goto(address)
     page.add_style_tag(content="* { transition: none !important; }")
-    return page
 
 
 # All that the key Tab should stop at, with its look before.
@@ -75,8 +74,8 @@ def walk(page, number: int) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("name", [FRONT, FIRST])
-def test_tab_reaches_everything_and_is_seen(browser, server, project, name):
-    page = open_page(browser.new_page(), f"{server}/{name}")
+def test_tab_reaches_everything_and_is_seen(page, server, project, name):
+    open_page(page, f"{server}/{name}")
     page.wait_for_function("MathJax.startup.promise.then(() => true)")
     stops = page.evaluate(REACHABLE)
     order, unseen = walk(page, len(stops))
@@ -88,11 +87,10 @@ def test_tab_reaches_everything_and_is_seen(browser, server, project, name):
     wanted += [other for other in others if not name.endswith(other)]
     wanted += ["copybtn", "toggle-button", "<video"] if name == FIRST else []
     assert not [each for each in wanted if not any(each in stop for stop in stops)]
-    page.close()
 
 
-def test_keys_skip_search_switch_the_theme_and_open_solutions(browser, server):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+def test_keys_skip_search_switch_the_theme_and_open_solutions(page, server):
+    open_page(page, f"{server}/{FIRST}")
     for key in ("Tab", "Enter", "Tab"):  # the first stop skips the sidebar
         page.keyboard.press(key)
     assert page.evaluate("!!document.activeElement.closest('main')")
@@ -121,7 +119,6 @@ def test_keys_skip_search_switch_the_theme_and_open_solutions(browser, server):
     page.keyboard.type("observer")
     page.keyboard.press("Enter")
     page.wait_for_url("**/search.html?q=observer")
-    page.close()
 
 
 # What a link of the glossary shows, if anything, and whether it stays in the window.
@@ -133,8 +130,8 @@ MEANING = """(e) => {
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_words_say_what_they_mean_on_hover_and_on_focus(browser, server, size):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}", size)
+def test_words_say_what_they_mean_on_hover_and_on_focus(page, server, size):
+    open_page(page, f"{server}/{FIRST}", size)
     word = page.locator("a.term", has_text="observers").first
     assert word.evaluate(MEANING)[0] == "none"
     word.hover()
@@ -149,12 +146,11 @@ def test_words_say_what_they_mean_on_hover_and_on_focus(browser, server, size):
     assert "owns environments" in word.evaluate(MEANING)[0]
     page.keyboard.press("Enter")
     page.wait_for_url("**/glossary.html#term-observer")
-    page.close()
 
 
 @pytest.mark.parametrize("how", ["keys", "tap"])
-def test_sidebar_of_a_phone_leads_to_a_chapter(browser, server, how):
-    page = open_page(browser.new_page(has_touch=True), f"{server}/{FRONT}", "phone")
+def test_sidebar_of_a_phone_leads_to_a_chapter(page, server, how):
+    open_page(page, f"{server}/{FRONT}", "phone")
     keys = how == "keys"
     opener = page.locator("button.primary-toggle")
     sidebar = page.locator("#pst-primary-sidebar-modal")
@@ -168,7 +164,6 @@ def test_sidebar_of_a_phone_leads_to_a_chapter(browser, server, how):
     link = sidebar.locator("a[href$='01_reinforce.html']")
     link.press("Enter") if keys else link.tap()
     page.wait_for_url(f"**/{FIRST}")
-    page.close()
 
 
 # The colours of what figures write, and of the ground that they are drawn on.
@@ -181,8 +176,8 @@ INKS = """() => {
 }"""
 
 
-def test_figures_stand_out_on_the_page(browser, server):
-    page = open_page(browser.new_page(), f"{server}/{FIRST}")
+def test_figures_stand_out_on_the_page(page, server):
+    open_page(page, f"{server}/{FIRST}")
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
         page.wait_for_selector(f"html[data-theme={theme}]")
@@ -191,7 +186,6 @@ def test_figures_stand_out_on_the_page(browser, server):
         for ink, ground in {tuple(map(rgb, pair)) for pair in found}:
             assert contrast(ink, ground) >= 4.5
             assert all(contrast(look.color, ground) >= 3 for look in SERIES)
-    page.close()
 
 
 def rgb(computed: str) -> tuple[float, ...]:

@@ -167,21 +167,18 @@ def test_programs_are_files_that_their_chapters_link(site, project):
         assert linked[name] == 2
 
 
-def test_a_program_is_copied_without_the_line_that_writes_it(browser, server, project):
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    page = context.new_page()
+def test_a_program_is_copied_without_the_line_that_writes_it(context, page, server):
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"{server}/notebooks/02_parameter_server.html")
     program = page.locator(".tag_bare .cell_input").first
     program.hover()
     program.locator("button.copybtn").click()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.strip() == programs(read_chapter(CHAPTERS[1]))["bare_rnn.py"].strip()
-    context.close()
 
 
 @pytest.mark.parametrize("root", ["http", "file"], indirect=True)
-def test_search_finds_a_chapter_by_its_words(browser, root):
-    page = browser.new_page()
+def test_search_finds_a_chapter_by_its_words(page, root):
     page.goto(f"{root}/search.html?q=copying+memory")
     page.wait_for_selector("#search-results .search-summary:text('found')")
     found = page.eval_on_selector_all(
@@ -192,7 +189,6 @@ def test_search_finds_a_chapter_by_its_words(browser, root):
     # Of pages that lie on the disk a browser lists no more than titles.
     if root.startswith("http"):
         page.wait_for_selector("#search-results li p.context")
-    page.close()
 
 
 # Words of one, two and three letters, numbers, and signs.
@@ -203,10 +199,7 @@ RuntimeError: The server socket has failed to listen on any local network addres
 """.splitlines()
 
 
-@pytest.mark.parametrize("root", ["http"], indirect=True)
-@pytest.mark.parametrize("message", PASTED)
-def test_search_finds_a_message_that_is_pasted(browser, root, message):
-    page = browser.new_page()
-    page.goto(f"{root}/search.html?{urlencode({'q': message})}")
-    page.wait_for_selector("#search-results a[href*='book/messages.html']")
-    page.close()
+def test_search_finds_a_message_that_is_pasted(page, server):
+    for message in PASTED:
+        page.goto(f"{server}/search.html?{urlencode({'q': message})}")
+        page.wait_for_selector("#search-results a[href*='book/messages.html']")

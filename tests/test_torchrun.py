@@ -109,7 +109,7 @@ def join(monkeypatch):
 def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(join):
     run = join(0, ["agent", "observer0", "observer1"])
     assert run.explains_in() == 60 + LOST
-    for worker in run._workers:
+    for worker in run._workers.values():
         worker.patience = LOST  # as of who has been heard of
     assert run.explains_in() == 2 * LOST
 
@@ -117,8 +117,8 @@ def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(join):
 def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(join):
     for rank, names in (2, "agent observer0 observer1"), (0, "ps trainer0 trainer1"):
         with join(rank, names.split()) as run:
-            wait_until(lambda run=run: run._beats)
-    hosts = {worker.name: worker.host for worker in run._workers}
+            wait_until(lambda own=run._workers[run.own]: own.patience == LOST)
+    hosts = {name: worker.host for name, worker in run._workers.items()}
     assert hosts == {"ps": "host1", "trainer0": "its host", "trainer1": "host2"}
 
 

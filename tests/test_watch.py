@@ -5,14 +5,19 @@ import socket
 import sys
 import time
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdopt_tutorial.engines import Role, WorkerError, launch, passed
-from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
+from cdopt_tutorial.engines.actors.actor import (
+    ActorNetwork,
+    Actors,
+    ActorWorker,
+    WorkerPlan,
+)
 from cdopt_tutorial.engines.actors.driver import Driver
 from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.watch.errors import WorkerLost
@@ -140,11 +145,37 @@ class TestDriver:
             Library(RUNNING, DONE, pace=pace._replace(until=-1.0)).run()
 
 
+class Dead(Library):
+    """All calls fail, as if those who are called had died."""
+
+    def ask(self, worker, method, *args):
+        future = Future()
+        future.set_exception(EOFError())
+        return future
+
+    def wait(self, asked, timeout):
+        return asked.result(timeout)
+
+    @contextmanager
+    def named(self, worker):
+        try:
+            yield
+        except EOFError:
+            raise WorkerLost(worker, "died") from None
+
+
+def test_a_call_that_fails_names_who_was_called():
+    network = ActorNetwork("agent", 1.0, Dead())
+    for way in network.call, lambda *call: network.call_async(*call).wait():
+        with pytest.raises(WorkerLost, match="^observer0 died"):
+            way("observer0", print)
+
+
 class Here(ActorWorker):
     """A worker of no library of actors."""
 
     def _enter(self, plan):
-        return None, process.LOOPBACK
+        return Library(), process.LOOPBACK
 
 
 def take_on_the_way(settings, packed):

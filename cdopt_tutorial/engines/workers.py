@@ -1,11 +1,12 @@
 """What the engines of workers share: objects on them, by whatever network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cdopt_tutorial.engines.launcher import process
+from cdopt_tutorial.engines.launcher.launch import Role, launch
 from cdopt_tutorial.engines.seam import gradients, network
 from cdopt_tutorial.engines.seam.reference import Ref
 
@@ -22,6 +23,10 @@ class Workers:
         if self.way not in gradients.WAYS:
             allowed = " or ".join(gradients.WAYS)
             raise ValueError(f"way is {self.way!r}, but must be {allowed}")
+
+    def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
+        """What each role returned, by name; as :func:`.launch`, with its options."""
+        return launch(roles, **options)
 
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
         """Make an object on a worker; the same for everyone who asks by one name."""

@@ -57,8 +57,9 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
     for cell in cells:
         chapter.cells.append(cell)
         if tagged(cell, "bare"):
-            link = new_markdown_cell(_LINK.format(cell.source.split()[1]))
-            chapter.cells.append(link)
+            link = _LINK.format(cell.source.split()[1])
+            # By an id of its own it would be another page each time.
+            chapter.cells.append(new_markdown_cell(link, id=f"{cell.id}-file"))
     # As a kernel says when it starts, which may be what failed; else `!ls` is none.
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter

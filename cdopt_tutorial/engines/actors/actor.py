@@ -34,8 +34,13 @@ ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
 class Actors(ABC):
     """How a library carries calls to the actors of a run, from the driver or another.
 
-    What ``ask`` returns is the library's own, for ``wait`` or ``future``.
+    What ``ask`` returns is the library's own, for ``wait`` or ``future``. To a worker
+    it is the :class:`.Network` of its run: the contents of calls travel as bytes, since
+    libraries are slow with tensors, or hand on arrays that can't be written to.
     """
+
+    worker = ""  # that calls by it; empty for the driver
+    timeout = 0.0  # seconds for a call, 0 for no end
 
     @abstractmethod
     def ask(self, worker: str, method: str, *args: Any) -> Any:
@@ -53,49 +58,40 @@ class Actors(ABC):
     def named(self, worker: str) -> AbstractContextManager[None]:
         """Turns the library's errors of a call to a worker into the book's."""
 
-
-class ActorNetwork:
-    """Calls between the actors of one run, whose contents travel as bytes.
-
-    Libraries are slow with tensors, or hand on arrays that can't be written to.
-    """
-
-    def __init__(self, name: str, timeout: float, actors: Actors):
-        self._name, self._timeout, self._actors = name, timeout, actors
-
     def own_name(self) -> str:
-        return self._name
+        return self.worker
 
-    def call(self, worker: str, *call: Any) -> Any:
-        asked, timeout = self._ask(worker, *call)
-        with self._actors.named(worker):
-            return pickle.loads(self._actors.wait(asked, timeout or None))
-
-    def call_async(self, worker: str, *call: Any) -> Future:
-        future: Future = Future()
-
-        def answer(done: futures.Future) -> None:
-            try:
-                with self._actors.named(worker):
-                    future.set_result(pickle.loads(done.result()))
-            except Exception as error:
-                future.set_exception(error)
-
-        asked, _ = self._ask(worker, *call)
-        self._actors.future(asked).add_done_callback(answer)
-        return future
-
-    def _ask(
+    def call(
         self,
         worker: str,
         function: Callable,
         args: tuple = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> tuple[Any, float]:
-        content = pickle.dumps((self._name, function, args, kwargs or {}))
-        timeout = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
-        return self._actors.ask(worker, "call", content), timeout
+    ) -> Any:
+        asked = self._ask(worker, function, args, kwargs)
+        timeout = self.timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        with self.named(worker):
+            return pickle.loads(self.wait(asked, timeout or None))
+
+    def call_async(self, worker: str, *call: Any) -> Future:
+        future: Future = Future()
+
+        def answer(done: futures.Future) -> None:
+            try:
+                with self.named(worker):
+                    future.set_result(pickle.loads(done.result()))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.future(self._ask(worker, *call)).add_done_callback(answer)
+        return future
+
+    def _ask(
+        self, worker: str, function: Callable, args: tuple = (), kwargs=None, *_: float
+    ) -> Any:
+        content = pickle.dumps((self.worker, function, args, kwargs or {}))
+        return self.ask(worker, "call", content)
 
 
 @dataclass(frozen=True)
@@ -131,13 +127,12 @@ class ActorWorker(ABC):
         self._pace = Path(f"/proc/self/fd/{os.memfd_create(plan.name)}")
         pace.begin(self._pace)
         others, os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
-        network.enter(ActorNetwork(plan.name, plan.settings.rpc_timeout, others))
+        others.worker, others.timeout = plan.name, plan.settings.rpc_timeout
+        network.enter(others)
         process.forward_output()
         sys.path[:] = plan.path
         store.register_schemes()
-        attach, self._role = process.load(plan.settings, plan.packed)
-        if attach is not None:
-            attach()
+        self._role = process.load(plan.settings, plan.packed)
 
     @contextmanager
     def _failure_told(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines.actors.actor import Actors, WorkerPlan
 from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.launcher.group import Group, show_line
-from cdopt_tutorial.engines.launcher.launch import Role, launch
+from cdopt_tutorial.engines.launcher.launch import Role
 from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
@@ -65,7 +65,7 @@ class OnActors(Workers, ABC):
             if options.get(name) is not None:
                 only = f"and not for the engine {self.name}"
                 raise ValueError(f"{name} is for torch RPC, {only}")
-        return launch(roles, play=self._play, **options)
+        return super().launch(roles, play=self._play, **options)
 
     def _play(
         self,

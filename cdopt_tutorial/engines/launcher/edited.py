@@ -3,20 +3,31 @@
 import os
 import sys
 from contextlib import suppress
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
 
 _imported: dict[str, tuple] = {}  # by path: when it was changed last, and its size
-_path_stats = SourceFileLoader.path_stats
 
 
-def _note(loader: SourceFileLoader, path: str) -> dict:
-    """Python asks here for the state of each file that it reads, but keeps none."""
-    stats = _path_stats(loader, path)
-    _imported[path] = stats["mtime"], stats["size"]
-    return stats
+class _Notes(MetaPathFinder):
+    """Finds what Python's own finder does, and notes the state of the file it names."""
+
+    def find_spec(self, *wanted: Any) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(*wanted)
+        if spec is not None and spec.has_location:
+            with suppress(OSError):  # its import will say so
+                _imported[spec.origin] = _state(spec.origin)
+        return spec
 
 
-SourceFileLoader.path_stats = _note
+# Python asks here for each module that it imports, or reloads, and keeps no state.
+sys.meta_path.insert(sys.meta_path.index(PathFinder), _Notes())
+
+
+def _state(path: str) -> tuple:
+    stats = os.stat(path)
+    return stats.st_mtime_ns, stats.st_size
 
 
 def refuse() -> None:
@@ -27,8 +38,7 @@ def refuse() -> None:
         if not path.endswith(".py") or name in ("__main__", "__mp_main__"):
             continue
         with suppress(OSError):  # it has gone, and nobody imports it any more
-            stats = os.stat(path)
-            state = stats.st_mtime, stats.st_size
+            state = _state(path)
             # One from before this module is seen here for the first time.
             if _imported.setdefault(path, state) != state:
                 raise ValueError(

@@ -6,11 +6,19 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker, spawn
-from typing import Any
+from contextlib import suppress
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
+from multiprocessing.process import BaseProcess
 
 from cdopt_tutorial import own_network, scratch
 
@@ -29,7 +37,30 @@ PRELOAD = (
 UNKNOWN = 255  # the exit code of who was forked, where the server can't tell it
 MOMENT = 0.3  # seconds in which a server that was killed has ended
 
-CONTEXT = multiprocessing.get_context("forkserver")
+
+class _Popen(popen_forkserver.Popen):
+    """Has the server start a process, in which the parent's script does not run."""
+
+    def _launch(self, process: BaseProcess) -> None:
+        known = spawn.get_preparation_data(process.name)
+        known = {key: known[key] for key in known if not key.startswith("init_main")}
+        context.set_spawning_popen(self)  # by which pipes are handed on
+        try:
+            sent = [reduction.ForkingPickler.dumps(each) for each in (known, process)]
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, end = forkserver.connect_to_new_process(self._fds)
+        ends = os.dup(end), self.sentinel  # the first tells the process that we live
+        self.finalizer = util.Finalize(self, util.close_fds, ends)
+        with open(end, "wb") as pipe:
+            pipe.writelines(sent)
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class Process(context.ForkServerProcess):
+    """A process that the fork server starts."""
+
+    _Popen = _Popen
 
 
 def start(start_all: Callable[[], None]) -> Future:
@@ -37,7 +68,7 @@ def start(start_all: Callable[[], None]) -> Future:
 
     An interrupt in between would leave a start half done.
     """
-    CONTEXT.set_forkserver_preload(list(PRELOAD))
+    forkserver.set_forkserver_preload(list(PRELOAD))
     thread = ThreadPoolExecutor(1)
     starting = thread.submit(_start, start_all)
     thread.shutdown(wait=False)
@@ -48,33 +79,17 @@ def _start(start_all: Callable[[], None]) -> None:
     resource_tracker.ensure_running()  # it would unblock them again
     # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # To start a process starts the server again, if that has been ended meanwhile.
-    with _as_workers_need(scratch.of_process(os.getpid())):
-        forkserver.ensure_running()
-        start_all()
-
-
-@contextmanager
-def _as_workers_need(folder: str) -> Iterator[None]:
-    """The server makes its socket in this folder, and removes it should we be killed.
-
-    And processes that are started here do not run the parent's script once more.
-    """
+    # The server makes its socket in this folder, and removes it should we be killed.
+    folder = scratch.of_process(os.getpid())
     config = multiprocessing.current_process()._config
-    before, prepared = dict(config), spawn.get_preparation_data
-
-    def prepare(name: str) -> dict[str, Any]:
-        data = prepared(name)
-        return {key: data[key] for key in data if not key.startswith("init_main")}
-
-    config["tempdir"], spawn.get_preparation_data = _short(folder), prepare
-    os.environ[scratch.VARIABLE] = folder
+    before = dict(config)
+    config["tempdir"], os.environ[scratch.VARIABLE] = _short(folder), folder
     try:
-        yield
+        forkserver.ensure_running()
+        start_all()  # which starts the server again, if that has been ended meanwhile
     finally:
         config.clear()
         config.update(before)
-        spawn.get_preparation_data = prepared
         del os.environ[scratch.VARIABLE]
 
 

@@ -5,7 +5,9 @@ A worker that was killed is noticed in ``_take_messages``, one that was stopped 
 deadlines, since torch's own rendezvous has no useful time-out.
 """
 
+import base64
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -56,7 +58,7 @@ class _Worker(Watched):
         if b"\n" not in part:
             return []
         *lines, self.unread = self.unread.split(b"\n")
-        return [process.read_message(line) for line in lines]
+        return [pickle.loads(base64.b64decode(line)) for line in lines]
 
 
 @contextmanager
@@ -103,7 +105,7 @@ class Group:
         starting = None
         try:
             with _interrupts_later():
-                starting = forking.start(self._start_all)
+                starting = forking.start(self._start)
             self._await_start(starting, min(deadline, join_deadline))
             while not all(worker.settled for worker in self._workers):
                 self._take_messages(TICK)
@@ -118,11 +120,6 @@ class Group:
                 if starting is not None:
                     self._end(starting)
 
-    def _start_all(self) -> None:
-        for rank, (name, role) in enumerate(self._packed.items()):
-            if role is not None:
-                self._start(rank, name)
-
     def _await_start(self, starting: futures.Future, deadline: float) -> None:
         """Wait until all have been started; a stopped fork server starts none."""
         try:
@@ -132,20 +129,23 @@ class Group:
             raise WorkerError(self._workers[-1].name, reason) from None
         forking.check_network(self._workers[0].process.pid)
 
-    def _start(self, rank: int, name: str) -> None:
-        # By a file: on a pipe, a worker that is stopped before it reads holds us up.
-        self._settings.path(name, "role").write_bytes(self._packed[name])
-        ours, theirs = forking.CONTEXT.Pipe(duplex=False)
-        args = (self._settings, name, rank, theirs)
-        child = forking.CONTEXT.Process(target=process.main, args=args, name=name)
-        now = time.monotonic()
-        worker = _Worker(name=name, heard=now, process=child, connection=ours)
-        self._workers.append(worker)
-        with theirs:  # closed here, or our end would not see the worker go
-            try:
-                child.start()
-            except (EOFError, BrokenPipeError) as error:
-                raise WorkerError(name, "was killed as it started") from error
+    def _start(self) -> None:
+        for rank, (name, role) in enumerate(self._packed.items()):
+            if role is None:
+                continue
+            # By a file: on a pipe, one that is stopped before it reads holds us up.
+            self._settings.path(name, "role").write_bytes(role)
+            ours, theirs = Pipe(duplex=False)
+            args = (self._settings, name, rank, theirs)
+            child = forking.Process(target=process.main, args=args, name=name)
+            now = time.monotonic()
+            worker = _Worker(name=name, heard=now, process=child, connection=ours)
+            self._workers.append(worker)
+            with theirs:  # closed here, or our end would not see the worker go
+                try:
+                    child.start()
+                except (EOFError, BrokenPipeError) as error:
+                    raise WorkerError(name, "was killed as it started") from error
 
     def _take_messages(self, timeout: float) -> None:
         """Handle what workers have sent by now, and note who has gone."""

@@ -125,7 +125,6 @@ def launch(
 
 
 def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    """Run each worker in a process of this host."""
     check_open_files(len(packed), settings.polling)
     return Group(settings, packed, on_report).run(*deadlines)
 

@@ -22,12 +22,10 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
 
     A ValueError names what can't be pickled, or imported by a fresh process.
     """
-    definitions: dict[str, Any] = {}
-    packed, modules = {}, set()
+    packed, definitions, modules = {}, {}, set()
     for worker, content in contents.items():
         try:
-            packed[worker] = _dumps(({}, content), definitions)
-            modules |= _Reader(packed[worker]).modules
+            packed[worker] = _dumps(({}, content), definitions, modules)
         except _NotImportable as error:
             raise ValueError(f"{worker}: {error}") from error
         except Exception as error:
@@ -36,7 +34,7 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             raise ValueError(f"{worker}: {what}: {reason}") from error
     if definitions:  # of any worker, so all must have them
         for worker, content in contents.items():
-            packed[worker] = _dumps((definitions, content), {})
+            packed[worker] = _dumps((definitions, content), {}, set())
     return packed, tuple(sorted(modules))
 
 
@@ -57,65 +55,47 @@ class _MainNamespace:
         return main_namespace, ()
 
 
-def _dumps(content: Any, definitions: dict[str, Any]) -> bytes:
+def _dumps(content: Any, definitions: dict[str, Any], modules: set[str]) -> bytes:
+    """A pickle; notes the definitions of ``__main__`` and the modules that it needs."""
     file = io.BytesIO()
-    _Pickler(file, definitions).dump(content)
+    _Pickler(file, definitions, modules).dump(content)
     return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Notes the functions and classes of ``__main__`` that it comes by."""
+# Functions and classes, which are pickled by their names unless they are of __main__.
+_BY_NAME = type | types.FunctionType | types.BuiltinFunctionType
 
-    def __init__(self, file: io.BytesIO, definitions: dict[str, Any]):
+
+class _NotImportable(Exception): ...
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, definitions: dict, modules: set[str]):
         super().__init__(file)
-        self._definitions, self._main = definitions, main_namespace()
+        self._definitions, self._modules = definitions, modules
+        self._main = main_namespace()
         # Functions share the worker's __main__: what one assigns, another one sees.
         self.globals_ref[id(self._main)] = _MainNamespace()
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, io.TextIOWrapper):  # cloudpickle would send a copy
             raise TypeError("cannot pickle an open file")
-        if isinstance(value, type | types.FunctionType):
-            name = value.__qualname__
-            if value.__module__ == "__main__" and self._main.get(name) is value:
+        reduced = super().reducer_override(value)
+        if isinstance(value, types.ModuleType) and value.__name__ in sys.modules:
+            self._note(value.__name__, value.__name__)
+        elif isinstance(value, _BY_NAME):
+            name, module = value.__qualname__, value.__module__
+            if module == "__main__" and self._main.get(name) is value:
                 self._definitions[name] = value
-        return super().reducer_override(value)
+            if reduced is NotImplemented and module is not None:
+                self._note(module, name)
+        return reduced
 
-
-class _NotImportable(Exception): ...
-
-
-class _Absorbs(type):
-    def __getattr__(cls, name: str) -> Any:
-        return lambda *_: cls
-
-    def __setitem__(cls, key: Any, value: Any) -> None: ...
-
-
-class _Anything(metaclass=_Absorbs):
-    """Stands for whatever a pickle names, so that reading it makes and runs nothing."""
-
-    def __new__(cls, *_: Any, **__: Any) -> Any:
-        return cls
-
-
-class _Reader(pickle.Unpickler):
-    """Reads the modules that a pickle needs; each a fresh process must import."""
-
-    def __init__(self, packed: bytes):
-        super().__init__(io.BytesIO(packed))
-        self.modules: set[str] = set()
-        self.load()
-
-    def find_class(self, module: str, name: str) -> Any:
-        self._note(module, name)
-        by_name = (module, name) == ("cloudpickle.cloudpickle", "subimport")
-        return self._note if by_name else _Anything
-
-    def _note(self, module: str, name: str = "") -> None:
+    def _note(self, module: str, name: str) -> None:
+        """Note a module, which a fresh process must import."""
         if module == "__main__" or not _has_source(module):
             raise _NotImportable(
-                f"{name or module} is defined in module {module}, where a worker "
+                f"{name} is defined in module {module}, where a worker "
                 "process can't import it: put it into a file or a cell of the "
                 "notebook, and launch again"
             )
@@ -127,7 +107,7 @@ class _Reader(pickle.Unpickler):
                     f"module {each} launches while it is imported, and its workers "
                     'would do so, too: launch under `if __name__ == "__main__":`'
                 )
-        self.modules.add(module)
+        self._modules.add(module)
 
 
 def _has_source(module: str) -> bool:

@@ -81,27 +81,17 @@ class Channel:
             self._file.flush()
 
 
-def read_message(line: bytes) -> tuple:
-    """The kind and the content of a message that came through a channel."""
-    return pickle.loads(base64.b64decode(line))
-
-
 class Forwarded(io.TextIOBase):
     """A text stream whose lines the parent prints under the worker's name."""
 
     def __init__(self, channel: Any, stream: str):
-        self._channel, self._stream, self._line = channel, stream, ""
+        self._channel, self._stream, self.line = channel, stream, ""
 
     def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
+        *lines, self.line = (self.line + text).split("\n")
         for line in lines:
             self._channel.send("output", self._stream, line)
         return len(text)
-
-    def finish(self) -> None:
-        """End a line that is not ended, so that it is printed as well."""
-        if self._line:
-            self.write("\n")
 
 
 _channel: Any = None  # what has a Channel's ``send``
@@ -118,15 +108,17 @@ def report(record: Any) -> None:
         _channel.send("report", pickle.dumps(record))
 
 
-def load(settings: Settings, packed: bytes) -> tuple[Any, Any]:
-    """What a worker is to attach, and its role; all that any role needs is imported."""
+def load(settings: Settings, packed: bytes) -> Any:
+    """A worker's role; what any of them needs is imported, and what attaches called."""
     # Before the first call comes: of the threads that answer, two that import at once
     # can get in each other's way.
     for module in settings.modules:
         importlib.import_module(module)
     attach, role = pack.unpack(packed)
     torch.set_num_threads(role.num_threads)
-    return attach, role
+    if attach is not None:
+        attach()
+    return role
 
 
 def play(role: Any) -> bytes:
@@ -147,8 +139,8 @@ def forward_output() -> None:
 def finish_output() -> None:
     """Print what was printed without the end of its line."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, Forwarded):
-            stream.finish()
+        if isinstance(stream, Forwarded) and stream.line:
+            stream.write("\n")
 
 
 def unpickled(worker: str, what: str, content: bytes) -> Any:
@@ -202,12 +194,10 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
 
 def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     """Run the role, among the others."""
-    attach, role = load(settings, settings.path(name, "role").read_bytes())
-    channel.send("phase", "joining")
     if settings.traced:
         network.enter(trace.Recording(name, network.current()))
-    if attach is not None:
-        attach()
+    role = load(settings, settings.path(name, "role").read_bytes())
+    channel.send("phase", "joining")
     join(settings, name, rank)
     channel.send("phase", "running")
     result = play(role)
@@ -242,18 +232,14 @@ def _log_output(path: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
 
 
-def ignore_own_warning() -> None:
-    """Silence what torch says at each ``init_rpc`` of its own use of its own class."""
-    text = "You are using a Backend .* as a ProcessGroup"
-    warnings.filterwarnings("ignore", message=text)
-
-
 def join(settings: Settings, name: str, rank: int) -> None:
     """Join the RPC group; listen on one device only, which is the loopback's here."""
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         os.environ[variable] = settings.interface
     register_schemes()
-    ignore_own_warning()
+    # Torch says so at each ``init_rpc``, of its own use of its own class.
+    text = "You are using a Backend .* as a ProcessGroup"
+    warnings.filterwarnings("ignore", message=text)
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=meeting("rendezvous"),
         rpc_timeout=settings.rpc_timeout or FOREVER,

@@ -8,15 +8,16 @@ been cut off comes back late or never.
 
 import os
 import pickle
-import queue
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
+
+from torch.distributed import QueueEmptyError
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines.torchrun.store import open_store
@@ -41,19 +42,16 @@ class Peers:
         self.path = f"run{next(_runs)}"
         # Until its first sign of life: one host may be slow to begin.
         begun = "running", None, UNKNOWN, time.monotonic(), max(LOST, join_deadline)
-        self._workers = [Watched(name, *begun) for name in names]
-        self._workers[int(os.environ["RANK"])].host = socket.gethostname()
+        self._workers = {name: Watched(name, *begun) for name in names}
+        self._workers[self.own].host = socket.gethostname()
         try:
             self._hosts = open_store("hosts")  # by rank, of all runs
-            self._store = open_store(f"told/{self.path}")
+            self._store = open_store(f"told/{self.path}")  # by worker, what it is told
         except RuntimeError as error:  # that of the first host has been killed
             raise WorkerError("torchrun", "can't be reached", str(error)) from None
         self._to_tell: deque[tuple[str, bytes]] = deque()
-        self._told: Counter[str] = Counter()  # of each kind, by this process
-        self._seen: Counter[tuple[str, str]] = Counter()  # of each kind and worker
-        self._beats: dict[str, bytes] = {}
         self._failures: list[WorkerError] = []
-        self._reports: queue.SimpleQueue = queue.SimpleQueue()
+        self._reports: deque[tuple[str, Any]] = deque()
         self._done: dict[str, Any] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._talk, daemon=True)
@@ -72,79 +70,73 @@ class Peers:
 
     def look(self) -> None:
         """Raise the WorkerError of who failed elsewhere; hand on what was reported."""
-        while not self._reports.empty():
-            self.report(*self._reports.get())
+        while self._reports:
+            self.report(*self._reports.popleft())
         if self._failures:
             raise self._failures[0]
-        if late := find_late(self._workers, 0, 0, self.own):
+        if late := find_late(self._workers.values(), 0, 0, self.own):
             raise WorkerError(*late)
 
     def explains_in(self) -> float:
         """Seconds within which it shows here who is lost, so that peers miss him."""
-        return LOST + max(worker.patience for worker in self._workers)
+        return LOST + max(worker.patience for worker in self._workers.values())
 
     def fail(self, error: WorkerError) -> None:
         """Tell the others of a failure that this process was the first to see."""
         if error not in self._failures:
             reason = f"{error.reason} (on {socket.gethostname()})"
-            self._tell("failure", type(error)(error.worker, reason))
+            self._tell("failure", type(error)(error.worker, reason), *self._workers)
 
     def report(self, worker: str, record: Any) -> None:
         """Hand on what a worker reports, to the first process."""
         if not torchrun.is_first():
-            self._tell("report", (worker, record))
+            self._tell("report", record, next(iter(self._workers)))
         elif self._on_report is not None:
             self._on_report(worker, record)
 
     def exchange(self, done: dict[str, Any]) -> dict[str, Any]:
         """Of this process's worker, for that of all; once all are done."""
-        self._tell("done", done[self.own])
+        self._tell("done", done[self.own], *self._workers)
         while len(self._done) < len(self._workers):
             self.look()
             time.sleep(TICK)
         self.look()
-        return {worker.name: self._done[worker.name] for worker in self._workers}
+        return {name: self._done[name] for name in self._workers}
 
-    def _tell(self, kind: str, content: Any) -> None:
-        key = f"{kind}/{self.own}/{self._told[kind]}"
-        self._told[kind] += 1
-        self._to_tell.append((key, pickle.dumps(content)))
+    def _tell(self, kind: str, content: Any, *workers: str) -> None:
+        message = pickle.dumps((self.own, kind, content))
+        self._to_tell.extend((worker, message) for worker in workers)
 
     def _talk(self) -> None:
-        for number in count():
+        beat = pickle.dumps((self.own, "beat", None))
+        while True:
             with suppress(RuntimeError):  # of the store: then nobody is heard of
-                self._say(number)
-                for rank, worker in enumerate(self._workers):
-                    self._hear(worker)
+                for name in self._workers:
+                    self._store.queue_push(name, beat)
+                while self._to_tell:
+                    self._store.queue_push(*self._to_tell[0])
+                    self._to_tell.popleft()  # not before the store has it
+                with suppress(QueueEmptyError):
+                    while True:
+                        self._hear()
+                for name in self._done:  # who may leave before the others
+                    self._workers[name].heard = time.monotonic()
+                for rank, worker in enumerate(self._workers.values()):
                     if worker.host == UNKNOWN and self._hosts.check([str(rank)]):
                         worker.host = self._hosts.get(str(rank)).decode()
             if self._over.wait(TICK) and not self._to_tell:
                 return
 
-    def _say(self, number: int) -> None:
-        self._store.set(f"beat/{self.own}", str(number))
-        while self._to_tell:
-            self._store.set(*self._to_tell[0])
-            self._to_tell.popleft()  # not before the store has it
-
-    def _hear(self, worker: Watched) -> None:
-        name = worker.name
-        done = self._new("done", name)  # before reports, which are told before it
-        self._failures += self._new("failure", name)
-        for report in self._new("report", name) if torchrun.is_first() else ():
-            self._reports.put(report)
-        for result in done:
-            self._done[name] = result
-        if self._store.check([f"beat/{name}"]):
-            beat = self._store.get(f"beat/{name}")
-            if beat != self._beats.get(name) or name in self._done:
-                self._beats[name], worker.heard = beat, time.monotonic()
-                worker.patience = LOST
-
-    def _new(self, kind: str, name: str) -> list[Any]:
-        """What a worker's process has told since the last time."""
-        found = []
-        while self._store.check([key := f"{kind}/{name}/{self._seen[kind, name]}"]):
-            found.append(pickle.loads(self._store.get(key)))
-            self._seen[kind, name] += 1
-        return found
+    def _hear(self) -> None:
+        """Take what somebody tells; a QueueEmptyError if nobody has told anything."""
+        # Not `queue_len`: until the store answers, no other thread would run.
+        name, kind, content = pickle.loads(self._store.queue_pop(self.own, False))
+        match kind:
+            case "failure":
+                self._failures.append(content)
+            case "report":
+                self._reports.append((name, content))
+            case "done":
+                self._done[name] = content
+        worker = self._workers[name]
+        worker.heard, worker.patience = time.monotonic(), LOST

@@ -7,7 +7,7 @@ for the processes of torchrun. That a process has been killed is noticed in ``gr
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cdopt_tutorial.engines.watch.pace import Pace
@@ -34,7 +34,7 @@ class Watched:
 
 
 def find_late(
-    workers: Sequence[Watched], begin: float, join_deadline: float, own: str = ""
+    workers: Collection[Watched], begin: float, join_deadline: float, own: str = ""
 ) -> tuple[str, str] | None:
     """The name of who is late, and the reason as a ``WorkerError`` has it, or None.
 
@@ -48,7 +48,7 @@ def find_late(
     return _find_behind(workers) or _find_silent(workers, own)
 
 
-def _find_behind(workers: Sequence[Watched]) -> tuple[str, str] | None:
+def _find_behind(workers: Collection[Watched]) -> tuple[str, str] | None:
     """Of workers in step the one that got no further: who is ahead waits for it."""
     in_step = [w for w in workers if w.pace and not w.settled]
     fewest = min((w.pace.places for w in in_step), default=0)
@@ -59,7 +59,7 @@ def _find_behind(workers: Sequence[Watched]) -> tuple[str, str] | None:
     return None
 
 
-def _find_silent(workers: Sequence[Watched], own: str) -> tuple[str, str] | None:
+def _find_silent(workers: Collection[Watched], own: str) -> tuple[str, str] | None:
     """Who is lost, once somebody's silence is longer than is borne.
 
     Of those on one host the first is named. Who is cut off himself hears of nobody, not
