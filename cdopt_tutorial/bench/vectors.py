@@ -19,7 +19,7 @@ UNITS = {"to the accuracy": "s", "steps": "1", "peak": "B"}
 PAIRS = [(way, ranks) for way in SHARDED for ranks in (2, 1)]
 ALL = PAIRS + [(way, 1) for way in WAYS if way not in SHARDED]
 # n, p, ways and ranks, turns
-SIZES = (2000, 32, ALL, 1), (40_000, 64, [*PAIRS, ("geoopt", 1)], 3)
+SIZES = (1000, 32, ALL, 1), (40_000, 64, [*PAIRS, ("geoopt", 1)], 3)
 SMOKE_SIZES = ((200, 4, ALL, 1),)
 LIMITED = ("dissolved", 1), ("gathered", 2), ("dissolved", 2), ("dissolved", 4)
 MEMORY = 2**30  # bytes of a rank that is limited
