@@ -194,7 +194,7 @@ class Play:
 
     def learn(self):
         """An update, if all of its rollouts have come."""
-        if not self.agent._is_complete():
+        if not self.agent.is_complete():
             return False
         batch = self.agent.next_batch()
         assert len(batch) == self.settings.num_rollouts
@@ -217,7 +217,7 @@ class TestAheadAgent:
         for turn in order:
             play.learn() if turn == 3 else play.hand_over(turn)
             waits = not any(future.done() for future in play.asked.values())
-            assert play.agent._is_complete() or not waits  # somebody can go on
+            assert play.agent.is_complete() or not waits  # somebody can go on
         assert max(play.lags, default=0) <= max_lag
 
     def test_lets_observers_ahead_by_max_lag_and_no_further(self):
@@ -410,7 +410,7 @@ class TestSimulator:
             there.close()
         clocks = [np.random.default_rng(n).spawn(1)[0] for n in range(2)]
         expected = [
-            sum(simulator._wait(10.0, "heavy", clock) for _ in range(10)) / 1000
+            sum(simulator.wait_ms(10.0, "heavy", clock) for _ in range(10)) / 1000
             for clock in clocks
         ]
         assert abs(expected[0] - expected[1]) > 0.01
@@ -419,7 +419,7 @@ class TestSimulator:
     @pytest.mark.parametrize("waits", ["fixed", "heavy"])
     def test_waits_as_long_as_it_was_told(self, waits):
         clock = np.random.default_rng(1)
-        drawn = np.array([simulator._wait(4.0, waits, clock) for _ in range(100_000)])
+        drawn = np.array([simulator.wait_ms(4.0, waits, clock) for _ in range(100_000)])
         # Pareto's mean is shape / (shape - 1) times its least value.
         least = 4.0 if waits == "fixed" else 4.0 * 0.5 / 1.5
         middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.5)
