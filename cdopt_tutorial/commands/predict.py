@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cdopt_tutorial.commands import common, training
@@ -27,30 +27,22 @@ def run(args: argparse.Namespace) -> int:
     """Print the parts, what limits, and the speed of each way to run it."""
     with common.bad_input():
         config = RolloutsConfig(**{name: getattr(args, name) for name in FLAGS})
-        costs = args.costs and _read(args.costs)
-    costs = costs or speed.calibrate(config.num_envs)
-    ways = {"one process": (replace(config, max_lag=0), True)}
-    ways |= {"in step": (replace(config, max_lag=0),)}
-    ways |= {f"ahead, max_lag {config.max_lag}": (config,)} if config.max_lag else {}
-    with common.bad_input():
-        found = {name: predict(costs, *way) for name, way in ways.items()}
+        costs = _read(args.costs) if args.costs else speed.calibrate(config.num_envs)
+        in_step = replace(config, max_lag=0)
+        found = {"one process": predict(costs, in_step, alone=True)}
+        found |= {"in step": predict(costs, in_step)}
+        found |= {f"ahead, max_lag {config.max_lag}": predict(costs, config)}
     parts, bounds = costs.parts(config), costs.bounds(config)
     limit, (knee, then) = min(bounds, key=bounds.get), costs.knee(config)
     results = {"parts": parts, "bounds": bounds, "limit": limit, "knee": knee}
-    predicted = {name: asdict(each) for name, each in found.items()}
-    common.write_json(args.json, results | {"predicted": predicted})
+    common.write_json(args.json, results | {"predicted": found})
     for name, seconds in parts.items():
         print(f"{name:8} {1000 * seconds:9.2f} ms")
-    print(
-        *(f"{name} alone: {most:,.0f} steps/s" for name, most in bounds.items()),
-        sep="\n",
-    )
+    for name, most in bounds.items():
+        print(f"{name} alone would allow {most:,.0f} steps/s")
     print(f"what limits: {limit}; from {knee} observers on: {then}")
-    for name, each in found.items():
-        speed_and_lag = (
-            f"{each.steps_per_second:9,.0f} steps/s, mean lag {each.mean_lag:.2f}"
-        )
-        print(f"{name:18} {speed_and_lag}")
+    for name, (pace, lag) in found.items():
+        print(f"{name:18} {pace:9,.0f} steps/s, mean lag {lag:.2f}")
     return 0
 
 

@@ -15,20 +15,11 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.speed import in_turns, pace
 from cdopt_tutorial.reinforce.system import learn
+from cdopt_tutorial.rollouts import system
 from cdopt_tutorial.rollouts.predict import Costs
-from cdopt_tutorial.rollouts.system import (
-    AheadAgent,
-    Learner,
-    Observer,
-    RolloutsConfig,
-    Training,
-    in_step,
-    replay,
-    train,
-)
+from cdopt_tutorial.rollouts.system import Learner, Observer, RolloutsConfig, Training
 
 SEEDS, ROLLOUTS = 6, 10  # of a calibration: policies, and rollouts of each
-BATCHES = (1, 2, 4, 8)  # rollouts of the updates that it times
 WAIT_MS = 1.0  # of each step in its simulator
 
 
@@ -43,9 +34,8 @@ def measure(
     Each repeat has a seed of its own, and so other waits. After all others come those
     that one process runs `alone`, waits and all.
     """
-    runs = [(train, each) for each in configs] + [
-        (_train_alone, each) for each in alone
-    ]
+    runs = [(system.train, each) for each in configs]
+    runs += [(_train_alone, each) for each in alone]
     turns = [
         [
             (role, TorchRPC(), replace(each, seed=each.seed + turn))
@@ -56,11 +46,15 @@ def measure(
     return in_turns(turns, figure)
 
 
+def pace_and_lag(found: Training) -> tuple[float, float]:
+    """Environment steps per second, and the mean lag of the rollouts."""
+    lags = found.lags
+    return pace(found), sum(lag * n for lag, n in lags.items()) / lags.total()
+
+
 def calibrate(num_envs: int = 1) -> Costs:
     """Measure the constants of a prediction, in some seconds on a quiet machine."""
-    config = RolloutsConfig(
-        num_observers=1, num_envs=num_envs, max_lag=SEEDS * ROLLOUTS
-    )
+    config = RolloutsConfig(num_observers=1, num_envs=num_envs, max_lag=ROLLOUTS)
     roles = {"agent": Role(serve), "observer0": Role(_calibrate, (config,))}
     return Costs(**launch(roles, rpc_threads=2)["observer0"], cores=cpu_count())
 
@@ -68,7 +62,8 @@ def calibrate(num_envs: int = 1) -> Costs:
 def _train_alone(engine: Workers, config: RolloutsConfig) -> Training:
     learner = Learner(config)
     observers = {n: Observer(n, config) for n in range(config.num_observers)}
-    found = learn(engine, learner, replay(learner, in_step(config), observers))
+    rows = system.in_step(config)
+    found = learn(engine, learner, system.replay(learner, rows, observers))
     return Training(**vars(found), schedule=learner.schedule)
 
 
@@ -77,11 +72,13 @@ def _calibrate(config: RolloutsConfig) -> dict[str, Any]:
     calls, plays, lengths = _rollouts(config)
     _, waited, _ = _rollouts(replace(config, step_ms=WAIT_MS))
     (per_step, play), (in_simulator, _) = _line(plays), _line(waited)
-    step = median(_steps(config))
+    environments, actions = config.make_environments(), np.zeros(config.num_envs, int)
+    environments.reset()
+    step = median(_timed(environments.step, actions)[0] for _ in range(1000))
     rollout, update = _line(_updates(config))
-    trip = in_simulator - per_step - WAIT_MS / 1000
-    found = {"call": median(calls), "play": play, "trip": trip, "step": step}
-    found |= {"forward": per_step - step, "update": update, "rollout": rollout}
+    found = {"call": median(calls), "play": play, "forward": per_step - step}
+    found |= {"step": step, "trip": in_simulator - per_step - WAIT_MS / 1000}
+    found |= {"update": update, "rollout": rollout}
     found = {name: max(0.0, value) for name, value in found.items()}  # noise, if not
     return found | {"num_envs": config.num_envs, "lengths": lengths}
 
@@ -91,30 +88,22 @@ def _rollouts(config: RolloutsConfig) -> tuple[list, list, list]:
     engine, calls, plays, lengths = TorchRPC(), [], [], []
     for seed in range(SEEDS):
         own = replace(config, seed=seed)
-        agent = engine.remote("agent", AheadAgent, own, engine).rpc_sync()
+        agent = engine.remote("agent", system.AheadAgent, own, engine).rpc_sync()
         observer = Observer(0, own)
         for _ in range(ROLLOUTS):
             begin, given = _timed(agent.begin, 0)
             seconds, rollout = _timed(observer.play, *given[1:])
             calls.append(begin + _timed(agent.hand_over, given[0], rollout)[0])
-            steps = len(rollout.rewards)
-            plays.append((steps, seconds))
-            lengths.append((steps, int(rollout.lengths.sum())))
+            plays.append((len(rollout.rewards), seconds))
+            lengths.append((len(rollout.rewards), int(rollout.lengths.sum())))
     return calls, plays, lengths
-
-
-def _steps(config: RolloutsConfig) -> list[float]:
-    environments = config.make_environments()
-    environments.reset()
-    actions = np.zeros(config.num_envs, dtype=np.int64)
-    return [_timed(environments.step, actions)[0] for _ in range(1000)]
 
 
 def _updates(config: RolloutsConfig) -> list[tuple[int, float]]:
     """The rollouts of updates, and their seconds."""
     learner, found = Learner(replace(config, lr=1e-9)), []
-    observers = [Observer(number, config) for number in range(max(BATCHES))]
-    for number in BATCHES * ROLLOUTS:
+    observers = [Observer(number, config) for number in range(8)]
+    for number in (1, 2, 4, 8) * ROLLOUTS:
         given = learner.version, learner.kept[learner.version]
         batch = [each.play(*given) for each in observers[:number]]
         found.append((number, _timed(learner.finish_episode, batch)[0]))
