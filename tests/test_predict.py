@@ -1,6 +1,7 @@
 """Chapter 8's predictions against sums by hand, and both commands."""
 
 import json
+import random
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdopt_tutorial.bench import ahead
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.rollouts import RolloutsConfig
+from cdopt_tutorial.rollouts import RolloutsConfig, speed
 from cdopt_tutorial.rollouts.predict import Costs, predict
 from cdopt_tutorial.rollouts.simulator import wait_ms
 
@@ -108,6 +110,21 @@ class TestPredict:
     def test_costs_of_other_environments_are_refused(self):
         with pytest.raises(ValueError, match="num_envs is 3, but .* observers with 1"):
             predict(FREE, config(num_envs=3))
+
+
+def test_the_stored_predictions_are_those_of_the_package():
+    stored = speed.stored()
+    costs = Costs(**stored["costs"])
+    for run in random.Random(0).sample(stored["runs"], 12):
+        size = {"max_lag": run["max_lag"], "num_observers": run["num_observers"]}
+        kind = {"step_ms": run["step_ms"], "waits": run["waits"]}
+        episodes = ahead.UPDATES * run["num_observers"]
+        of = RolloutsConfig(num_envs=1, max_episodes=episodes, **size, **kind)
+        for turn, pair in enumerate(
+            zip(run["predicted"], run["predicted_lag"], strict=True)
+        ):
+            found = predict(costs, replace(of, seed=of.seed + turn), run["alone"])
+            assert found == pytest.approx(pair)
 
 
 def test_what_is_calibrated_is_predicted_from(tmp_path, capsys):

@@ -17,7 +17,8 @@ from cdopt_tutorial.rollouts.predict import predict
 
 OBSERVERS, LAGS, TURNS, UPDATES = (1, 2, 4, 8, 16), (0, 1, 4), 3, 16
 WAITS = [("fixed", 0.0), *product(("fixed", "heavy"), (2.0, 5.0, 20.0))]
-FIGURES = "environment steps", "lag", "predicted", "predicted lag"
+SETTINGS = "waits", "step_ms", "max_lag", "num_observers"
+FIGURES = "measured", "lag", "predicted", "predicted_lag"
 
 
 def measure(progress: Progress, smoke: bool, device: str) -> Measured:
@@ -34,21 +35,23 @@ def measure(progress: Progress, smoke: bool, device: str) -> Measured:
     )
     alone = [config for name, config in jobs.items() if name.startswith("one process")]
     progress("the calibration")
-    costs = speed.calibrate(num_envs=1)
+    costs = speed.calibrate(1, device)
     progress(f"{len(jobs)} runs, {turns} times")
     apart = list(jobs.values())[: -len(alone)]
     found = speed.measure(apart, turns, speed.pace_and_lag, alone)
-    values = {}
+    values, runs = {}, []
     for (name, job), measured in zip(jobs.items(), found, strict=True):
         seeds = [replace(job, seed=job.seed + turn) for turn in range(turns)]
         predicted = [predict(costs, each, job in alone) for each in seeds]
         both = [(*m, *p) for m, p in zip(measured, predicted, strict=True)]
         columns = map(list, zip(*both, strict=True))
         values[name] = dict(zip(FIGURES, columns, strict=True))
+        of = {setting: getattr(job, setting) for setting in SETTINGS}
+        runs.append({**of, "alone": job in alone, **values[name]})
     errors = {"predictions": {"error": list(map(error, values.values()))}}
-    shown = rows(values, {"environment steps": "1/s", "predicted": "1/s"})
+    shown = rows(values, {"measured": "1/s", "predicted": "1/s"})
     when = {"date": str(date.today()), "load": [load, os.getloadavg()]}
-    more = {**when, "costs": asdict(costs), "values": values}
+    more = {**when, "costs": asdict(costs), "runs": runs}
     return shown + rows(errors, {"error": "1"}), more
 
 
@@ -67,4 +70,4 @@ def sweep(waits, lags, observers, updates: int, device: str = "cpu") -> Iterator
 
 def error(values: dict[str, list[float]]) -> float:
     """Of the median predicted speed, as a share of the median measured."""
-    return abs(median(values["predicted"]) / median(values["environment steps"]) - 1)
+    return abs(median(values["predicted"]) / median(values["measured"]) - 1)

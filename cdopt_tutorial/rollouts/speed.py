@@ -1,8 +1,10 @@
 """How many steps observers take in a second, and how long each part of it takes."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -52,9 +54,15 @@ def pace_and_lag(found: Training) -> tuple[float, float]:
     return pace(found), sum(lag * n for lag, n in lags.items()) / lags.total()
 
 
-def calibrate(num_envs: int = 1) -> Costs:
+def stored() -> dict[str, Any]:
+    """What `bench rollouts` has written for the book."""
+    return json.loads((files(__package__) / "measured.json").read_text())
+
+
+def calibrate(num_envs: int = 1, device: str = "cpu") -> Costs:
     """Measure the constants of a prediction, in some seconds on a quiet machine."""
-    config = RolloutsConfig(num_observers=1, num_envs=num_envs, max_lag=ROLLOUTS)
+    size = {"num_observers": 1, "num_envs": num_envs, "max_lag": ROLLOUTS}
+    config = RolloutsConfig(**size, device=device)
     roles = {"agent": Role(serve), "observer0": Role(_calibrate, (config,))}
     return Costs(**launch(roles, rpc_threads=2)["observer0"], cores=cpu_count())
 
