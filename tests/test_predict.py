@@ -150,3 +150,16 @@ def test_a_file_that_is_none_of_costs_is_refused_in_a_line(text, tmp_path, capsy
     assert main(["predict", "rollouts", "--costs", str(costs)]) == 2
     said = capsys.readouterr().err
     assert "is no file of `calibrate`" in said and said.count("\n") == 1
+
+
+def test_a_smoke_sweep_knows_one_process_from_one_observer(tmp_path):
+    file = tmp_path / "bench.json"
+    assert main(["bench", "rollouts", "--smoke", "--json", str(file)]) == 0
+    written = json.loads(file.read_text())
+    costs = Costs(**written["costs"])
+    assert [run["alone"] for run in written["runs"]] == [False] * 4 + [True]
+    for run in written["runs"]:
+        of = config(run["num_observers"], run["max_lag"], 2, step_ms=run["step_ms"])
+        (pace,), (lag,) = run["predicted"], run["predicted_lag"]
+        assert predict(costs, of, run["alone"]) == pytest.approx((pace, lag))
+        assert run["lag"][0] <= run["max_lag"] and run["measured"][0] > 0

@@ -17,41 +17,36 @@ from cdopt_tutorial.rollouts.predict import predict
 
 OBSERVERS, LAGS, TURNS, UPDATES = (1, 2, 4, 8, 16), (0, 1, 4), 3, 16
 WAITS = [("fixed", 0.0), *product(("fixed", "heavy"), (2.0, 5.0, 20.0))]
+ALONE = "one process"
 SETTINGS = "waits", "step_ms", "max_lag", "num_observers"
 FIGURES = "measured", "lag", "predicted", "predicted_lag"
 
 
 def measure(progress: Progress, smoke: bool, device: str) -> Measured:
     """Measure a sweep in turns, each of them with its seed, and predict each run."""
-    few = (
-        (WAITS[1:2], LAGS[:2], (1, 2), 2)
-        if smoke
-        else (WAITS, LAGS, OBSERVERS, UPDATES)
-    )
-    jobs, turns, load = (
-        dict(sweep(*few, device)),
-        1 if smoke else TURNS,
-        os.getloadavg(),
-    )
-    alone = [config for name, config in jobs.items() if name.startswith("one process")]
+    load, turns = os.getloadavg(), 1 if smoke else TURNS
+    few = WAITS[1:2], LAGS[:2], (1, 2), 2
+    jobs = dict(sweep(*(few if smoke else (WAITS, LAGS, OBSERVERS, UPDATES)), device))
+    alone = [name for name in jobs if name.startswith(ALONE)]
+    apart = [jobs[name] for name in jobs if name not in alone]
     progress("the calibration")
     costs = speed.calibrate(1, device)
     progress(f"{len(jobs)} runs, {turns} times")
-    apart = list(jobs.values())[: -len(alone)]
-    found = speed.measure(apart, turns, speed.pace_and_lag, alone)
+    by_one = [jobs[name] for name in alone]
+    found = speed.measure(apart, turns, speed.pace_and_lag, by_one)
     values, runs = {}, []
     for (name, job), measured in zip(jobs.items(), found, strict=True):
         seeds = [replace(job, seed=job.seed + turn) for turn in range(turns)]
-        predicted = [predict(costs, each, job in alone) for each in seeds]
+        predicted = [predict(costs, each, name in alone) for each in seeds]
         both = [(*m, *p) for m, p in zip(measured, predicted, strict=True)]
         columns = map(list, zip(*both, strict=True))
         values[name] = dict(zip(FIGURES, columns, strict=True))
         of = {setting: getattr(job, setting) for setting in SETTINGS}
-        runs.append({**of, "alone": job in alone, **values[name]})
+        runs.append({**of, "alone": name in alone, **values[name]})
+    more = {"date": str(date.today()), "load": [load, os.getloadavg()]}
+    more |= {"costs": asdict(costs), "runs": runs}
     errors = {"predictions": {"error": list(map(error, values.values()))}}
     shown = rows(values, {"measured": "1/s", "predicted": "1/s"})
-    when = {"date": str(date.today()), "load": [load, os.getloadavg()]}
-    more = {**when, "costs": asdict(costs), "runs": runs}
     return shown + rows(errors, {"error": "1"}), more
 
 
@@ -64,7 +59,7 @@ def sweep(waits, lags, observers, updates: int, device: str = "cpu") -> Iterator
         yield name, RolloutsConfig(waits=kind, step_ms=ms, **size, **of)
     for kind, ms in waits:
         size = {"num_observers": 1, "max_lag": 0, "max_episodes": updates}
-        name = f"one process, {kind} waits, {ms:g} ms"
+        name = f"{ALONE}, {kind} waits, {ms:g} ms"
         yield name, RolloutsConfig(waits=kind, step_ms=ms, **size, **of)
 
 
