@@ -26,6 +26,7 @@ FIGURES = {
     "04_constrained_rnn": ["timeline"],
     "05_ddp_rpc": ["moves", "timeline"],
     "06_shards": ["shards"],
+    "08_ahead": ["ahead"],
 }
 
 

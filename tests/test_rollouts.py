@@ -16,15 +16,17 @@ import torch
 from hosts import hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import reinforce, rollouts
+from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.reinforce import Lost
+from cdopt_tutorial.reinforce import Lost, agent
 from cdopt_tutorial.reinforce.learner import policy_loss
 from cdopt_tutorial.rollouts import (
     AheadAgent,
@@ -192,7 +194,7 @@ class Play:
 
     def learn(self):
         """An update, if all of its rollouts have come."""
-        if not self.agent._is_complete():
+        if not self.agent.is_complete():
             return False
         batch = self.agent.next_batch()
         assert len(batch) == self.settings.num_rollouts
@@ -215,7 +217,7 @@ class TestAheadAgent:
         for turn in order:
             play.learn() if turn == 3 else play.hand_over(turn)
             waits = not any(future.done() for future in play.asked.values())
-            assert play.agent._is_complete() or not waits  # somebody can go on
+            assert play.agent.is_complete() or not waits  # somebody can go on
         assert max(play.lags, default=0) <= max_lag
 
     def test_lets_observers_ahead_by_max_lag_and_no_further(self):
@@ -326,6 +328,52 @@ class TestLearner:
         learner.finish_episode(plays)
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """Policies whose first layer computes with A(W), and a loss with its penalty."""
+    init, loss = reinforce.Policy.__init__, agent.policy_loss
+
+    def hold(self, *args):
+        init(self, *args)
+        dissolve(self.affine1)
+
+    monkeypatch.setattr(reinforce.Policy, "__init__", hold)
+    with_penalty = lambda policy, *of: loss(policy, *of) + penalty(policy)  # noqa: E731
+    monkeypatch.setattr(agent, "policy_loss", with_penalty)
+    with set_torch_threads(1):
+        yield
+
+
+@pytest.mark.usefixtures("held")
+class TestHeldPolicy:
+    @pytest.mark.parametrize(("seed", "max_lag"), [(1, 0), (2, 1), (3, 1)])
+    def test_that_is_played_by_w_in_place_of_a_of_w_is_refused(self, seed, max_lag):
+        settings = config(1, max_lag, seed=seed)
+        learner, observer = Learner(settings), Observer(0, settings)
+
+        def update():
+            version = max(0, learner.version - max_lag)
+            return learner.finish_episode(
+                [observer.play(version, learner.kept[version])]
+            )
+
+        for _ in range(6):
+            lag, most = update()
+            assert (most == 1) == (lag == 0)  # the same map on both sides, to the bit
+        (rule,) = observer._talk.actor.policy.affine1.parametrizations.weight
+        rule.forward = lambda weight: weight
+        with pytest.raises(RuntimeError, match="for update 6 was not played by"):
+            update()
+
+    def test_is_repeated_by_one_process_and_stays_near_its_manifold(self):
+        settings = config(2, max_episodes=40)
+        rows = [{0: max(0, u - 1), 1: u} for u in range(20)]
+        found = rollouts.run_locally(settings, rows)
+        assert equal(found, rollouts.run_locally(settings, rows))
+        w = found.weights["affine1.parametrizations.weight.original"]
+        assert 1e-4 < (w.T @ w - torch.eye(4)).norm() < 0.5
+
+
 def simulated(step_ms, waits="fixed", seed=0):
     there = Simulator("CartPole-v1", 1, step_ms, waits)
     there.np_random = np.random.default_rng(seed)
@@ -362,7 +410,7 @@ class TestSimulator:
             there.close()
         clocks = [np.random.default_rng(n).spawn(1)[0] for n in range(2)]
         expected = [
-            sum(simulator._wait(10.0, "heavy", clock) for _ in range(10)) / 1000
+            sum(simulator.wait_ms(10.0, "heavy", clock) for _ in range(10)) / 1000
             for clock in clocks
         ]
         assert abs(expected[0] - expected[1]) > 0.01
@@ -371,7 +419,7 @@ class TestSimulator:
     @pytest.mark.parametrize("waits", ["fixed", "heavy"])
     def test_waits_as_long_as_it_was_told(self, waits):
         clock = np.random.default_rng(1)
-        drawn = np.array([simulator._wait(4.0, waits, clock) for _ in range(100_000)])
+        drawn = np.array([simulator.wait_ms(4.0, waits, clock) for _ in range(100_000)])
         # Pareto's mean is shape / (shape - 1) times its least value.
         least = 4.0 if waits == "fixed" else 4.0 * 0.5 / 1.5
         middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.5)

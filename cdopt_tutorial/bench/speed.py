@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.benchmark import set_torch_threads
 
-from cdopt_tutorial import data, hybrid, reinforce, rollouts
+from cdopt_tutorial import data, hybrid, reinforce
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.bench.rows import Measured, Progress, sweep
 from cdopt_tutorial.dissolving import costs
@@ -27,7 +27,6 @@ from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import ReinforceConfig
 from cdopt_tutorial.reinforce.agent import DEFAULT_NUM_ENVS
-from cdopt_tutorial.rollouts import RolloutsConfig
 from cdopt_tutorial.training import measured_bytes
 
 WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
@@ -85,16 +84,6 @@ SYSTEMS = {
             for k, how in product((1, 2, 4), ("exact", "original"))
         },
         hybrid.Job,
-    ),
-    "rollouts": System(
-        rollouts, RolloutsConfig(num_envs=1, step_ms=5.0), {"max_episodes": 8},
-        {
-            f"max-lag {lag}, {waits} waits, observers: {k}": {
-                "max_lag": lag, "waits": waits, "num_observers": k, "num_rollouts": k,
-                "max_episodes": 32 * k,
-            }
-            for waits, lag, k in product(("fixed", "heavy"), (0, 4), (1, 8))
-        },
     ),
 }  # fmt: skip
 

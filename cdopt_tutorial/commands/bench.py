@@ -17,7 +17,7 @@ BENCHES = {
     "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
     "reinforce": "chapter 1's four conversations, until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
-    "rollouts": "chapter 8's observers, 1 and 8, ahead and in step, where steps wait",
+    "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
 }
 # Where those are that are no system's; the command imports only what it runs.
@@ -26,6 +26,7 @@ PLACES = {
     "copying": "rates:copying",
     "engines": "speed:engines",
     "holding": "rates:holding",
+    "rollouts": "ahead:measure",
     "shards": "shards:measure",
 }
 

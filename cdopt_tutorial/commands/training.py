@@ -5,7 +5,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -23,9 +23,24 @@ LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
 
 def add_flags(parser: argparse.ArgumentParser, config: type, run: Callable) -> None:
     """Add a flag for each field of a config, and those of all that train."""
+    names = [field.name for field in fields(config)]
+    add_fields(parser, config, [n for n in names if n not in ("dtype", "device")])
+    if "dtype" in names:
+        same = "run the same in one process, too; in float64, and with no dropout"
+        parser.add_argument("--against-local", action="store_true", help=same)
+    common.add_run_flags(parser)
+    common.add_device(parser, config.device)
+    _add_engine(parser)
+    parser.set_defaults(run=run)
+
+
+def add_fields(
+    parser: argparse.ArgumentParser, config: type, names: Container[str]
+) -> None:
+    """Add a flag for each of a config's fields that is named."""
     types, helps = get_type_hints(config), _comments(config)
     for field in fields(config):
-        if field.name in ("dtype", "device"):
+        if field.name not in names:
             continue
         text = helps[field.name].partition(". ")[0].removesuffix(".")
         if not isinstance(field.default, bool | None):
@@ -37,13 +52,6 @@ def add_flags(parser: argparse.ArgumentParser, config: type, run: Callable) -> N
             help=text.replace("%", "%%").replace("``", ""),
             **_reading(types[field.name], field.default),
         )
-    if "dtype" in types:
-        same = "run the same in one process, too; in float64, and with no dropout"
-        parser.add_argument("--against-local", action="store_true", help=same)
-    common.add_run_flags(parser)
-    common.add_device(parser, config.device)
-    _add_engine(parser)
-    parser.set_defaults(run=run)
 
 
 def _comments(config: type) -> dict[str, str]:

@@ -66,13 +66,22 @@ def measure(
     return dict(zip(jobs, paces, strict=True))
 
 
-def in_turns(turns: Sequence[Sequence[Run]], **options: Any) -> list[list[float]]:
-    """Environment steps per second: of each run of a turn, a figure for each turn.
+def pace(found: Training) -> float:
+    """Environment steps per second."""
+    return found.score.env_steps / found.score.seconds
+
+
+def in_turns(
+    turns: Sequence[Sequence[Run]],
+    figure: Callable[[Training], Any] = pace,
+    **options: Any,
+) -> list[list[Any]]:
+    """A figure of each run, such as its pace, in each turn; a list for each run.
 
     All are in one launch, turn after turn, so that a slow second hits all alike.
     """
     most = max(config.num_observers for _, _, config in turns[0])
-    roles = {"agent": Role(_measure, (turns,))}
+    roles = {"agent": Role(_measure, (turns, figure))}
     roles |= {f"observer{i}": Role(serve) for i in range(most)}
     return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
 
@@ -113,14 +122,9 @@ def turned(medians: Mapping[tuple[str, float], float], added_ms: float) -> dict:
     }
 
 
-def _measure(turns: Sequence[Sequence[Run]]) -> list[list[float]]:
-    paces = [[_pace(*run) for run in turn] for turn in turns]
-    return list(map(list, zip(*paces, strict=True)))
-
-
-def _pace(train: Callable, engine: Engine, config: ReinforceConfig) -> float:
-    score = train(engine, config).score
-    return score.env_steps / score.seconds
+def _measure(turns: Sequence[Sequence[Run]], figure: Callable) -> list[list[Any]]:
+    found = [[figure(train(*of)) for train, *of in turn] for turn in turns]
+    return list(map(list, zip(*found, strict=True)))
 
 
 class OneThread(OneProcess):

@@ -73,12 +73,12 @@ def serve(connection: Connection) -> None:
                 answer = environments.reset()
             case "step", actions:
                 answer = environments.step(actions)
-                time.sleep(_wait(step_ms, waits, clock) / 1000)
+                time.sleep(wait_ms(step_ms, waits, clock) / 1000)
         connection.send(answer)
 
 
-def _wait(step_ms: float, waits: str, clock: Generator) -> float:
-    """Milliseconds of one step."""
+def wait_ms(step_ms: float, waits: str, clock: Generator) -> float:
+    """Milliseconds that the next step waits."""
     if waits == "fixed":
         return step_ms
     least = step_ms * (SHAPE - 1) / SHAPE  # so that the mean is step_ms

@@ -244,7 +244,7 @@ class AheadAgent(Learner):
         """Wait for the rollouts of the next update; replace who is lost meanwhile."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lost or self._is_complete())
+                self._changed.wait_for(lambda: self._lost or self.is_complete())
                 if not self._lost:
                     row = self._open[self.version]
                     return [row[observer] for observer in sorted(row)]
@@ -259,11 +259,15 @@ class AheadAgent(Learner):
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
         found = super().finish_episode(batch)
-        with self._changed:  # not before, or the update would be open once more
+        self.open_next()  # not before, or the update would be open once more
+        return found
+
+    def open_next(self) -> None:
+        """Leave the update that has been made behind; its version is the newest."""
+        with self._changed:
             del self._open[self.version - 1]
             self._newest = self.version, self.kept[self.version]
         self._answer()
-        return found
 
     def end(self) -> None:
         """No update is to come: wait until all observers have played, and ended."""
@@ -294,7 +298,8 @@ class AheadAgent(Learner):
         self._calls[self.config.worker_of(number)] = call
         call.add_done_callback(partial(self.leave, number))
 
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """Whether all rollouts of the next update are there."""
         row = self._open.get(self.version, {})
         return len(row) == self.config.num_rollouts and None not in row.values()
 
@@ -358,17 +363,19 @@ def run_locally(
     ValueError names an entry that no run of this config can have.
     """
     learner = Learner(replace(config, step_ms=0.0))
-    batches = _replay(learner, in_step(config) if schedule is None else schedule)
+    batches = replay(learner, in_step(config) if schedule is None else schedule)
     with set_torch_threads(1):
         found = learn(OneProcess(on_report), learner, batches)
     return Training(**vars(found), schedule=learner.schedule)
 
 
-def _replay(
-    learner: Learner, schedule: Iterable[dict[int, int]]
+def replay(
+    learner: Learner,
+    schedule: Iterable[dict[int, int]],
+    observers: dict[int, Observer] | None = None,
 ) -> Iterator[list[Rollout]]:
     """The rollouts of a schedule, played here, each when it is to be learned from."""
-    observers: dict[int, Observer] = {}
+    observers = observers or {}  # who is not here yet is made
     for row in schedule:
         _check_row(learner.config, learner.version, row)
         for number in row.keys() - observers.keys():
