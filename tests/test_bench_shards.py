@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from cdopt_tutorial.bench import shards as bench
+from cdopt_tutorial.bench import vectors
 from cdopt_tutorial.engines import Role, launch, meeting
 from cdopt_tutorial.engines.probes import counted
 
@@ -29,14 +30,17 @@ def values(smoke):
 
 def test_a_smoke_run_has_rows_of_all_variants(smoke):
     rows, more, lines = smoke
-    assert [row.name for row in rows] == [
+    names = [
         f"{name}, n={N}: {figure}" for figure in bench.UNITS for name in bench.VARIANTS
     ]
+    searches = list(more["vectors"])
+    names += [f"{name}: {figure}" for figure in vectors.UNITS for name in searches]
+    assert [row.name for row in rows] == names
     assert {row.baseline for row in rows} == {
-        f"{bench.BASELINE}, n={N}: {figure}" for figure in bench.UNITS
+        *(f"{bench.BASELINE}, n={N}: {figure}" for figure in bench.UNITS),
+        *(f"{searches[0]}: {figure}" for figure in vectors.UNITS),
     }
-    assert len(lines) == len(bench.VARIANTS)
-    assert lines[0] == f"{bench.BASELINE}, n={N}, turn 1"
+    assert lines == [f"{name}, turn 1" for name in [*more["values"][N], *searches]]
     assert list(more["values"]) == [N]
 
 

@@ -404,7 +404,7 @@ class TestSpeed:
             return lambda *_: SimpleNamespace(score=score), None, None
 
         turns = [[run(6, 2), run(8, 1)], [run(9, 2), run(8, 4)]]
-        assert speed._measure(turns) == [[3, 4.5], [8, 2]]
+        assert speed._measure(turns, speed.pace) == [[3, 4.5], [8, 2]]
 
     def test_one_process_plays_as_many_environments_and_learns_the_same(self):
         job = speed.Job(speed.ONE_PROCESS, 3)

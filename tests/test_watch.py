@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from cdopt_tutorial.engines import Role, WorkerError, launch, passed
 from cdopt_tutorial.engines.actors.actor import (
-    ActorNetwork,
     Actors,
     ActorWorker,
     WorkerPlan,
@@ -165,7 +164,8 @@ class Dead(Library):
 
 
 def test_a_call_that_fails_names_who_was_called():
-    network = ActorNetwork("agent", 1.0, Dead())
+    network = Dead()
+    network.worker, network.timeout = "agent", 1.0
     for way in network.call, lambda *call: network.call_async(*call).wait():
         with pytest.raises(WorkerLost, match="^observer0 died"):
             way("observer0", print)
