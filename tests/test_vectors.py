@@ -40,6 +40,7 @@ def test_ranks_come_to_what_one_process_comes_to(matrix, way):
 
 @pytest.mark.parametrize("way", vectors.WAYS)
 def test_every_way_finds_the_leading_singular_vectors(matrix, way):
+    matrix = matrix[:60]  # some ways compute with n x n
     _, found = rows(replace(FEW, way=way, accuracy=1e-6, max_steps=1000), matrix)
     assert 0 <= found[0].gap[-1] <= 1e-6
     point = found[0].rows
