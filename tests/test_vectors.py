@@ -64,9 +64,10 @@ def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
 
 
 def test_a_limit_of_memory_names_who_met_it(matrix):
+    # X alone is larger than the limit; near to it, a thread would be what fails.
     many = sparse.vstack([matrix] * 300).tocsr()
     with pytest.raises(WorkerError, match="rank0 raised (?s:.*)allocate"):
-        vectors.run(replace(FEW, p=30, memory=2**26), many, -1)
+        vectors.run(replace(FEW, p=120, memory=2**26), many, -1)
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,20 @@ FLOOR = 1e-6
 DUAL_STEPS = 20
 
 
-def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """A free step, then the nearest orthonormal matrix, X (XᵀX)^(-1/2): one sum.
+def nearest(x: Tensor, sums: Sums) -> Tensor:
+    """The nearest orthonormal matrix, X (XᵀX)^(-1/2): one sum.
 
-    Singular values below a thousandth of the largest don't come to 1. Source: Absil and
-    Malick, Projection-like retractions on matrix manifolds (2012).
+    Singular values below a thousandth of the largest don't come to 1.
     """
-    free = x - lr * grad
-    return sums.times(free, _inverse_root(sums.gram(free, free)))
+    return sums.times(x, _inverse_root(sums.gram(x, x)))
+
+
+def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+    """A free step, then the nearest orthonormal matrix: one sum.
+
+    Source: Absil and Malick, Projection-like retractions on matrix manifolds (2012).
+    """
+    return nearest(x - lr * grad, sums)
 
 
 def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:

@@ -17,12 +17,13 @@ import torch.distributed as dist
 from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor, nn, optim
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.utils import parametrizations
 
 from cdopt_tutorial.checks import at_least, check
-from cdopt_tutorial.constraints.rivals import RULES, Rival
+from cdopt_tutorial.constraints.fused import Sums
+from cdopt_tutorial.constraints.rivals import RULES, Rival, nearest
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.engines import Role, launch, process_group
 from cdopt_tutorial.engines.probes.counted import peak_memory
@@ -118,7 +119,7 @@ def _search(
     if config.memory is not None:
         most = psutil.Process().memory_info().vms + config.memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    objective, found = Objective(rows), Search()
+    objective, found = Objective(rows, mesh), Search()
     layout = {"shape": (n, config.p), "stride": (config.p, 1), "run_check": False}
     start = DTensor.from_local(objective.start(config.p), mesh, [Shard(0)], **layout)
     step, current = make_step(config, objective, start)
@@ -141,20 +142,19 @@ def _search(
 class Objective:
     """f, of which this rank has some rows of M."""
 
-    def __init__(self, rows: sparse.csr_matrix):
+    def __init__(self, rows: sparse.csr_matrix, mesh: DeviceMesh):
         self._rows = rows  # scipy's, whose products are as fast as torch's
+        self._sums = Sums(wide=False, mesh=mesh, inner=(0,))  # over all ranks
 
     def start(self, p: int) -> Tensor:
         """A feasible X, this rank's rows: the span of p random images of M."""
         drawn = torch.Generator().manual_seed(0)
         sketch = torch.randn(self._rows.shape[1], p, generator=drawn)
-        rows = _times(self._rows, sketch)
-        values, vectors = torch.linalg.eigh(summed(rows.T @ rows))
-        return rows @ ((vectors * values.rsqrt()) @ vectors.T)
+        return nearest(_times(self._rows, sketch), self._sums)
 
     def images(self, x: Tensor) -> Tensor:
         """MᵀX (m, p), of this rank's rows of X."""
-        return summed(_times(self._rows.T, x))
+        return self._sums.inside(_times(self._rows.T, x))
 
     def gradient(self, x: Tensor) -> Tensor:
         """That of f, this rank's rows of it."""
@@ -162,18 +162,12 @@ class Objective:
 
     def value(self, x: Tensor) -> float:
         """f at the feasible point whose columns span what those of X do."""
-        images, gram = self.images(x).double(), summed(x.T @ x).double()
+        images, gram = self.images(x).double(), self._sums.gram(x, x).double()
         return -torch.linalg.solve(gram, images.T @ images).trace().item() / 2
 
 
 def _times(matrix: sparse.sparray, x: Tensor) -> Tensor:
     return torch.from_numpy(matrix @ x.numpy())
-
-
-def summed(part: Tensor) -> Tensor:
-    """The sum over all ranks, in place."""
-    dist.all_reduce(part)
-    return part
 
 
 def make_step(
@@ -217,9 +211,7 @@ def _alone(way: str, start: DTensor) -> tuple[nn.Parameter, Callable[[], Tensor]
 
 def _dissolved(weight: nn.Parameter, _: Tensor, objective: Objective) -> None:
     mapped, distance = surface("stiefel", weight).map_and_distance(weight)
-    penalty, own = PENALTY_PARAM * distance, mapped.to_local()
-    gradient = objective.gradient(own.detach())
-    torch.autograd.backward((own, penalty), (gradient, None))
+    _go_back(mapped.to_local(), distance, objective)
 
 
 def _gathered(weight: nn.Parameter, _: Tensor, objective: Objective) -> None:
@@ -227,8 +219,12 @@ def _gathered(weight: nn.Parameter, _: Tensor, objective: Objective) -> None:
     whole = weight.full_tensor(grad_placements=[Partial()])
     mapped, distance = surface("stiefel", whole).map_and_distance(whole)
     own = mapped.chunk(dist.get_world_size())[dist.get_rank()]
-    penalty = PENALTY_PARAM * distance / dist.get_world_size()
-    gradient = objective.gradient(own.detach())
+    _go_back(own, distance / dist.get_world_size(), objective)
+
+
+def _go_back(own: Tensor, distance: Tensor, objective: Objective) -> None:
+    """From f at this rank's rows of A(W), and from the penalty."""
+    penalty, gradient = PENALTY_PARAM * distance, objective.gradient(own.detach())
     torch.autograd.backward((own, penalty), (gradient, None))
 
 
