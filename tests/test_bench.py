@@ -57,8 +57,12 @@ class TestRows:
 # Those of `constraints` and `shards` are in tests of their own.
 @pytest.mark.usefixtures("engines_installed")
 @pytest.mark.parametrize(
-    "name", ["reinforce", "rnn", "hybrid", "copying", "holding", "engines", "rollouts"]
-)
+    "name",
+    [
+        "reinforce", "rnn", "hybrid", "copying", "holding", "engines", "lag",
+        "rollouts",
+    ],
+)  # fmt: skip
 def test_a_smoke_run_has_rows_with_ratios(name, written, monkeypatch):
     monkeypatch.setattr(speed, "ENGINES", {"torch RPC": TorchRPC})
     monkeypatch.setattr(study, "KINDS", ["free"])

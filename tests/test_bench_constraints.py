@@ -8,7 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench import speed
+from cdopt_tutorial.bench import shapes
 from cdopt_tutorial.dissolving import costs
 
 
@@ -26,7 +26,7 @@ def weight_of(step) -> torch.Tensor:
 @pytest.mark.parametrize("name", costs.VARIANTS)
 def test_a_step_trains_and_keeps_the_rows_orthonormal(name):
     torch.manual_seed(0)
-    step = costs.make_step(name, 16)
+    step = costs.make_step(name, 16, 8)
     before = weight_of(step).clone()
     for _ in range(20):
         step()
@@ -41,7 +41,7 @@ def test_fused_and_cdopt_take_the_same_steps():
     weights = {}
     for name in ("fused", "cdopt.nn"):
         torch.manual_seed(3)
-        step = costs.make_step(name, 16)
+        step = costs.make_step(name, 16, 8)
         for _ in range(20):
             step()
         weights[name] = weight_of(step)
@@ -66,11 +66,28 @@ def test_costs_leave_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_smoke_run_compares_with_the_plain_layer_of_its_width():
+def test_a_smoke_run_compares_with_the_plain_layer_of_its_shape():
     lines = []
-    rows, more = speed.layers(lines.append, True, "cpu")
-    assert len(rows) == len(lines) == len(more["values"]) == len(costs.VARIANTS)
-    assert {row.baseline for row in rows} == {"plain, d=64: step"}
+    rows, more = shapes.measure(lines.append, True, "cpu")
+    assert len(rows) == len(lines) == len(more["values"]) == 3 * len(costs.VARIANTS)
+    for row in rows:
+        _, shape = row.name.split(", ")
+        assert row.baseline == f"plain, {shape}"
+    assert set(more["rules"]) == set(more["checked"]) == set(costs.VARIANTS)
+
+
+def test_a_rule_is_found_again():
+    """Of seconds that follow one, with two shapes or more."""
+    for name, work in shapes.WORK.items():
+        values = {
+            f"{name}, {n} x {p}": {"step": [2e-5 + 3e-10 * work(n, p)]}
+            for n, p in shapes.FITTED
+        }
+        rule = shapes.fit(values, name, shapes.FITTED)
+        assert rule == pytest.approx([2e-5, 3e-10])
+        found = shapes.foreseen(rule, name, 300, 7)
+        assert found == pytest.approx(2e-5 + 3e-10 * work(300, 7))
+    assert not set(shapes.FITTED) & set(shapes.CHECKED)
 
 
 @pytest.mark.parametrize("width", [7, 0])
@@ -100,3 +117,22 @@ def test_a_compiled_step_multiplies_no_more_matrices_than_an_eager_one():
 
     loss(torch.randn(4, 16)).backward()
     assert numbers == [3, 4]  # the layer's own is one of each
+
+
+def test_the_stored_rules_are_those_of_the_stored_seconds():
+    """As chapter 3 says how far they are off at shapes that were not fitted."""
+    stored = costs.by_shape()
+    for name, rule in stored["rules"].items():
+        values = {
+            f"{name}, {n} x {p}": {"step": [seconds]}
+            for n, p, seconds, *_ in stored["seconds"][name]
+        }
+        found = shapes.fit(values, name, shapes.FITTED)
+        assert found == pytest.approx(rule, rel=0.02)
+        for shape, (measured, predicted) in stored["checked"][name].items():
+            n, p = map(int, shape.split(" x "))
+            assert shapes.foreseen(rule, name, n, p) == pytest.approx(
+                predicted, rel=0.01
+            )
+            off = {"fused": 0.1, "cayley": 0.26}.get(name, 0.6)
+            assert predicted == pytest.approx(measured, rel=off + 0.005)

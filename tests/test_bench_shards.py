@@ -25,7 +25,8 @@ def smoke():
 
 @pytest.fixture(scope="module")
 def values(smoke):
-    return {name.partition(",")[0]: of for name, of in smoke[1]["values"][N].items()}
+    found = smoke[1]["values"][N].items()
+    return {name.removesuffix(f", n={N}"): of for name, of in found}
 
 
 def test_a_smoke_run_has_rows_of_all_variants(smoke):
@@ -45,9 +46,14 @@ def test_a_smoke_run_has_rows_of_all_variants(smoke):
 
 
 def test_the_base_sends_two_sums_of_p_by_p_and_others_the_rows(values):
+    sums = {bench.BASELINE: (2, 2), "pogo": (3, 2), "landing": (2, 1)}
+    sums |= dict.fromkeys(("projected", "penalty", "muon"), (1, 1))
+    sums["manifold-muon"] = 3, 1  # of p x p, in so many all-reduces
     for name, found in values.items():
-        sums, rows = ([2 * P * P * 4], [2]), ([N // 2 * P * 4], [1])
-        expected = sums if name == bench.BASELINE else rows
+        expected = [N // 2 * P * 4], [1]
+        if name == bench.BASELINE or name in bench.IN_ROWS:
+            number, times = sums[bench.IN_ROWS.get(name, name)]
+            expected = [number * P * P * 4], [times]
         assert (found["bytes"], found["collectives"]) == expected, name
 
 
@@ -80,7 +86,7 @@ def test_steps_do_what_they_are_named_for():
     left = launch({f"rank{k}": Role(play, (k,)) for k in range(2)})["rank0"]
     torch.testing.assert_close(left["sharded"][1], left["gathered"][1])
     for name, (moved, grad) in left.items():
-        moves = name in ("geoopt", "muon")
+        moves = name in ("geoopt", "muon", *bench.IN_ROWS)
         assert (grad is None) == moves == bool(moved.any()), name
         assert moves or grad.any()
 

@@ -237,4 +237,4 @@ class TestDissolving:
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_a_step_that_is_timed(self, variant):
-        make_step(variant, 4, "meta")()
+        make_step(variant, 4, 2, "meta")()

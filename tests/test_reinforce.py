@@ -185,7 +185,7 @@ def short_episodes(monkeypatch):
             vector_entry_point=cartpole.vector_entry_point,
             max_episode_steps=steps,
         )
-        monkeypatch.setattr(agent, "ENVIRONMENT", name)
+        monkeypatch.setattr(ReinforceConfig, "environment", name)
         return name
 
     return limit

@@ -3,10 +3,11 @@
 And, by ``vectors``, word vectors from the start to an accuracy.
 
 A step maps the weight, adds a penalty and goes back, in float32, one thread a rank.
-"sharded" maps the rows where they lie; all others gather the weight on each rank first.
-Of geoopt's SGD on the Stiefel manifold, and of Muon, which holds nothing, it is the
-optimizer's step alone, for there is no map to go back through. The gradient of what a
-rank uses is given: nothing is summed over batches.
+"sharded" maps the rows where they lie, and the rivals "in rows" move them there; all
+others gather the weight on each rank first. Of rivals, of geoopt's SGD on the Stiefel
+manifold, and of torch's Muon, it is the optimizer's step alone, for there is no map to
+go back through. The gradient of what a rank uses is given: nothing is summed over
+batches.
 
 torch's parametrizations take seconds to minutes at the full size, so they have smaller
 ones, and base rows of their own. geoopt's metric is the Euclidean one: its default
@@ -27,6 +28,7 @@ from torch.nn.utils import parametrizations
 
 from cdopt_tutorial.bench import vectors
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, interleave, rows
+from cdopt_tutorial.constraints.rivals import RULES, Rival
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.dissolving.costs import EXACT, PENALTY_PARAM, Step
 from cdopt_tutorial.engines import Role, launch, process_group, report
@@ -40,10 +42,11 @@ UNITS = {"step": "s", "bytes": "B/step", "collectives": "1/step"}
 UNITS |= dict.fromkeys(("peak", "shard and peak"), "B")
 
 
-VARIANTS = (BASELINE, "gathered", "geoopt", "muon", *EXACT)
+IN_ROWS = {f"{rival}, in rows": rival for rival in RULES}
+VARIANTS = (BASELINE, "gathered", "geoopt", "muon", *IN_ROWS, *EXACT)
 Sizes = tuple[tuple[int, int, tuple[str, ...], int], ...]  # n, p, variants, turns
 SIZES: Sizes = (
-    (4096, 256, VARIANTS[:4], 9),
+    (4096, 256, tuple(name for name in VARIANTS if name not in EXACT), 9),
     (2048, 128, (BASELINE, "gathered", "cayley", "householder"), 3),
     (1024, 64, (BASELINE, "gathered", "matrix_exp"), 3),
 )
@@ -87,9 +90,14 @@ def make_step(name: str, n: int, p: int, mesh: DeviceMesh) -> tuple[Step, DTenso
     start, gradient = start.to(mesh.device_type), gradient.to(mesh.device_type)
     weight = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
     own, on = distribute_tensor(gradient, mesh, [Shard(0)]), surface("stiefel", start)
+    rival = Rival(IN_ROWS.get(name, "muon"), {weight: surface("stiefel", weight)}, 1e-3)
 
     def step() -> None:
-        if name == BASELINE:
+        if name in IN_ROWS:
+            weight.grad = own
+            rival.step()
+            weight.grad = None
+        elif name == BASELINE:
             _go_back(*on.map_and_distance(weight), own)
         elif name == "gathered":
             _go_back(*on.map_and_distance(weight.full_tensor()), gradient)

@@ -1,4 +1,4 @@
-"""The speed of the systems, on every engine, and of constrained layers.
+"""The speed of the systems, on every engine.
 
 Each bench calls ``progress`` with a line before each measurement, and returns the rows,
 and what else goes into the JSON; ``smoke`` asks for a run of seconds.
@@ -18,7 +18,6 @@ from torch.utils.benchmark import set_torch_threads
 from cdopt_tutorial import data, hybrid, reinforce
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.bench.rows import Measured, Progress, sweep
-from cdopt_tutorial.dissolving import costs
 from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -30,7 +29,6 @@ from cdopt_tutorial.reinforce.agent import DEFAULT_NUM_ENVS
 from cdopt_tutorial.training import measured_bytes
 
 WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
-WIDTHS = (64, 128, 256, 512, 1024)
 ALONE = "one process"  # with one thread
 UNITS = {
     "environment steps": "1/s", "time to solve": "s", "step": "s", "bytes": "B/step",
@@ -120,20 +118,6 @@ def engines(progress: Progress, smoke: bool, device: str) -> Measured:
     calls = 20 if smoke else 1000
     groups.append({f"nothing, {on}": partial(nothing, made[on], calls) for on in made})
     return sweep(groups, UNITS, smoke, progress)
-
-
-def layers(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Measure layers, each over the plain one of its width."""
-    groups = (
-        {f"{name}, d={d}": partial(_step, step) for name, step in steps.items()}
-        for d in (WIDTHS[:1] if smoke else WIDTHS)
-        for steps in [costs.make_steps(d, device)]
-    )
-    return sweep(groups, UNITS, smoke, progress)
-
-
-def _step(step: costs.Step, _: int) -> dict[str, float]:
-    return {"step": costs.step_seconds(step, budget=0.3)}
 
 
 def figures(

@@ -5,6 +5,7 @@ memory holds.
 """
 
 import math
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +22,10 @@ ALL = PAIRS + [(way, 1) for way in WAYS if way not in SHARDED]
 # n, p, ways and ranks, turns
 SIZES = (1000, 32, ALL, 1), (40_000, 64, [*PAIRS, ("geoopt", 1)], 3)
 SMOKE_SIZES = ((200, 4, ALL, 1),)
-LIMITED = ("dissolved", 1), ("gathered", 2), ("dissolved", 2), ("dissolved", 4)
+LIMITED = (
+    ("dissolved", 1), ("projected", 1), ("geoopt", 1), ("gathered", 2),
+    ("dissolved", 2), ("projected", 2), ("dissolved", 4),
+)  # fmt: skip
 MEMORY = 2**30  # bytes of a rank that is limited
 LARGEST = 500_000, 64  # n, p
 
@@ -30,15 +34,19 @@ def measure(progress: Progress, smoke: bool = False) -> Measured:
     """Time all ways in turns, at sizes that they can; in a smoke run, small ones."""
     measured, values = [], {}
     for n, p, chosen, turns in SMOKE_SIZES if smoke else SIZES:
-        found = interleave(_variants(n, p, chosen), turns, progress)
+        found = interleave(_variants(n, p, chosen, progress), turns, progress)
         measured += rows(found, UNITS)
         values |= found
     return measured, {"vectors": values, "limited": {} if smoke else limited(progress)}
 
 
-def _variants(n: int, p: int, chosen: list[tuple[str, int]]) -> Variants:
+def _variants(
+    n: int, p: int, chosen: list[tuple[str, int]], progress: Progress
+) -> Variants:
     matrix, config = load_near("IPython", n).matrix, VectorsConfig(p=p)
+    began = time.perf_counter()
     least = minimum(matrix, p)
+    progress(f"scipy's svds, n={n}: {time.perf_counter() - began:.3g} s")
     return {
         f"{way}, ranks={ranks}, n={n}": partial(
             _figures, replace(config, way=way, num_ranks=ranks), matrix, least

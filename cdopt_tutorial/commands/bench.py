@@ -15,6 +15,7 @@ BENCHES = {
     "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
     "holding": "the learning rates of chapter 6's transformers, free and held",
     "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
+    "lag": "what chapter 8's lag costs: episodes and seconds until it is solved",
     "reinforce": "chapter 1's four conversations, until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
@@ -22,13 +23,15 @@ BENCHES = {
 }
 # Where those are that are no system's; the command imports only what it runs.
 PLACES = {
-    "constraints": "speed:layers",
+    "constraints": "shapes:measure",
     "copying": "rates:copying",
     "engines": "speed:engines",
-    "holding": "rates:holding",
+    "holding": "holding:measure",
+    "lag": "lag:measure",
     "rollouts": "ahead:measure",
     "shards": "shards:measure",
 }
+STUDIES = "holding", "lag"  # of many runs, each of which is kept
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +41,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         bench = benches.add_parser(name, help=what)
         common.add_run_flags(bench)
         common.add_device(bench)
+        if name in STUDIES:
+            text = "keep each run in this file, and go on from those that it has"
+            kept = {"type": common.writable, "metavar": "FILE", "help": text}
+            bench.add_argument("--runs", **kept)
         bench.set_defaults(run=run, bench=name)
 
 
@@ -50,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
     place = PLACES.get(args.bench)
     measure = resolve_name(f"cdopt_tutorial.bench.{place or 'speed:systems'}")
     which = () if place else (args.bench,)
+    kept = (args.runs,) if args.bench in STUDIES else ()
     progress = partial(print, flush=True)
-    measured, more = measure(*which, progress, args.smoke, device)
+    measured, more = measure(*which, progress, args.smoke, device, *kept)
     common.write_json(args.json, report(measured, **more))
     print(table(measured))
     return 0

@@ -1,14 +1,17 @@
 """What a step of a constrained layer costs, by constraint dissolving and its peers.
 
-A step is that of training a layer d -> d/2, in float32, on one thread: clear the
+A step is that of training a layer n -> p, in float32, on one thread: clear the
 gradients, forward, a loss, the penalty where there is one, backward, SGD. The batch is
 small, so that the constraint shows.
 """
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.resources import files
 from itertools import product
+from typing import Any
 
 import geoopt
 import torch
@@ -50,11 +53,16 @@ def step_costs(
     return costs
 
 
+def by_shape() -> dict[str, Any]:
+    """What `bench constraints` has written for the book: "seconds" by method."""
+    return json.loads((files(__package__) / "shapes.json").read_text())
+
+
 def make_steps(d: int, device: str = "cpu") -> dict[str, Step]:
     """The step of each variant; the random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return {name: make_step(name, d, device) for name in VARIANTS}
+        return {name: make_step(name, d, d // 2, device) for name in VARIANTS}
 
 
 def step_seconds(step: Step, budget: float) -> float:
@@ -63,10 +71,13 @@ def step_seconds(step: Step, budget: float) -> float:
     return timer.blocked_autorange(min_run_time=budget).median
 
 
-def make_step(variant: str, d: int, device: str = "cpu") -> Step:
-    """One step of training; the target is random, for what it is takes no time."""
-    layer, penalty = _layer(variant, d, device)
-    shapes = (BATCH_SIZE, d), (BATCH_SIZE, d // 2)
+def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
+    """One step of a layer of n inputs and p outputs, p at most n.
+
+    The target is random, for what it is takes no time.
+    """
+    layer, penalty = _layer(variant, n, p, device)
+    shapes = (BATCH_SIZE, n), (BATCH_SIZE, p)
     x, target = (torch.randn(shape).to(device) for shape in shapes)
     is_free = variant != "geoopt"
     optimizer = torch.optim.SGD if is_free else geoopt.optim.RiemannianSGD
@@ -83,16 +94,18 @@ def make_step(variant: str, d: int, device: str = "cpu") -> Step:
     return step
 
 
-def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Callable | None]:
+def _layer(
+    variant: str, n: int, p: int, device: str
+) -> tuple[nn.Module, Callable | None]:
     """A variant's layer, and its penalty if it has one."""
     if variant == "geoopt":
-        return _Transposed(d).to(device), None
+        return _Transposed(n, p).to(device), None
     if variant == "cdopt.nn":
         options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
         options |= {"dtype": torch.float32, "device": torch.device(device)}
-        layer = Linear_cdopt(d, d // 2, **options)
+        layer = Linear_cdopt(n, p, **options)
         return layer, partial(get_quad_penalty, layer)
-    layer = nn.Linear(d, d // 2)
+    layer = nn.Linear(n, p)
     if variant == "fused":
         layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM).to(device)
         return layer, constraints.Constraints(layer).penalty
@@ -102,10 +115,10 @@ def _layer(variant: str, d: int, device: str) -> tuple[nn.Module, Callable | Non
 
 
 class _Transposed(nn.Linear):
-    """A layer whose weight is geoopt's, which must be tall: (d, d/2)."""
+    """A layer whose weight is geoopt's, which must be tall: (n, p)."""
 
-    def __init__(self, d: int):
-        super().__init__(d, d // 2)
+    def __init__(self, n: int, p: int):
+        super().__init__(n, p)
         # Not the default, canonical metric: its n x n matrices take four times as long.
         manifold = geoopt.EuclideanStiefel()
         start = manifold.projx(self.weight.detach().mT)

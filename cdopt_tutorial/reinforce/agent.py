@@ -49,6 +49,7 @@ class ReinforceConfig:
     #: :func:`~.device.pick_device` takes it; they share out the GPUs of "cuda". What
     #: travels, and all chance, is on the CPU.
     device: str = "cpu"
+    environment: ClassVar[str] = ENVIRONMENT  # and another one in chapter 8
     max_lag: ClassVar[int] = 0  # nobody plays ahead, until chapter 8
 
     def __post_init__(self):
@@ -76,7 +77,14 @@ class ReinforceConfig:
 
     def make_environments(self) -> VectorEnv:
         """An observer's environments, which take their steps together."""
-        return gymnasium.make_vec(ENVIRONMENT, self.num_envs, "vector_entry_point")
+        vectorized = "vector_entry_point"
+        return gymnasium.make_vec(self.environment, self.num_envs, vectorized)
+
+    def make_policy(self) -> Policy:
+        """A policy for them, by torch's random state."""
+        one = gymnasium.make(self.environment)
+        (size,), actions = one.observation_space.shape, one.action_space.n
+        return Policy(state_size=size, num_actions=int(actions))
 
 
 class Agent:
@@ -86,7 +94,7 @@ class Agent:
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            policy = Policy()
+            policy = config.make_policy()
         self.policy = policy.to(device_for(config.device, 0))
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.lr)
         seeds = (config.seed_of(i, "actions") for i in range(config.num_observers))
@@ -266,7 +274,8 @@ class LocalPolicy(PerStep):
     def __init__(self, number: int, config: ReinforceConfig):
         super().__init__(number, config)
         # The agent is worker 0.
-        policy = Policy().to(device_for(config.device, self._number + 1))
+        device = device_for(config.device, self._number + 1)
+        policy = config.make_policy().to(device)
         self.actor = Actor(policy, config.seed_of(number, "actions"))
 
     def begin(self, agent_rref) -> None:

@@ -15,12 +15,20 @@ NUM_ACTIONS = 2  # push to the left, push to the right
 
 
 class Policy(nn.Module):
-    """Scores CartPole's two actions by one hidden layer, without the dropout of old."""
+    """Scores CartPole's two actions by one hidden layer, without the dropout of old.
 
-    def __init__(self, hidden: int = 128):
+    Or as many actions as another environment has, for states of its size.
+    """
+
+    def __init__(
+        self,
+        hidden: int = 128,
+        state_size: int = STATE_SIZE,
+        num_actions: int = NUM_ACTIONS,
+    ):
         super().__init__()
-        self.affine1 = nn.Linear(STATE_SIZE, hidden)
-        self.affine2 = nn.Linear(hidden, NUM_ACTIONS)
+        self.affine1 = nn.Linear(state_size, hidden)
+        self.affine2 = nn.Linear(hidden, num_actions)
 
     def forward(self, states: Tensor) -> Tensor:
         """Scores (logits) of the actions, (..., 2), for states (..., 4)."""

@@ -58,7 +58,7 @@ class Score:
     rounds: int = 0  #: times that the agent has learned
     seconds: float = 0.0  #: from when this was made to the last round's end
 
-    threshold = gymnasium.spec(ENVIRONMENT).reward_threshold
+    threshold = gymnasium.spec(ENVIRONMENT).reward_threshold  # chapter 8 has others
 
     def __post_init__(self):
         self._begin = time.perf_counter()
@@ -125,6 +125,7 @@ def learn(
 ) -> Training:
     """The loop of all runs: learn from batches of episodes until it is solved."""
     score, rounds = Score(), []
+    score.threshold = gymnasium.spec(agent.config.environment).reward_threshold
     for batch in batches:
         rounds.append(score.add(batch, *agent.finish_episode(batch)))
         engine.report("agent", rounds[-1])

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 
 from numpy.random import default_rng
 
+from cdopt_tutorial import checks
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.reinforce.agent import ENVIRONMENT
 from cdopt_tutorial.rollouts.simulator import wait_ms
 from cdopt_tutorial.rollouts.system import AheadAgent, RolloutsConfig, in_step
 
@@ -72,11 +74,13 @@ def predict(
     """Environment steps per second, and the mean lag, of a run on workers.
 
     Or of one process, `alone`, which plays all parts. A ValueError if the costs are of
-    observers with another number of environments.
+    observers with another number of environments, or another environment.
     """
     if config.num_envs != costs.num_envs:
         measured = f"but the costs are of observers with {costs.num_envs}"
         raise ValueError(f"num_envs is {config.num_envs}, {measured}")
+    of_costs = config.environment == ENVIRONMENT
+    checks.check(config, "environment", of_costs, f"{ENVIRONMENT}, as calibrated")
     run = _Run(costs, config)
     observers = map(run.observe, range(config.num_observers))
     return run.take([run.alone()] if alone else [run.learn(), *observers])

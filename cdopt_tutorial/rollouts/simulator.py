@@ -47,7 +47,8 @@ class Simulator:
         self._process.wait()
 
     def _set_random(self, generator: Generator) -> None:
-        self._call("np_random", generator)
+        # Without an answer, so that nobody waits while the simulator starts.
+        self._connection.send(("np_random", generator))
 
     np_random = property(fset=_set_random, doc="The random stream of all environments.")
 
@@ -63,18 +64,17 @@ def serve(connection: Connection) -> None:
     environments = gymnasium.make_vec(environment, num_envs, **vectorized)
     clock = default_rng(0)
     while True:
-        answer = None
         match connection.recv():
             case "np_random", generator:
                 environments.np_random = generator
                 # Waits of their own for each, which draw nothing from the stream.
                 (clock,) = generator.spawn(1)
             case ("reset",):
-                answer = environments.reset()
+                connection.send(environments.reset())
             case "step", actions:
-                answer = environments.step(actions)
+                moved = environments.step(actions)
                 time.sleep(wait_ms(step_ms, waits, clock) / 1000)
-        connection.send(answer)
+                connection.send(moved)
 
 
 def wait_ms(step_ms: float, waits: str, clock: Generator) -> float:

@@ -54,9 +54,9 @@ def pace_and_lag(found: Training) -> tuple[float, float]:
     return pace(found), sum(lag * n for lag, n in lags.items()) / lags.total()
 
 
-def stored() -> dict[str, Any]:
-    """What `bench rollouts` has written for the book."""
-    return json.loads((files(__package__) / "measured.json").read_text())
+def stored(name: str = "measured") -> dict[str, Any]:
+    """What `bench rollouts` has written for the book, or, as "lag", `bench lag`."""
+    return json.loads((files(__package__) / f"{name}.json").read_text())
 
 
 def calibrate(num_envs: int = 1, device: str = "cpu") -> Costs:

@@ -29,9 +29,19 @@ LEARNING_RATES = {
     "Muon": 1e-2,  # free, with steps that are orthogonal
     "Stiefel, MLP too": 2e-2,
 }
-KINDS = tuple(LEARNING_RATES)
-HELD = {"Stiefel": ("attention",), "Stiefel, MLP too": ("attention", "mlp")}
+WAYS = (
+    "orthogonal start", "Stiefel", "torch's orthogonal", "projected", "same norm",
+    "spectral norm",
+)  # fmt: skip
+# Of each kind, how its weights are trained, and which ones; in "same norm" they keep an
+# orthonormal weight's norm, and in "spectral norm" their largest singular value is 1.
+KINDS = {"free": ("free", ()), "Muon": ("Muon", ())}
+KINDS |= {way: (way, ("attention",)) for way in WAYS}
+KINDS |= {f"{way}, MLP too": (way, ("attention", "mlp")) for way in WAYS}
+HELD = "Stiefel", "Stiefel, MLP too"
 SEEDS = (1, 2, 3)
+STEPS, PENALTY_PARAM = 1_600, 0.05
+EVERY, PATIENCE = 80, 480  # steps between two looks at the held-out text; and in vain
 
 
 @dataclass(frozen=True)
@@ -70,16 +80,20 @@ def train(
     """Train one kind in this process, which is a worker's in a study."""
     begin = time.perf_counter()
     config = config_of(kind, lr, seed, steps, device)
+    model, trainer = _trainer(kind, config)
+    losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
+    loss, off = held_out_loss(trainer.job, model), distance(model, config)
+    return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
+
+
+def _trainer(kind: str, config: ShardConfig) -> tuple[nn.Module, Trainer]:
     job = Job(config)
-    with torch.random.fork_rng(devices=[]):  # torch's orthogonal draws what it adds
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # torch's parametrizations draw numbers
+        torch.manual_seed(config.seed)
         model = make(kind, config, len(job.corpus.vocabulary)).to(config.device)
     trainer = Trainer(job, model, model)
-    if kind == "Muon":
-        trainer.optimizers = muon_and_adam(model, lr)
-    losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
-    loss, off = held_out_loss(job, model), distance(model, config)
-    return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
+    trainer.optimizers = make_optimizers(kind, model, config)
+    return model, trainer
 
 
 def study(
@@ -106,16 +120,44 @@ def make(kind: str, config: ShardConfig, vocab_size: int) -> nn.Sequential:
     The same weights begin orthonormal, and as the same ones, where they are held, by
     whatever means, and where they only start so.
     """
-    model = transformer(config, vocab_size)
-    if kind in ("orthogonal start", "torch's orthogonal"):
-        for layer, blocks in to_hold(model, config).items():
-            nearest = surface("stiefel", layer.weight, blocks).nearest(layer.weight)
-            layer.weight = nn.Parameter(nearest)
-            if kind == "torch's orthogonal":
-                _parametrize(layer, nearest.unflatten(0, (blocks, -1)))
-    for where in HELD.get(kind, ()):
-        hold(model, replace(config, manifold="stiefel", where=where))
+    model, (way, parts) = transformer(config, vocab_size), KINDS[kind]
+    for part in parts:
+        held = replace(config, manifold="stiefel", where=part)
+        if way == "Stiefel":
+            hold(model, held)
+            continue
+        for layer, blocks in to_hold(model, held).items():
+            _begin(way, layer, blocks)
     return model
+
+
+def _begin(way: str, layer: nn.Linear, blocks: int) -> None:
+    """Have a layer begin as its way wants it."""
+    if way == "same norm":
+        size = (layer.weight.unflatten(0, (blocks, -1)).shape)[-2:]
+        rule = SameNorm(blocks, math.sqrt(min(size)))
+        parametrize.register_parametrization(layer, "weight", rule)
+    elif way == "spectral norm":
+        parametrizations.spectral_norm(layer)
+    else:
+        nearest = surface("stiefel", layer.weight, blocks).nearest(layer.weight)
+        layer.weight = nn.Parameter(nearest)
+        if way == "torch's orthogonal":
+            _parametrize(layer, nearest.unflatten(0, (blocks, -1)))
+
+
+class SameNorm(nn.Module):
+    """Scales each of a weight's blocks of rows to one Frobenius norm."""
+
+    def __init__(self, blocks: int, norm: float):
+        super().__init__()
+        self.blocks, self.norm = blocks, norm
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight, scaled."""
+        parts = weight.unflatten(0, (self.blocks, -1))
+        norms = parts.square().sum((1, 2), keepdim=True).sqrt()
+        return (self.norm / norms * parts).flatten(0, 1)
 
 
 def _parametrize(layer: nn.Linear, start: Tensor) -> None:
@@ -147,3 +189,78 @@ def distance(model: nn.Module, config: ShardConfig) -> float:
         for layer, blocks in to_hold(model, config).items()
     ]
     return math.sqrt(sum(squares))
+
+
+class _Projected(optim.Optimizer):
+    """Takes weights back to the manifold once others have moved them."""
+
+    def __init__(self, layers: Mapping[nn.Linear, int]):
+        super().__init__([layer.weight for layer in layers], {"lr": 0.0})
+        self._layers = layers
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for layer, blocks in self._layers.items():
+            on = surface("stiefel", layer.weight, blocks)
+            layer.weight.copy_(on.nearest(layer.weight))
+
+
+def make_optimizers(
+    kind: str, model: nn.Module, config: ShardConfig
+) -> list[optim.Optimizer]:
+    """What moves a kind's parameters, all together."""
+    way, parts = KINDS[kind]
+    if way == "Muon":
+        return muon_and_adam(model, config.lr)
+    moves: list[optim.Optimizer] = [optim.Adam(model.parameters(), config.lr)]
+    if way == "projected":
+        layers = {}
+        for part in parts:
+            layers |= to_hold(model, replace(config, where=part))
+        moves.append(_Projected(layers))
+    return moves
+
+
+def converge(
+    kind: str,
+    lr: float,
+    decay: str,
+    warm_up: int,
+    seed: int,
+    steps: int = STEPS,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Train a kind until a text that it does not learn from gets no easier.
+
+    The rate rises over ``warm_up`` steps, and then stays ("none") or falls to 0 with
+    the last step ("cosine"). Every ``EVERY`` steps both halves of the held-out text
+    are read: the first says when to stop, and which weights are the best.
+    """
+    config = config_of(kind, lr, seed, steps, device)
+    config = replace(config, penalty_param=PENALTY_PARAM)
+    job, (model, trainer) = Job(config), _trainer(kind, config)
+    halves = job.corpus.valid.chunk(2)
+    jobs = [replace(job, corpus=replace(job.corpus, valid=half)) for half in halves]
+
+    def factor(step: int) -> float:
+        falling = (1 + math.cos(math.pi * step / steps)) / 2 if decay == "cosine" else 1
+        return falling * min(1.0, (step + 1) / warm_up) if warm_up else falling
+
+    schedules = [optim.lr_scheduler.LambdaLR(o, factor) for o in trainer.optimizers]
+    curve, best, seconds = [], (math.inf, math.inf, 0, 0.0), 0.0
+    for step, batch in enumerate(islice(trainer.batches(), steps), 1):
+        begin = time.perf_counter()
+        trainer.step(*batch)
+        for each in schedules:
+            each.step()
+        seconds += time.perf_counter() - begin
+        if step % EVERY == 0:
+            found = *(held_out_loss(each, model) for each in jobs), step
+            curve.append(found)
+            if found[0] < best[0]:
+                best = *found, distance(model, config)
+            elif step - best[2] >= PATIENCE or not math.isfinite(found[0]):
+                break
+    names = "tuning", "test", "steps", "distance"
+    of_best = dict(zip(names, best, strict=True))
+    return {**of_best, "last": step, "step_seconds": seconds / step, "curve": curve}

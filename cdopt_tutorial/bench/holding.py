@@ -1,0 +1,90 @@
+"""Chapter 6's study: each way to hold weights, tuned by itself, trained to the end.
+
+A rate is the best of a grid if its neighbours are worse, by the mean over the tuning
+seeds of the first half of the held-out text; then each other schedule is tried at it.
+What is reported are other seeds, on the other half.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from datetime import date
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+from cdopt_tutorial.bench.rows import Measured, Progress, rows
+from cdopt_tutorial.bench.runs import keep
+from cdopt_tutorial.data import perplexity
+from cdopt_tutorial.sharding import study
+
+RATES, FIRST = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), (2e-3, 5e-3, 1e-2)
+SCHEDULES = ("cosine", 100), ("none", 100), ("cosine", 0)  # decay, and warm-up
+TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
+
+Setting = tuple[str, float, str, int]  # kind, lr, decay, warm_up
+Train = Callable[[Sequence[Setting], Sequence[int]], dict[Setting, list[dict]]]
+
+
+def measure(
+    progress: Progress, smoke: bool, device: str, path: Path | None
+) -> Measured:
+    """Tune each kind's rate, decay and warm-up, and train it from each seed."""
+    steps, kinds = (160, ("free", "Stiefel")) if smoke else (study.STEPS, study.KINDS)
+    load, runs = os.getloadavg(), []
+
+    def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
+        names = "kind", "lr", "decay", "warm_up"
+        jobs = [
+            dict(zip(names, of, strict=True)) | {"seed": s, "steps": steps} | on
+            for of, s in product(settings, seeds)
+        ]
+        found = keep(path, study.converge, jobs, progress)
+        runs.extend(found)
+        size = len(seeds)
+        parts = [found[i * size : (i + 1) * size] for i in range(len(settings))]
+        return dict(zip(settings, parts, strict=True))
+
+    on = {"device": device}
+    chosen = tune(train, kinds, TUNING_SEEDS[: 1 if smoke else None])
+    found = train(chosen, SEEDS[: 1 if smoke else None])
+    values = {
+        kind: {
+            "perplexity": [perplexity(run["test"]) for run in of],
+            "steps": [run["steps"] for run in of],
+            "step": [run["step_seconds"] for run in of],
+        }
+        for (kind, *_), of in found.items()
+    }
+    for run in runs:
+        if run["seed"] not in SEEDS:
+            del run["curve"]
+    about = {"date": str(date.today()), "load": [load, os.getloadavg()]}
+    return rows(values, {"perplexity": "1", "steps": "1", "step": "s"}), {
+        "chosen": chosen, "runs": runs, **about,
+    }  # fmt: skip
+
+
+def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setting]:
+    """The setting of each kind with the least loss of the text that is tuned on."""
+    losses: dict[Setting, float] = {}
+
+    def try_all(settings: Sequence[Setting]) -> None:
+        for setting, found in train(settings, seeds).items():
+            each = [run["tuning"] for run in found]
+            losses[setting] = fmean(each) if all(map(math.isfinite, each)) else math.inf
+
+    def best(kind: str) -> Setting:
+        return min((of for of in losses if of[0] == kind), key=losses.get)
+
+    new = [(kind, lr, *SCHEDULES[0]) for kind, lr in product(kinds, FIRST)]
+    while new:  # until no best rate is at an end of those that were tried
+        try_all(new)
+        new = []
+        for kind in kinds:
+            at = RATES.index(best(kind)[1])
+            beside = RATES[max(0, at - 1) : at + 2]
+            new += [(kind, lr, *SCHEDULES[0]) for lr in beside]
+        new = [setting for setting in new if setting not in losses]
+    try_all([(*best(kind)[:2], *how) for kind, how in product(kinds, SCHEDULES[1:])])
+    return [best(kind) for kind in kinds]

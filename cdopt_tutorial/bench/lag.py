@@ -1,0 +1,88 @@
+"""What chapter 8's lag costs: episodes by rollouts of each age, and seconds of runs."""
+
+import os
+from collections.abc import Iterable, Sequence
+from datetime import date
+from itertools import chain, product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cdopt_tutorial.bench.rows import Measured, Progress, Values, rows
+from cdopt_tutorial.bench.runs import keep
+from cdopt_tutorial.rollouts import RolloutsConfig, age, speed
+from cdopt_tutorial.rollouts.system import Training
+
+ENVIRONMENTS, LAGS = ("CartPole-v1", "Acrobot-v1"), (0, 2, 8)
+RATES, TUNING_SEEDS, SEEDS = (1e-2, 5e-3, 2e-3), (101, 102), (1, 2, 3, 4, 5)
+NEEDED = "seconds", "episodes", "solved"
+CLIPS = {"with the ratio": 2.0, "without it": 0.0}
+# Of the runs by the clock: now and then a step waits long, and in step all wait for it.
+WAITING = {"num_observers": 8, "num_envs": 4, "step_ms": 2.0, "waits": "heavy"}
+
+
+def measure(
+    progress: Progress, smoke: bool, device: str, path: Path | None
+) -> Measured:
+    """Learn from rollouts of each age, by each seed; then play ahead, by the clock."""
+    lags, most = (LAGS[:2], 64) if smoke else (LAGS, age.LIMIT)
+    few, load = (1 if smoke else None), os.getloadavg()
+    seeds, same = SEEDS[:few], {"device": device, "most": most}
+    ways = [
+        {"environment": environment, "lag": lag, "clip": clip}
+        for environment, lag, clip in product(ENVIRONMENTS, lags, CLIPS.values())
+        if lag or clip  # in step every ratio is 1
+    ]
+    jobs = [
+        [way | {"lr": lr, "seed": seed} | same for seed in TUNING_SEEDS[:few]]
+        for way, lr in product(ways, RATES[:few])
+    ]
+    tuned = keep(path, age.episodes_needed, list(chain(*jobs)), progress)
+    best = [_best(run for run in tuned if run.items() >= way.items()) for way in ways]
+    jobs = [
+        way | {"lr": lr, "seed": seed} | same
+        for way, lr in zip(ways, best, strict=True)
+        for seed in seeds
+    ]
+    runs = keep(path, age.episodes_needed, jobs, progress)
+    progress(f"runs by the clock, {len(seeds)} times")
+    configs = [
+        RolloutsConfig(max_lag=lag, lr=lr, max_episodes=most, device=device, **WAITING)
+        for way, lr in zip(ways, best, strict=True)
+        for lag in [way["lag"]]
+        if way["environment"] == ENVIRONMENTS[0] and way["clip"]
+    ]
+    found = speed.measure(configs, len(seeds), needed)
+    clock = {
+        f"by the clock, max_lag {config.max_lag}": dict(zip(NEEDED, of, strict=True))
+        for config, each in zip(configs, found, strict=True)
+        for of in [list(map(list, zip(*each, strict=True)))]
+    }
+    units = {"seconds": "s", "episodes": "1"}
+    shown = [row for env in ENVIRONMENTS for row in rows(by_lag(runs, env), units)]
+    about = {"date": str(date.today()), "load": [load, os.getloadavg()]}
+    more = {"runs": runs, "tuned": tuned, "clock": clock, "waiting": WAITING, **about}
+    return shown + rows(clock, units), more
+
+
+def _best(runs: Iterable[dict[str, Any]]) -> float:
+    """The learning rate with the fewest episodes on average."""
+    by_rate: dict[float, list[int]] = {}
+    for run in runs:
+        by_rate.setdefault(run["lr"], []).append(run["episodes"])
+    return min(by_rate, key=lambda lr: fmean(by_rate[lr]))
+
+
+def by_lag(runs: Sequence[dict[str, Any]], environment: str) -> Values:
+    """Episodes of one environment's runs, with the ratio and without it."""
+    names, found = {clip: name for name, clip in CLIPS.items()}, {}
+    for run in runs:
+        if run["environment"] == environment:
+            name = f"{environment}, lag {run['lag']}, {names[run['clip']]}"
+            found.setdefault(name, {"episodes": []})["episodes"].append(run["episodes"])
+    return found
+
+
+def needed(found: Training) -> tuple[float, int, bool]:
+    """Seconds and episodes of a run, and whether it solved its environment."""
+    return found.score.seconds, len(found.score.rewards), found.score.solved

@@ -1,0 +1,88 @@
+"""Long studies: runs are kept and gone on with, and each kind is tuned by itself."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdopt_tutorial.bench import holding, lag
+from cdopt_tutorial.bench.runs import keep
+from cdopt_tutorial.rollouts import age, speed
+
+
+def noted(folder: str, number: int) -> dict:
+    """Leaves a line for each time that it ran."""
+    with open(f"{folder}/ran", "a") as file:
+        file.write(f"{number}\n")
+    return {"square": number**2}
+
+
+def test_what_was_killed_goes_on_with_what_is_missing(tmp_path):
+    jobs = [{"folder": str(tmp_path), "number": number} for number in (3, 1, 2)]
+    path, ran, lines = tmp_path / "runs", tmp_path / "ran", []
+    expected = [job | {"square": job["number"] ** 2} for job in jobs]
+    assert keep(None, noted, jobs, lines.append) == expected
+    assert keep(path, noted, jobs, lines.append) == expected
+    ran.unlink()
+    path.write_text(path.read_text()[:-9])  # in the midst of the last line
+    (lost,) = {1, 2, 3} - {
+        json.loads(line)[0]["number"] for line in path.read_text().splitlines()[:2]
+    }
+    more = [*jobs, {"folder": str(tmp_path), "number": 4}]
+    found = keep(path, noted, more, lines.append)
+    assert [each["square"] for each in found] == [9, 1, 4, 16]
+    assert sorted(map(int, ran.read_text().split())) == sorted([lost, 4])
+    ran.unlink()
+    assert keep(path, noted, more, lines.append) == found and not ran.exists()
+    assert lines[-1] == "0 runs, 4 are kept already"
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    best=st.lists(st.sampled_from(range(len(holding.RATES))), min_size=2, max_size=2),
+    how=st.sampled_from(holding.SCHEDULES),
+)
+def test_a_kind_is_tuned_to_its_best_rate_and_schedule_wherever_they_are(best, how):
+    ran = []
+
+    def train(chosen, seeds):
+        ran.extend(chosen)
+        return {of: [{"tuning": loss(of)} for _ in seeds] for of in chosen}
+
+    def loss(of):
+        kind, lr, *schedule = of
+        return abs(holding.RATES.index(lr) - best[int(kind)]) + (tuple(schedule) != how)
+
+    found = holding.tune(train, ("0", "1"), (7, 8))
+    assert found == [(str(k), holding.RATES[best[k]], *how) for k in (0, 1)]
+    assert len(ran) == len(set(ran))
+
+
+def test_seeds_of_tuning_are_not_those_of_what_is_reported():
+    assert not set(holding.TUNING_SEEDS) & set(holding.SEEDS)
+    assert not set(lag.TUNING_SEEDS) & set(lag.SEEDS)
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_a_rollout_of_a_made_up_schedule_is_as_old_as_it_says(most):
+    rows = [row for row, _ in zip(age.schedule(most), range(20), strict=False)]
+    for update, row in enumerate(rows):
+        assert row == {0: max(0, update - most), 1: max(0, update - most)}
+
+
+def test_what_lag_costs_was_stored_by_its_bench():
+    """Of each way all seeds, at the rate that was the best with other seeds."""
+    stored = speed.stored("lag")
+    for environment in lag.ENVIRONMENTS:
+        for lags in lag.LAGS:
+            for clip in lag.CLIPS.values():
+                way = {"environment": environment, "lag": lags, "clip": clip}
+                runs = [run for run in stored["runs"] if way.items() <= run.items()]
+                tuned = [run for run in stored["tuned"] if way.items() <= run.items()]
+                if not lags and not clip:
+                    assert not runs and not tuned
+                    continue
+                assert [run["seed"] for run in runs] == list(lag.SEEDS)
+                assert {run["lr"] for run in runs} == {lag._best(tuned)}
+                assert all(run["solved"] or run["episodes"] >= 6_400 for run in runs)
