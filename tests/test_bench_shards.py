@@ -41,7 +41,8 @@ def test_a_smoke_run_has_rows_of_all_variants(smoke):
         *(f"{bench.BASELINE}, n={N}: {figure}" for figure in bench.UNITS),
         *(f"{searches[0]}: {figure}" for figure in vectors.UNITS),
     }
-    assert lines == [f"{name}, turn 1" for name in [*more["values"][N], *searches]]
+    turns = [line for line in lines if "svds" not in line]
+    assert turns == [f"{name}, turn 1" for name in [*more["values"][N], *searches]]
     assert list(more["values"]) == [N]
 
 

@@ -109,7 +109,7 @@ class TestReturns:
 
     def test_of_one_observer_do_not_run_into_anothers(self):
         # The original's R went on from one observer's episode into the next one's.
-        gamma, policy = 0.9, Policy(8)
+        gamma, policy = 0.9, Policy(hidden=8)
         batch = [episodes([7], seed=1), episodes([3], seed=2)]
         returns = torch.tensor(
             [*quadratic([1.0] * 7, gamma), *quadratic([1.0] * 3, gamma)]
@@ -246,7 +246,9 @@ class TestScore:
 
     @pytest.mark.parametrize(("most", "played"), [(60, 60), (300, 100)])
     def test_ends_the_run_once_it_is_solved(self, most, played, monkeypatch):
-        monkeypatch.setattr(Score, "threshold", 1.0)  # any hundred episodes reach it
+        monkeypatch.setattr(
+            ReinforceConfig, "threshold", 1.0
+        )  # any hundred episodes reach it
         config = ReinforceConfig(num_observers=1, num_envs=20, max_episodes=most)
         found = run_locally(config)
         assert len(found.score.rewards) == played

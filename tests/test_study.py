@@ -23,6 +23,7 @@ from cdopt_tutorial.sharding.study import (
 
 pytestmark = pytest.mark.xdist_group("study")
 
+EXACT = "Stiefel", "torch's orthogonal", "projected"
 ALIKE = ("orthogonal start", "Stiefel", "torch's orthogonal")
 VOCAB = 50
 STEPS = 12
@@ -78,7 +79,7 @@ def test_all_kinds_of_a_seed_have_the_same_weights_elsewhere():
             if name in given and "attention.q" not in name:
                 same += torch.equal(given[name], value)
         elsewhere = [name for name in free if ".attention." not in name]
-        held = 4 if kind == "Stiefel, MLP too" else 0
+        held = 4 if kind.endswith("MLP too") else 0
         assert same >= len(elsewhere) - held, kind
     assert not torch.equal(
         made("free", 2).scores.words.weight, free["scores.words.weight"]
@@ -89,18 +90,32 @@ def test_all_learn_and_what_is_held_stays_but_a_start_alone_does_not(runs):
     for kind, run in runs.items():
         assert len(run.losses) == STEPS and run.losses[-1] < run.losses[0] - 0.5, kind
         assert run.seconds > 0
-        held = kind in (*HELD, "torch's orthogonal")
+        held = KINDS[kind][0] in EXACT
         assert run.distance < 0.05 if held else run.distance > 1, kind
     assert runs["torch's orthogonal"].distance < 1e-4
 
 
 def test_the_distance_is_that_of_every_block():
     for kind in KINDS:
-        model = made(kind)
+        model = made(kind).eval()  # or its spectral norm would be estimated anew
         for parameter in model.parameters():
             parameter.data += 0.01
         expected = math.hypot(*offs(model))
         assert distance(model, CONFIG) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_what_is_only_bounded_has_the_norm_of_an_orthonormal_weight():
+    model = made("same norm, MLP too")
+    for rows, norm in (
+        (model.block0.attention.q.weight[:16], 4),
+        (model.block1.up.weight, 8),
+    ):
+        assert rows.norm().item() == pytest.approx(norm, rel=1e-5)
+    model = made("spectral norm, MLP too").eval()
+    for layer in (model.block0.attention.out, model.block1.down):
+        assert torch.linalg.matrix_norm(layer.weight, 2).item() == pytest.approx(
+            1, 0.05
+        )
 
 
 def test_only_the_last_kind_holds_the_mlp():
@@ -155,10 +170,27 @@ def test_a_study_has_each_kinds_runs_in_the_order_of_the_seeds():
 @pytest.mark.parametrize(
     ("rates", "why"),
     [
-        ({"held": 1e-2}, "kind is 'held', but must be free or orthogonal start"),
+        ({"held": 1e-2}, "kind is 'held', but must be free or Muon or orthogonal"),
         ({"free": 0.0}, "lr is 0.0, but must be above 0"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(rates, why):
     with pytest.raises(ValueError, match=why):
         study.study(rates)
+
+
+def test_a_run_to_the_end_keeps_its_best_and_falls_to_its_schedule(monkeypatch):
+    monkeypatch.setattr(study, "Job", lambda config: Job(config, CORPUS))
+    monkeypatch.setattr(study, "EVERY", 4)
+    found = study.converge("Stiefel", 1e-2, "cosine", 4, 1, 16)
+    tuning = [row[0] for row in found["curve"]]
+    assert found["tuning"] == min(tuning) and found["last"] == 16
+    best = found["curve"][tuning.index(min(tuning))]
+    assert (found["test"], found["steps"]) == best[1:] and found["distance"] < 0.1
+    # Where the rate neither rises nor falls, it is the run of `train`.
+    same = study.converge("free", 1e-2, "none", 0, 1, 4)
+    alone = study.train("free", 1e-2, 1, 4)
+    assert sum(same["curve"][0][:2]) / 2 == pytest.approx(alone.held_out_loss, rel=0.01)
+    monkeypatch.setattr(study, "PATIENCE", 8)
+    # Far too high a rate only does harm after a while, and that is seen.
+    assert study.converge("free", 0.5, "none", 0, 1, 400)["last"] < 400

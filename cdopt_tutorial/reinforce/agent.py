@@ -62,6 +62,11 @@ class ReinforceConfig:
         learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
+    @property
+    def threshold(self) -> float:
+        """Mean reward at which the environment's authors call it solved."""
+        return gymnasium.spec(self.environment).reward_threshold
+
     def worker_of(self, observer: int) -> str:
         """Name of an observer's worker, by a number that nobody else has.
 
@@ -84,7 +89,7 @@ class ReinforceConfig:
         """A policy for them, by torch's random state."""
         one = gymnasium.make(self.environment)
         (size,), actions = one.observation_space.shape, one.action_space.n
-        return Policy(state_size=size, num_actions=int(actions))
+        return Policy(size, int(actions))
 
 
 class Agent:

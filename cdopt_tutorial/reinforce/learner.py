@@ -22,9 +22,9 @@ class Policy(nn.Module):
 
     def __init__(
         self,
-        hidden: int = 128,
         state_size: int = STATE_SIZE,
         num_actions: int = NUM_ACTIONS,
+        hidden: int = 128,
     ):
         super().__init__()
         self.affine1 = nn.Linear(state_size, hidden)

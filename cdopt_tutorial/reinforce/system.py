@@ -125,7 +125,7 @@ def learn(
 ) -> Training:
     """The loop of all runs: learn from batches of episodes until it is solved."""
     score, rounds = Score(), []
-    score.threshold = gymnasium.spec(agent.config.environment).reward_threshold
+    score.threshold = agent.config.threshold
     for batch in batches:
         rounds.append(score.add(batch, *agent.finish_episode(batch)))
         engine.report("agent", rounds[-1])
