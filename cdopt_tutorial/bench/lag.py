@@ -14,7 +14,7 @@ from cdopt_tutorial.rollouts import RolloutsConfig, age, speed
 from cdopt_tutorial.rollouts.system import Training
 
 ENVIRONMENTS, LAGS = ("CartPole-v1", "Acrobot-v1"), (0, 2, 8)
-RATES, TUNING_SEEDS, SEEDS = (1e-2, 5e-3, 2e-3), (101, 102), (1, 2, 3, 4, 5)
+RATES, TUNING_SEEDS, SEEDS = (2e-2, 1e-2, 5e-3), (101, 102), (1, 2, 3, 4, 5)
 NEEDED = "seconds", "episodes", "solved"
 CLIPS = {"with the ratio": 2.0, "without it": 0.0}
 # Of the runs by the clock: now and then a step waits long, and in step all wait for it.
