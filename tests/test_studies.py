@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdopt_tutorial.bench import holding, lag
+from cdopt_tutorial.bench import lag, study
 from cdopt_tutorial.bench.runs import keep
 from cdopt_tutorial.rollouts import age, speed
 
@@ -40,8 +40,8 @@ def test_what_was_killed_goes_on_with_what_is_missing(tmp_path):
 
 @settings(deadline=None, max_examples=40)
 @given(
-    best=st.lists(st.sampled_from(range(len(holding.RATES))), min_size=2, max_size=2),
-    how=st.sampled_from(holding.SCHEDULES),
+    best=st.lists(st.sampled_from(range(len(study.RATES))), min_size=2, max_size=2),
+    how=st.sampled_from(study.SCHEDULES),
 )
 def test_a_kind_is_tuned_to_its_best_rate_and_schedule_wherever_they_are(best, how):
     ran = []
@@ -52,15 +52,15 @@ def test_a_kind_is_tuned_to_its_best_rate_and_schedule_wherever_they_are(best, h
 
     def loss(of):
         kind, lr, *schedule = of
-        return abs(holding.RATES.index(lr) - best[int(kind)]) + (tuple(schedule) != how)
+        return abs(study.RATES.index(lr) - best[int(kind)]) + (tuple(schedule) != how)
 
-    found = holding.tune(train, ("0", "1"), (7, 8))
-    assert found == [(str(k), holding.RATES[best[k]], *how) for k in (0, 1)]
+    found = study.tune(train, ("0", "1"), (7, 8))
+    assert found == [(str(k), study.RATES[best[k]], *how) for k in (0, 1)]
     assert len(ran) == len(set(ran))
 
 
 def test_seeds_of_tuning_are_not_those_of_what_is_reported():
-    assert not set(holding.TUNING_SEEDS) & set(holding.SEEDS)
+    assert not set(study.TUNING_SEEDS) & set(study.SEEDS)
     assert not set(lag.TUNING_SEEDS) & set(lag.SEEDS)
 
 

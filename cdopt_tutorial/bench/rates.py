@@ -43,7 +43,7 @@ def holding(progress: Progress, smoke: bool, device: str) -> Measured:
     few = (seeds[:1], 3, device) if smoke else (seeds, steps, device)
 
     def train(lr: float) -> Losses:
-        runs = study.study(dict.fromkeys(study.KINDS, lr), *few, deadline=3600)
+        runs = study.study(dict.fromkeys(study.LEARNING_RATES, lr), *few, deadline=3600)
         return {kind: [run.held_out_loss for run in runs[kind]] for kind in runs}
 
     return try_rates(train, HOLDING_LRS[:2] if smoke else HOLDING_LRS, progress)

@@ -10,7 +10,7 @@ from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.seam.device import pick_device
 
 BENCHES = {
-    "constraints": "a step of a constrained layer: dissolving, CDOpt, geoopt, torch",
+    "constraints": "a step of a constrained layer, by its shape, and by each method",
     "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
     "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
     "holding": "the learning rates of chapter 6's transformers, free and held",
@@ -20,18 +20,20 @@ BENCHES = {
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
+    "study": "chapter 6's transformers and controls, each tuned, to the end: hours",
 }
 # Where those are that are no system's; the command imports only what it runs.
 PLACES = {
     "constraints": "shapes:measure",
     "copying": "rates:copying",
     "engines": "speed:engines",
-    "holding": "holding:measure",
+    "holding": "rates:holding",
     "lag": "lag:measure",
     "rollouts": "ahead:measure",
     "shards": "shards:measure",
+    "study": "study:measure",
 }
-STUDIES = "holding", "lag"  # of many runs, each of which is kept
+STUDIES = "lag", "study"  # of many runs, each of which is kept
 
 
 def add(parser: argparse.ArgumentParser) -> None:
