@@ -2,8 +2,8 @@
 
 import argparse
 from functools import partial
-from pkgutil import resolve_name
 
+from cdopt_tutorial.bench import ahead, rates, shards, speed
 from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands import common
 from cdopt_tutorial.engines.on_ray import OnRay
@@ -20,14 +20,13 @@ BENCHES = {
     "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
 }
-# Where those are that are no system's; the command imports only what it runs.
-PLACES = {
-    "constraints": "speed:layers",
-    "copying": "rates:copying",
-    "engines": "speed:engines",
-    "holding": "rates:holding",
-    "rollouts": "ahead:measure",
-    "shards": "shards:measure",
+MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
+    "constraints": speed.layers,
+    "copying": rates.copying,
+    "engines": speed.engines,
+    "holding": rates.holding,
+    "rollouts": ahead.measure,
+    "shards": shards.measure,
 }
 
 
@@ -38,20 +37,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         bench = benches.add_parser(name, help=what)
         common.add_run_flags(bench)
         common.add_device(bench)
-        bench.set_defaults(run=run, bench=name)
+        bench.set_defaults(bench=name)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the JSON."""
     with common.bad_input():
         device = pick_device(args.device)
         if args.bench == "engines":
             OnRay()  # which has to be here
-    place = PLACES.get(args.bench)
-    measure = resolve_name(f"cdopt_tutorial.bench.{place or 'speed:systems'}")
-    which = () if place else (args.bench,)
-    progress = partial(print, flush=True)
-    measured, more = measure(*which, progress, args.smoke, device)
+    measure = MEASURES[args.bench]
+    measured, more = measure(partial(print, flush=True), args.smoke, device)
     common.write_json(args.json, report(measured, **more))
     print(table(measured))
-    return 0
