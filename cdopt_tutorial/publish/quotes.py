@@ -1,7 +1,7 @@
 """What pages quote of the runs, and what they say where that can't be relied on.
 
-A page quotes a figure by the role of `myst_nb`, such as ``{glue:text}`03-gap:.0e` ``.
-Of each chapter "NN-minutes" is what it took.
+A page quotes a figure by the role ``glue:text``, with its name, and its format behind a
+colon. Of each chapter "NN-minutes" is what it took.
 """
 
 import re
