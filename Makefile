@@ -15,15 +15,15 @@ help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
 
 book: $(STAMP) ## run the chapters and render the book into _build/html
-	@$(BIN)/python -m cdopt_tutorial.cli build
+	@$(BIN)/python -m cdopt_tutorial build
 
 pdf: $(STAMP) ## the same, and _build/book.pdf, which needs Chromium
-	@$(BIN)/python -m cdopt_tutorial.cli build --pdf
+	@$(BIN)/python -m cdopt_tutorial build --pdf
 
 # The chapters before the tests, which read their results; where one fails, or a figure
 # of a whole run has moved, the tests are run all the same.
 test: lint ## lint, chapters in short if they have no result, unit tests, pages in a browser
-	@$(BIN)/python -m cdopt_tutorial.cli execute --short; ran=$$?; \
+	@$(BIN)/python -m cdopt_tutorial execute --short; ran=$$?; \
 	$(BIN)/python -m pytest -n 3 -m "not engines" && exit $$ran
 
 engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers; hosts need root
@@ -50,7 +50,7 @@ lint: $(STAMP) ## check style, formatting and who imports whom
 
 # A chapter that failed has its page, too.
 serve: $(STAMP) ## make the book and serve it on 127.0.0.1, port $PORT (8000)
-	@$(BIN)/python -m cdopt_tutorial.cli build || test -f _build/html/index.html
+	@$(BIN)/python -m cdopt_tutorial build || test -f _build/html/index.html
 	@echo "http://127.0.0.1:$(PORT)"
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
 

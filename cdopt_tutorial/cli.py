@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     if not torchrun.is_first():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one tells)
     try:
-        return args.run(args)
+        return args.run(args) or 0
     except torchrun.Unfit as error:
         raise UsageError(error) from error
     except (WorkerError, OSError) as error:  # such as a disk that is full by now
@@ -97,9 +97,7 @@ def _parser(chosen: list[str]) -> argparse.ArgumentParser:
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what)
         if chosen == [name]:
-            import_module(f"cdopt_tutorial.commands.{name}").add(command)
+            module = import_module(f"cdopt_tutorial.commands.{name}")
+            module.add(command)
+            command.set_defaults(run=module.run)
     return parser
-
-
-if __name__ == "__main__":
-    entry()

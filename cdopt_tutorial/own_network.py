@@ -35,33 +35,21 @@ def enter() -> None:
         _check(_libc.unshare(own | CLONE_NEWNET))
         # Changed rights hide a process from its own user's, who pass memory around.
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        _keep_names(user, group)
+        # In there, be the user and the group that one was outside.
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
         up = struct.pack("16sh22x", b"lo", IFF_UP)
         fcntl.ioctl(device, SIOCSIFFLAGS, up)
-    if own:
-        _drop_rights()
+    if own:  # be no more than outside: what it starts may not look at who can more
+        _check(_libc.capset(struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)))
 
 
 def _check(failed: int) -> None:
     if failed:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-def _keep_names(user: int, group: int) -> None:
-    """In a user namespace, be the user and the group that one was outside."""
-    for file, text in (
-        ("uid_map", f"{user} {user} 1"),
-        ("setgroups", "deny"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
-        Path("/proc/self", file).write_text(text)
-
-
-def _drop_rights() -> None:
-    """Be no more than one was outside: what it starts may not look at who can more."""
-    _check(_libc.capset(struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)))
 
 
 def is_allowed() -> bool:

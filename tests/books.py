@@ -51,7 +51,7 @@ def run(project: Project, *paths: Path, **how) -> list[Execution]:
     return execute(chapters, project=project, **how)
 
 
-def run_plainly(notebook: NotebookNode, progress, *_) -> None:
+def run_plainly(notebook: NotebookNode, progress, **_) -> None:
     """Stands for a kernel: cells run here, and ``glue`` shows a figure."""
     names = {}
     for cell in code_cells(notebook):

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from hosts import still_running
 
-COMMAND = [sys.executable, "-m", "cdopt_tutorial.cli"]
+COMMAND = [sys.executable, "-m", "cdopt_tutorial"]
 
 
 def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> None:

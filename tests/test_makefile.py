@@ -68,7 +68,7 @@ def test_set_up_is_done_once_and_again_when_it_must(clone):
     assert make(clone, "book", PYTHON="./python").returncode != 0
     (clone / "broken").unlink()
     calls(clone)
-    build = ["-m cdopt_tutorial.cli build"]
+    build = ["-m cdopt_tutorial build"]
     assert book(clone) == FRESH + build  # since what was there was half made
     assert book(clone) == build
     os.utime(clone / "constraints.txt", (2e9, 2e9))

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from cdopt_tutorial.publish.chapter import inject, read_chapter, read_value
+from cdopt_tutorial.publish.chapter import inject, is_injected, read_chapter, read_value
 
 
 def notebook(*sources: str, tagged: int = 1):
@@ -31,14 +31,13 @@ def test_parameters_are_the_names_of_the_tagged_cell():
             inject(chapter, {name: 2})
 
 
-def test_values_stand_in_a_cell_of_their_own_behind_the_others():
+def test_values_stand_behind_the_others_of_the_cell():
     values = {"seeds": (1, 2), "device": "cuda:1"}
     chapter = notebook("epochs = 3\nseeds = [1]\ndevice = 'cpu'", "epochs")
-    _, given, set_outside, use = injected(chapter, values).cells
+    _, given, use = injected(chapter, values).cells
     assert given.source.startswith("epochs = 3\nseeds = [1]")
-    assert set_outside.metadata.tags == ["injected-parameters"]
     names = {}
-    for cell in (given, set_outside, use):
+    for cell in (given, use):
         exec(cell.source, names)
     assert names["epochs"] == 3
     assert {name: names[name] for name in values} == values
@@ -49,15 +48,15 @@ def test_without_values_the_notebook_stays_as_it_is(tmp_path):
     nbformat.write(chapter, tmp_path / "a.ipynb")
     assert read_chapter(tmp_path / "a.ipynb", {}) == chapter
     with_value = read_chapter(tmp_path / "a.ipynb", {"x": 2})
-    assert [cell.source for cell in with_value.cells[2:]] == [
-        "# Set from outside:\nx = 2"
-    ]
+    assert with_value.cells[1].source == "x = 1\n# Set from outside:\nx = 2"
+    assert is_injected(with_value) and not is_injected(chapter)
 
 
 def test_what_was_set_before_is_overruled():
     chapter = injected(injected(notebook("x = 1", "x"), {"x": 2}), {"x": 3})
-    sources = [cell.source for cell in chapter.cells[1:]]
-    assert sources == ["x = 1", "# Set from outside:\nx = 3", "x"]
+    names = {}
+    exec(chapter.cells[1].source, names)
+    assert names["x"] == 3
 
 
 def test_unknown_parameter_is_refused_with_those_there_are():

@@ -28,7 +28,7 @@ def builds(book, monkeypatch):
     """Builds nothing but an empty front page; raises what the list begins with."""
     errors = []
 
-    def build(project, toc):
+    def build(project, config):
         project.html.mkdir()
         (project.html / "index.html").touch()
         if errors:  # a build with warnings leaves its pages there, too
@@ -49,7 +49,7 @@ def test_whatever_decides_the_pages_renders_them_anew_once(book, builds, monkeyp
     is_new("a result")
     for name in (
         "CONTRIBUTING.md", "tests/test_a.py", "book/deep/a.svg", "_toc.yml",
-        "_config.yml", "constraints.txt",
+        "_config.yml",
     ):  # fmt: skip
         file = book.root / name
         file.parent.mkdir(exist_ok=True)
@@ -94,8 +94,8 @@ TABLE = """
 02-y = {seen = 6, at_most = 8}
 """
 FRONT = """
-x is {{ "%.1f" % figures["01-x"] }} in {{ minutes['01_a'] }} minutes,
-y is {{ "%.0f" % figures["02-y"] }}, z is {{ figures["01-z"] }}.
+x is {glue:text}`01-x:.1f` in {glue:text}`01-minutes` minutes,
+y is {glue:text}`02-y`, z is {glue:text}`01-z`.
 """
 
 
@@ -104,7 +104,6 @@ def larger(book, monkeypatch) -> Project:
     """A book of two chapters, whose front page quotes both, and one that does not."""
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
     config = yaml.safe_load((book.root / "_config.yml").read_text())
-    config["parse"] = {"myst_enable_extensions": ["substitution"]}
     write_contents(book, config, "notebooks/02_b", "book/errors", "book/moves")
     code = "print(6 * 7)  # fmt: skip"
     write_chapter(book, code, GLUE.format("02-y", 7), name="02_b")
@@ -193,7 +192,7 @@ def test_short_results_are_rendered_for_who_takes_them_and_nothing_has_moved(lar
 
 def test_beside_a_chapter_of_which_nothing_is_kept_all_else_is_strict(larger):
     write_chapter(larger, "!echo {6 * 7}")  # Python's lexer would warn of it
-    lines = """{{ figures["02-none"] }}, {{ figures["01-x"] }}""", "[](nowhere.md)"
+    lines = "{glue:text}`02-none`, {glue:text}`01-x`", "[](nowhere.md)"
     with (larger.root / "book/index.md").open("a") as file:
         file.write("\n\n".join(["", *lines, "{py:func}`nothing.of_the_sort`\n"]))
     run(larger, *larger.chapters()[1:])

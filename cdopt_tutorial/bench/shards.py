@@ -131,33 +131,27 @@ def _move(name: str, weight: DTensor, gradient: Tensor) -> None:
 
 
 def _figures(name: str, step: Step, weight: DTensor, turn: int) -> dict[str, float]:
-    """The time of a step; in the first turn also what it sends and allocates."""
+    """The time of a step; in the first turn also what it sends and allocates.
+
+    Of the slowest rank at each step, and of the one that sends, or holds, most.
+    """
     found, seconds = {}, []
     if turn == 1:  # no turn sends more than another
         step()  # buffers are made, modules imported
-        found = _counts(step, weight)
+        weight.grad = None
+        with Sent() as sent:
+            peak = peak_memory(step)
+        found = {"bytes": sent.bytes, "collectives": sent.collectives, "peak": peak}
+        found["shard and peak"] = peak + weight.to_local().nbytes
     for _ in range(1 if name in EXACT else STEPS):
         weight.grad = None
         dist.barrier()
         began = time.perf_counter()
         step()
         wait_for(weight.device)
-        seconds.append(_largest(time.perf_counter() - began, weight.device))
-    return {"step": statistics.median(seconds)} | found
-
-
-def _counts(step: Step, weight: DTensor) -> dict[str, float]:
-    """What this rank sends and holds; the largest of all ranks."""
-    weight.grad = None
-    with Sent() as sent:
-        peak = peak_memory(step)
-    found = {"bytes": sent.bytes, "collectives": sent.collectives, "peak": peak}
-    found["shard and peak"] = peak + weight.to_local().nbytes
-    return {name: _largest(value, weight.device) for name, value in found.items()}
-
-
-def _largest(value: float, device: torch.device) -> float:
-    """That of all ranks."""
-    of_all = torch.tensor(value, dtype=torch.float64, device=device)
+        seconds.append(time.perf_counter() - began)
+    of_all = torch.tensor([*seconds, *found.values()], dtype=torch.float64)
+    of_all = of_all.to(weight.device)
     dist.all_reduce(of_all, dist.ReduceOp.MAX)
-    return of_all.item()
+    steps, counts = of_all.tolist()[: len(seconds)], of_all.tolist()[len(seconds) :]
+    return {"step": statistics.median(steps)} | dict(zip(found, counts, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.benchmark import set_torch_threads
 
@@ -22,9 +22,6 @@ from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.hybrid import HybridConfig
-from cdopt_tutorial.parameter_server import RNNConfig
-from cdopt_tutorial.reinforce import ReinforceConfig
 from cdopt_tutorial.reinforce.agent import DEFAULT_NUM_ENVS
 from cdopt_tutorial.training import measured_bytes
 
@@ -42,27 +39,20 @@ ENGINES: Mapping[str, Callable[[], Workers | None]] = {
 }
 
 
-class System(NamedTuple):
-    """What a bench trains, and in which variants."""
-
-    system: ModuleType
-    config: Any  #: of every run, but for what follows
-    smoke: Mapping[str, Any]  #: settings of a smoke run
-    variants: Mapping[str, Mapping[str, Any]]  #: settings of each, the baseline first
-    job: Callable[[Any], Any] = lambda config: config  #: made of a config
-
-
+# The system; the config of every run, but for what a smoke run has instead, and each
+# variant, of which the baseline is the first; and what makes a job of a config.
 SYSTEMS = {
-    "reinforce": System(
-        reinforce, ReinforceConfig(), {"max_episodes": 4},
+    "reinforce": (
+        reinforce, reinforce.ReinforceConfig(), {"max_episodes": 4},
         {
             name: {"conversation": name, "num_envs": num_envs}
             for name, num_envs in DEFAULT_NUM_ENVS.items()
         },
+        lambda config: config,
     ),
-    "rnn": System(
+    "rnn": (
         rnn,
-        RNNConfig(
+        rnn.RNNConfig(
             embedding=200, hidden=200, num_layers=2, dropout=0.2, optimizer="sgd",
             lr=0.1, clip=0.25, max_steps=WARM_UP + 12,
         ),
@@ -75,8 +65,8 @@ SYSTEMS = {
         },
         lambda config: rnn.Job(config, data.load_corpus()),
     ),
-    "hybrid": System(
-        hybrid, HybridConfig(max_steps=60), {"max_steps": 12},
+    "hybrid": (
+        hybrid, hybrid.HybridConfig(max_steps=60), {"max_steps": 12},
         {ALONE: {}} | {
             f"{how}, trainers: {k}": {"semantics": how, "num_trainers": k}
             for k, how in product((1, 2, 4), ("exact", "original"))
@@ -101,15 +91,15 @@ def engines(progress: Progress, smoke: bool, device: str) -> Measured:
     """Measure three systems, and workers that do nothing, on every engine."""
     steps, tokens = (WARM_UP + 2, (6_000, 500)) if smoke else (60, (60_000, 5_000))
     few = {"max_steps": steps, "device": device}
-    config = RNNConfig(embedding=64, hidden=64, dropout=0.0, **few)
-    on_digits = HybridConfig(manifold="stiefel", **few)
+    config = rnn.RNNConfig(embedding=64, hidden=64, dropout=0.0, **few)
+    on_digits = hybrid.HybridConfig(manifold="stiefel", **few)
     trainings = {
         "rnn": (rnn, rnn.Job(config, data.Grammar(seed=1).corpus(*tokens))),
         "hybrid": (hybrid, hybrid.Job(on_digits)),
     }
     for name, episodes in {"per-step": 100, "local-policy": 1280}.items():
         options = {"max_episodes": 4 if smoke else episodes, "device": device}
-        trainings[name] = reinforce, ReinforceConfig(name, **options)
+        trainings[name] = reinforce, reinforce.ReinforceConfig(name, **options)
     made = {name: make() for name, make in ENGINES.items()}
     groups = [
         {f"{name}, {on}": partial(figures, *training, made[on]) for on in made}
@@ -127,7 +117,7 @@ def figures(
 
     And in how many seconds it solved; and in the first turn, how much a step sends.
     """
-    if isinstance(job, ReinforceConfig):  # each turn has its own seed
+    if isinstance(job, reinforce.ReinforceConfig):  # each turn has its own seed
         score = _run(system, replace(job, seed=turn), engine).score
         found = {"environment steps": score.env_steps / score.seconds}
         return found | ({"time to solve": score.seconds} if score.solved else {})

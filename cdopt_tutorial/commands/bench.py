@@ -2,8 +2,8 @@
 
 import argparse
 from functools import partial
-from pkgutil import resolve_name
 
+from cdopt_tutorial.bench import ahead, lag, rates, shapes, shards, speed, study
 from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands import common
 from cdopt_tutorial.engines.on_ray import OnRay
@@ -22,16 +22,15 @@ BENCHES = {
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
     "study": "chapter 6's transformers and controls, each tuned, to the end: hours",
 }
-# Where those are that are no system's; the command imports only what it runs.
-PLACES = {
-    "constraints": "shapes:measure",
-    "copying": "rates:copying",
-    "engines": "speed:engines",
-    "holding": "rates:holding",
-    "lag": "lag:measure",
-    "rollouts": "ahead:measure",
-    "shards": "shards:measure",
-    "study": "study:measure",
+MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
+    "constraints": shapes.measure,
+    "copying": rates.copying,
+    "engines": speed.engines,
+    "holding": rates.holding,
+    "lag": lag.measure,
+    "rollouts": ahead.measure,
+    "shards": shards.measure,
+    "study": study.measure,
 }
 STUDIES = "lag", "study"  # of many runs, each of which is kept
 
@@ -47,21 +46,17 @@ def add(parser: argparse.ArgumentParser) -> None:
             text = "keep each run in this file, and go on from those that it has"
             kept = {"type": common.writable, "metavar": "FILE", "help": text}
             bench.add_argument("--runs", **kept)
-        bench.set_defaults(run=run, bench=name)
+        bench.set_defaults(bench=name)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the JSON."""
     with common.bad_input():
         device = pick_device(args.device)
         if args.bench == "engines":
             OnRay()  # which has to be here
-    place = PLACES.get(args.bench)
-    measure = resolve_name(f"cdopt_tutorial.bench.{place or 'speed:systems'}")
-    which = () if place else (args.bench,)
     kept = (args.runs,) if args.bench in STUDIES else ()
-    progress = partial(print, flush=True)
-    measured, more = measure(*which, progress, args.smoke, device, *kept)
+    progress, measure = partial(print, flush=True), MEASURES[args.bench]
+    measured, more = measure(progress, args.smoke, device, *kept)
     common.write_json(args.json, report(measured, **more))
     print(table(measured))
-    return 0

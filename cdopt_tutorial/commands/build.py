@@ -15,7 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     on_paper = "print the pages into _build/book.pdf as well, by Chromium"
     parser.add_argument("--pdf", action="store_true", help=on_paper)
-    parser.set_defaults(**vars(without_flags.parse_args([])) | {"run": run})
+    parser.set_defaults(**vars(without_flags.parse_args([])))
 
 
 def run(args: argparse.Namespace) -> int:

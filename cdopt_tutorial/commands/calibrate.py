@@ -11,10 +11,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     training.add_fields(parser, RolloutsConfig, ["num_envs"])
     common.add_json(parser)
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Measure for some seconds, print what was found, and write it."""
     with common.bad_input():
         config = RolloutsConfig(num_observers=1, num_envs=args.num_envs)
@@ -23,4 +22,3 @@ def run(args: argparse.Namespace) -> int:
     for name, value in costs.items():
         if isinstance(value, float):
             print(f"{name:8} {1000 * value:8.3f} ms")
-    return 0

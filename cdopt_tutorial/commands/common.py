@@ -53,10 +53,8 @@ def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
 def writable(name: str) -> Path:
     """The path of a file that can be written; tried without writing it."""
     path = Path(name)
-    if not torchrun.is_first():
-        return path  # which the first one writes, maybe on another host
     try:
-        if not _is_stream(path):
+        if torchrun.is_first():  # which writes it, maybe on another host
             whole_file.attempt(path)
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from error
@@ -66,22 +64,12 @@ def writable(name: str) -> Path:
 def replaceable(name: str) -> Path:
     """The same, of a file that another one may replace; a device may not be."""
     path = writable(name)
-    if _is_stream(path):
+    if whole_file.is_stream(path):
         raise UsageError(f"can't write {path}: it is not a regular file")
     return path
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether it is a pipe or a device, which no file may replace."""
-    return path.exists() and not (path.is_file() or path.is_dir())
-
-
 def write_json(path: Path | None, results: dict[str, Any]) -> None:
     """Write results to a file, if there is one to write, which they replace at once."""
-    if path is None or not torchrun.is_first():
-        return
-    text = json.dumps(results, indent=2) + "\n"
-    if _is_stream(path):
-        path.write_text(text)
-    else:
-        whole_file.write(path, text.encode())
+    if path is not None and torchrun.is_first():
+        whole_file.write(path, f"{json.dumps(results, indent=2)}\n".encode())

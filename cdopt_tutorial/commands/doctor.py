@@ -45,10 +45,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     wait = "seconds to wait for the peer (default: %(default)s)"
     flag("--wait", metavar="N", type=float, default=2, help=wait)
     common.add_json(parser)
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print a line for whatever is examined, and the verdict."""
     with common.bad_input():
         checks.check(args, "port", 0 < args.port < 2**16, "1 to 65535")
@@ -72,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
     if failing:
         raise common.Failed(verdict)
     print(verdict)
-    return 0
 
 
 def _examine(args: argparse.Namespace) -> Iterator[dict[str, str]]:

@@ -37,7 +37,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("--cell-timeout", metavar="N", type=int, default=CELL_TIMEOUT, help=hung)
     add_device(parser)
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,11 +56,8 @@ def run(args: argparse.Namespace) -> int:
         chapters, project=book, device=args.device, force=args.force,
         short=args.short, cell_timeout=args.cell_timeout,
     )  # fmt: skip
-    names = "seconds", "error", "why", "figures"
-    found = {
-        str(book.relative(each.path)): {name: getattr(each, name) for name in names}
-        for each in done
-    }
+    keys = "seconds", "error", "why", "figures"
+    found = {f"{book.relative(e.path)}": {k: getattr(e, k) for k in keys} for e in done}
     write_json(args.json, {"chapters": found})
     failed = _report(done, book)
     # A reader's own notebook has no reference.

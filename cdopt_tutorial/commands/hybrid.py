@@ -2,33 +2,29 @@
 
 import argparse
 import math
+from functools import partial
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.hybrid import HybridConfig, Job
 
 SMOKE = {"max_steps": 30}
+add = partial(training.add_flags, config=hybrid.HybridConfig)
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    training.add_flags(parser, HybridConfig, run)
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Train, test, and compare; losses are in nats, null is what there is none of."""
     with common.bad_input():
-        job = Job(training.read_config(args, HybridConfig, SMOKE))
+        job = hybrid.Job(training.read_config(args, hybrid.HybridConfig, SMOKE))
         if args.against_local and job.config.semantics == "original":
             raise ValueError("semantics original has no equal in one process")
         hybrid.check(job)
         engine = training.read_engine(args)
     result = hybrid.run(job, engine, deadline=math.inf, on_report=_log)
     found = result.as_json() | {"losses": result.losses}
-    found["max_parameter_difference"] = None
-    if args.against_local:
-        gap = result.max_parameter_difference(hybrid.run_locally(job))
-        found["max_parameter_difference"] = training.print_difference(gap)
+    found["max_parameter_difference"] = training.difference(
+        args.against_local,
+        lambda: result.max_parameter_difference(hybrid.run_locally(job)),
+    )
     common.write_json(args.json, found)
     held = found["feasibility"]
     print(
@@ -37,11 +33,9 @@ def run(args: argparse.Namespace) -> int:
         + f"replica difference {found['replica_difference']:.1e}; "
         f"{found['samples_per_second']:.0f} samples/s; {found['transport']}"
     )
-    return 0
 
 
 def _log(_, note: hybrid.Progress) -> None:
-    """Print what the first trainer reports after an epoch."""
     score = note.valid  # checked at once: what is not finite can't be projected
     training.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:

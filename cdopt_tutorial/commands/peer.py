@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from statistics import median
 from timeit import repeat
@@ -50,16 +51,13 @@ def examine(
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     addresses = psutil.net_if_addrs()[interface]
     own = next((each.address for each in addresses if each.family == family), "")
-    listen = socket.create_server
-    with (
-        listen(("", port), family=family) as door,
-        listen((own, 0), family=family) as store,
-    ):
+    listen = partial(socket.create_server, family=family)
+    with listen(("", port)) as door, listen((own, 0)) as store:
         here = {"name": socket.gethostname(), "interface": interface, "address": own}
         here |= {"store": store.getsockname()[1], "versions": versions}
         asked = threading.Event()
-        answer = threading.Thread(target=_answer, args=(door, here, asked), daemon=True)
-        answer.start()
+        told = door, here, asked
+        threading.Thread(target=_answer, args=told, daemon=True).start()
         who = name if name == there else f"{name} ({there})"
         other = _meet(who, there, port, here, limit)
         asked.wait(MOMENT)  # or the other would miss one who has given up
@@ -67,7 +65,6 @@ def examine(
 
 
 def _answer(door: socket.socket, here: Host, asked: threading.Event) -> None:
-    """Tell all who ask who this host is."""
     with suppress(OSError):  # the door has been closed
         while True:
             with door.accept()[0] as asking, suppress(OSError):
@@ -76,7 +73,6 @@ def _answer(door: socket.socket, here: Host, asked: threading.Event) -> None:
 
 
 def _meet(who: str, address: str, port: int, here: Host, limit: float) -> Host:
-    """The peer, once its doctor answers."""
     while True:
         why = f"no doctor answers on {who}: start it there too, both with --wait 60"
         try:
@@ -113,9 +109,8 @@ def _become_worker() -> None:
     """End with the doctor, or when it says so; let nobody see what torch says."""
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    for output in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
 def _work(here: Host, other: Host, store: int) -> list[float]:

@@ -19,11 +19,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     costs = "what `calibrate --json` has written; by default it is measured now"
     parser.add_argument("--costs", type=Path, metavar="FILE", help=costs)
     training.add_fields(parser, RolloutsConfig, FLAGS)
-    parser.set_defaults(run=run)
     common.add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the parts, what limits, and the speed of each way to run it."""
     with common.bad_input():
         config = RolloutsConfig(**{name: getattr(args, name) for name in FLAGS})
@@ -43,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"what limits: {limit}; from {knee} observers on: {then}")
     for name, (pace, lag) in found.items():
         print(f"{name:18} {pace:9,.0f} steps/s, mean lag {lag:.2f}")
-    return 0
 
 
 def _read(path: Path) -> Costs:

@@ -6,21 +6,15 @@ from functools import partial
 
 from cdopt_tutorial import reinforce
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.reinforce import ReinforceConfig
-from cdopt_tutorial.reinforce.steady import Lost
 
 SMOKE = {"max_episodes": 40}
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    training.add_flags(parser, ReinforceConfig, run)
+add = partial(training.add_flags, config=reinforce.ReinforceConfig)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless it was only to be tried."""
     with common.bad_input():
-        config = training.read_config(args, ReinforceConfig, SMOKE)
+        config = training.read_config(args, reinforce.ReinforceConfig, SMOKE)
         reinforce.check(config)
         engine = training.read_engine(args)
     goal = f"reward threshold of {reinforce.Score.threshold}"
@@ -38,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
     return 0 if score.solved or args.smoke else 1
 
 
-def _log(interval: int, _, record: reinforce.Round | Lost) -> None:
+def _log(interval: int, _, record: reinforce.Round | reinforce.Lost) -> None:
     """Print the original's log line after every few rounds, and who died at once."""
-    if isinstance(record, Lost):
+    if isinstance(record, reinforce.Lost):
         told = f"{record.observer} died and is replaced"
         print(f"{told}: nothing of it counts in round {record.round}", flush=True)
     elif record.number % interval == 0:

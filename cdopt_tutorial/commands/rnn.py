@@ -4,6 +4,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    training.add_flags(parser, RNNConfig, run)
+    training.add_flags(parser, RNNConfig)
     flag = parser.add_argument
     flag("--corpus", metavar="FILE", help="a text, or the word grammar")
     keep = "keep checkpoints here"
@@ -30,24 +31,25 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("--max-restarts", type=int, default=0, metavar="N", help=again)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Train, evaluate, and compare; 1 if the training diverged."""
     with common.bad_input():
         job = read_job(args)
         rnn.check(job)
         rnn.restart.check(job, args.max_restarts)
         engine = training.read_engine(args)
-    options = {"max_restarts": args.max_restarts, "on_restart": _tell}
-    options |= {"deadline": math.inf, "on_report": _log}
-    histories = rnn.restart.run_again(job, engine, **options)
+    histories = rnn.restart.run_again(
+        job, engine, max_restarts=args.max_restarts, on_restart=_tell,
+        deadline=math.inf, on_report=_log,
+    )  # fmt: skip
     # The bytes are torch RPC's: the sockets of other engines carry much besides.
     wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
     training.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
-    if args.against_local:
-        local = rnn.run_locally(replace(job, keep=None))
-        gap = max_difference(histories[0].weights, local.weights)
-        found["max_parameter_difference"] = training.print_difference(gap)
+    again, first = partial(rnn.run_locally, replace(job, keep=None)), histories[0]
+    found["max_parameter_difference"] = training.difference(
+        args.against_local, lambda: max_difference(first.weights, again().weights)
+    )
     common.write_json(args.json, found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}, "
@@ -55,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         f"{found['tokens_per_second']:.0f} tokens/s"
         + (f", {wire:.0f} bytes a step" if math.isfinite(wire) else "")
     )
-    return 0
 
 
 def read_job(args: argparse.Namespace) -> Job:
@@ -105,9 +106,9 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
         "staleness": [history.staleness for history in histories],
     }
     if first.projected is not None:  # norms, after each step and at the end
-        kinds = "weight", "mapped"
         found["feasibility"] = {
-            kind: [getattr(each, kind) for each in first.feasibility] for kind in kinds
+            "weight": [each.weight for each in first.feasibility],
+            "mapped": [each.mapped for each in first.feasibility],
         }
         found["projected_perplexity"] = first.projected.perplexity
         found["projected_feasibility"] = first.projected.feasibility.weight
@@ -115,7 +116,6 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
 
 
 def _tell(error: WorkerLost, job: Job) -> None:
-    """Say who died, and what is done again."""
     place = "from the start"
     if job.resume is not None:
         place = f"from pass {job.resume.epoch + 1}, window {job.resume.window}"

@@ -8,14 +8,13 @@ from cdopt_tutorial import rollouts, torchrun
 from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost, Round
-from cdopt_tutorial.rollouts import RolloutsConfig
 
 SMOKE = {"max_episodes": 128}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    training.add_flags(parser, RolloutsConfig, run)
+    training.add_flags(parser, rollouts.RolloutsConfig)
     again = "repeat the run in one process, by its schedule, and compare the weights"
     parser.add_argument("--replay", action="store_true", help=again)
 
@@ -23,16 +22,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless it was only to be tried."""
     with common.bad_input():
-        config = training.read_config(args, RolloutsConfig, SMOKE)
+        config = training.read_config(args, rollouts.RolloutsConfig, SMOKE)
         rollouts.check(config)
         engine = training.read_engine(args)
     log = partial(_log, config.log_interval)
     found = rollouts.run(config, engine, deadline=math.inf, on_report=log)
-    score, results = found.score, found.as_json() | {"max_parameter_difference": None}
-    if args.replay and torchrun.is_first():
-        again = rollouts.run_locally(config, found.schedule)
-        gap = max_difference(found.weights, again.weights)
-        results["max_parameter_difference"] = training.print_difference(gap)
+    score, results = found.score, found.as_json()
+    again = partial(rollouts.run_locally, config, found.schedule)
+    results["max_parameter_difference"] = training.difference(
+        args.replay and torchrun.is_first(),
+        lambda: max_difference(found.weights, again().weights),
+    )
     common.write_json(args.json, results)
     print("Solved" if score.solved else "Not solved", f"after {score.rounds} updates:")
     speed = f"{score.env_steps / score.seconds:.0f} a second"
@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _log(interval: int, _, record: Round | Lost) -> None:
-    """Print a line after every few updates, and who died at once."""
     if isinstance(record, Lost):
         print(f"{record.observer} died and is replaced", flush=True)
     elif record.number % interval == 0:

@@ -21,17 +21,22 @@ from cdopt_tutorial.engines.workers import Workers
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type, run: Callable) -> None:
+def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
     """Add a flag for each field of a config, and those of all that train."""
-    names = [field.name for field in fields(config)]
+    names, flag = [field.name for field in fields(config)], parser.add_argument
     add_fields(parser, config, [n for n in names if n not in ("dtype", "device")])
     if "dtype" in names:
         same = "run the same in one process, too; in float64, and with no dropout"
-        parser.add_argument("--against-local", action="store_true", help=same)
+        flag("--against-local", action="store_true", help=same)
     common.add_run_flags(parser)
     common.add_device(parser, config.device)
-    _add_engine(parser)
-    parser.set_defaults(run=run)
+    engine = "what starts the workers, and carries their calls (default: rpc)"
+    flag("--engine", choices=("rpc", "ray", "monarch"), default="rpc", help=engine)
+    address = "of a cluster of Ray, host:port or auto; by default one is started"
+    flag("--address", help=address)
+    interface = "that workers listen on under torchrun, such as eth0; by default the "
+    interface += "one that leads to the first host"
+    flag("--interface", metavar="NAME", help=interface)
 
 
 def add_fields(
@@ -75,17 +80,6 @@ def _reading(hint: Any, default: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": {int: "N", float: "X"}.get(kind)}
 
 
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    flag = parser.add_argument
-    engine = "what starts the workers, and carries their calls (default: rpc)"
-    flag("--engine", choices=("rpc", "ray", "monarch"), default="rpc", help=engine)
-    address = "of a cluster of Ray, host:port or auto; by default one is started"
-    flag("--address", help=address)
-    interface = "that workers listen on under torchrun, such as eth0; by default the "
-    interface += "one that leads to the first host"
-    flag("--interface", metavar="NAME", help=interface)
-
-
 def read_config(args: argparse.Namespace, config: type, smoke: Mapping) -> Any:
     """The config that the flags describe, with what a smoke run has instead."""
     values = {}
@@ -118,7 +112,9 @@ def check_finite(loss: float) -> None:
         raise common.Failed(line)
 
 
-def print_difference(difference: float) -> float:
-    """Print, and return, how far a run is from the same one in one process."""
-    print(f"largest difference from one process: {difference:.1e}")
-    return difference
+def difference(asked: bool, find: Callable[[], float]) -> float | None:
+    """How far a run is from the same one in one process; printed, if it is asked."""
+    if not asked:
+        return None
+    print(f"largest difference from one process: {(found := find()):.1e}")
+    return found

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
 
+_SIZE = WIDTH, 3.5  # inches
 _APART = 0.015  # of the axis, between two ranges at one x
 _DECADES = 3  # that a panel's values may span on a linear axis
 _Seed = tuple[Sequence[float], Sequence[float]]
@@ -15,30 +16,24 @@ _Seed = tuple[Sequence[float], Sequence[float]]
 
 @styled
 def learning_curves(
-    curves: Mapping[str, Sequence[_Seed]],
-    *,
-    xlabel: str,
-    ylabel: str,
-    threshold: float | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
+    curves: Mapping[str, Sequence[_Seed]], *, threshold: float | None = None, **axes
 ) -> Figure:
     """Draw the median over the seeds of each curve, in a band from worst to best.
 
     A method of ``style.METHODS`` looks the same in every figure. A curve has a pair
     (x, y) per seed, x rising. A run that stops before others keeps its last value; a
-    marker shows where. A line marks `threshold`.
+    marker shows where. A line marks `threshold`. `axes` are matplotlib's: xlabel,
+    ylabel, xscale, yscale.
     """
-    xscale, yscale = ("log" if log else "linear" for log in (log_x, log_y))
-    ax = _axes(xlabel=xlabel, ylabel=ylabel, xscale=xscale, yscale=yscale)
-    lines = []
-    for (name, seeds), look in zip(curves.items(), looks(list(curves)), strict=True):
+    ax, lines = Figure(figsize=_SIZE).add_subplot(**axes), []
+    for name, look in looks(curves).items():
+        seeds = curves[name]
         x = np.unique(np.concatenate([xs for xs, _ in seeds]))
         x = x[x >= max(xs[0] for xs, _ in seeds)]
         y = np.array([np.interp(x, *seed) for seed in seeds])
         ax.fill_between(x, y.min(0), y.max(0), color=look.color, alpha=0.22, lw=0)
-        lines += ax.plot(x, np.median(y, 0), **vars(look), markevery=[], ms=5)
-        lines[-1].set_label(name)
+        line = {**vars(look), "markevery": [], "ms": 5, "label": name}
+        lines += ax.plot(x, np.median(y, 0), **line)
         ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
         ax.plot(*zip(*ends, strict=True), look.marker, color=look.color, ms=5, mew=0)
     if threshold is not None:
@@ -49,22 +44,18 @@ def learning_curves(
 
 
 @styled
-def ranges(
-    curves: Mapping[str, Sequence[_Seed]], *, xlabel: str, ylabel: str
-) -> Figure:
+def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
     """Draw medians on logarithmic axes, each with a bar from the least to the most.
 
     A curve has a pair (x, y) per repeat, and all have the same few x. At each x the
     curves stand side by side, where bands of equal curves would hide each other.
     """
-    ax = _axes(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")
-    bars = []
-    each = zip(curves.items(), looks(list(curves)), strict=True)
-    for place, ((name, repeats), look) in enumerate(each):
-        x, _ = repeats[0]
+    ax, bars = Figure(figsize=_SIZE).add_subplot(xscale="log", yscale="log", **axes), []
+    for place, (name, look) in enumerate(looks(curves).items()):
+        x, _ = curves[name][0]
         share = _APART * (place - (len(curves) - 1) / 2)
-        aside = np.array(x) * (x[-1] / x[0]) ** share
-        least, median, most = np.quantile([y for _, y in repeats], (0, 0.5, 1), axis=0)
+        aside, y = np.array(x) * (x[-1] / x[0]) ** share, [y for _, y in curves[name]]
+        least, median, most = np.quantile(y, (0, 0.5, 1), axis=0)
         bar = {"yerr": (median - least, most - median), "elinewidth": 1.8}
         line = {**vars(look), "lw": 1.2, "ms": 5, "mew": 0}
         bars.append(ax.errorbar(aside, median, **bar, **line, label=name))
@@ -74,17 +65,14 @@ def ranges(
 
 
 @styled
-def kinds(
-    values: Mapping[str, Sequence[float]], *, ylabel: str, threshold: float
-) -> Figure:
+def kinds(values: Mapping[str, Sequence[float]], *, threshold: float, **axes) -> Figure:
     """Draw a marker for each seed's value, by kind, and a dash for their median.
 
     A line marks `threshold`.
     """
-    ax = _axes(ylabel=ylabel)
-    each = zip(values.values(), looks(list(values)), strict=True)
-    for place, (found, look) in enumerate(each):
-        color = look.color
+    ax = Figure(figsize=_SIZE).add_subplot(**axes)
+    for place, (name, look) in enumerate(looks(values).items()):
+        found, color = values[name], look.color
         ax.plot([place] * len(found), found, look.marker, color=color, ms=6, mew=0)
         ax.hlines(np.median(found), place - 0.25, place + 0.25, color=color, lw=1.8)
     ax.set_xticks(range(len(values)), [name.replace(" ", "\n") for name in values])
@@ -102,8 +90,7 @@ def panels(
     out. It leaves a panel in which it grows by more than some decades, where the axis
     is logarithmic. A method looks the same in all panels.
     """
-    methods = list(dict.fromkeys(name for of in settings.values() for name in of))
-    look_of = dict(zip(methods, looks(methods), strict=True))
+    look_of = looks(name for of in settings.values() for name in of)
     fig = Figure(figsize=(WIDTH, 3.2))
     axes = fig.subplots(1, len(settings), squeeze=False)[0]
     lines = {}
@@ -114,12 +101,8 @@ def panels(
             (lines[name],) = ax.plot(x, y, **look, ms=5, mew=0, label=name)
         _scale(ax)
     axes[0].set_ylabel(ylabel)
-    add_legend(fig, [lines[name] for name in methods], handlelength=3)
+    add_legend(fig, [lines[name] for name in look_of], handlelength=3)
     return fig
-
-
-def _axes(**labels: str) -> Axes:
-    return Figure(figsize=(WIDTH, 3.5)).add_subplot(**labels)
 
 
 def _mark(ax: Axes, threshold: float) -> None:

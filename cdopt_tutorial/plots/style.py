@@ -1,7 +1,7 @@
 """How roles and curves look in every figure, and what all figures share."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from textwrap import fill
@@ -68,11 +68,11 @@ METHODS = {
 """Looks of what is compared in several figures: a method has one through the book."""
 
 
-def looks(names: Sequence[str]) -> list[Look]:
+def looks(names: Iterable[str]) -> dict[str, Look]:
     """The look of each curve of a figure: a method's own, or the next that is free."""
-    taken = [METHODS.get(name) for name in names]
-    spare = cycle(look for look in SERIES if look not in taken)
-    return [look or next(spare) for look in taken]
+    taken = {name: METHODS.get(name) for name in names}
+    spare = cycle(look for look in SERIES if look not in taken.values())
+    return {name: look or next(spare) for name, look in taken.items()}
 
 
 # In the order of their lanes: who leads, who works, who serves.
@@ -89,17 +89,17 @@ _ROLES = {
 def look(worker: str) -> Look:
     """Return how a worker is drawn; a ValueError if its name is that of no role."""
     role, number = _place(worker)
-    looks = list(_ROLES.values())[role]
-    return looks[number % len(looks)]
+    of_role = list(_ROLES.values())[role]
+    return of_role[number % len(of_role)]
 
 
-def in_order(workers: Sequence[str]) -> list[str]:
+def in_order(workers: Iterable[str]) -> list[str]:
     """Sort names of workers, each once: who leads, who works, who serves."""
     return sorted(set(workers), key=_place)
 
 
 def _place(worker: str) -> tuple[int, int]:
-    """Return the place of a worker's role, and its number: `observer1` has 1."""
+    """The place of a worker's role, and its number: `observer1` has 1."""
     role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
     if role not in _ROLES:
         raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")

@@ -1,6 +1,7 @@
 """The timeline of remote calls: a lane per worker, an arrow per message."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from cdopt_tutorial.engines.probes.trace import Call
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, in_order, look, styled
 
 _HEADS_UP_TO = 40  # calls; the heads of more arrows would hide the arrows
-_UNITS = {"µs": 1e3, "ms": 1e6, "s": 1e9}
+_TIMES = "sent", "started", "ended", "received"
 
 
 @styled
@@ -31,52 +32,45 @@ def timeline(
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
-    zero, ns, unit = _axis(calls)
-
-    def at(time: float) -> float:
-        return (time - zero) / ns
-
-    fig = Figure(figsize=(WIDTH, 1))
-    ax = fig.add_subplot(xlabel=f"time in {unit}")
+    calls, unit = _on_axis(calls)
+    ax = Figure(figsize=(WIDTH, 1)).add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)
     lanes, bars = _draw_lanes(ax, calls)
     if window:
-        ax.set_xlim(*window)
-        low, high = (zero + time * ns for time in window)
+        low, high = ax.set_xlim(*window)
         calls = [call for call in calls if call.received >= low and call.sent <= high]
-    callers = in_order([call.caller for call in calls])
-    few = len(calls) <= _HEADS_UP_TO
+    callers = in_order(call.caller for call in calls)
     for caller in callers:
         own = [call for call in calls if call.caller == caller]
         for call in own:
             top, bottom = bars[caller, call.callee, call.method]
-            work = (at(call.started), at(call.ended) - at(call.started))
+            work = call.started, call.ended - call.started
             ax.broken_barh([work], (top, bottom - top), color=look(caller).color)
         if arrows:
-            _draw_arrows(ax, own, lanes, bars, at, few)
+            _draw_arrows(ax, own, lanes, bars, few=len(calls) <= _HEADS_UP_TO)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
     if arrows:
         handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
-    add_legend(fig, handles, title="called by", title_fontsize=9, alignment="left")
-    return fig
+    title = {"title": "called by", "title_fontsize": 9, "alignment": "left"}
+    add_legend(ax.figure, handles, **title)
+    return ax.figure
 
 
 def turned(
     calls: Sequence[Call], window: tuple[float, float] | None = None
 ) -> tuple[str, dict]:
     """What `show.figure` needs so that readers can zoom into `timeline` of the same."""
-    zero, ns, unit = _axis(calls)
-    whole = (max(c.received for c in calls) - zero) / ns
+    calls, unit = _on_axis(calls)
+    whole = max(call.received for call in calls)
     low, high = window or (0, whole)
-    workers = in_order([n for call in calls for n in (call.caller, call.callee)])
-    times = [(c.sent, c.started, c.ended, c.received) for c in calls]
-    numbers = [[round((t - zero) / ns, 3) for t in each] for each in times]
     return "timeline", {
         "calls": [
-            [c.caller, c.callee, c.method, *moments, c.bytes]
-            for c, moments in zip(calls, numbers, strict=True)
+            [c.caller, c.callee, c.method]
+            + [round(getattr(c, time), 3) for time in _TIMES]
+            + [c.bytes]
+            for c in calls
         ],
-        "workers": [(name, look(name).color) for name in workers],
+        "workers": [(name, look(name).color) for name in _workers(calls)],
         "unit": unit,
         "end": whole,
         "zoom": whole / (high - low),
@@ -84,25 +78,29 @@ def turned(
     }
 
 
-def _axis(calls: Sequence[Call]) -> tuple[int, float, str]:
-    """Where the axis of time begins, in ns; its unit, in ns; and that unit's name."""
+def _on_axis(calls: Sequence[Call]) -> tuple[list[Call], str]:
+    """The calls with times from the first on, in a unit that fits, and its name."""
     zero = min(call.sent for call in calls)
     span = max(call.received for call in calls) - zero
-    units = _UNITS.items()
-    unit, ns = next(u for u in units if span < 2000 * u[1] or u[0] == "s")
-    return zero, ns, unit
+    unit, ns = ("µs", 1e3) if span < 2e6 else ("ms", 1e6) if span < 2e9 else ("s", 1e9)
+    each = [{t: (getattr(call, t) - zero) / ns for t in _TIMES} for call in calls]
+    return [replace(c, **times) for c, times in zip(calls, each, strict=True)], unit
+
+
+def _workers(calls: Sequence[Call]) -> list[str]:
+    return in_order(name for c in calls for name in (c.caller, c.callee))
 
 
 def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
-    for name in in_order([n for call in calls for n in (call.caller, call.callee)]):
+    for name in _workers(calls):
         own = sorted((c for c in calls if c.callee == name), key=lambda c: c.sent)
         rows = list(dict.fromkeys(call.method for call in own))
         names.append((y + 0.5, name))
         for row, method in enumerate(rows, start=1):
             methods.append((y + row + 0.5, method))
-            callers = in_order([c.caller for c in own if c.method == method])
+            callers = in_order(c.caller for c in own if c.method == method)
             sides = np.linspace(y + row + 0.05, y + row + 0.95, len(callers) + 1)
             for caller, top, bottom in zip(callers, sides, sides[1:], strict=False):
                 bars[caller, name, method] = top, bottom
@@ -121,7 +119,7 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
 
 
 def _draw_arrows(
-    ax: Axes, calls: Sequence[Call], lanes: dict, bars: dict, at: Callable, few: bool
+    ax: Axes, calls: Sequence[Call], lanes: dict, bars: dict, few: bool
 ) -> None:
     """Draw requests, responses and waits of one caller, with heads if they are few."""
     color = look(calls[0].caller).color
@@ -133,8 +131,8 @@ def _draw_arrows(
         down = lanes[call.callee] > lanes[call.caller]
         edge = lanes[call.caller][1 if down else 0]
         near = bars[call.caller, call.callee, call.method][0 if down else 1]
-        sent, received = (at(call.sent), edge), (at(call.received), edge)
-        started, ended = (at(call.started), near), (at(call.ended), near)
+        sent, received = (call.sent, edge), (call.received, edge)
+        started, ended = (call.started, near), (call.ended, near)
         lines += [(sent, started), (ended, received)]
         waits.append((sent, received))
         heads["v" if down else "^"].append(started)

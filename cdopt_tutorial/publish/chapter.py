@@ -8,7 +8,7 @@ from symtable import symtable
 
 import nbformat
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbformat.v4 import new_markdown_cell
 
 # How the type begins under which an output carries a figure; `show.glue` writes it.
 HIDDEN = "application/papermill.record/"
@@ -49,7 +49,6 @@ def programs(notebook: NotebookNode) -> dict[str, str]:
 
 def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
     """Return a chapter, in place, as its page has it, with what a run has put out."""
-    withdraw(ran)
     for cell, done in zip(code_cells(chapter), code_cells(ran), strict=True):
         cell.outputs, cell.execution_count = done.outputs, done.execution_count
         cell.source = cell.source.replace("  # fmt: skip", "")  # for the formatter only
@@ -66,13 +65,10 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
 
 
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
-    """Set parameters of a notebook, in place, where papermill would set them.
+    """Set parameters of a notebook, in place, by lines at the end of their cell.
 
-    That is behind the cell tagged `parameters`. If this is not there once, or lacks a
-    name, a ValueError says so.
+    If not one cell is tagged `parameters`, or it lacks a name, a ValueError says so.
     """
-    # What was set from outside before is overruled, as papermill does it.
-    withdraw(notebook)
     given = [cell for cell in notebook.cells if tagged(cell, "parameters")]
     if len(given) != 1:
         raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
@@ -82,9 +78,8 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
         if name not in known:
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
     lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
-    cell = new_code_cell(f"# Set from outside:{lines}")
-    cell.metadata["tags"] = ["injected-parameters"]
-    notebook.cells.insert(notebook.cells.index(given[0]) + 1, cell)
+    given[0].source += f"\n# Set from outside:{lines}"
+    notebook.metadata["injected"] = True
 
 
 def shortened(notebook: NotebookNode) -> NotebookNode:
@@ -108,13 +103,7 @@ def short_profile(of: NotebookNode) -> Mapping:
 
 def is_injected(notebook: NotebookNode) -> bool:
     """Whether parameters are set, so that figures may be others."""
-    return any(tagged(cell, "injected-parameters") for cell in notebook.cells)
-
-
-def withdraw(notebook: NotebookNode) -> None:
-    """Take out, in place, what `inject` has put in; all else stays, outputs as well."""
-    cells = notebook.cells
-    notebook.cells = [c for c in cells if not tagged(c, "injected-parameters")]
+    return notebook.metadata.get("injected", False)
 
 
 def tagged(cell: NotebookNode, tag: str) -> bool:

@@ -12,9 +12,10 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -123,6 +124,7 @@ def execute(
     variables = {"CDOPT_TUTORIAL_DEVICE": device}
     if short:  # a core for each
         variables["OMP_NUM_THREADS"] = "1"
+    run_cells = partial(_run_cells, variables=variables, timeout=cell_timeout)
 
     def finish(path: Path, chapter: NotebookNode) -> Execution:
         result = None if force else find_result(project, chapter, device, short=short)
@@ -130,7 +132,7 @@ def execute(
             return Execution(path, result, result.metadata["seconds"], cached=True)
         chapter = shortened(chapter) if short else chapter
         file = _file(project, chapter, device)  # as the sources are before it runs
-        run = _run(path, chapter, project, variables, cell_timeout)
+        run = _run(project, path, chapter, run_cells)
         if run.error is None:
             chapter.metadata["seconds"] = run.seconds
             whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
@@ -142,11 +144,7 @@ def execute(
 
 
 def _run(
-    path: Path,
-    notebook: NotebookNode,
-    project: Project,
-    variables: dict[str, str],
-    cell_timeout: int,
+    project: Project, path: Path, notebook: NotebookNode, run_cells: Callable
 ) -> Execution:
     """Run one chapter; if it fails, keep what there is of it."""
     name = project.relative(path)
@@ -155,7 +153,7 @@ def _run(
     failed.unlink(missing_ok=True)
     progress, error, last = _Progress(path.stem, notebook), None, None
     try:
-        _run_cells(notebook, progress, variables, cell_timeout)
+        run_cells(notebook, progress)
     except (CellControlSignal, RuntimeError) as raised:
         what, why = f"{name} failed in {progress.where}", _plain(raised)
         kept = f"kept as far as it ran: {project.relative(failed)}"
@@ -192,16 +190,13 @@ class _KernelManager(AsyncKernelManager):
 
 
 def _run_cells(
-    notebook: NotebookNode,
-    progress: "_Progress",
-    variables: dict[str, str],
-    cell_timeout: int,
+    notebook: NotebookNode, progress: "_Progress", variables: dict, timeout: int
 ) -> None:
     """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
     with scratch() as folder:
         client = NotebookClient(
             notebook,
-            timeout=cell_timeout,
+            timeout=timeout,
             record_timing=False,
             shutdown_kernel="immediate",  # all that it leaves is in the folder
             coalesce_streams=True,

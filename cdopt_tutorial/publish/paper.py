@@ -38,10 +38,12 @@ def print_pages(project: Project) -> Path:
     if (chromium := find_chromium()) is None:
         raise RenderError("no Chromium to print with: apt-get install chromium")
     print("printing the pages", flush=True)
-    toc = yaml.safe_load((project.root / "_toc.yml").read_text("utf-8"))
+    config = yaml.safe_load((project.build / "config.yml").read_text("utf-8"))
+    left_out = config.setdefault("exclude_patterns", [])
+    left_out += [f"{page}*" for page in ON_SCREEN_ONLY]
     path = project.build / "paper.yml"
-    path.write_text(yaml.safe_dump(_shorter(toc), sort_keys=False), "utf-8")
-    run_builder(project, toc=path, builder="singlehtml", strict=False)
+    path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+    run_builder(project, config=path, builder="singlehtml", strict=False)
     folder = project.html.with_name("singlehtml")
     # Its own links are those of a page that does not stand in a folder.
     pages = shutil.copy(folder / "book/index.html", folder / "whole.html")
@@ -52,16 +54,3 @@ def print_pages(project: Project) -> Path:
         page.evaluate(_UNFOLD)
         page.pdf(path=project.build / "book.pdf", **_SHEET)
     return project.build / "book.pdf"
-
-
-def _shorter(entry: dict) -> dict:
-    """A table of contents, or a part of it, without the pages that are left out."""
-    for key in ("parts", "chapters", "sections"):
-        entry[key] = [
-            _shorter(each)
-            for each in entry.get(key, ())
-            if not each.get("file", "").startswith(ON_SCREEN_ONLY)
-        ]
-        if not entry[key]:
-            del entry[key]
-    return entry

@@ -82,14 +82,12 @@ class Reference:
             if SEEN not in row:
                 found[name] = Change(None, _short(value))
             elif not any(row.get(rule) for rule in NOT_COMPARED):
-                was, allowed = row[SEEN], _allowed(row)
+                was, allowed, now = row[SEEN], _allowed(row), _short(value)
                 holds = _within(allowed, value)
                 if not (holds and _within(was, value)):
-                    now = _short(value)
                     found[name] = Change(_words(was), now, _words(allowed), holds)
-        lost = rows.keys() - figures.keys() if complete else ()
-        for name, row in rows.items():
-            if name in lost and SEEN in row and _is_here(row):
+        for name, row in rows.items() if complete else ():
+            if name not in figures and SEEN in row and _is_here(row):
                 found[name] = Change(_words(row[SEEN]), None)
         return found
 
@@ -134,7 +132,7 @@ class Reference:
 
 
 def processor() -> str:
-    """Return the name of this machine's processor."""
+    """The name of this machine's processor."""
     name = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.M)
     return name[1] if name else platform.machine()
 
@@ -157,13 +155,11 @@ def origin(**simulated: object) -> str:
     return f"{datetime.now(UTC).date()}: {machine}; {versions}"
 
 
-def _is_here(row: Mapping) -> bool:
-    """Tell whether what a figure is measured with is installed."""
+def _is_here(row: Mapping) -> bool:  # what it is measured with
     return "needs" not in row or find_spec(row["needs"]) is not None
 
 
 def _ends(seen: object) -> list:
-    """Return the least and the most of what was seen."""
     return list(seen) if isinstance(seen, list) else [seen, seen]
 
 
@@ -173,13 +169,12 @@ def _joined(row: Mapping, value: float | str) -> object:
     texts = isinstance(value, str) or isinstance(row.get(SEEN), str)
     if SEEN not in row or texts or row.get("exact"):
         return value
-    least, most = _ends(row[SEEN])
-    least, most = min(least, value), max(most, value)
+    least, _, most = sorted([*_ends(row[SEEN]), value])
     return value if least == most else [least, most]
 
 
 def _within(seen: object, value: float | str) -> bool:
-    """Tell whether a value, in six digits, is a text, or lies between two ends."""
+    """Whether a value is a text, or lies, in six digits, between two ends."""
     if isinstance(value, str) or isinstance(seen, str):
         return seen == value
     least, most = _ends(seen)

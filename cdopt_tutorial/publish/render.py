@@ -9,15 +9,9 @@ from pathlib import Path
 
 import nbformat
 import yaml
+from sphinx_external_toc.parsing import parse_toc_yaml
 
-from cdopt_tutorial.publish import markdown
-from cdopt_tutorial.publish.chapter import (
-    claimed,
-    is_injected,
-    programs,
-    read_chapter,
-    with_outputs,
-)
+from cdopt_tutorial.publish import chapter, markdown
 from cdopt_tutorial.publish.execute import (
     end_with_parent,
     find_result,
@@ -25,11 +19,14 @@ from cdopt_tutorial.publish.execute import (
     read_failed,
 )
 from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.publish.quotes import Quotes
 from cdopt_tutorial.publish.reference import Reference
 from cdopt_tutorial.publish.site import VERSION, add_site, read_site
 
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
 _BUILDER = "from jupyter_book.cli.main import main; main()"
+# What pages are made from, or include, besides the results.
+_SOURCES = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
 
 
 class RenderError(Exception):
@@ -45,10 +42,16 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
     is shown as far as it ran, and is never up to date; with `short` one of its short
     profile will do.
     """
-    config = _config(project, device, short)
-    files = [*_sources(project.root), *sorted(project.pages.iterdir())]
+    all_ran = _write_pages(project, device, short)
+    config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
+    sphinx = config["sphinx"]["config"]
+    sphinx["html_extra_path"] = [str(project.extra)]
+    sphinx["written_pages"] = str(project.pages)
+    add_site(config, read_site())
+    found = {f for each in _SOURCES for f in project.root.glob(each) if f.is_file()}
+    found |= {file for file in project.pages.rglob("*.*")}
     # The date at the foot of the pages alone makes none of them old.
-    name = fingerprint(project.root, files, (config, VERSION))
+    name = fingerprint(project.root, sorted(found), (config, VERSION))
     stamp = project.build / "render.stamp"
     index = project.html / "index.html"
     if index.exists() and stamp.exists() and stamp.read_text("utf-8") == name:
@@ -57,75 +60,69 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
     stamp.unlink(missing_ok=True)
     for built in ("html", ".doctrees", "jupyter_execute"):
         shutil.rmtree(project.build / built, ignore_errors=True)
-    theme = config["sphinx"]["config"].setdefault("html_theme_options", {})
+    theme = sphinx.setdefault("html_theme_options", {})
     theme["extra_footer"] = f"Version {VERSION}, {datetime.now(UTC).date()}"
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    run_builder(project, toc=project.root / "_toc.yml")
-    if not config["sphinx"]["config"]["page_notes"]["failed"]:
+    run_builder(project, config=path)
+    if all_ran:
         stamp.write_text(name, "utf-8")
     return True
 
 
-def _sources(root: Path) -> list[Path]:
-    """Return the files that pages are made from, or include, besides the results."""
-    patterns = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
-    return sorted(f for each in patterns for f in root.glob(each) if f.is_file())
-
-
-def _config(project: Project, device: str, short: bool) -> dict:
-    """Return the book's configuration, with what pages may quote, and must note."""
-    quotes, notes = _results(project, device, short)
-    config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
-    config.setdefault("parse", {})["myst_substitutions"] = quotes
-    sphinx = config["sphinx"]["config"]
-    sphinx["html_extra_path"] = [str(project.extra)]
-    sphinx["page_notes"] = notes
-    add_site(config, read_site())
-    return config
-
-
-def _results(project: Project, device: str, short: bool) -> tuple[dict, dict]:
-    """Put chapters and programs where the pages find them; return quotes and notes."""
-    reference = Reference(project)
-    quotes = {"figures": {}, "minutes": {}}
-    notes = {"failed": {}, "moved": {}, "absent": reference.absent()}
-    notes["pages"] = str(project.pages)
-    files = project.extra / "programs"
-    for folder in (project.pages, files):
+def _write_pages(project: Project, device: str, short: bool) -> bool:
+    """Write pages as Sphinx is to read them, and programs; whether all chapters ran."""
+    for folder in (project.pages, project.extra / "programs"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    chapters = {}
+    quotes, chapters = _read_runs(project, device, short)
+    pages = {}
+    for name in dict.fromkeys([*parse_toc_yaml(project.root / "_toc.yml"), *chapters]):
+        if notebook := chapters.get(name):
+            prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+            texts = quotes.fill_in(name, [cell.source for cell in prose])
+            for cell, text in zip(prose, texts, strict=True):
+                cell.source = text
+            file, text = project.pages / f"{name}.ipynb", nbformat.writes(notebook)
+        else:
+            text = (project.root / f"{name}.md").read_text("utf-8")
+            file, (text,) = project.pages / f"{name}.md", quotes.fill_in(name, [text])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+        pages[name] = notebook or text
+    markdown.write(project.extra, pages)
+    return not quotes.failed
+
+
+def _read_runs(project: Project, device: str, short: bool) -> tuple[Quotes, dict]:
+    """What pages may quote, and the chapters with outputs, by name; write programs."""
+    reference, figures, moved, failed, chapters = Reference(project), {}, {}, {}, {}
     for path in project.chapters():
-        chapter, name = read_chapter(path), project.relative(path)
-        if ran := find_result(project, chapter, device, short=short):
-            quotes["minutes"][path.stem] = ran.metadata["seconds"] / 60
+        notebook, name = chapter.read_chapter(path), f"notebooks/{path.stem}"
+        if ran := find_result(project, notebook, device, short=short):
+            figures[f"{path.stem[:2]}-minutes"] = ran.metadata["seconds"] / 60
         else:
             ran = read_failed(project, path)
-            why = ran.metadata.get("failed", "There is no result.")
-            notes["failed"][str(name.with_suffix(""))] = why
-        figures = claimed(ran)
-        quotes["figures"] |= figures
-        if not is_injected(ran):
-            notes["moved"] |= reference.drift(path.stem, figures, complete=False)
-        for file, text in programs(chapter).items():
-            (files / file).write_text(text, "utf-8")
-        shown = chapters[str(name.with_suffix(""))] = with_outputs(chapter, ran)
-        nbformat.write(shown, project.pages / path.name)
-    markdown.write(project.extra, project.root, chapters, quotes)
-    return quotes, notes
+            failed[name] = ran.metadata.get("failed", "There is no result.")
+        claimed = chapter.claimed(ran)
+        figures |= claimed
+        if not chapter.is_injected(ran):
+            moved |= reference.drift(path.stem, claimed, complete=False)
+        for file, text in chapter.programs(notebook).items():
+            (project.extra / "programs" / file).write_text(text, "utf-8")
+        chapters[name] = chapter.with_outputs(notebook, ran)
+    return Quotes(figures, moved, failed, {*reference.absent()}), chapters
 
 
 def run_builder(
-    project: Project, *, toc: Path, builder: str = "html", strict: bool = True
+    project: Project, *, config: Path, builder: str = "html", strict: bool = True
 ) -> None:
-    """Run jupyter-book in its own process, with what `render` configured; log it."""
+    """Run jupyter-book in its own process, with a file of configuration; log it."""
     root, log = project.root, project.build / "render.log"
     output = project.build.parent  # to which jupyter-book adds `_build`
     # -P: the package, and no folder of its name in the book, has the notes.
-    command = [sys.executable, "-P", "-c", _BUILDER, "build", root]
-    command += ["--path-output", output, "--config", project.build / "config.yml"]
-    command += ["--toc", toc, "--builder", builder, "--keep-going"]
+    command = [sys.executable, "-P", "-c", _BUILDER, "build", root, "--keep-going"]
+    command += ["--path-output", output, "--config", config, "--builder", builder]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}
     done = subprocess.run(command + ["-W", "-n"] * strict, **how)

@@ -2,22 +2,26 @@
 
 import os
 import re
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 VERSION = version("cdopt-tutorial")
-
-_LAUNCH = {
-    "binderhub_url": "https://mybinder.org",
-    "colab_url": "https://colab.research.google.com",
-    "notebook_interface": "jupyterlab",
+# The form of each variable, in brackets what counts, and what that is to a reader.
+_VARIABLES = {
+    "URL": (
+        r"(https?://[\w.-]+(?::\d+)?(?:/[\w./~%-]*)?)",
+        "an address like https://host/path/",
+    ),
+    "REPOSITORY": (  # Colab opens notebooks from GitHub only
+        r"https?://(github\.com/[\w-]+/[\w.-]+?)(?:\.git)?/?",
+        "an address like https://github.com/OWNER/NAME",
+    ),
+    "BRANCH": (r"([\w.-]+(?:/[\w.-]+)*)", "the name of a branch"),
 }
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """What is known of where the book is published; nothing, by default."""
 
     url: str | None = None  #: address of the published pages; it ends with a slash
@@ -27,30 +31,22 @@ class Site:
 
 def read_site() -> Site:
     """Return what CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH say, or a ValueError."""
-    address = r"(https?://[\w.-]+(?::\d+)?(?:/[\w./~%-]*)?)"
-    url = _read("URL", address, "an address like https://host/path/")
-    # Colab opens notebooks from GitHub only.
-    address = r"https?://(github\.com/[\w-]+/[\w.-]+?)(?:\.git)?/?"
-    needed = "an address like https://github.com/OWNER/NAME"
-    place = _read("REPOSITORY", address, needed)
-    branch = _read("BRANCH", r"([\w.-]+(?:/[\w.-]+)*)", "the name of a branch")
+    found = []
+    for name, (pattern, needed) in _VARIABLES.items():
+        value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
+        match = value and re.fullmatch(pattern, value, re.ASCII)
+        if value and not match:
+            raise ValueError(f"CDOPT_TUTORIAL_{name} is {value!r}: {needed} is needed")
+        found.append(match[1] if match else None)
+    url, place, branch = found
     url, place = url and url.rstrip("/") + "/", place and f"https://{place}"
-    return Site(url, place, branch or Site.branch)
-
-
-def _read(name: str, pattern: str, needed: str) -> str | None:
-    """Return the part of a variable that is wanted; None if it is not set, or empty."""
-    value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
-    if not value:
-        return None
-    if match := re.fullmatch(pattern, value, re.ASCII):
-        return match[1]
-    raise ValueError(f"CDOPT_TUTORIAL_{name} is {value!r}: {needed} is needed")
+    return Site(url, place, branch or Site().branch)
 
 
 def add_site(config: dict[str, Any], site: Site) -> None:
     """Add to a configuration of jupyter-book, in place, what follows from `site`."""
     sphinx, published = config["sphinx"]["config"], config.pop("published", {})
+    options = config.pop("repository_options", {})
     if site.url:
         sphinx["extensions"] += published.pop("extensions", [])
         sphinx |= published | {
@@ -59,9 +55,5 @@ def add_site(config: dict[str, Any], site: Site) -> None:
             "ogp_site_url": site.url,
         }
     if site.repository:
-        sphinx.setdefault("html_theme_options", {}).update(
-            repository_url=site.repository,
-            repository_branch=site.branch,
-            use_repository_button=True,
-            launch_buttons=_LAUNCH,
-        )
+        options |= {"repository_url": site.repository, "repository_branch": site.branch}
+        sphinx.setdefault("html_theme_options", {}).update(options)

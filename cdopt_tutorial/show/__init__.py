@@ -26,7 +26,6 @@ from PIL import Image
 
 from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.plots.style import INK, SERIES, styled
-from cdopt_tutorial.show.guess import guess as guess
 
 HIDDEN = "application/papermill.record/"  # as `publish.chapter` reads it
 PHONE = 340  # pixels that a figure has there
@@ -39,6 +38,44 @@ def glue(name: str, value: object) -> None:
     """
     about = {"scrapbook": {"name": name, "mime_prefix": HIDDEN}}
     display({f"{HIDDEN}text/plain": repr(value)}, metadata=about, raw=True)
+
+
+def guess(
+    name: str,
+    answer: float | str,
+    *,
+    unit: str = "",
+    spec: str = ".3g",
+    choices: Sequence[str] = (),
+) -> None:
+    """Put an answer on the page, which `book/_static/guess.js` locks.
+
+    The question is the last paragraph before this cell that begins with **Predict**;
+    from the first cell behind it the page hides what follows in the section, until the
+    reader has entered a number or taken one of `choices`. Where no script runs, as in
+    Jupyter, the answer is folded.
+
+    Args:
+        name: unique in the book, so it begins with the chapter's, as in `glue`.
+        answer: what was measured: a number, or one of `choices`.
+        unit: what stands behind the number.
+        spec: how the number is shown, as `format` has it.
+        choices: what may be taken, if the answer is no number.
+
+    Raises ValueError if the answer is not among the choices.
+    """
+    if choices and answer not in choices:
+        raise ValueError(f"answer is {answer!r}, but must be one of {list(choices)}")
+    shown = answer if choices else format(answer, spec)
+    value = answer if choices else float(answer)
+    about = {"name": name, "value": value, "shown": shown, "unit": unit}
+    if choices:
+        about["choices"] = json.dumps(list(choices))
+    data = "".join(f' data-{key}="{escape(str(v))}"' for key, v in about.items())
+    measured = f"Measured: <b>{escape(shown)}</b> {escape(unit)}"
+    summary = "<summary>Compare with your guess</summary>"
+    content = f'<details class="tutorial-output guess"{data}>{summary}<p>{measured}</p>'
+    display(HTML(f"{content}</details>"))
 
 
 def environment(device: str = "cpu") -> HTML:
@@ -177,14 +214,13 @@ def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes
 
 
 def _figure(content: str, caption: str, turn: tuple[str, dict] | None = None) -> HTML:
-    """Return a picture with what is written below it."""
     note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     name = data = ""
     if turn is not None:
-        name = f' data-turn="{turn[0]}"'
         # What ends a script may stand in a text.
         numbers = {"colors": [each.color for each in SERIES], **turn[1]}
         text = json.dumps(numbers).replace("</", r"<\/")
+        name = f' data-turn="{turn[0]}"'
         data = f'<script type="application/json">{text}</script>'
     return HTML(
         f'<figure class="tutorial-output"{name}>{data}'

@@ -200,7 +200,7 @@ class Place:
         """Run the chapters; note failures, figures, and those that moved."""
         file = self.folder / "chapters.json"
         # By force, or a result of the machine before would be reused.
-        command = ["-m", "cdopt_tutorial.cli", "execute", *self.args.notebooks]
+        command = ["-m", "cdopt_tutorial", "execute", *self.args.notebooks]
         command += ["--force", "--cell-timeout", PATIENCE, "--json", file]
         self.call(self.python, *command, file=file, codes=CHAPTERS_RAN)
         chapters = json.loads(file.read_text("utf-8"))["chapters"]

@@ -87,7 +87,7 @@ def _launch(function: Callable, expected: str) -> Callable[[float], str]:
 def _stopped_command(moment: float) -> str:
     """A command, each in its turn, that a signal ends: one line, its code, no more."""
     stop, command = next(_stops)
-    arguments = [sys.executable, "-m", "cdopt_tutorial.cli", *command.split()]
+    arguments = [sys.executable, "-m", "cdopt_tutorial", *command.split()]
     # Not before Python runs our code, which takes it a tenth of a second.
     begun = time.monotonic() + 0.15 + moment * SECONDS
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
