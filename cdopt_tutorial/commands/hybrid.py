@@ -5,7 +5,9 @@ import math
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig, Job
+from cdopt_tutorial.training import Progress
 
 SMOKE = {"max_steps": 30}
 
@@ -27,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     found = result.as_json() | {"losses": result.losses}
     found["max_parameter_difference"] = None
     if args.against_local:
-        gap = result.max_parameter_difference(hybrid.run_locally(job))
+        gap = max_difference(result.weights, hybrid.run_locally(job).weights)
         found["max_parameter_difference"] = training.print_difference(gap)
     common.write_json(args.json, found)
     held = found["feasibility"]
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _log(_, note: hybrid.Progress) -> None:
+def _log(_, note: Progress) -> None:
     """Print what the first trainer reports after an epoch."""
     score = note.valid  # checked at once: what is not finite can't be projected
     training.check_finite(note.train_loss + (score.loss if score else 0))

@@ -6,6 +6,7 @@ from typing import Any
 
 from cdopt_tutorial import sharding
 from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs
 
 SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
@@ -28,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
     training.check_finite(perplexity)
     found = _found(job, result, perplexity)
     if args.against_local:
-        gap = result.max_parameter_difference(sharding.run_locally(job))
+        gap = max_difference(result.weights, sharding.run_locally(job).weights)
         found["max_parameter_difference"] = training.print_difference(gap)
     common.write_json(args.json, found)
     print(
         f"validation perplexity {found['valid_perplexity']:.1f}; a step takes "
         f"{found['seconds_per_step'] * 1e3:.1f} ms and {found['bytes_per_step']:,.0f} "
         f"bytes, {found['peak_memory_bytes']:,} bytes of memory on a rank "
-        f"({result.ranks[0].why})"
+        f"({result.ranks[0].transport})"
     )
     return 0
 
