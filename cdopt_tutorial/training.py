@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.constraints import Feasibility
+from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.engines import Wire, bytes_per_step
 from cdopt_tutorial.engines.seam.device import pick_device
 
@@ -50,17 +51,49 @@ class Settings(Training):
         object.__setattr__(self, "device", pick_device(self.device))
 
 
+@dataclass(frozen=True)
+class Score:
+    """How well data are predicted that no model has learnt from."""
+
+    loss: float  #: mean cross-entropy, nats
+    accuracy: float | None = None  #: part that is told apart; None for a text
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the loss."""
+        return perplexity(self.loss)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a trainer reports after each epoch, and perhaps within it."""
+
+    epoch: int  #: from 1
+    step: int  #: steps that this trainer has taken
+    train_loss: float  #: mean of its own data since the epoch began, or lately; nats
+    valid: Score | None  #: at an epoch's end; None but for the first trainer
+
+
+@dataclass(frozen=True)
+class Projected:
+    """What it costs to make a trained model exactly feasible."""
+
+    score: Score | None  #: after it; None but for the first trainer
+    feasibility: Feasibility  #: after it
+
+
 @dataclass
 class History:
     """What one trainer returns; each system adds fields of its own."""
 
-    progress: list[Any] = field(default_factory=list)  #: all that it reported
+    transport: str = "none"  #: how replicas or parts talk, and why so, if there are any
+    progress: list[Progress] = field(default_factory=list)  #: all that it reported
     losses: list[float] = field(default_factory=list)  #: of each step, its part; nats
     step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
     #: after each step of this run; of what a server owns, by the first trainer only.
     feasibility: list[Feasibility] = field(default_factory=list)
     #: what it costs to make the model exactly feasible at the end; None if it is free.
-    projected: Any = None
+    projected: Projected | None = None
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 

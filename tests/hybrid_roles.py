@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines import Role, launch, process_group, serve
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.pace import place
-from cdopt_tutorial.hybrid import replicas, run_locally, system
+from cdopt_tutorial.hybrid import run_locally, system
 from cdopt_tutorial.hybrid.model import Table, dense_layer
 
 PARTS = {  # of a step, and what is called in them
@@ -54,7 +54,7 @@ def attach_impatiently(deadline):
         with place(deadline):
             barrier(*args)
 
-    wrap(replicas.barrier, impatient)
+    wrap(system.Trainer.barrier, impatient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,15 +156,15 @@ def train_slowly(job):
 
 def differ(rank):
     """A trainer's role: how far two replicas are apart before and after one moves."""
-    replicas.join(rank, 2, gpus=())
+    process_group.join(rank, 2, gpus=())
     layer = nn.Linear(2, 3, dtype=torch.float64)
-    replicas.replicate(layer, "cpu")
-    answers = [replicas.ask_difference(layer)]
+    system.replicate(layer, "cpu")
+    answers = [system.ask_difference(layer)]
     with torch.no_grad():
         for perturbed in (0, 1, 1):
             layer.weight[1, 1] += 0.25 * (rank == perturbed)
             layer.bias[2] -= 0.125 * (rank == perturbed)
-            answers.append(replicas.ask_difference(layer))
+            answers.append(system.ask_difference(layer))
     return [answer() for answer in answers]
 
 

@@ -42,7 +42,7 @@ from cdopt_tutorial.constraints.layers import Dissolved
 from cdopt_tutorial.constraints.measure import constraints_of
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
-from cdopt_tutorial.hybrid.replicas import join
+from cdopt_tutorial.engines.launcher.process_group import join
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
 OPTIMIZERS: dict[str, Callable] = {

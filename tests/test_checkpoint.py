@@ -142,7 +142,7 @@ class TestInOneProcess:
             fewer = replace(config, max_steps=3)  # than are done
             for again in (local(config, resume=resume), local(fewer, resume=resume)):
                 assert (again.tokens, again.losses) == (0, first.losses)
-                assert again.progress[-1].valid_loss == first.progress[-1].valid_loss
+                assert again.progress[-1].valid == first.progress[-1].valid
                 assert again.progress[-1].epoch == first.progress[-1].epoch
 
     def test_may_ask_for_more_passes(self, tmp_path):
@@ -223,6 +223,6 @@ def test_no_trainer_goes_on_while_the_first_one_evaluates():
     corpus = Grammar(num_words=9, branching=3).corpus(100, 1500)
     config = replace(TWO, dropout=0.5, lr=1e-300, epochs=3, max_steps=None)
     first, _ = run(Job(config, corpus), **LIMITS)
-    found = [note.valid_loss for note in first.progress if note.valid_loss]
+    found = [note.valid.loss for note in first.progress if note.valid]
     alone = run_locally(Job(replace(config, epochs=1), corpus))
-    assert found == pytest.approx([alone.progress[-1].valid_loss] * 3, rel=1e-12)
+    assert found == pytest.approx([alone.progress[-1].valid.loss] * 3, rel=1e-12)

@@ -65,7 +65,7 @@ class Asked(Exception):
 RUNS = {
     "reinforce": "cdopt_tutorial.commands.reinforce.reinforce.run",
     "rollouts": "cdopt_tutorial.commands.rollouts.rollouts.run",
-    "rnn": "cdopt_tutorial.commands.rnn.rnn.restart.run_again",
+    "rnn": "cdopt_tutorial.commands.rnn.rnn.run",
     "hybrid": "cdopt_tutorial.commands.hybrid.hybrid.run",
     "shard": "cdopt_tutorial.commands.shard.sharding.run",
 }

@@ -69,9 +69,8 @@ def test_stays_near_the_manifold_and_projects_onto_it(way):
     assert history.feasibility[-1].weight > 1e-6  # penalised, not exact
     projected = history.projected
     assert projected.feasibility.weight < 1e-12
-    assert projected.valid_loss == pytest.approx(
-        history.progress[-1].valid_loss, rel=0.01
-    )
+    before = history.progress[-1].valid.loss
+    assert projected.score.loss == pytest.approx(before, rel=0.01)
 
 
 def test_only_the_named_part_is_constrained():
@@ -140,7 +139,7 @@ def test_trainers_out_of_step_can_share_constrained_weights():
 def test_a_constrained_model_writes():
     config, words = replace(EXACT, where="server"), CORPUS.vocabulary
     history = run_locally(Job(config, CORPUS))
-    text = sample.write(history.weights, config, words, words.words[1], length=5)
+    text = sample(history.weights, config, words, words.words[1], length=5)
     assert text.split()[0] == words.words[1]
 
 

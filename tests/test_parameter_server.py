@@ -109,8 +109,8 @@ class TestTwin:
             assert history.losses == pytest.approx(losses, rel=1e-10)
             assert max_difference(history.weights, twin.named()) < 1e-10
             assert history.perplexity == pytest.approx(math.exp(valid[1]), rel=1e-10)
-        notes = [note for note in whole.progress if note.valid_loss]
-        assert [note.valid_loss for note in notes] == pytest.approx(valid, rel=1e-10)
+        notes = [note for note in whole.progress if note.valid]
+        assert [note.valid.loss for note in notes] == pytest.approx(valid, rel=1e-10)
         assert [(n.epoch, n.step) for n in notes] == [(1, 20), (2, 40)]
         assert whole.tokens == 1390
         assert whole.progress[0].train_loss == pytest.approx(sum(losses[:10]) / 10)

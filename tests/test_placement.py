@@ -12,7 +12,7 @@ from elsewhere import Elsewhere, tensors_in, where
 
 from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.dissolving import eigenspace, flow, memory
+from cdopt_tutorial.dissolving import eigenspace, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
 from cdopt_tutorial.engines.seam import gradients, reference
 from cdopt_tutorial.engines.seam.device import pick_device
@@ -215,7 +215,7 @@ class TestDissolving:
             memory.CopyingMemory(2, 2, 2),
         ):
             config = memory.MemoryConfig(of, device="meta", **small)
-            memory.train(memory.Job(name, 1e-3, 1), config)
+            memory.train(name, 1e-3, 1, config)
         assert where(seen) == {"meta"}
 
     @pytest.mark.parametrize("method", eigenspace.METHODS)
@@ -225,14 +225,14 @@ class TestDissolving:
         assert len(eigenspace.solve(method, problem, steps=1).gap) == 2
 
     def test_how_a_gradient_fares(self, monkeypatch):
-        given, plain = [], flow.gradient_norms
+        given, plain = [], memory.gradient_norms
 
         def norms(rnn, *args):
             given.extend([*args, *rnn.parameters()])
             return plain(rnn, *args)
 
-        monkeypatch.setattr(flow, "gradient_norms", norms)
-        flow.flows(hidden=4, steps=2, seeds=(1,), device="meta")
+        monkeypatch.setattr(memory, "gradient_norms", norms)
+        memory.flows(hidden=4, steps=2, seeds=(1,), device="meta")
         assert where(given) == {"meta"}
 
     @pytest.mark.parametrize("variant", VARIANTS)

@@ -65,8 +65,8 @@ def test_every_conversation_has_the_rewards_of_one_process():
 def test_shards_have_the_parameters_of_one_process():
     config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")
     job = sharding.Job(config)
-    result = sharding.run(job, OnRay())
-    assert result.max_parameter_difference(sharding.run_locally(job)) <= TOLERANCE
+    result, local = sharding.run(job, OnRay()), sharding.run_locally(job)
+    assert max_difference(result.weights, local.weights) <= TOLERANCE
 
 
 def test_an_observer_that_dies_costs_its_round_and_is_replaced():
@@ -114,7 +114,7 @@ def test_a_training_that_dies_ends_as_that_of_one_process(
     if len(deaths) == 1:
         (tmp_path / "trainer").touch()  # its death is over
     told = []
-    histories = rnn.restart.run_again(
+    histories = rnn.run(
         job,
         engine(),
         max_restarts=len(deaths),

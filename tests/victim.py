@@ -37,7 +37,7 @@ def served(**options):
 def combined(**options):
     job = hybrid.Job(HYBRID)
     there = hybrid.run(job, **options)
-    return there.max_parameter_difference(hybrid.run_locally(job))
+    return max_difference(there.weights, hybrid.run_locally(job).weights)
 
 
 def hold(go):

@@ -31,7 +31,7 @@ def copying(progress: Progress, smoke: bool, device: str) -> Measured:
             own = {"lrs": dict.fromkeys(memory.MODELS, lr), "seeds": COPYING_SEEDS}
             own |= {"task": SMOKE_TASKS[task], **SMOKE} if smoke else {}
             runs = memory.run(replace(config, device=device, **own))
-            losses |= {f"{task}, {m}": [r.loss for r in runs[m]] for m in runs}
+            losses |= {f"{task}, {m}": [r.losses[-1] for r in runs[m]] for m in runs}
         return losses
 
     return try_rates(train, COPYING_LRS[:2] if smoke else COPYING_LRS, progress)

@@ -6,6 +6,8 @@ from functools import partial
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.training import Progress
 
 SMOKE = {"max_steps": 30}
 add = partial(training.add_flags, config=hybrid.HybridConfig)
@@ -23,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     found = result.as_json() | {"losses": result.losses}
     found["max_parameter_difference"] = training.difference(
         args.against_local,
-        lambda: result.max_parameter_difference(hybrid.run_locally(job)),
+        lambda: max_difference(result.weights, hybrid.run_locally(job).weights),
     )
     common.write_json(args.json, found)
     held = found["feasibility"]
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def _log(_, note: hybrid.Progress) -> None:
+def _log(_, note: Progress) -> None:
     score = note.valid  # checked at once: what is not finite can't be projected
     training.check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:

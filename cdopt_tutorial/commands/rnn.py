@@ -14,6 +14,7 @@ from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
+from cdopt_tutorial.training import Progress
 
 SMOKE = {"max_steps": 30}
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
@@ -35,13 +36,11 @@ def run(args: argparse.Namespace) -> None:
     """Train, evaluate, and compare; 1 if the training diverged."""
     with common.bad_input():
         job = read_job(args)
-        rnn.check(job)
-        rnn.restart.check(job, args.max_restarts)
+        rnn.check(job, args.max_restarts)
         engine = training.read_engine(args)
-    histories = rnn.restart.run_again(
-        job, engine, max_restarts=args.max_restarts, on_restart=_tell,
-        deadline=math.inf, on_report=_log,
-    )  # fmt: skip
+    options = {"max_restarts": args.max_restarts, "on_restart": _tell}
+    options |= {"deadline": math.inf, "on_report": _log}
+    histories = rnn.run(job, engine, **options)
     # The bytes are torch RPC's: the sockets of other engines carry much besides.
     wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
     training.check_finite(histories[0].perplexity)
@@ -94,8 +93,8 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
     found = {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": first.perplexity,
-        "baseline_perplexity": data.bigram_perplexity(job.corpus),
-        "unigram_perplexity": data.unigram_perplexity(job.corpus),
+        "baseline_perplexity": data.ngram_perplexity(job.corpus, 2),
+        "unigram_perplexity": data.ngram_perplexity(job.corpus, 1),
         # Nothing is read where the checkpoint was of a complete run.
         "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
         "bytes_per_step": wire if math.isfinite(wire) else None,
@@ -110,7 +109,7 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
             "weight": [each.weight for each in first.feasibility],
             "mapped": [each.mapped for each in first.feasibility],
         }
-        found["projected_perplexity"] = first.projected.perplexity
+        found["projected_perplexity"] = first.projected.score.perplexity
         found["projected_feasibility"] = first.projected.feasibility.weight
     return found
 
@@ -122,8 +121,8 @@ def _tell(error: WorkerLost, job: Job) -> None:
     print(f"{error.headline}: all begin again {place}", flush=True)
 
 
-def _log(_, note: rnn.Progress) -> None:
+def _log(_, note: Progress) -> None:
     training.check_finite(note.train_loss)  # at once, as in `hybrid`
-    if note.valid_loss is not None:
+    if note.valid is not None:
         line = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
-        print(f"{line}\tvalidation perplexity {note.perplexity:.1f}", flush=True)
+        print(f"{line}\tvalidation perplexity {note.valid.perplexity:.1f}", flush=True)

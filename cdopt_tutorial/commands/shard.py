@@ -6,6 +6,7 @@ from functools import partial
 
 from cdopt_tutorial import sharding
 from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.sharding import costs
 
 SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
         "feasibility": held and {"weight": held.weight, "mapped": held.mapped},
         "max_parameter_difference": training.difference(
             args.against_local,
-            lambda: result.max_parameter_difference(sharding.run_locally(job)),
+            lambda: max_difference(result.weights, sharding.run_locally(job).weights),
         ),
     }
     common.write_json(args.json, found)
@@ -40,5 +41,5 @@ def run(args: argparse.Namespace) -> None:
         f"validation perplexity {perplexity:.1f}; a step takes "
         f"{result.step_seconds * 1e3:.1f} ms and {found['bytes_per_step']:,.0f} "
         f"bytes, {found['peak_memory_bytes']:,} bytes of memory on a rank "
-        f"({result.ranks[0].why})"
+        f"({result.ranks[0].transport})"
     )

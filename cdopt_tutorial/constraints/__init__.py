@@ -10,8 +10,3 @@ from cdopt_tutorial.constraints.measure import (
     project_,
 )
 from cdopt_tutorial.constraints.surface import MANIFOLDS
-
-__all__ = [
-    "MANIFOLDS", "Constraints", "Feasibility", "dissolve", "dissolve_recurrent",
-    "feasibility", "penalty", "project_", "stiefel_constraint", "stiefel_map",
-]  # fmt: skip

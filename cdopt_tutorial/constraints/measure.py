@@ -53,25 +53,13 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
                 yield name, (listed.original, listed[0])
     free = isinstance(getattr(module, "manifold", None), euclidean_torch)
     if hasattr(module, "quad_penalty") and not free:
-        yield from _of_cdopt(module)
-
-
-def _of_cdopt(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
-    """The weights of a layer of CDOpt, whose own closures don't survive a copy."""
-    linear = isinstance(module, cdopt_nn.Linear_cdopt)
-    turned = linear and module.in_features >= module.out_features
-    on = Surface(lambda *_, **__: module.manifold, 1, turned)
-    if isinstance(module, cdopt_nn.RNNBase_cdopt):
-        names = [module._flat_weights_names[i] for i in module.cdopt_weight_hh_index]
-    else:  # of a cell; of set_constraint_dissolving; of all others
-        known = "weight_hh", "original", "weight"
-        names = [next(name for name in known if hasattr(module, name))]
-    for name in names:
-        weight = getattr(module, name)
-        if getattr(module, "weight_to_var", nn.Identity())(weight) is not weight:
+        if not isinstance(module, cdopt_nn.Linear_cdopt):
             kind = type(module).__name__
-            raise ValueError(f"{kind} reshapes its {name}: dissolve a plain layer")
-        yield name, (weight, Dissolved(on, module.penalty_param))
+            raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
+        # What it computes its own penalty with does not survive a copy.
+        turned = module.in_features >= module.out_features
+        on = Surface(lambda *_, **__: module.manifold, blocks=1, transpose=turned)
+        yield "weight", (module.weight, Dissolved(on, module.penalty_param))
 
 
 class Distance(NamedTuple):

@@ -51,9 +51,9 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
     Its bound on the step is left out. Source: Ablin and Peyré, Fast and accurate
     optimization on the orthogonal manifold without retraction (2022).
     """
-    gram, mixed = _grams(sums, (x, x), (x, grad))
+    tangent, gram = _tangent(x, grad, sums)
     c = gram - torch.eye(gram.shape[-1]).to(gram)
-    return x - lr * (_tangent(x, grad, sums, gram, mixed) + sums.times(x, c))
+    return x - lr * (tangent + sums.times(x, c))
 
 
 def pogo(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
@@ -62,8 +62,7 @@ def pogo(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
     Source: Javaloy and Vergari, An embarrassingly simple way to optimize orthogonal
     matrices at scale (2026), with λ = 1/2.
     """
-    gram, mixed = _grams(sums, (x, x), (x, grad))
-    return stiefel_map(x - lr * _tangent(x, grad, sums, gram, mixed), sums)[0]
+    return stiefel_map(x - lr * _tangent(x, grad, sums)[0], sums)[0]
 
 
 def penalised(
@@ -200,14 +199,13 @@ def _grams(sums: Sums, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     return sums.inside(torch.stack([own.gram(x, y) for x, y in pairs])).unbind()
 
 
-def _tangent(
-    x: Tensor, grad: Tensor, sums: Sums, gram: Tensor, mixed: Tensor
-) -> Tensor:
-    """skew(G Xᵀ) X, given XᵀX and XᵀG: X may be off the manifold."""
+def _tangent(x: Tensor, grad: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
+    """skew(G Xᵀ) X, where X may be off the manifold, and XᵀX."""
+    gram, mixed = _grams(sums, (x, x), (x, grad))
     if sums.wide and sums.square:  # as a tall one, whose columns are cut: G Xᵀ is known
-        return 0.5 * (mixed.mT - mixed) @ x
+        return 0.5 * (mixed.mT - mixed) @ x, gram
     small = mixed if sums.wide else mixed.mT
-    return 0.5 * (sums.times(grad, gram) - sums.times(x, small))
+    return 0.5 * (sums.times(grad, gram) - sums.times(x, small)), gram
 
 
 def _inverse_root(gram: Tensor) -> Tensor:

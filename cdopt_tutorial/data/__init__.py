@@ -1,11 +1,6 @@
 """What the models read: real text, a language of known entropy, and baselines."""
 
-from cdopt_tutorial.data.baselines import (
-    bigram_perplexity,
-    ngram_perplexity,
-    perplexity,
-    unigram_perplexity,
-)
+from cdopt_tutorial.data.baselines import ngram_perplexity, perplexity
 from cdopt_tutorial.data.grammar import Grammar
 from cdopt_tutorial.data.near import load_near
 from cdopt_tutorial.data.text import (
@@ -15,8 +10,3 @@ from cdopt_tutorial.data.text import (
     detokenize,
     load_corpus,
 )
-
-__all__ = [
-    "Corpus", "Grammar", "Stream", "Vocabulary", "bigram_perplexity", "detokenize",
-    "load_corpus", "load_near", "ngram_perplexity", "perplexity", "unigram_perplexity",
-]  # fmt: skip

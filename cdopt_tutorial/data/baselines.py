@@ -23,27 +23,18 @@ def perplexity(loss: float) -> float:
     return math.inf if loss > 700 else math.exp(loss)  # NaN stays one
 
 
-def unigram_perplexity(corpus: Corpus) -> float:
-    """Perplexity of the validation part, from its second word on, for unigrams."""
-    return _perplexity(corpus, corpus.valid[1:], 1)
-
-
-def bigram_perplexity(corpus: Corpus) -> float:
-    """Perplexity of the validation part, from its second word on, for bigrams."""
-    return ngram_perplexity(corpus, 2)
-
-
 def ngram_perplexity(corpus: Corpus, order: int) -> float:
-    """The same from the ``order``-th word on, for sequences of so many words."""
-    return _perplexity(corpus, corpus.valid, order)
+    """Perplexity of the validation part, for sequences of so many words.
 
-
-def _perplexity(corpus: Corpus, words: Tensor, order: int) -> float:
+    From the ``order``-th word on; single words are scored from the second on, as pairs
+    are. A ValueError if there are more sequences than int64 can number.
+    """
     vocab_size = len(corpus.vocabulary)
     if order < 1 or vocab_size**order >= 2**63:
         allowed = f"from 1 up to where {vocab_size}**order is below 2**63"
         raise ValueError(f"order is {order}, but must be {allowed}")
-    known, asked = (sequences(of, vocab_size, order) for of in (corpus.train, words))
+    texts = corpus.train, corpus.valid[1:] if order == 1 else corpus.valid
+    known, asked = (sequences(of, vocab_size, order) for of in texts)
     likely = probabilities(known, asked, vocab_size, order)
     return float(np.exp(-np.log(likely).mean()))
 

@@ -38,7 +38,10 @@ def load_near(package: str, n: int, contexts: int = 1000) -> Near:
 
     n is the number of terms, and `contexts` that of the frequent words.
     """
-    ids, words = _numbered(sources(package))
+    tokens = sources(package)
+    words = [word for word, _ in Counter(sorted(tokens)).most_common()]
+    numbers = {word: number for number, word in enumerate(words)}
+    ids = np.array([numbers[token] for token in tokens])
     firsts, pairs = np.unique(ids[:-1] * len(words) + ids[1:], return_inverse=True)
     counts = np.concatenate([np.bincount(ids), np.bincount(pairs)])
     if n > len(counts):
@@ -47,17 +50,13 @@ def load_near(package: str, n: int, contexts: int = 1000) -> Near:
     rows = np.full(len(counts), -1)
     rows[frequent] = np.arange(n)
     both = (rows[ids], 1), (rows[len(words) + pairs], 2)
-    counted = sum(_count(*each, ids, (n, contexts)) for each in both)
+    roots = sum(_count(*each, ids, (n, contexts)) for each in both).sqrt()
+    sums = (np.asarray(roots.sum(axis)).ravel() for axis in (1, 0))
+    left, right = (sparse.diags(np.maximum(each, 1) ** -0.5) for each in sums)
     texts = (f"{words[k // len(words)]} {words[k % len(words)]}" for k in firsts)
     names = [*words, *texts]
-    return Near([names[k] for k in frequent], _scaled(counted))
-
-
-def _numbered(tokens: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Each token's number, and the words by number, the most frequent first."""
-    words = [word for word, _ in Counter(sorted(tokens)).most_common()]
-    numbers = {word: number for number, word in enumerate(words)}
-    return np.array([numbers[token] for token in tokens]), words
+    matrix = (left @ roots @ right).tocsr().astype(np.float32)
+    return Near([names[k] for k in frequent], matrix)
 
 
 def _count(
@@ -73,10 +72,3 @@ def _count(
             places = row[known], column[known]
             total += sparse.csr_matrix((np.ones(known.sum()), places), shape)
     return total
-
-
-def _scaled(counted: sparse.csr_matrix) -> sparse.csr_matrix:
-    roots = counted.sqrt()
-    sums = (np.asarray(roots.sum(axis)).ravel() for axis in (1, 0))
-    rows, columns = (sparse.diags(np.maximum(each, 1) ** -0.5) for each in sums)
-    return (rows @ roots @ columns).tocsr().astype(np.float32)

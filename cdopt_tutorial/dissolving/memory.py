@@ -1,9 +1,12 @@
-"""Who remembers? Recurrent models compared, over seeds, at their own learning rates."""
+"""Who remembers? Recurrent models compared, over seeds, at their own learning rates.
+
+And how a gradient fares on its way back through time, before any training.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.checks import at_least, check
+from cdopt_tutorial.constraints import dissolve_recurrent
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines import share
 from cdopt_tutorial.engines.seam.device import pick_device
@@ -23,8 +27,24 @@ BLANK = 0  # of the copying problem
 PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
 
 
+class Task:
+    """What is learned: a class below, which says of which steps."""
+
+    graded = asked = slice(None)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy over the graded steps, in nats, a scalar."""
+        logits, targets = logits[self.graded], targets[self.graded]
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def recall(self, logits: Tensor, targets: Tensor) -> float:
+        """Share of the asked steps for which the likeliest answer is right."""
+        right = logits[self.asked].argmax(-1) == targets[self.asked]
+        return right.float().mean().item()
+
+
 @dataclass(frozen=True)
-class CopyingMemory:
+class CopyingMemory(Task):
     """Symbols, a long pause, and then the same symbols again.
 
     The input is K symbols, L blanks of which the last is a marker, and K blanks. The
@@ -60,18 +80,14 @@ class CopyingMemory:
         targets[-copies:] = symbols
         return inputs, targets
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over all steps, in nats, a scalar."""
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def recall(self, logits: Tensor, targets: Tensor) -> float:
-        """Share of the K symbols for which the likeliest answer is right."""
-        asked = slice(-self.num_copies, None)
-        return (logits[asked].argmax(-1) == targets[asked]).float().mean().item()
+    @property
+    def asked(self) -> slice:
+        """The last K steps."""
+        return slice(-self.num_copies, None)
 
 
 @dataclass(frozen=True)
-class NextWord:
+class NextWord(Task):
     """The next word of a language."""
 
     #: what comes next depends on the last ``order`` words; the rest only distracts.
@@ -98,15 +114,10 @@ class NextWord:
         words = self._text[begin + torch.arange(self.seq_len + 1)[:, None]]
         return words[:-1], words[1:]
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy per word in nats, once ``order`` words have been seen."""
-        known = slice(self.grammar.order - 1, None)
-        logits, targets = logits[known].flatten(0, 1), targets[known].flatten()
-        return functional.cross_entropy(logits, targets)
-
-    def recall(self, logits: Tensor, targets: Tensor) -> float:
-        """Share of the next words that are the likeliest guess."""
-        return (logits.argmax(dim=-1) == targets).float().mean().item()
+    @property
+    def graded(self) -> slice:
+        """The steps at which ``order`` words have been seen."""
+        return slice(self.grammar.order - 1, None)
 
     @cached_property
     def _text(self) -> Tensor:
@@ -130,7 +141,7 @@ def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNNBase:
     if name != "free":
         nn.init.orthogonal_(rnn.weight_hh_l0)
     if name == "Stiefel":
-        constraints.dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
+        dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
     if name == "torch's orthogonal":
         # Of torch's three maps this was the fastest at a width of 64.
         parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
@@ -180,7 +191,7 @@ CLIP = 1.0  # the norm to which longer gradients are cut
 class MemoryConfig:
     """Settings of the comparison; raises ValueError if one is out of its range."""
 
-    task: CopyingMemory | NextWord = CopyingMemory()  #: what to learn
+    task: Task = CopyingMemory()  #: what to learn
     #: learning rate of RMSprop for each model that is trained.
     lrs: Mapping[str, float] = field(default_factory=lambda: dict(LEARNING_RATES))
     seeds: Sequence[int] = (1, 2, 3, 4, 5)  #: each of every model's start and batches
@@ -207,47 +218,30 @@ def next_word_config(**changes: Any) -> MemoryConfig:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run to do."""
+class Run:
+    """What a run gave; loss and recall are of each batch before it is learned from."""
 
     model: str  #: a name of ``MODELS``
     lr: float  #: learning rate
     seed: int  #: of the start and the batches
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run gave; loss and recall are of each batch before it is learned from."""
-
-    job: Job  #: what was trained
     steps: list[int]  #: of the optimizer, at the end of each interval
     losses: list[float]  #: nats, mean of each interval, without the penalty
     recalls: list[float]  #: mean of each interval
     mapped: float  #: ‖QᵀQ - I‖ at the end, of the weight that is computed with
     seconds: float = field(compare=False)  #: that the run took; not compared
 
-    @property
-    def loss(self) -> float:
-        """Nats in the last interval."""
-        return self.losses[-1]
 
-    @property
-    def recall(self) -> float:
-        """Recall in the last interval."""
-        return self.recalls[-1]
-
-
-def train(job: Job, config: MemoryConfig) -> Run:
+def train(name: str, lr: float, seed: int, config: MemoryConfig) -> Run:
     """Train one model by RMSprop, smoothed by 0.9 as Arjovsky et al., in a worker."""
     task, begin = config.task, time.perf_counter()
     # One for the start and one for the batches.
-    seeds = (np.random.SeedSequence([job.seed, stream]) for stream in (0, 1))
-    start, order = (int(seed.generate_state(1)[0]) for seed in seeds)
+    seeds = (np.random.SeedSequence([seed, stream]) for stream in (0, 1))
+    start, order = (int(each.generate_state(1)[0]) for each in seeds)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
-        model = Model(job.model, task.num_inputs, task.num_outputs, config.hidden)
+        model = Model(name, task.num_inputs, task.num_outputs, config.hidden)
     model.to(config.device)
-    optimizer = torch.optim.RMSprop(model.parameters(), job.lr, alpha=0.9)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr, alpha=0.9)
     batches, found = Generator().manual_seed(order), []
     for _ in range(config.steps):
         batch = task.batch(config.batch_size, batches)
@@ -263,7 +257,8 @@ def train(job: Job, config: MemoryConfig) -> Run:
     losses, recalls = each.mean(1).T.tolist()
     steps = list(range(config.interval, config.steps + 1, config.interval))
     seconds = time.perf_counter() - begin
-    return Run(job, steps, losses, recalls, model.distance(), seconds)
+    of = name, lr, seed
+    return Run(*of, steps, losses, recalls, model.distance(), seconds)
 
 
 def run(
@@ -271,6 +266,75 @@ def run(
 ) -> dict[str, list[Run]]:
     """Each model's runs, in the order of the seeds; WorkerError if a worker failed."""
     each = product(config.lrs.items(), config.seeds)
-    jobs = [(Job(model, lr, seed), config) for (model, lr), seed in each]
+    jobs = [(*pair, seed, config) for pair, seed in each]
     runs = share(train, jobs, on_done=on_done)
-    return {name: [r for r in runs if r.job.model == name] for name in config.lrs}
+    return {name: [r for r in runs if r.model == name] for name in config.lrs}
+
+
+NUM_INPUTS = 10
+LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
+    "RNN": nn.RNN,
+    "Stiefel RNN": partial(recurrent, "Stiefel"),
+    "LSTM": nn.LSTM,
+    "LSTM, stacked": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes)),
+    "LSTM, per gate": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes), per_gate=True),
+}
+
+
+def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[float]:
+    """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T, with ``direction`` v, (hidden,).
+
+    The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
+    too; s_0 is 0. ``inputs`` are (T, num_inputs), of the layer's dtype and device.
+    """
+    is_lstm = isinstance(rnn, nn.LSTM)
+    zeros = direction.new_zeros(1 + is_lstm, 1, 1, rnn.hidden_size)
+    states = [tuple(part.requires_grad_() for part in zeros.unbind())]
+    with parametrize.cached():  # the weight is the same at every step
+        for one in inputs:
+            state = states[-1] if is_lstm else states[-1][0]
+            _, state = rnn(one.view(1, 1, -1), state)
+            states.append(state if is_lstm else (state,))
+    parts = [part for state in states for part in state]
+    loss = states[-1][0].flatten() @ direction
+    # What nothing depends on has no gradient: the last cell does not enter h_T again.
+    found = torch.autograd.grad(loss, parts, allow_unused=True, materialize_grads=True)
+    return torch.stack(found).view(len(states), -1).norm(dim=1).tolist()
+
+
+def flows(
+    hidden: int = 128,
+    steps: int = 50,
+    seeds: Sequence[int] = (1, 2, 3),
+    device: str = "cpu",
+) -> dict[str, list[list[float]]]:
+    """For each of ``LAYERS``, a list per seed of what :func:`gradient_norms` gives.
+
+    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
+    the same direction, a unit vector.
+    """
+    found: dict[str, list[list[float]]] = {name: [] for name in LAYERS}
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        symbols = torch.randint(NUM_INPUTS, (steps,), generator=generator)
+        inputs = functional.one_hot(symbols, NUM_INPUTS).double()
+        direction = torch.randn(hidden, generator=generator, dtype=torch.float64)
+        direction = functional.normalize(direction, dim=0)
+        given = inputs.to(device), direction.to(device)
+        for name, make in LAYERS.items():
+            rnn = start(make, hidden, seed).to(device)
+            found[name].append(gradient_norms(rnn, *given))
+    return found
+
+
+def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
+    """A layer of ten inputs in float64, drawn with a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(NUM_INPUTS, hidden).double()
+
+
+def gate_singular_values(rnn: nn.RNNBase) -> Tensor:
+    """Singular values (gates, hidden) of weight_hh; i, f, g and o are an LSTM's."""
+    weight = rnn.weight_hh_l0.detach()
+    return torch.linalg.svdvals(weight.unflatten(0, (-1, rnn.hidden_size)))

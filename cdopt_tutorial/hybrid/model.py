@@ -14,7 +14,7 @@ from cdopt_tutorial.constraints import MANIFOLDS, Feasibility, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam.device import device_for, device_of
-from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.training import Projected, Score
 
 SEMANTICS = ("exact", "original")
 DAY = 24 * 60 * 60
@@ -92,37 +92,10 @@ class Job:
     begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Score:
-    """How well some images are told apart."""
-
-    accuracy: float  #: part of them with the highest score for their label
-    loss: float  #: mean cross-entropy, nats
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a trainer reports after each epoch."""
-
-    epoch: int  #: from 1
-    step: int  #: steps taken
-    train_loss: float  #: mean of its own images in this epoch, nats
-    valid: Score | None  #: of the validation images; None but for the first trainer
-
-
-@dataclass(frozen=True)
-class Projected:
-    """What it costs to make a trained model exactly feasible."""
-
-    test: Score | None  #: after it; None but for the first trainer
-    feasibility: Feasibility  #: after it
-
-
 @dataclass
 class History(training.History):
     """What one trainer returns; its losses are summed over its own images."""
 
-    transport: str = "none: one process"  #: how its replicas talk, and why so
     images: list[int] = field(default_factory=list)  #: that it had in each step
     #: largest one between any two replicas, after each step; none in one process.
     replica_differences: list[float] = field(default_factory=list)
@@ -181,10 +154,6 @@ class Result:
         seconds = max(each.seconds for each in self.trainers)
         return sum(sum(each.images) for each in self.trainers) / seconds
 
-    def max_parameter_difference(self, other: "Result") -> float:
-        """Largest difference of any parameter from another run's."""
-        return max_difference(self.weights, other.weights)
-
     def as_json(self) -> dict[str, Any]:
         """What the command line writes."""
         left, projected = self.feasibility, self.projected
@@ -200,7 +169,7 @@ class Result:
             "feasibility": left and left.mapped,
             "feasibility_of_weight": left and left.weight,
             "projected_feasibility": projected and projected.feasibility.mapped,
-            "projected_accuracy": projected and projected.test.accuracy,
+            "projected_accuracy": projected and projected.score.accuracy,
             "replica_difference": self.replica_difference,
             "samples_per_second": self.samples_per_second,
         }
@@ -230,9 +199,9 @@ def table_on_device(
     num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
 ) -> Table:
     """The table on its owner's device, which is next to the trainers'; made there."""
-    table = Table(num_tokens, config)
-    begin_at(table, "table", begin)
-    return table.to(device_for(config.device, config.num_trainers))
+    parts = nn.ModuleDict({"table": Table(num_tokens, config)})
+    parts.load_state_dict(begin, strict=False)
+    return parts["table"].to(device_for(config.device, config.num_trainers))
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
@@ -253,26 +222,13 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
 
 
 def first_weights(job: Job) -> dict[str, Tensor]:
-    """All parameters that are learnt, by name, as the seed makes them."""
+    """All parameters by name, as the seed makes them."""
     table = Table(job.data.num_tokens, job.config)
     dense = dense_layer(job.data.num_classes, job.config)
     return weights_of(table, "table") | weights_of(dense, "dense")
 
 
-def learnt(module: nn.Module) -> dict[str, nn.Parameter]:
-    """A module's parameters but the frozen constant of ``Linear_cdopt``."""
-    named = module.named_parameters()
-    return {name: value for name, value in named if value.requires_grad}
-
-
 def weights_of(module: nn.Module, part: str) -> dict[str, Tensor]:
     """Copies of a part's parameters on the CPU, by their names in the model."""
-    values = learnt(module).items()
+    values = module.state_dict().items()
     return {f"{part}.{name}": value.detach().cpu().clone() for name, value in values}
-
-
-@torch.no_grad()
-def begin_at(module: nn.Module, part: str, weights: Mapping[str, Tensor]) -> None:
-    """Give a part of a model its own of these weights, by their names in the model."""
-    for name, value in learnt(module).items():
-        value.copy_(weights.get(f"{part}.{name}", value))

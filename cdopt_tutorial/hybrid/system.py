@@ -11,16 +11,20 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from joblib import cpu_count
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
-from cdopt_tutorial.engines import Role, passed, serve, span
+from cdopt_tutorial.engines import Role, passed, process_group, serve, span
 from cdopt_tutorial.engines.one_process import OneProcess
+from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for, gpus_of
 from cdopt_tutorial.engines.seam.gradients import make_optimizer, move
@@ -29,23 +33,17 @@ from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.hybrid import replicas
 from cdopt_tutorial.hybrid.model import (
     History,
     HybridConfig,
     Job,
-    Progress,
-    Projected,
     Result,
-    Score,
-    begin_at,
     dense_layer,
     first_weights,
-    learnt,
     table_on_device,
     weights_of,
 )
-from cdopt_tutorial.training import check_begin
+from cdopt_tutorial.training import Progress, Projected, Score, check_begin
 
 MASTER, SERVER = "master", "ps"
 SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
@@ -56,7 +54,7 @@ class JointStep:
     """Steps the table, on ``ps``, by the mean of all trainers' gradients, like DDP."""
 
     def __init__(self, table: Reference, config: HybridConfig):
-        self._parameters = list(learnt(table.local_value()).values())
+        self._parameters = list(table.local_value().parameters())
         self._optimizer = make_optimizer(self._parameters, config)
         self._all = Rendezvous(self._step, range(config.num_trainers))
 
@@ -76,7 +74,7 @@ class OriginalStep:
 
     def __init__(self, table: Reference, config: HybridConfig):
         part, trainers = table.local_value(), range(config.num_trainers)
-        self._parameters = list(learnt(part).values())
+        self._parameters = list(part.parameters())
         self._optimizers = [make_optimizer(self._parameters, config) for _ in trainers]
         self._lock = threading.Lock()
 
@@ -129,6 +127,39 @@ def penalty_factor(trainer: int, config: HybridConfig) -> int:
     return config.num_trainers if config.semantics == "exact" else 1
 
 
+def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
+    """The layer, which is there, as one of its replicas; begins as the first one."""
+    ids = [torch.device(device)] if device != "cpu" else None
+    replica = DistributedDataParallel(layer, device_ids=ids)
+
+    def all_reduce(group: None, bucket: dist.GradBucket) -> Future[Tensor]:
+        reduced = default_hooks.allreduce_hook(group, bucket)  # as DDP does by itself
+        return trace.mark_until_done("all-reduce", reduced)
+
+    if trace.recording():
+        replica.register_comm_hook(None, all_reduce)
+    return replica
+
+
+@torch.no_grad()
+def ask_difference(layer: nn.Module) -> Callable[[], float]:
+    """Ask for the largest difference of any parameter between any two replicas now.
+
+    All trainers must ask. What is returned waits for the answer.
+    """
+    flat = torch.cat([each.flatten() for each in layer.parameters()])
+    both = torch.cat((flat, -flat))
+    # To wait would keep trainers in step, which the original's semantics do not.
+    work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
+
+    def answer() -> float:
+        work.wait()
+        highest, minus_lowest = both.chunk(2)
+        return (highest + minus_lowest).max().item()
+
+    return answer
+
+
 class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
@@ -139,9 +170,9 @@ class Trainer:
         self.table, self.table_step = table, table_step
         self.device = device_for(task.config.device, task.rank)
         self.dense = dense_layer(task.num_classes, task.config).to(self.device)
-        begin_at(self.dense, "dense", task.begin)
+        nn.ModuleDict({"dense": self.dense}).load_state_dict(task.begin, strict=False)
         self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
-        self.optimizer = make_optimizer(learnt(self.dense).values(), task.config)
+        self.optimizer = make_optimizer(self.dense.parameters(), task.config)
         part = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if part is None else Constraints(part)
         self.penalty_factor = penalty_factor(task.rank, task.config)
@@ -153,10 +184,10 @@ class Trainer:
     def run(self) -> History:
         """Join the other trainers, then train with them; called by the master."""
         config, self.seconds = self.config, self.config.step_deadline
-        group = self.task.rank, config.num_trainers, gpus_of(config.device)
+        of, gpus = (self.task.rank, config.num_trainers), gpus_of(config.device)
         with place(SELDOM * self.seconds, then=math.inf):
-            self.history.transport = replicas.join(*group).why
-            self.fc = replicas.replicate(self.dense, self.device)
+            self.history.transport = process_group.join(*of, gpus, "trainers").why
+            self.fc = replicate(self.dense, self.device)
             passed(SELDOM * self.seconds)
             return self.train()
 
@@ -183,7 +214,8 @@ class Trainer:
     def barrier(self) -> None:
         """Wait for all trainers, if there are others."""
         if self.fc is not self.dense:
-            replicas.barrier(SELDOM * self.seconds)
+            with place(SELDOM * self.seconds):
+                dist.barrier()
 
     def learn(self, batches: Iterable[Batch]) -> None:
         """Step on each of these batches, and measure what is no part of a step."""
@@ -194,7 +226,7 @@ class Trainer:
             history.step_seconds.append(time.perf_counter() - begin)
             history.images.append(len(batch.bags))
             if self.fc is not self.dense:
-                differences.append(replicas.ask_difference(self.dense))
+                differences.append(ask_difference(self.dense))
             if self.looks_after:
                 history.feasibility.append(self.constraints.feasibility())
         history.replica_differences += [answer() for answer in differences]
@@ -248,9 +280,8 @@ class Trainer:
         first = history.progress[-1].step if history.progress else 0
         of_epoch, images = history.losses[first:], history.images[first:]
         mean = sum(of_epoch) / max(1, sum(images))
-        progress = Progress(epoch + 1, len(history.losses), mean, valid)
-        history.progress.append(progress)
-        self.engine.report(f"trainer{self.task.rank}", progress)
+        history.progress.append(Progress(epoch + 1, len(history.losses), mean, valid))
+        self.engine.report(f"trainer{self.task.rank}", history.progress[-1])
 
     @torch.no_grad()
     def score(self, bags: Bags | None) -> Score | None:
@@ -259,10 +290,10 @@ class Trainer:
             return None
         scores = self.dense(self.lookup(bags).to(self.device)).cpu()
         right = (scores.argmax(1) == bags.labels).double().mean().item()
-        return Score(right, F.cross_entropy(scores, bags.labels).item())
+        return Score(F.cross_entropy(scores, bags.labels).item(), right)
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters that are learnt, by name."""
+        """All parameters by name."""
         return apply(self.table, weights_of, "table") | weights_of(self.dense, "dense")
 
     def project(self) -> Projected:

@@ -1,7 +1,7 @@
 """The settings, what a run returns, and the model, in the parts that workers own."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from cdopt_tutorial import training
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
-from cdopt_tutorial.constraints import Feasibility, dissolve, dissolve_recurrent
-from cdopt_tutorial.data import perplexity
+from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
+from cdopt_tutorial.data import Vocabulary, detokenize
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for, device_of
-from cdopt_tutorial.engines.seam.reference import Reference, apply
+from cdopt_tutorial.engines.seam.reference import LocalRef, Reference, apply
 
-PARTS = ("embedding", "rnn", "decoder")
+TEMPERATURE = 0.7  # of a sample; below 1 it prefers likely words
 ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
 
 Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
@@ -93,34 +93,6 @@ class RNNConfig(training.Settings):
         return {"stiefel": "decoder", "oblique": "embedding"}[self.manifold]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a trainer reports every few steps, and after each epoch."""
-
-    epoch: int  #: from 1
-    step: int  #: steps that this trainer has taken
-    train_loss: float  #: mean of its own tokens over the last steps, nats
-    valid_loss: float | None  #: mean of the validation part, nats; None within an epoch
-
-    @property
-    def perplexity(self) -> float | None:
-        """Of the validation part; None within an epoch."""
-        return None if self.valid_loss is None else perplexity(self.valid_loss)
-
-
-@dataclass(frozen=True)
-class Projected:
-    """What it costs to make a trained model exactly feasible."""
-
-    valid_loss: float  #: mean of the validation part after the projection, nats
-    feasibility: Feasibility  #: after the projection
-
-    @property
-    def perplexity(self) -> float:
-        """Of the validation part after the projection."""
-        return perplexity(self.valid_loss)
-
-
 @dataclass
 class History(training.History):
     """What one trainer returns; ``losses`` has the steps before a checkpoint, too."""
@@ -130,8 +102,8 @@ class History(training.History):
 
     @property
     def perplexity(self) -> float:
-        """Of the validation part at the end, before the projection."""
-        return self.progress[-1].perplexity
+        """The first trainer's, of the validation part before the projection."""
+        return self.progress[-1].valid.perplexity
 
 
 class EmbeddingTable(nn.Module):
@@ -275,18 +247,19 @@ def _set_training(module: nn.Module, mode: bool) -> None:
     module.train(mode)  # without its result, which would be sent back
 
 
+# What makes each part of the model, which has a seed of its own by its place here.
+PARTS: dict[str, Callable[[int, RNNConfig], nn.Module]] = {
+    "embedding": EmbeddingTable,
+    "rnn": lambda _, config: LSTM(config),
+    "decoder": Decoder,
+}
+
+
 def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
     """One of the model's :data:`PARTS`; by its seed the same wherever it is made."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3 * config.seed + PARTS.index(part))
-        match part:
-            case "embedding":
-                module = EmbeddingTable(vocab_size, config)
-            case "rnn":
-                module = LSTM(config)
-            case "decoder":
-                module = Decoder(vocab_size, config)
-    module.to(config.torch_dtype)
+        torch.manual_seed(3 * config.seed + list(PARTS).index(part))
+        module = PARTS[part](vocab_size, config).to(config.torch_dtype)
     if part == config.constrained:
         on = config.manifold, config.penalty_param
         if part == "rnn":
@@ -321,3 +294,28 @@ def check_memory(vocab_size: int, config: RNNConfig) -> None:
 def build_all(vocab_size: int, config: RNNConfig) -> nn.ModuleDict:
     """All parts of the model, in this process, by name."""
     return nn.ModuleDict({part: build(part, vocab_size, config) for part in PARTS})
+
+
+@torch.no_grad()
+def sample(
+    weights: Mapping[str, Tensor],
+    config: RNNConfig,
+    vocabulary: Vocabulary,
+    begin: str,
+    length: int = 60,
+) -> str:
+    """What a trained model writes after a first word: never ``<unk>``, word 0.
+
+    In one process, whoever trained it; called by chapter 2.
+    """
+    parts = build_all(len(vocabulary), config)
+    parts.load_state_dict(weights)
+    references = {name: LocalRef(part) for name, part in parts.items()}
+    model = RNNModel(references, config).eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
+    while len(tokens) < length:
+        logits, hidden = model(torch.tensor([[tokens[-1]]]), hidden)
+        chances = torch.softmax(logits[0, 0, 1:] / TEMPERATURE, dim=0)
+        tokens.append(1 + torch.multinomial(chances, 1, generator=generator).item())
+    return detokenize(vocabulary.decode(tokens))

@@ -6,7 +6,7 @@ the decoder, the trainer of its LSTM. Several trainers share one, which owns eve
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from joblib import cpu_count
 from torch import Tensor, nn
 from torch.futures import Future
+from torch.utils._pytree import tree_map_only
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.constraints import Constraints
@@ -27,22 +28,20 @@ from cdopt_tutorial.engines.seam.gradients import Context, clip_factor, squared_
 from cdopt_tutorial.engines.seam.reference import Reference
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.watch.errors import WorkerError
+from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
     Hidden,
     History,
-    Progress,
-    Projected,
     RNNConfig,
     RNNModel,
     build_all,
     build_own,
     check_memory,
 )
-from cdopt_tutorial.training import check_begin
+from cdopt_tutorial.training import Progress, Projected, Score, check_begin
 
 SERVER = "ps"
 REPORT_EVERY = 10  # steps
@@ -130,7 +129,7 @@ class Owner:
         """What the optimizer keeps, by the parameters' names, on the CPU."""
         names = [name for name, _ in self._parts.named_parameters()]
         kept = self._optimizer.state_dict()["state"].items()
-        return {names[index]: _on_cpu(state) for index, state in kept}
+        return {names[i]: tree_map_only(Tensor, Tensor.cpu, s) for i, s in kept}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
         """Take what there is, by name, for these parameters and their optimizer."""
@@ -138,10 +137,6 @@ class Owner:
         whole, names = self._optimizer.state_dict(), self._parts.named_parameters()
         whole["state"] = {i: states[n] for i, (n, _) in enumerate(names) if n in states}
         self._optimizer.load_state_dict(whole)
-
-
-def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
 
 
 def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
@@ -308,14 +303,13 @@ class Trainer:
     def look(self, epoch: int) -> None:
         """Evaluate, and report it; all trainers wait for the first one."""
         self.barrier()
-        valid_loss = self.evaluate() if self.rank == 0 else None
-        self.report(epoch, valid_loss)
+        self.report(epoch, self.evaluate() if self.rank == 0 else None)
         # Whoever went on would switch the server's dropout on in its midst.
         self.barrier()
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Mean loss of the validation part, in nats a token, without dropout."""
+    def evaluate(self) -> Score:
+        """Of the validation part, without dropout; the loss is a token's mean."""
         self.model.eval()
         valid = self.job.corpus.valid
         stream = Stream(valid, self.config.seq_len, self.config.batch_size)
@@ -323,7 +317,7 @@ class Trainer:
         for tokens, targets in stream.windows():
             loss, hidden = self.model.loss(tokens, targets, hidden)
             total += loss.item()
-        return total / stream.num_tokens
+        return Score(total / stream.num_tokens)
 
     def project(self) -> None:
         """Make the model exactly feasible, once all trainers have done their steps."""
@@ -351,11 +345,10 @@ class Trainer:
                 raise WorkerError(f"trainer{self.rank}", reason) from error
         self.barrier()
 
-    def report(self, epoch: int, valid_loss: float | None) -> None:
+    def report(self, epoch: int, valid: Score | None) -> None:
         """Tell the parent how far this trainer has come."""
         steps, last = len(self.history.losses), self.history.losses[-REPORT_EVERY:]
-        train_loss = sum(last) / max(1, len(last))
-        progress = Progress(epoch + 1, steps, train_loss, valid_loss)
+        progress = Progress(epoch + 1, steps, sum(last) / max(1, len(last)), valid)
         self.history.progress.append(progress)
         self.engine.report(f"trainer{self.rank}", progress)
 
@@ -365,23 +358,45 @@ def train(engine: Engine, rank: int, job: Job) -> History:
     return Trainer(engine, rank, job).train()
 
 
-def run(job: Job, engine: Workers | None = None, **options: Any) -> list[History]:
+def run(
+    job: Job,
+    engine: Workers | None = None,
+    *,
+    max_restarts: int = 0,
+    on_restart: Callable[[WorkerLost, Job], None] = lambda error, job: None,
+    **options: Any,
+) -> list[History]:
     """Train on workers, ``ps`` and the trainers; what each trainer returned.
 
-    The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
-    and a WorkerError if a worker failed.
+    Where a worker was lost all begin again, so many times at most, from the checkpoint
+    that the job keeps; ``on_restart(error, job)`` is called first. The options are
+    those of :func:`~.launch.launch`. Raises what :func:`check` does, and a WorkerError
+    if a worker failed, or too many were lost.
     """
-    check(job)
-    num_trainers = job.config.num_trainers
-    threads = max(1, cpu_count() // num_trainers)
-    engine = engine or TorchRPC()
+    check(job, max_restarts)
+    while True:
+        try:
+            return run_once(job, engine or TorchRPC(), **options)
+        except WorkerLost as error:
+            if not max_restarts:
+                raise
+            max_restarts -= 1
+            if job.keep.exists():  # else it had not come so far
+                job = replace(job, resume=checkpoint.load(job.keep))
+            on_restart(error, job)
+
+
+def run_once(job: Job, engine: Workers, **options: Any) -> list[History]:
+    """The same, with no look at the job, until a worker is lost."""
+    trainers = range(job.config.num_trainers)
+    threads = max(1, cpu_count() // len(trainers))
     roles = {SERVER: Role(serve, num_threads=cpu_count())}
-    for rank in range(num_trainers):
+    for rank in trainers:
         role = Role(train, (engine, rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role
     options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
     results = engine.launch(roles, **options)
-    return [results[f"trainer{rank}"] for rank in range(num_trainers)]
+    return [results[f"trainer{rank}"] for rank in trainers]
 
 
 def run_locally(job: Job) -> History:
@@ -391,8 +406,15 @@ def run_locally(job: Job) -> History:
     return train(OneProcess(), 0, alone)
 
 
-def check(job: Job) -> None:
-    """A ValueError if workers, model, text, checkpoint or ``begin`` do not fit."""
+def check(job: Job, max_restarts: int = 0) -> None:
+    """A ValueError if workers, model, text, checkpoint or ``begin`` do not fit.
+
+    Or the number of restarts, which need a checkpoint.
+    """
+    if max_restarts < 0:
+        raise ValueError(f"max-restarts is {max_restarts}, but must be at least 0")
+    if max_restarts and job.keep is None:
+        raise ValueError(f"max-restarts is {max_restarts}, which needs a checkpoint")
     config, words = job.config, job.corpus.vocabulary.words
     checks.workers(config, "num_trainers", others=1)
     check_memory(len(words), config)

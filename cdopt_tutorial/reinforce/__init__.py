@@ -11,15 +11,8 @@ from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.reinforce.system import (
     Round,
     Score,
-    Training,
     check,
     run,
     run_agent,
     run_locally,
 )
-
-__all__ = [
-    "CONVERSATIONS", "Agent", "Episodes", "Lost", "Observer", "Policy",
-    "ReinforceConfig", "Round", "Score", "Training", "check", "discounted_returns",
-    "run", "run_agent", "run_locally",
-]  # fmt: skip

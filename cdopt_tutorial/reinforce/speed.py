@@ -21,9 +21,7 @@ from cdopt_tutorial.reinforce.system import Training, run_agent
 ONE_PROCESS = "one process"
 NUM_OBSERVERS = 2
 
-Speeds = dict["Job", list[float]]  # environment steps per second, in each repeat
-Engine = OneProcess | Workers
-Run = tuple[Callable[..., Training], Engine, ReinforceConfig]
+Run = tuple[Callable[..., Training], OneProcess | Workers, ReinforceConfig]
 Curve = tuple[list[float], list[float]]
 
 
@@ -59,8 +57,11 @@ class _Config(ReinforceConfig):
 
 def measure(
     jobs: Sequence[Job], *, repeats: int, polling: bool, device: str = "cpu"
-) -> Speeds:
-    """Time jobs in turns; `polling` is that of :func:`~.launch.launch`."""
+) -> dict[Job, list[float]]:
+    """Environment steps per second of jobs in each repeat, timed in turns.
+
+    `polling` is that of :func:`~.launch.launch`.
+    """
     runs = [job.run(device) for job in jobs]
     paces = in_turns([runs] * repeats, polling=polling)
     return dict(zip(jobs, paces, strict=True))

@@ -4,8 +4,3 @@ from cdopt_tutorial.sharding import costs, vectors
 from cdopt_tutorial.sharding.costs import owned
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job, ShardConfig, transformer
 from cdopt_tutorial.sharding.system import Result, check, perplexity, run, run_locally
-
-__all__ = [
-    "MAX_VOCAB", "Job", "Result", "ShardConfig", "check", "costs", "owned",
-    "perplexity", "run", "run_locally", "transformer", "vectors",
-]  # fmt: skip

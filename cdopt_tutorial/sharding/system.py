@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial import checks, data, training
+from cdopt_tutorial import checks, data
 from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.constraints.rivals import feasibility
 from cdopt_tutorial.constraints.surface import whole
@@ -34,7 +34,6 @@ from cdopt_tutorial.engines.seam.gradients import clip_factor
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.sharding.model import (
     STAGED,
     Job,
@@ -44,8 +43,14 @@ from cdopt_tutorial.sharding.model import (
     optimizers,
     transformer,
 )
+from cdopt_tutorial.training import History
 
 STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
+# How tensor parallel cuts a block: by heads, and through the middle of the MLP. The
+# names mean the transposed weight: Colwise cuts its rows.
+BY_ROWS = "attention.q", "attention.k", "attention.v", "up"
+CUTS = {name: ColwiseParallel() for name in BY_ROWS}
+CUTS |= {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
 
 
 def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
@@ -59,7 +64,7 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
     if config.strategy in ("tp", "2d"):
         for name, part in model.named_children():
             if name.startswith("block"):
-                parallelize_module(part, mesh["parts"], cuts())
+                parallelize_module(part, mesh["parts"], CUTS)
     hold(model, config)
     if config.strategy in ("fsdp", "2d"):
         for part in model:
@@ -68,14 +73,6 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
     if config.strategy == "ddp":
         return DistributedDataParallel(model)
     return model
-
-
-def cuts() -> dict[str, Any]:
-    """How tensor parallel cuts a block: by heads, and through the middle of the MLP."""
-    # Their names mean the transposed weight: Colwise cuts its rows.
-    by_rows = "attention.q", "attention.k", "attention.v", "up"
-    plan: dict[str, Any] = {name: ColwiseParallel() for name in by_rows}
-    return plan | {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
 
 
 def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
@@ -189,19 +186,12 @@ def stream_of(job: Job) -> Stream:
     return Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
 
 
-@dataclass
-class History(training.History):
-    """What one rank has seen, or one process; NaN is the loss where it has none."""
-
-    why: str = "one process"  #: how it talked to others, and the reason
-
-
 @dataclass(frozen=True)
 class Result:
     """What a run has come to."""
 
     config: ShardConfig  #: of the run
-    ranks: Sequence[History]  #: what each rank has seen
+    ranks: Sequence[History]  #: what each has seen; NaN is the loss where it has none
 
     @property
     def losses(self) -> list[float]:
@@ -227,10 +217,6 @@ class Result:
         for found in sum((rank.feasibility for rank in self.ranks), []):
             layers |= found.layers
         return Feasibility(layers) if layers else None
-
-    def max_parameter_difference(self, local: "Result") -> float:
-        """Largest difference of any parameter from a run in one process."""
-        return max_difference(self.weights, local.weights)
 
 
 def train(trainer: Trainer, history: History) -> History:
@@ -269,7 +255,7 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
 def run_rank(job: Job, rank: int) -> History:
     """The role of a rank."""
     chosen = join(job.config, rank)
-    return train(make_trainer(job, rank, chosen.device), History(why=chosen.why))
+    return train(make_trainer(job, rank, chosen.device), History(transport=chosen.why))
 
 
 def check(job: Job) -> None:

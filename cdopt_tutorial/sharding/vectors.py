@@ -186,12 +186,14 @@ def make_step(
     else:
         kind = geoopt.optim.RiemannianSGD if config.way == "geoopt" else optim.SGD
         optimizer = kind([weight], lr, nesterov=True, **how)
-    back = {"dissolved": _dissolved, "gathered": _gathered}
-    go_back = back.get(config.way, _from_point)
+    mapped = {"dissolved": _dissolved, "gathered": _gathered}.get(config.way)
 
     def step() -> None:
         optimizer.zero_grad()
-        go_back(weight, point(), objective)
+        own, *distance = (point(),) if mapped is None else mapped(weight)
+        penalty = [PENALTY_PARAM * each for each in distance]
+        gradients = [objective.gradient(own.detach()), *(None for _ in penalty)]
+        torch.autograd.backward([own, *penalty], gradients)
         optimizer.step()
 
     return step, lambda: point().detach()
@@ -209,24 +211,14 @@ def _alone(way: str, start: DTensor) -> tuple[nn.Parameter, Callable[[], Tensor]
     return layer.parametrizations.weight.original, lambda: layer.weight
 
 
-def _dissolved(weight: nn.Parameter, _: Tensor, objective: Objective) -> None:
+def _dissolved(weight: nn.Parameter) -> tuple[Tensor, Tensor]:
     mapped, distance = surface("stiefel", weight).map_and_distance(weight)
-    _go_back(mapped.to_local(), distance, objective)
+    return mapped.to_local(), distance
 
 
-def _gathered(weight: nn.Parameter, _: Tensor, objective: Objective) -> None:
+def _gathered(weight: nn.Parameter) -> tuple[Tensor, Tensor]:
     # Each rank goes back from its own rows, and the gradients are added up.
     whole = weight.full_tensor(grad_placements=[Partial()])
     mapped, distance = surface("stiefel", whole).map_and_distance(whole)
     own = mapped.chunk(dist.get_world_size())[dist.get_rank()]
-    _go_back(own, distance / dist.get_world_size(), objective)
-
-
-def _go_back(own: Tensor, distance: Tensor, objective: Objective) -> None:
-    """From f at this rank's rows of A(W), and from the penalty."""
-    penalty, gradient = PENALTY_PARAM * distance, objective.gradient(own.detach())
-    torch.autograd.backward((own, penalty), (gradient, None))
-
-
-def _from_point(_: nn.Parameter, x: Tensor, objective: Objective) -> None:
-    x.backward(objective.gradient(x.detach()))
+    return own, distance / dist.get_world_size()
