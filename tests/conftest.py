@@ -1,5 +1,6 @@
 """What several test modules need."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 import torch
 from browsing import Quiet
 from filelock import FileLock
+from hosts import lack
 from playwright.sync_api import sync_playwright
 from running import Running
 
@@ -75,6 +77,22 @@ def seeded():
 
 
 @pytest.fixture
+def limited(request):
+    """A test that hangs fails; where it waits in torch, its process ends instead."""
+    seconds = 300 if request.node.get_closest_marker("engines") else 100
+
+    def ring(*_):
+        raise AssertionError(f"hung for {seconds} s")
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    faulthandler.dump_traceback_later(seconds + 20, file=2, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    signal.alarm(0)
+
+
+@pytest.fixture
 def no_process_starts(monkeypatch):
     """Fails a test in which workers would be started."""
 
@@ -82,6 +100,23 @@ def no_process_starts(monkeypatch):
         raise AssertionError("a process was about to start")
 
     monkeypatch.setattr(group.Group, "_start", start)
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    """Notes the arguments of all calls of a function or method, which go on."""
+
+    def on(owner, name):
+        seen, plain = [], getattr(owner, name)
+
+        def note(*args, **kwargs):
+            seen.append(args)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, note)
+        return seen
+
+    return on
 
 
 @pytest.fixture
@@ -154,8 +189,7 @@ def site(project) -> Path:
 def chromium() -> str:
     """The browser; without one the tests are skipped, but not in CI."""
     if (found := find_chromium()) is None:
-        missing = "no chromium: `apt-get install chromium` to test the pages"
-        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+        lack("no chromium: `apt-get install chromium` to test the pages")
     return found
 
 

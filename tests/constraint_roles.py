@@ -115,16 +115,13 @@ def several(server):
     free = rpc.remote(server, nn.Linear, args=(3, 3))
     holder = nn.Module()
     holder.parts = [free, tail]
-    return {
-        "held": message(constraints.penalty, holder),
+    penalties = (constraints.penalty(part).item() for part in parts)
+    asked = {"held": holder, "free": free, "gone": Ref("nobody", 0)}
+    told = {name: message(constraints.penalty, each) for name, each in asked.items()}
+    return told | {
         "names": set(found.layers),
-        "penalty": (
-            constraints.penalty(*given).item(),
-            sum(constraints.penalty(part).item() for part in parts),
-        ),
+        "penalty": (constraints.penalty(*given).item(), sum(penalties)),
         "squares": (found.weight**2, sum(each)),
-        "free": message(constraints.penalty, free),
-        "gone": message(constraints.penalty, Ref("nobody", 0)),
     }
 
 

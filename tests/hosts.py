@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 PORT, RAY_PORT = 29500, 6379
+TORCHRUN = sys.executable, "-m", "torch.distributed.run"
 PATIENCE = 120  # seconds for a run, on a machine that is busy
 NET = "10.213.0"  # of the bridge; nothing leads out of it
 
@@ -107,10 +108,9 @@ class Hosts:
         own += ["--max-restarts", str(max_restarts)]
         runs = []
         for rank, number in enumerate(workers):
-            command = [sys.executable, "-m", "torch.distributed.run", *own]
-            command += ["--node-rank", str(rank), "--nproc-per-node", str(number)]
-            command += ["-m", "cdopt_tutorial", *arguments]
-            runs.append(self.start(rank + 1, *command))
+            command = [*TORCHRUN, *own, "--node-rank", str(rank)]
+            command += ["--nproc-per-node", str(number), "-m", "cdopt_tutorial"]
+            runs.append(self.start(rank + 1, *command, *arguments))
         return Runs(runs)
 
     @contextmanager
@@ -132,11 +132,8 @@ class Hosts:
                     own += [f"--node-ip-address={NET}.{number}", *every]
                     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *own]
                     nodes.append(self.start(number, *ray, env=environment))
-                    for line in nodes[-1].stdout:
-                        if "--block" in line:  # it says so once all of it runs
-                            break
-                    else:
-                        raise AssertionError(f"Ray does not start on host{number}")
+                    # It says so once all of it runs.
+                    assert any("--block" in line for line in nodes[-1].stdout), number
                 late.cancel()
                 yield environment
             finally:
@@ -173,10 +170,7 @@ class Runs:
 
     def wait_for(self, text: str) -> None:
         """Read what the first host tells, until it has told this."""
-        for line in self.agents[0].stdout:
-            if text in line:
-                return
-        raise AssertionError(f"the run ended without {text!r}: {self.end()}")
+        assert any(text in line for line in self.agents[0].stdout), self.end()
 
     def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
         """Each host's code and output, within so many seconds, with nothing left."""
@@ -256,8 +250,12 @@ def need_hosts() -> None:
     try:
         check()
     except ValueError as why:
-        end = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        end(str(why))
+        lack(str(why))
+
+
+def lack(why: str) -> None:
+    """Skip a test for want of something; in CI it fails."""
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:

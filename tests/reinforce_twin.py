@@ -18,12 +18,8 @@ def train(config, environment, rounds):
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr)
     observers = range(config.num_observers)
     seeds = [[seed_of(config.seed, i, stream) for stream in (0, 1)] for i in observers]
-    worlds = [
-        gymnasium.make_vec(
-            environment, config.num_envs, vectorization_mode="vector_entry_point"
-        )
-        for _ in observers
-    ]
+    kind = environment, config.num_envs, "vector_entry_point"
+    worlds = [gymnasium.make_vec(*kind) for _ in observers]
     streams = [torch.Generator().manual_seed(of_actions) for _, of_actions in seeds]
     totals, env_steps = [], 0
     for number in range(rounds):

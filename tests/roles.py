@@ -106,19 +106,8 @@ def keep_pace(*seconds):
     time.sleep(0.5)
 
 
-def place_steps():
-    _between(2.0)
-
-
-def place_steps_at_server():
-    _between(2.0, "server")
-
-
-def place_last_step():
-    _between(0.3, then=math.inf)
-
-
-def _between(*args, **kwargs):
+def between(*args, **kwargs):
+    """Attached: each step is at this place."""
     # Of the module that the workers share, whichever copy is attached.
     sys.modules[__name__].places = partial(pace.place, *args, **kwargs)
 
@@ -200,8 +189,7 @@ def start_child_and_sleep():
 
 def speak(records=()):
     """Report, warn, and print a line that does not end."""
-    for record in records:
-        report(record)
+    report_all(records)
     warnings.warn("to be heeded", stacklevel=1)
     print("to be heard", end="")
 
@@ -220,10 +208,6 @@ class Unreadable:
         return int, ("no number",)
 
 
-def give_unreadable():
-    return Unreadable()
-
-
 def report_unreadable():
     report(Unreadable())
 
@@ -240,19 +224,13 @@ def raise_silent():
 
 
 class SlowToArrive:
-    """Takes its time in the worker, before the worker can join."""
+    """Takes so many seconds in the worker, before the worker can join."""
 
     def __init__(self, seconds):
         self.seconds = seconds
 
     def __reduce__(self):
-        return _arrive, (self.seconds, os.getpid())
-
-
-def _arrive(seconds, sender):
-    if os.getpid() != sender:
-        time.sleep(seconds)
-    return SlowToArrive(seconds)
+        return time.sleep, (self.seconds,)
 
 
 def offer_counter():

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -20,6 +20,19 @@ COMMAND = [sys.executable, "-m", "cdopt_tutorial"]
 def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> None:
     """They must end within so many seconds."""
     assert not (still := still_running(processes, seconds)), still
+
+
+@contextmanager
+def endless(engine: str, folder: Path, *before: str):
+    """A run that would take hours, once it trains, and what is below it."""
+    command = [*before, *COMMAND, "reinforce", "--lr=1e-9", "--max-episodes=10000000"]
+    with subprocess.Popen(
+        [*command, "--engine", engine], env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        while "Episode" not in running.stdout.readline():
+            assert running.poll() is None
+        yield running, psutil.Process(running.pid).children(recursive=True)
 
 
 def preload_little() -> None:
@@ -85,6 +98,26 @@ def _address(text: str) -> str:
     return str(ip_address(b"".join(words)))
 
 
+class Talk(subprocess.Popen):
+    """A script of ours, with which one exchanges lines."""
+
+    def __init__(self, script, *args, **env):
+        super().__init__(
+            [sys.executable, Path(__file__).with_name(script), *args], text=True,
+            env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def tell(self, what):
+        self.stdin.write(json.dumps(what) + "\n")
+        self.stdin.flush()
+
+    def hear(self):
+        line = self.stdout.readline()
+        assert line, self.communicate()[1]
+        return json.loads(line)
+
+
 class Running:
     """Runs of ``cdopt-tutorial``, one after another, in a process that they share.
 
@@ -97,23 +130,14 @@ class Running:
     def begin(self, args: list[str], sign: str) -> None:
         """Begin a run with these arguments; its output says ``sign`` once it trains."""
         if self.process is None or self.process.poll() is not None:
-            self.process = self._start()
-        self.process.stdin.write(json.dumps(args) + "\n")
-        self.process.stdin.flush()
+            self.process = Talk("commands.py")
+        self.process.tell(args)
         while sign not in (line := self.process.stdout.readline()):
             assert line, self.process.communicate()[1]
         self.below = psutil.Process(self.process.pid).children(recursive=True)
         # The fork server's children; their ids tell no rank, since they wrap around.
         workers = [c for c in self.below if c.ppid() != self.process.pid]
         self.workers = {worker.name(): worker for worker in workers}
-
-    def _start(self):
-        return subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("commands.py")], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            # A shell that started the tests in the background has it ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
 
     def kill_worker(self, name: str) -> str:
         """What the command says to it; it must fail within 10 s, and all workers go."""

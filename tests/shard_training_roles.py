@@ -182,9 +182,7 @@ def by_ddp(mesh: DeviceMesh, start: nn.Module, manifold: str) -> tuple:
     return model, mesh.size(), mesh.get_local_rank()
 
 
-def by_fsdp(
-    mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **options
-) -> tuple:
+def by_fsdp(mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **options):
     for name in layers:
         fully_shard(start.get_submodule(name), mesh=mesh, **options)
     fully_shard(start, mesh=mesh, **options)
@@ -281,9 +279,7 @@ def exported(model: nn.Module) -> Block:
     return free
 
 
-def compared(
-    model: nn.Module, expected: nn.Module, start: nn.Module
-) -> dict[str, float]:
+def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
     """The differences of parameters and feasibilities; what a projection leaves."""
     found = {"parameters": furthest(model, expected)}
     ours, before = parameters(model), parameters(start)
@@ -445,9 +441,8 @@ def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
 def orders(mesh: DeviceMesh) -> dict[str, str]:
     """What the wrong orders are told."""
     found = {}
-    for kind, style in itertools.product(
-        (nn.Linear, nn.Embedding), (ColwiseParallel, RowwiseParallel)
-    ):
+    kinds, styles = (nn.Linear, nn.Embedding), (ColwiseParallel, RowwiseParallel)
+    for kind, style in itertools.product(kinds, styles):
         layer = constraints.dissolve(kind(8, 4, **F64))
         name = f"{style.__name__} {kind.__name__}"
         found[name] = error_of(parallelize_module, layer, mesh, style())
@@ -456,9 +451,8 @@ def orders(mesh: DeviceMesh) -> dict[str, str]:
     found["fully_shard"] = error_of(constraints.dissolve, model[0])
     plain, layer = nn.Linear(4, 8, **F64), constraints.dissolve(nn.Linear(4, 8, **F64))
     map_before_gathering(layer, mesh)
-    found["free"], found["twice"] = (
-        error_of(map_before_gathering, each, mesh) for each in (plain, layer)
-    )
+    found["free"] = error_of(map_before_gathering, plain, mesh)
+    found["twice"] = error_of(map_before_gathering, layer, mesh)
     theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
     return found | {"CDOpt": error_of(parallelize_module, theirs, mesh, BY_COLUMNS)}
 
@@ -474,12 +468,8 @@ def checkpoints(there: dict[str, DeviceMesh], folder: Path) -> dict:
             model, parts, part = way(mesh, begin("stiefel"), "stiefel")
             optimizer = OPTIMIZERS["Adam"](model.parameters())
             replace(ADAM, parts=parts, part=part)(model, optimizer, FIRST)
-            group = mesh.get_group() if mesh.ndim == 1 else None
-            dcp.save(
-                state_of(model, optimizer),
-                checkpoint_id=folder / name,
-                process_group=group,
-            )
+            group = {"process_group": mesh.get_group() if mesh.ndim == 1 else None}
+            dcp.save(state_of(model, optimizer), checkpoint_id=folder / name, **group)
     dist.barrier()
     mesh, found = there["3"], {}
     for name in ("2", "2 x 2") if mesh.get_coordinate() is not None else ():

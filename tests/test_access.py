@@ -5,12 +5,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
 
-import psutil
 import pytest
-from running import COMMAND, wait_for_end
+from running import endless, wait_for_end
 
 TESTS = Path(__file__).parent
 SHARED = "/dev/shm", "/tmp/ray"
@@ -26,7 +24,7 @@ pytestmark = [
 def within_reach(*folders: str | Path) -> set[str]:
     """What an intruder can read, write or enter below them."""
     command = [sys.executable, "-I", TESTS / "reach.py", str(INTRUDER), *folders]
-    done = subprocess.run(command, stdout=PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return set(done.stdout.splitlines())
 
 
@@ -51,13 +49,7 @@ def test_nothing_of_a_run_is_within_reach(engine, how, folder):
     if engine == "monarch":
         pytest.importorskip("monarch")
     before = within_reach(*SHARED)
-    endless = ["reinforce", "--lr", "1e-9", "--max-episodes", "10000000"]
-    command = [*how, *COMMAND, *endless, "--engine", engine]
-    env = os.environ | {"TMPDIR": str(folder)}
-    with Popen(command, env=env, stdout=PIPE, text=True) as running:
-        while "Episode" not in running.stdout.readline():
-            assert running.poll() is None
-        below = psutil.Process(running.pid).children(recursive=True)
+    with endless(engine, folder, *how) as (running, below):
         found = within_reach(folder, *SHARED) - before
         running.terminate()
         wait_for_end(below, 60)

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import bare_roles
@@ -54,13 +56,11 @@ def program(name, more=""):
 
 def imported(text):
     """The modules outside of Python's library that a program imports."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(node.module.partition(".")[0])
-    return found - sys.stdlib_module_names
+    nodes, names = list(ast.walk(ast.parse(text))), []
+    for node in nodes:
+        names += [each.name for each in node.names] if type(node) is ast.Import else []
+        names += [node.module] if type(node) is ast.ImportFrom else []
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
 
 
 def fits_a_page(text):
@@ -98,9 +98,8 @@ SHORT = {
     "bare_shards": "STEPS = 2",
     "bare_fsdp": "STEPS = 2",
 }
-PROCESSES = (
-    1 + (1 + 3) + (1 + 3) + (1 + 2) + (1 + 4) + 2 * (1 + 2)
-)  # of the runner, and of each run
+# Of the runner, and of each run.
+PROCESSES = 1 + (1 + 3) + (1 + 3) + (1 + 2) + (1 + 4) + 2 * (1 + 2)
 # Runs them in processes that have imported torch already, as have their workers. The
 # chapters run each as it stands.
 RUNNER = """
@@ -137,21 +136,16 @@ class Runs:
         with subprocess.Popen(command, **options) as process:
             while process.poll() is None:
                 self.look(psutil.Process(process.pid))
-                try:
-                    process.wait(0.3)
-                except subprocess.TimeoutExpired:
-                    continue
+                time.sleep(0.3)
             self.codes = process.stdout.read().split()[1::2]
 
     def look(self, process):
-        try:
+        with suppress(psutil.Error):  # it has just gone
             self.seen.add(process)
             for each in process.children(recursive=True):
                 self.seen.add(each)
                 found = each.net_connections(kind="inet")
                 self.listening |= {c.laddr.ip for c in found if c.status == "LISTEN"}
-        except psutil.Error:  # it has just gone
-            pass
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +210,7 @@ class OneProcess:
         self.streams[worker] = torch.get_rng_state()
         self.agent = args[-1].local_value()
         self.rewards.append(sum(self.agent.rewards[worker]))
-        future = Future()
-        future.set_result(None)
+        (future := Future()).set_result(None)
         return future
 
 

@@ -17,6 +17,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from test_clumsy_input import EDITED
 
 from cdopt_tutorial.engines import Role, launch, share
 from cdopt_tutorial.engines.launcher import edited
@@ -31,18 +32,15 @@ class ThisPython(AsyncKernelManager):
 def run_cells(folder, *cells):
     """What each cell of a real notebook prints."""
     notebook = new_notebook(cells=[new_code_cell(textwrap.dedent(c)) for c in cells])
-    NotebookClient(
-        notebook,
-        timeout=120,
-        kernel_manager_class=ThisPython,
-        resources={"metadata": {"path": str(folder)}},
-    ).execute(transport_encryption="auto")
+    resources = {"metadata": {"path": str(folder)}}
+    how = {"kernel_manager_class": ThisPython, "resources": resources, "timeout": 120}
+    NotebookClient(notebook, **how).execute(transport_encryption="auto")
     nbformat.validate(notebook)
     return ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
 
 
 IMPORTS = """
-    import copy, enum, threading
+    import copy, enum
     from dataclasses import dataclass
 
     import torch
@@ -127,10 +125,7 @@ ATTACH = """
 """
 
 REFUSED = """
-    lock, file = threading.Lock(), open("a", "w")
-
-    def use_lock():
-        return lock
+    file = open("a", "w")
 
     class Keeper:
         def keep(self):
@@ -139,7 +134,7 @@ REFUSED = """
     def use_keeper():
         return rpc.remote("idle", Keeper)
 
-    for function in (use_lock, use_keeper, lambda: get_ipython):
+    for function in (use_keeper, lambda: get_ipython):
         try:
             launch({"idle": Role(serve), "worker": Role(function)})
         except ValueError as error:
@@ -166,11 +161,9 @@ def test_what_a_notebook_defines_goes_to_the_workers(tmp_path):
     for (what, (_, expected)), found in zip(CELLS.items(), printed, strict=True):
         assert found == expected, what
     # What can't travel is refused in a line.
-    *lines, last = refused.splitlines()
-    for line, what in zip(lines, ("_thread.lock", "an open file"), strict=True):
-        assert line.startswith("worker: its role can't be sent to a worker: ")
-        assert f"cannot pickle {what}" in line.replace("'", "")
-    assert last.startswith("worker: ")
+    first, last = refused.splitlines()
+    assert first.startswith("worker: its role can't be sent to a worker: ")
+    assert "cannot pickle an open file" in first and last.startswith("worker: ")
 
 
 SCRIPT = """
@@ -200,10 +193,9 @@ SCRIPT = """
 """
 
 
+@pytest.mark.usefixtures("scratch")
 @pytest.mark.parametrize("how", ["script.py", "-m script"])
-def test_a_script_without_a_guard_runs_once_whatever_it_launches(
-    how, tmp_path, scratch
-):
+def test_a_script_without_a_guard_runs_once_whatever_it_launches(how, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -242,9 +234,7 @@ class TestEdited:
     def refused(self, name):
         with pytest.raises(ValueError) as caught:
             edited.refuse()
-        assert str(caught.value).startswith(f"{name} was edited since it was imported")
-        assert "importlib.reload" in str(caught.value)
-        assert "\n" not in str(caught.value)
+        assert str(caught.value) == EDITED.replace("my_role", name)
 
     def test_and_reloaded(self, mine):
         module = importlib.import_module("my_role")

@@ -33,12 +33,10 @@ def linears(factor=1.0):
 
 def recurrents(kind="LSTM", manifold=stiefel_torch, **options):
     """A recurrent layer from 8 to 6 of cdopt, and one of ours."""
-    by_cdopt = getattr(theirs, f"{kind}_cdopt")
+    how = STIEFEL | {"manifold_class": manifold}
     plain = getattr(nn, kind)(8, 6, **F64, **options)
-    return (
-        by_cdopt(8, 6, **STIEFEL | {"manifold_class": manifold}),
-        dissolve_recurrent(plain, manifold=manifold),
-    )
+    ours = dissolve_recurrent(plain, manifold=manifold)
+    return getattr(theirs, f"{kind}_cdopt")(8, 6, **how), ours
 
 
 def free(layer, name="weight"):

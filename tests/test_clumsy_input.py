@@ -11,6 +11,7 @@ import torch
 from clumsy import ends, pattern, read_cases
 
 from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.parameter_server import RNNConfig, build_all
 from cdopt_tutorial.parameter_server.model import num_parameters
 
@@ -158,6 +159,12 @@ rnn --checkpoint TEXT
     another there, remove it
 rnn --corpus grammar --seq-len 1000000000000
     seq_len is 1000000000000, but must be at most 4999, a column's tokens in this text
+reinforce --address a:1
+    address is of a cluster of Ray, so it needs engine ray
+reinforce --address a --engine ray
+    address is 'a', but must be host:port, or auto for that of this host
+rnn --max-restarts 1
+    max-restarts is 1, which needs a checkpoint
 rnn --resume TMP/none
     checkpoint '...': No such file or directory
 rnn --resume TMP
@@ -171,6 +178,14 @@ DEVICES = {
     0: "device is 'cuda:9', but torch sees no GPU",
     1: "device is 'cuda:9', but the only GPU is cuda:0",
     3: "device is 'cuda:9', but the GPUs are cuda:0 to cuda:2",
+}
+
+RAY = "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
+# What needs an engine whose library is not here.
+MISSING = {
+    "rnn --engine ray": RAY,
+    "bench engines": RAY,
+    "rnn --engine monarch": RAY.replace("ray", "monarch").replace("Ray", "Monarch"),
 }
 
 NEED_A_FILE = (
@@ -189,15 +204,15 @@ EDITED = (
 FILES = "... workers need ... open files each, but ... are allowed here: ulimit -n ..."
 LOCKED = "can't write ...: Permission denied"
 LINES = [
-    *CASES.values(), *DEVICES.values(), NEED_A_FILE, NO_ROLE, UNGUARDED, EDITED, FILES,
-    LOCKED,
+    *CASES.values(), *DEVICES.values(), *MISSING.values(), NEED_A_FILE, NO_ROLE,
+    UNGUARDED, EDITED, FILES, LOCKED,
 ]  # fmt: skip
 
 
 pytestmark = pytest.mark.usefixtures("no_process_starts")
 
 
-@pytest.mark.usefixtures("scratch")
+@pytest.mark.usefixtures("scratch", "engines_installed")
 @pytest.mark.parametrize("args", CASES)
 def test_is_refused_in_one_line(args, text, tmp_path, capsys):
     empty = tmp_path / "empty"
@@ -213,6 +228,12 @@ def test_a_device_that_is_not_there(count, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count or 0)
     ends("hybrid --device cuda:9", DEVICES[count], 2, capsys)
+
+
+@pytest.mark.parametrize("args", MISSING)
+def test_an_engine_that_is_missing(args, monkeypatch, capsys):
+    monkeypatch.setattr(driver, "find_spec", lambda name: None)
+    ends(args, MISSING[args], 2, capsys)
 
 
 def test_a_file_of_someone_else(as_another, tmp_path, capsys):
@@ -241,6 +262,7 @@ class TestLaunch:
         exec("def role(): pass", vars(module))
         monkeypatch.setitem(sys.modules, "made_up", module)
         self.refused(module.role, NEED_A_FILE)
+        self.refused(lambda: module, NEED_A_FILE.replace("role", "made_up"))
 
     def test_that_holds_a_lock(self):
         lock = threading.Lock()
@@ -248,27 +270,13 @@ class TestLaunch:
 
     @pytest.mark.parametrize(("polling", "fits"), [(False, 48), (True, 224)])
     def test_that_may_not_open_what_two_need(self, polling, fits, monkeypatch):
-        def limit(most):
-            monkeypatch.setattr("resource.getrlimit", lambda _: (most, most))
-
-        limit(fits - 1)
-        told = f"2 workers need {fits} open files each, but {fits - 1} are allowed here"
-        with pytest.raises(OSError) as caught:
-            launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
-        assert pattern(FILES).fullmatch(str(caught.value))
-        assert str(caught.value) == f"{told}: ulimit -n {fits}"
-        limit(fits)
-        with pytest.raises(AssertionError, match="a process was about to start"):
-            launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
-
-    def test_edited(self, monkeypatch, tmp_path):
-        monkeypatch.syspath_prepend(tmp_path)
-        file = tmp_path / "my_role.py"
-        file.write_text("def role(): pass\n")
-        module = importlib.import_module("my_role")
-        file.write_text("def role(): return 2\n")
-        self.refused(module.role, EDITED)
-        sys.modules.pop("my_role")
+        told = FILES.replace("...", "{}").format(2, fits, fits - 1, fits)
+        start = "a process was about to start"
+        for limit, line in (fits - 1, told), (fits, start):
+            monkeypatch.setattr("resource.getrlimit", lambda _, n=limit: (n, n))
+            with pytest.raises((OSError, AssertionError)) as caught:
+                launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
+            assert str(caught.value) == line
 
     @pytest.mark.parametrize("file", ["my_system.py", "my_system/__init__.py"])
     def test_of_a_module_that_launches_as_it_is_imported(

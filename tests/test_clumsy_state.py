@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from books import run, run_plainly, write_chapter
+from books import run, run_plainly, smallest_book, write_chapter
 from clumsy import ends
 
 from cdopt_tutorial.publish import execute as module
@@ -66,10 +66,7 @@ def no_kernel(monkeypatch):
 @pytest.fixture
 def book(tmp_path, monkeypatch) -> Project:
     """A book whose only chapter has run; it is the one that the command finds."""
-    project = Project(tmp_path / "book")
-    for folder in ("cdopt_tutorial", "notebooks"):
-        (project.root / folder).mkdir(parents=True)
-    (project.root / "constraints.txt").touch()
+    project = smallest_book(tmp_path / "book")
     (project.root / "notebooks" / "reference.toml").write_text(TABLE)
     path = write_chapter(project, "x = 1", "glue('x', 1.0)", parameters=True)
     (done,) = run(project, path)

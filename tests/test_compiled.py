@@ -64,12 +64,10 @@ def assert_compiles(model, x, backend):
 
 def test_all_manifolds_as_one_graph():
     model = nn.Sequential(
-        layer(manifold="oblique"),
-        layer(shape=(4, 9)),
+        layer(manifold="oblique"), layer(shape=(4, 9)),
         layer(shape=(9, 4), manifold="oblique", transpose=True, blocks=3),
-        layer(shape=(6, 9), manifold="sphere"),
-        layer(shape=(6, 6), blocks=3),
-    )
+        layer(shape=(6, 9), manifold="sphere"), layer(shape=(6, 6), blocks=3),
+    )  # fmt: skip
     assert_compiles(model, torch.randn(5, 4, **F64), "aot_eager")
 
 

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,15 +89,10 @@ class TestPicking:
 
 def test_chapters_are_run_on_the_device_that_is_used(have, monkeypatch):
     have(2)
-    told = []
-
-    def note(_, *, device, **__):
-        told.append(device)
-        return []
-
-    monkeypatch.setattr(execute, "execute", note)
+    run = Mock(return_value=[])
+    monkeypatch.setattr(execute, "execute", run)
     assert main(["execute", "--device", "auto"]) == 0
-    assert told == ["cuda"]
+    assert run.call_args.kwargs["device"] == "cuda"
 
 
 COMMANDS = ["reinforce", "rnn", "hybrid", "shard", "execute", "build"]
@@ -117,7 +113,7 @@ def test_every_bench_is_given_the_device(bench, have, monkeypatch):
     have(1)
     told = []
     with monkeypatch.context() as patch:
-        note = lambda *args: told.append(args[-1]) or 1 / 0  # noqa: E731
+        note = lambda *args: told.append(args[2]) or 1 / 0  # noqa: E731
         patch.setitem(MEASURES, bench, note)
         with pytest.raises(ZeroDivisionError):
             main(["bench", bench, "--device", "auto"])
@@ -165,17 +161,12 @@ class NoWorkers(TorchRPC):
 
 
 CORPUS = data.Grammar().corpus(1_000, 700)
+GPUS, HELD = {"device": "cuda"}, {"device": "cuda", "manifold": "stiefel"}
 ON_TWO = {
-    "reinforce": lambda engine: reinforce.run(ReinforceConfig(device="cuda"), engine),
-    "rnn": lambda engine: rnn.run(
-        rnn.Job(RNNConfig(device="cuda", manifold="stiefel"), CORPUS), engine
-    ),
-    "hybrid": lambda engine: hybrid.run(
-        hybrid.Job(HybridConfig(device="cuda", manifold="stiefel")), engine
-    ),
-    "shard": lambda engine: sharding.run(
-        sharding.Job(ShardConfig(device="cuda"), CORPUS), engine
-    ),
+    "reinforce": (reinforce.run, lambda: ReinforceConfig(**GPUS)),
+    "rnn": (rnn.run, lambda: rnn.Job(RNNConfig(**HELD), CORPUS)),
+    "hybrid": (hybrid.run, lambda: hybrid.Job(HybridConfig(**HELD))),
+    "shard": (sharding.run, lambda: sharding.Job(ShardConfig(**GPUS), CORPUS)),
 }
 
 
@@ -186,8 +177,9 @@ def test_who_starts_the_workers_uses_no_gpu(system, have, monkeypatch):
 
     have(2)
     monkeypatch.setattr(torch.cuda, "_lazy_init", use)
+    run, make = ON_TWO[system]
     with pytest.raises(Started):
-        ON_TWO[system](NoWorkers())
+        run(make(), NoWorkers())
     assert not torch.cuda.is_initialized()
 
 

@@ -6,7 +6,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import warnings
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ import torch
 from clumsy import pattern
 from hosts import NET, PATIENCE, hosts
 from running import COMMAND
-from test_network import needs_user_namespaces
 
 from cdopt_tutorial import checks, own_network
 from cdopt_tutorial.cli import main
@@ -30,6 +28,7 @@ REFUSED = "workers share this host's: the kernel refuses them their own"
 NO_WAY = ": choose the interface by CDOPT_TUTORIAL_INTERFACE, or open all TCP ports"
 FEW_FILES = "4 workers need 352 open files each, but 99 are allowed here: ..."
 TOO_LITTLE = "... are free, but 4 workers need 600 and 100 MB"
+FULL = SimpleNamespace(free=0)
 TIMES = "a call takes ... ms, an all-reduce of 16 kB ... ms"
 
 
@@ -74,24 +73,32 @@ def warn(_):
     return ()
 
 
-BETTER = [
-    ("name", peer, "resolve", lambda name: "127.0.1.1", OWN_NAME),
-    ("interface", store, "interface", fail, NO_WAY_OUT),
-    ("network", own_network, "is_allowed", lambda: False, REFUSED),
-    ("versions", doctor, "find_spec", lambda name: None, NO_RAY),
-    ("GPUs", doctor, "gpus_of", warn, OLD_DRIVER),
+#: What is wrong with a machine: level, what it is about, what is put where, the line.
+WRONG = [
+    ("remark", "name", peer, "resolve", lambda name: "127.0.1.1", OWN_NAME),
+    ("remark", "interface", store, "interface", fail, NO_WAY_OUT),
+    ("remark", "network", own_network, "is_allowed", lambda: False, REFUSED),
+    ("remark", "versions", doctor, "find_spec", lambda name: None, NO_RAY),
+    ("remark", "GPUs", doctor, "gpus_of", warn, OLD_DRIVER),
+    ("fails", "machine", checks, "free_memory", lambda: 9 * checks.MB, TOO_LITTLE),
+    ("fails", "machine", shutil, "disk_usage", lambda folder: FULL, TOO_LITTLE),
+    ("fails", "machine", resource, "getrlimit", lambda kind: (99, 99), FEW_FILES),
 ]
+VERDICTS = {
+    "remark": "runs on this host will work, with remarks (see book/...)",
+    "fails": "runs on this host will fail (see book/errors.md#the-doctor)",
+}
 
 
-@pytest.mark.parametrize(("about", "where", "name", "value", "line"), BETTER)
-def test_what_could_be_better_is_a_remark(
-    about, where, name, value, line, examine, monkeypatch
+@pytest.mark.parametrize("level, about, where, name, value, line", WRONG)
+def test_what_is_wrong_is_a_remark_or_fails(
+    level, about, where, name, value, line, examine, monkeypatch
 ):
     monkeypatch.setattr(where, name, value)
     code, verdict, found = examine()
-    assert (code, found[about][0]) == (0, "remark")
+    assert (code, found[about][0]) == (level == "fails", level)
     assert pattern(line).fullmatch(found[about][1])
-    assert re.match(r"runs on this host will work, with remarks \(see book/", verdict)
+    assert pattern(VERDICTS[level]).fullmatch(verdict)
 
 
 def test_gpus_need_nccl(examine, monkeypatch):
@@ -100,22 +107,6 @@ def test_gpus_need_nccl(examine, monkeypatch):
     for has, text in (True, "2, with NCCL"), (False, lacks):
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda has=has: has)
         assert examine()[2]["GPUs"] == ("ok" if has else "remark", text)
-
-
-LOW = [
-    (checks, "free_memory", lambda: 9 * checks.MB, TOO_LITTLE),
-    (shutil, "disk_usage", lambda folder: SimpleNamespace(free=0), TOO_LITTLE),
-    (resource, "getrlimit", lambda kind: (99, 99), FEW_FILES),
-]
-
-
-@pytest.mark.parametrize(("where", "name", "value", "line"), LOW)
-def test_too_little_of_something_fails(examine, monkeypatch, where, name, value, line):
-    monkeypatch.setattr(where, name, value)
-    code, verdict, found = examine()
-    assert (code, found["machine"][0]) == (1, "fails")
-    assert pattern(line).fullmatch(found["machine"][1])
-    assert verdict == "runs on this host will fail (see book/errors.md#the-doctor)"
 
 
 def test_a_quota_of_memory_counts(examine, monkeypatch, tmp_path):
@@ -157,90 +148,57 @@ def test_its_pages_have_the_places_that_it_names(project):
         assert f"({place})=" * bool(place) in (project.root / file).read_text()
 
 
-@needs_user_namespaces
-def test_where_the_kernel_refuses_a_namespace_that_is_said(monkeypatch):
-    monkeypatch.delenv(own_network.VARIABLE, raising=False)
-    shell = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-    within = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
-    done = subprocess.run([*within, *COMMAND, "doctor"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"remark  network   {REFUSED}\n" in done.stdout
-
-
-WIDE = os.environ | {"COLUMNS": "300"}
 FIRST, SECOND, PATIENT = f"{NET}.1", f"{NET}.2", ("--wait", "60")
-
-
-def consult(two, *doctors, **variables):
-    """The code and the output of each host's doctor, the first with these variables."""
-    started = []
-    for number, args in enumerate(doctors, start=1):
-        command = [*COMMAND, "doctor", "--peer", *args]
-        started.append(two.start(number, *command, env=WIDE | variables))
-        variables = {}
-    told = [each.communicate(timeout=PATIENCE)[0] for each in started]
-    verdict = re.compile(r"(cdopt-tutorial: )?runs with \S+ will (work|fail \(see).*")
-    assert all(verdict.fullmatch(text.splitlines()[-1]) for text in told), told
-    return [(each.returncode, text) for each, text in zip(started, told, strict=True)]
-
-
-@pytest.fixture
-def two():
-    with hosts(2) as made:
-        yield made
+BOTH = (SECOND, *PATIENT), (FIRST, *PATIENT)
+NOBODY = "no doctor answers on {}: start it there too, both with --wait 60"
+NO_ADDRESS = "host9 has no address: add it to /etc/hosts, or give an address"
+NO_PATH = "torch does not get from {} to {} on {}" + NO_WAY
+CUT_OFF = "{} can't be reached over eth0: check the link and firewalls"
+SETTING = "interface is 'none0', but must be one of eth0, lo"
+#: What the doctors of one host or both are asked, and what each says of what. To "cut"
+#: and to "unplug" is done before; an interface that is set is that of the first.
+PEERS = {
+    "healthy": (BOTH, "ok peer", [TIMES, TIMES]),
+    "silent": ([(SECOND, "--wait", "0")], "fails peer", [NOBODY.format(SECOND)]),
+    "unknown": ([["host9"]], "fails interface", [NO_ADDRESS]),
+    "this host": (
+        [(FIRST, "--wait", "0")], "fails peer",
+        [f"{FIRST} is this very host: name the other one"],
+    ),
+    "over lo": (
+        BOTH, "fails peer",
+        [
+            NO_PATH.format("lo (127.0.0.1)", f"eth0 ({SECOND})", "host2"),
+            NO_PATH.format(f"eth0 ({SECOND})", "lo (127.0.0.1)", "host1"),
+        ],
+    ),
+    "over none0": ([[SECOND]], "fails interface", [SETTING]),
+    "cut": ([[SECOND], [FIRST]], "fails peer", [*map(CUT_OFF.format, (SECOND, FIRST))]),
+    "unplug": (
+        [[SECOND]], "fails interface",
+        [f"none leads to {SECOND}: check the link and the routes"],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.engines
-class TestPeer:
-    def test_that_is_healthy_is_called(self, two):
-        for code, text in consult(two, (SECOND, *PATIENT), (FIRST, *PATIENT)):
-            assert code == 0, text
-            assert re.search(f"\nok +peer +{pattern(TIMES).pattern}\n", text), text
-
-    def test_on_which_nobody_answers(self, two):
-        ((code, text),) = consult(two, (SECOND, "--wait", "0"))
-        say = f"no doctor answers on {SECOND}: start it there too, both with --wait 60"
-        assert f"fails   peer      {say}\n" in text
-        assert code == 1
-
-    def test_whose_name_has_no_address(self, two):
-        ((code, text),) = consult(two, ["host9"])
-        say = "host9 has no address: add it to /etc/hosts, or give an address"
-        assert f"fails   interface {say}\n" in text
-        assert code == 1
-
-    def test_that_is_this_host(self, two):
-        ((code, text),) = consult(two, (FIRST, "--wait", "0"))
-        assert f"peer      {FIRST} is this very host: name the other one\n" in text
-        assert code == 1
-
-    def test_that_an_interface_does_not_lead_to(self, two):
-        both = (SECOND, *PATIENT), (FIRST, *PATIENT)
-        told = consult(two, *both, CDOPT_TUTORIAL_INTERFACE="lo")
-        ends = ["lo (127.0.0.1)", f"eth0 ({SECOND})"]
-        for (code, text), there in zip(told, ("host2", "host1"), strict=True):
-            way = f"torch does not get from {ends[0]} to {ends[1]} on {there}"
-            assert f"fails   peer      {way}{NO_WAY}\n" in text
-            assert code == 1
-            ends.reverse()
-
-    def test_with_an_interface_that_is_not_there(self, two):
-        ((code, text),) = consult(two, [SECOND], CDOPT_TUTORIAL_INTERFACE="none0")
-        say = "interface is 'none0', but must be one of eth0, lo"
-        assert f"fails   interface {say}\n" in text
-        assert code == 1
-
-    def test_that_is_cut_off(self, two):
-        two.cut(2)
-        told = consult(two, [SECOND], [FIRST])
-        for (code, text), there in zip(told, (SECOND, FIRST), strict=True):
-            say = f"{there} can't be reached over eth0: check the link and firewalls"
-            assert f"fails   peer      {say}\n" in text
-            assert code == 1
-
-    def test_to_which_there_is_no_way(self, two):
-        two.unplug(1)
-        ((code, text),) = consult(two, [SECOND])
-        say = f"none leads to {SECOND}: check the link and the routes"
-        assert f"fails   interface {say}\n" in text
-        assert code == 1
+@pytest.mark.parametrize("how", PEERS)
+def test_a_peer_is(how):
+    asked, kind, lines = PEERS[how]
+    level, about = kind.split()
+    env, started = os.environ | {"COLUMNS": "300"}, []
+    own = {store.INTERFACE: how.split()[-1]} if how.startswith("over") else {}
+    with hosts(2) as two:
+        if how in ("cut", "unplug"):
+            getattr(two, how)(len(asked))
+        for number, args in enumerate(asked, start=1):
+            command = [*COMMAND, "doctor", "--peer", *args]
+            started.append(two.start(number, *command, env=env | own))
+            own = {}
+        told = [each.communicate(timeout=PATIENCE)[0] for each in started]
+    verdict = re.compile(r"(cdopt-tutorial: )?runs with \S+ will (work|fail \(see).*")
+    for run, text, line in zip(started, told, lines, strict=True):
+        assert run.returncode == (level == "fails"), text
+        assert verdict.fullmatch(text.splitlines()[-1]), text
+        seen = re.compile(f"^{level:<7} {about:<10}{pattern(line).pattern}$", re.M)
+        assert seen.search(text), text

@@ -241,17 +241,14 @@ def test_paths_and_minima_are_those_of_the_package(computed):
             path = torch.tensor(found, dtype=torch.float64)
             expected = plane.descend(function, start, lr, 50)
             torch.testing.assert_close(path, expected, rtol=0, atol=1e-9)
-            value = function(expected[-1]).item()
-            assert computed("valueAt", expected[-1].tolist(), how) == pytest.approx(
-                value
-            )
+            value = computed("valueAt", expected[-1].tolist(), how)
+            assert value == pytest.approx(function(expected[-1]).item())
             points = plane.stationary_points(function)
             least = plane.curvatures(function, points)[:, 0] > 1e-3
             off = plane.constraint(points).abs() > 1e-3
             there = sorted(points[least & off].tolist())
-            assert sorted(computed("minimaOffCircle", how)) == [
-                pytest.approx(point, abs=1e-3) for point in there
-            ]
+            minima = sorted(computed("minimaOffCircle", how))
+            assert minima == [pytest.approx(point, abs=1e-3) for point in there]
 
 
 def test_moves_and_costs_are_those_of_the_package(computed):
@@ -271,10 +268,7 @@ def test_a_row_moves_as_torch_moves_it():
     for dice in some_numbers():
         shares = [dice.randint(1, 5), dice.randint(1, 5)]
         labels = torch.tensor([dice.randint(0, 1) for _ in range(sum(shares))])
-        row, bias = (
-            torch.zeros(1, requires_grad=True),
-            torch.zeros(2, requires_grad=True),
-        )
+        row, bias = (torch.zeros(n, requires_grad=True) for n in (1, 2))
         grads = []
         for part in (labels, *labels.split(shares)):
             scores = torch.stack([row.expand(len(part)), 0 * row.expand(len(part))], 1)
@@ -283,7 +277,6 @@ def test_a_row_moves_as_torch_moves_it():
             grads.append((-r.item(), -b[0].item()))
         found = one_row.moves(labels.tolist(), shares)
         (whole, first, second) = grads
-        for way in ("one process", "exact"):
-            assert found[way] == pytest.approx(whole, abs=1e-6)
         sums = first[0] + second[0], (first[1] + second[1]) / 2
-        assert found["original"] == pytest.approx(sums, abs=1e-6)
+        for way, move in ("one process", whole), ("exact", whole), ("original", sums):
+            assert found[way] == pytest.approx(move, abs=1e-6)

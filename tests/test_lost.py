@@ -9,13 +9,6 @@ import pytest
 from hosts import need_hosts
 from sweeps import lost, soak
 
-from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
-
-
-def test_of_no_loss_the_rewards_are_those_of_one_process():
-    config = ReinforceConfig(num_envs=2, max_episodes=20)
-    assert lost.without(config, ()) == run_locally(config).score.rewards
-
 
 @pytest.mark.engines
 def test_a_smoke_run_finds_all_as_promised(tmp_path):

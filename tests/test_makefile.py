@@ -10,23 +10,14 @@ import pytest
 
 
 def make(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
-    return subprocess.run(
-        ["make", *args],
-        cwd=folder,
-        env=environment | env,
-        capture_output=True,
-        text=True,
-    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | env
+    pipes = {"capture_output": True, "text": True}
+    return subprocess.run(["make", *args], cwd=folder, env=env, **pipes)
 
 
 @pytest.fixture
 def clone(project, tmp_path) -> Path:
-    """A fresh clone in a folder with a space in its name, whose Python is a fake.
-
-    The fake notes how it was called and makes a fake environment, so that nothing
-    is downloaded.
-    """
+    """A fresh clone, whose Python notes what it is asked for, and downloads nothing."""
     folder = tmp_path / "a clone"
     (folder / "cdopt_tutorial").mkdir(parents=True)
     shutil.copytree(project.root / ".ci", folder / ".ci")
@@ -110,25 +101,20 @@ def test_missing_python_is_one_line(clone):
     assert not (clone / ".venv").exists()
 
 
-@pytest.mark.parametrize(
-    "lack, words",
-    [
-        ("sys.version_info = (3, 9, 1)", "Python is 3.9: 3.11 is needed"),
-        ("sys.modules['ensurepip'] = None", "no venv module: apt install python3"),
-        (
-            "os.statvfs = lambda p: type('D', (), {'f_bavail': 1e6, 'f_frsize': 1024})",
-            "1.0 GB of disk are free here: 4 GB are needed",
-        ),
-        ("pass", ""),
-    ],
-)
+DISK = "os.statvfs = lambda p: type('D', (), {'f_bavail': 1e6, 'f_frsize': 1024})"
+LACKS = {
+    "sys.version_info = (3, 9, 1)": "Python is 3.9: 3.11 is needed",
+    "sys.modules['ensurepip'] = None": "no venv module: apt install python3",
+    DISK: "1.0 GB of disk are free here: 4 GB are needed",
+    "pass": "",
+}
+
+
+@pytest.mark.parametrize("lack, words", LACKS.items())
 def test_what_is_missing_is_said_in_one_line(project, lack, words):
-    code = (
-        f"import os, runpy, sys; {lack};"
-        "runpy.run_path('.ci/preflight.py', run_name='__main__')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project.root, capture_output=True, text=True
-    )
+    code = f"import os, runpy, sys; {lack};"
+    code += "runpy.run_path('.ci/preflight.py', run_name='__main__')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=project.root, capture_output=True, text=True)
     assert done.returncode == bool(words)
     assert words in done.stderr and len(done.stderr.splitlines()) == bool(words)

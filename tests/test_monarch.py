@@ -7,9 +7,7 @@ import roles
 
 from cdopt_tutorial import data, hybrid, sharding
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, WorkerError, serve
-from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.on_monarch import OnMonarch, claim
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig
@@ -20,14 +18,6 @@ from cdopt_tutorial.sharding import ShardConfig
 pytestmark = pytest.mark.engines
 
 EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
-
-
-def test_where_monarch_is_missing_it_is_said(monkeypatch, capsys, no_process_starts):
-    monkeypatch.setattr(driver, "find_spec", lambda name: None)
-    assert main(["rnn", "--engine", "monarch"]) == 2
-    told = "the engine monarch needs Monarch, which is not here: pip install "
-    told += "'cdopt-tutorial[monarch]'"
-    assert capsys.readouterr().err == f"cdopt-tutorial: {told}\n"
 
 
 def test_its_log_is_where_nobody_else_writes(tmp_path):
@@ -52,9 +42,8 @@ def installed():
 @pytest.mark.usefixtures("installed")
 class TestSystems:
     def test_every_conversation_has_the_rewards_of_one_process(self):
-        configs = [
-            ReinforceConfig(c, num_envs=2, max_episodes=8) for c in CONVERSATIONS
-        ]
+        few = {"num_envs": 2, "max_episodes": 8}
+        configs = [ReinforceConfig(c, **few) for c in CONVERSATIONS]
         roles = {"agent": Role(ray_roles.train_each, (OnMonarch(), configs))}
         roles |= {f"observer{i}": Role(serve) for i in range(2)}
         found = OnMonarch().launch(roles)["agent"]
@@ -96,13 +85,16 @@ class TestSystems:
         with pytest.raises(WorkerError, match="^agent died"):
             run(ReinforceConfig(num_envs=2), OnMonarch(), attach=ray_roles.lose_agent)
 
-    def test_what_a_worker_raises_is_told(self):
-        with pytest.raises(WorkerError, match="^agent raised ZeroDivisionError"):
-            OnMonarch().launch({"agent": Role(divmod, (1, 0)), "other": Role(serve)})
-
-    def test_what_can_not_be_read_here_names_who_sent_it(self):
-        with pytest.raises(WorkerError, match="^agent returned what can't be unpickl"):
-            OnMonarch().launch({"agent": Role(roles.give_unreadable)})
+    @pytest.mark.parametrize(
+        "role, told",
+        [
+            (Role(divmod, (1, 0)), "raised ZeroDivisionError"),
+            (Role(roles.Unreadable), "returned what can't be unpickl"),
+        ],
+    )
+    def test_what_a_worker_raises_or_nobody_can_read_is_told(self, role, told):
+        with pytest.raises(WorkerError, match=f"^agent {told}"):
+            OnMonarch().launch({"agent": role, "other": Role(serve)})
 
     def test_one_that_is_stopped_is_named_and_nothing_is_left(self):
         own = psutil.Process()

@@ -1,6 +1,5 @@
 """Who can reach a run: nobody but its own workers, where the kernel allows that."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import listeners, listening, sockets
+from hosts import lack
+from running import Talk, listeners, listening, sockets
 
 from cdopt_tutorial import own_network
 from cdopt_tutorial.own_network import VARIABLE
@@ -23,35 +23,17 @@ needs_user_namespaces = pytest.mark.skipif(
 )
 
 
-class Talk(subprocess.Popen):
-    """A script of ours, with which one exchanges lines."""
+def listeners_below(talk):
+    """Ports and names on which those listen whom its fork server has started.
 
-    def __init__(self, script, *args, **env):
-        super().__init__(
-            [sys.executable, TESTS / script, *args], env=os.environ | env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def tell(self, what):
-        self.stdin.write(json.dumps(what) + "\n")
-        self.stdin.flush()
-
-    def hear(self):
-        line = self.stdout.readline()
-        assert line, self.communicate()[1]
-        return json.loads(line)
-
-    def listeners(self):
-        """Ports and names on which those listen whom the fork server has started.
-
-        But no port on which somebody else listens in our network, by chance.
-        """
-        below = psutil.Process(self.pid).children(recursive=True)
-        found = [listeners(each.pid) for each in below if each.ppid() != self.pid]
-        inodes = {i for each in below for i in sockets(each.pid)}
-        others = {port for (_, port), i in listening("self") if i not in inodes}
-        ports = sorted({port for ports, _ in found for _, port in ports} - others)
-        return ports, sorted(name for _, names in found for name in names)
+    But no port on which somebody else listens in our network, by chance.
+    """
+    below = psutil.Process(talk.pid).children(recursive=True)
+    found = [listeners(each.pid) for each in below if each.ppid() != talk.pid]
+    inodes = {i for each in below for i in sockets(each.pid)}
+    others = {port for (_, port), i in listening("self") if i not in inodes}
+    ports = sorted({port for ports, _ in found for _, port in ports} - others)
+    return ports, sorted(name for _, names in found for name in names)
 
 
 @pytest.fixture
@@ -68,8 +50,7 @@ def mark(tmp_path):
 @pytest.fixture
 def intruder(mark):
     if os.geteuid() != 0 or not own_network.is_allowed():
-        why = "only root can become another user, where there are namespaces"
-        pytest.fail(why) if os.environ.get("CI") == "true" else pytest.skip(why)
+        lack("only root can become another user, where there are namespaces")
     with Talk("attack.py", mark) as found:
         yield found
 
@@ -78,7 +59,7 @@ def attacked(victim, intruder, system, polling):
     """Where the run listens, and what of it was reached."""
     victim.tell([system, polling])
     assert victim.hear() == "under way"
-    listeners = victim.listeners()
+    listeners = listeners_below(victim)
     intruder.tell(listeners)
     reached = intruder.hear()
     victim.tell("go on")
@@ -131,9 +112,8 @@ run()
 def in_user_namespace(script, *options):
     """What a script says, in a user namespace made by these options of `unshare`."""
     command = ["unshare", "--user", *options, sys.executable, "-c", LAUNCH + script]
-    done = subprocess.run(
-        command, cwd=TESTS, capture_output=True, text=True, timeout=100
-    )
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=TESTS, timeout=100, **pipes)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -13,12 +13,8 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
-from cdopt_tutorial.publish.chapter import (
-    is_injected,
-    read_chapter,
-    short_profile,
-    shortened,
-)
+from cdopt_tutorial.publish import chapter as chapters
+from cdopt_tutorial.publish.chapter import is_injected, read_chapter
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
@@ -73,10 +69,7 @@ def shown(output) -> str:
 
 
 def unannounced(notebook) -> list[str]:
-    """Return the errors that cells show without a tag that says so.
-
-    And the first line of each cell whose tag says so, and that shows none.
-    """
+    """Errors of cells without a tag that says so; cells with one that show none."""
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -89,7 +82,6 @@ def unannounced(notebook) -> list[str]:
 
 @every_chapter
 def test_shows_no_error_that_its_cell_does_not_announce(path, project):
-    """Cells that announce one are the control: they must show it."""
     ran = find_result(project, read_chapter(path), "cpu", short=True)
     assert ran is not None, f"run `cdopt-tutorial execute {project.relative(path)}`"
     assert unannounced(ran) == []
@@ -110,16 +102,16 @@ def test_chapters_import_only_what_the_install_cell_brings():
 @every_chapter
 def test_has_a_short_profile_of_its_own_parameters(path):
     chapter = read_chapter(path)
-    assert is_injected(shortened(chapter)) and not is_injected(chapter)
+    assert is_injected(chapters.shortened(chapter)) and not is_injected(chapter)
     for cell in chapter.cells:
-        assert all(cell.source.count(text) == 1 for text in short_profile(cell))
+        found = map(cell.source.count, chapters.short_profile(cell))
+        assert all(number == 1 for number in found)
 
 
 @every_chapter
 def test_stores_no_outputs(path):
     for cell in code_cells(path):
-        assert cell.outputs == []
-        assert cell.execution_count is None
+        assert (cell.outputs, cell.execution_count) == ([], None)
 
 
 @every_chapter
@@ -170,9 +162,8 @@ def test_each_question_is_asked_before_its_answer_is_measured(path):
             assert all(name.startswith(f"{path.stem[:2]}-guess-") for name in names)
             asked += ["answer"] * len(names)
         else:
-            asked += ["question"] * len(
-                re.findall(r"(?:\A|\n\n)\*\*Predict:", cell.source)
-            )
+            questions = re.findall(r"(?:\A|\n\n)\*\*Predict:", cell.source)
+            asked += ["question"] * len(questions)
     assert asked == ["question", "answer"] * (len(asked) // 2) and len(asked) >= 4
 
 

@@ -63,35 +63,16 @@ def on_the_wire(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def owners(monkeypatch):
-    """Every owner of parameters that is made."""
-    made, plain = [], Owner.__init__
-
-    def note(self, *args):
-        plain(self, *args)
-        made.append(self)
-
-    monkeypatch.setattr(Owner, "__init__", note)
-    return made
-
-
 class TestParameterServer:
-    @pytest.mark.parametrize(
-        ("cut", "held"),
-        [
-            ("loss", "free"),
-            ("logits", "trainer"),
-            ("logits", "decoder"),
-            ("loss", "vectors"),
-        ],
-    )
-    def test_a_training(self, cut, held, owners, on_the_wire):
+    @pytest.mark.parametrize("held", HELD)
+    def test_a_training(self, held, spy, on_the_wire):
+        owners = spy(Owner, "__init__")
+        cut = "loss" if held in ("free", "vectors") else "logits"
         config = rnn.RNNConfig(cut=cut, num_layers=2, **HELD[held], **RNN)
         history = rnn.run_locally(rnn.Job(config, CORPUS))
         assert len(history.losses) == 2 and on_the_wire
         assert where(history.weights.values()) == {"cpu"}
-        for owner in owners:
+        for owner, *_ in owners:
             assert where(owner._parts.parameters()) == {"meta"}
             states = owner._optimizer.state.values()
             moments = [each for s in states for each in tensors_in(s) if each.ndim]
@@ -154,68 +135,46 @@ def test_a_table_by_either_way_of_a_gradient(way, monkeypatch):
 
 
 @pytest.mark.parametrize("conversation", reinforce.CONVERSATIONS)
-def test_an_agent_and_its_observer(conversation, monkeypatch):
-    acting, plain = [], reinforce.Policy.scores
-
-    def note(self, states):
-        acting.append(self.affine1.weight)
-        return plain(self, states)
-
-    monkeypatch.setattr(reinforce.Policy, "scores", note)
+def test_an_agent_and_its_observer(conversation, spy):
+    acting = spy(reinforce.Policy, "scores")
     limits = {"num_observers": 1, "num_envs": 2, "max_episodes": 2}
     config = reinforce.ReinforceConfig(conversation, device="meta", **limits)
     training = reinforce.run_agent(OneThread(), config)
     assert where(training.weights.values()) == {"cpu"}
-    assert where(acting) == {"meta"}  # of the agent's policy, or the observer's
+    # Of the agent's policy, or the observer's.
+    assert where(policy.affine1.weight for policy, _ in acting) == {"meta"}
 
 
 class TestShards:
-    @pytest.fixture(autouse=True)
-    def models(self, monkeypatch):
-        """The model of each step."""
-        seen, plain = [], sharding.system.Trainer.step
-
-        def step(self, *batch):
-            seen.append(self.model)
-            return plain(self, *batch)
-
-        monkeypatch.setattr(sharding.system.Trainer, "step", step)
-        return seen
-
     @pytest.mark.parametrize("manifold", ["none", "stiefel", "oblique"])
-    def test_a_training(self, manifold, models):
+    def test_a_training(self, manifold, spy):
+        steps = spy(sharding.system.Trainer, "step")
         config = sharding.ShardConfig(manifold=manifold, clip=1.0, **SHARD)
         result = sharding.run_locally(sharding.Job(config, CORPUS))
-        assert len(result.losses) == 2
-        assert where(models[0].parameters()) == {"meta"}
+        assert len(result.losses) == len(steps) == 2
+        assert where(steps[0][0].model.parameters()) == {"meta"}
         assert where(result.weights.values()) == {"cpu"}
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_a_run_of_the_study(self, kind, models, monkeypatch):
+    def test_a_run_of_the_study(self, kind, spy, monkeypatch):
+        steps = spy(sharding.system.Trainer, "step")
         small = replace(study.CONFIG, **SHARD)
         monkeypatch.setattr(study, "CONFIG", small)
         monkeypatch.setattr(study, "Job", lambda c: sharding.Job(c, CORPUS))
         study.train(kind, 1e-3, 1, 2, "meta")
-        assert where(models[0].parameters()) == {"meta"}
+        assert where(steps[0][0].model.parameters()) == {"meta"}
 
 
 class TestDissolving:
     @pytest.mark.parametrize("name", memory.MODELS)
-    def test_a_model_that_remembers(self, name, monkeypatch):
-        seen, plain = [], memory.Model.forward
-
-        def forward(self, inputs):
-            seen.extend([inputs, *self.parameters()])
-            return plain(self, inputs)
-
-        monkeypatch.setattr(memory.Model, "forward", forward)
+    def test_a_model_that_remembers(self, name, spy):
+        passes = spy(memory.Model, "forward")
         small = {"hidden": 4, "batch_size": 2, "steps": 2, "interval": 1}
-        for of in (
-            memory.NextWord(seq_len=5, text_len=50),
-            memory.CopyingMemory(2, 2, 2),
-        ):
+        short = memory.NextWord(seq_len=5, text_len=50)
+        for of in short, memory.CopyingMemory(2, 2, 2):
             config = memory.MemoryConfig(of, device="meta", **small)
             memory.train(name, 1e-3, 1, config)
+        seen = [t for of, inputs in passes for t in (inputs, *of.parameters())]
         assert where(seen) == {"meta"}
 
     @pytest.mark.parametrize("method", eigenspace.METHODS)
@@ -224,16 +183,11 @@ class TestDissolving:
         assert where([problem.matrix]) == {"meta"}
         assert len(eigenspace.solve(method, problem, steps=1).gap) == 2
 
-    def test_how_a_gradient_fares(self, monkeypatch):
-        given, plain = [], memory.gradient_norms
-
-        def norms(rnn, *args):
-            given.extend([*args, *rnn.parameters()])
-            return plain(rnn, *args)
-
-        monkeypatch.setattr(memory, "gradient_norms", norms)
+    def test_how_a_gradient_fares(self, spy):
+        given = spy(memory, "gradient_norms")
         memory.flows(hidden=4, steps=2, seeds=(1,), device="meta")
-        assert where(given) == {"meta"}
+        seen = [t for of, *args in given for t in (*args, *of.parameters())]
+        assert where(seen) == {"meta"}
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_a_step_that_is_timed(self, variant):

@@ -90,9 +90,8 @@ def test_dissolving_is_exact_for_every_beta(seed, beta):
         slope = multiplier(f, x)
         along, across = 4 * beta - slope, tangent @ matrix @ tangent - slope
         expected = torch.tensor(sorted([along, across.item()]), dtype=torch.float64)
-        torch.testing.assert_close(
-            plane.curvatures(h, x), expected, atol=1e-10, rtol=1e-10
-        )
+        found = plane.curvatures(h, x)
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
 @given(seeds)

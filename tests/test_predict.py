@@ -21,12 +21,8 @@ FREE = Costs(**dict.fromkeys(NAMES, 0.0), cores=2, num_envs=1, lengths=[(20, 20)
 
 def config(num_observers=1, max_lag=0, updates=10, **more):
     size = {"num_envs": 1, "max_episodes": updates * num_observers}
-    return RolloutsConfig(
-        num_observers=num_observers,
-        num_rollouts=num_observers,
-        max_lag=max_lag,
-        **size | more,
-    )
+    size |= dict.fromkeys(("num_observers", "num_rollouts"), num_observers)
+    return RolloutsConfig(max_lag=max_lag, **size | more)
 
 
 def waits(of, number, rollouts):
@@ -42,10 +38,9 @@ class TestPredict:
     def test_in_step_each_update_waits_for_its_slowest_observer(self, kind):
         of = config(4, step_ms=3.0, waits=kind, seed=5)
         sums = np.array([waits(of, number, 10) for number in range(4)])
-        found = predict(FREE, of)
         expected = 4 * 10 * 20 / sums.max(0).sum()
-        assert found[0] == pytest.approx(expected)
-        assert found[1] == 0
+        found, lag = predict(FREE, of)
+        assert found == pytest.approx(expected) and lag == 0
         alone = predict(FREE, of, alone=True)
         assert alone[0] == pytest.approx(4 * 10 * 20 / sums.sum())
 
@@ -61,10 +56,8 @@ class TestPredict:
         of = config(step_ms=5.0, updates=7)
         # Half of both calls is over while the agent learns.
         parts = 0.002 + 20 * 0.0056 + 0.01 + 0.003
-        found = predict(costs, of)
-        assert found[0] == pytest.approx(20 / (parts + 0.004 / 2))
-        found = predict(costs, of, alone=True)
-        assert found[0] == pytest.approx(20 / parts)
+        assert predict(costs, of)[0] == pytest.approx(20 / (parts + 0.004 / 2))
+        assert predict(costs, of, alone=True)[0] == pytest.approx(20 / parts)
         assert costs.parts(of) == pytest.approx(
             {"step": 0.0006, "rollout": 0.018, "waits": 0.1, "update": 0.013}
         )
@@ -120,9 +113,8 @@ def test_the_stored_predictions_are_those_of_the_package():
         kind = {"step_ms": run["step_ms"], "waits": run["waits"]}
         episodes = ahead.UPDATES * run["num_observers"]
         of = RolloutsConfig(num_envs=1, max_episodes=episodes, **size, **kind)
-        for turn, pair in enumerate(
-            zip(run["predicted"], run["predicted_lag"], strict=True)
-        ):
+        pairs = zip(run["predicted"], run["predicted_lag"], strict=True)
+        for turn, pair in enumerate(pairs):
             found = predict(costs, replace(of, seed=of.seed + turn), run["alone"])
             assert found == pytest.approx(pair)
 

@@ -1,7 +1,6 @@
 """The systems on Ray: as in one process, also where workers die and are replaced."""
 
 import json
-import os
 import re
 import signal
 import threading
@@ -10,7 +9,6 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from ipaddress import ip_address
-from subprocess import PIPE, Popen
 
 import psutil
 import pytest
@@ -18,26 +16,19 @@ import ray_roles
 import roles
 from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
-from running import COMMAND, listeners, wait_for_end
+from running import COMMAND, endless, listeners, wait_for_end
 from sweeps.lost import without
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines import Role, Trace, WorkerError, serve
-from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.actors.actor import ALONE
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
-from cdopt_tutorial.reinforce import (
-    CONVERSATIONS,
-    ReinforceConfig,
-    run,
-    run_locally,
-)
+from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run, run_locally
 from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.sharding import ShardConfig
 
@@ -90,25 +81,18 @@ def test_an_observer_that_dies_keeps_nobody_waiting():
     assert [each.episodes for each in training.rounds] == [8, 12, 20, 28]
 
 
-@pytest.mark.parametrize(
-    ("engine", "config", "deaths"),
-    [
-        (
-            TorchRPC,
-            {},
-            [
-                ("trainer0 was killed by SIGKILL", 0, 20),
-                ("ps was killed by SIGKILL", 1, 0),
-            ],
-        ),
-        (OnRay, JOINT, [("ps died", 0, 10)]),
-    ],
-    ids=["torch RPC", "Ray"],
-)
+KILLED = "was killed by SIGKILL"
+DEATHS = [
+    (TorchRPC, {}, [(f"trainer0 {KILLED}", 0, 20), (f"ps {KILLED}", 1, 0)]),
+    (OnRay, JOINT, [("ps died", 0, 10)]),
+]
+
+
+@pytest.mark.parametrize("engine, more, deaths", DEATHS, ids=["torch RPC", "Ray"])
 def test_a_training_that_dies_ends_as_that_of_one_process(
-    engine, config, deaths, tmp_path
+    engine, more, deaths, tmp_path
 ):
-    config = RNNConfig(max_steps=50, save_every=10, **config, **EXACT)
+    config = RNNConfig(max_steps=50, save_every=10, **more, **EXACT)
     corpus = data.Grammar(seed=1).corpus(20_000, 5_000)
     job = rnn.Job(config, corpus, keep=tmp_path / "kept.pt")
     if len(deaths) == 1:
@@ -129,21 +113,16 @@ def test_a_training_that_dies_ends_as_that_of_one_process(
     assert max_difference(histories[0].weights, alone.weights) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("limited")
 def test_who_gets_no_further_is_named():
     keep = {"a": (0, 0.5, 0), "b": (0, 300, 0)}
     system = {name: Role(roles.keep_pace, steps) for name, steps in keep.items()}
     with pytest.raises(WorkerError, match="^b missed its deadline of 2 s for its part"):
-        OnRay().launch(system, attach=roles.place_steps)
+        OnRay().launch(system, attach=partial(roles.between, 2.0))
 
 
 def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
-    endless = ("--engine", "ray", "--lr", "1e-9", "--max-episodes", "10000000")
-    command = [*COMMAND, "reinforce", *endless]
-    env = os.environ | {"TMPDIR": str(tmp_path)}
-    with Popen(command, env=env, stdout=PIPE, text=True) as running:
-        while "Episode" not in running.stdout.readline():
-            assert running.poll() is None
-        below = psutil.Process(running.pid).children(recursive=True)
+    with endless("ray", tmp_path) as (running, below):
         (raylet,) = (each for each in below if each.name() == "raylet")
         places = {place for each in below for place, _ in listeners(each.pid)[0]}
         assert places <= {str(ip_address(each)) for each in LOOPBACK}
@@ -193,54 +172,30 @@ def test_who_is_cut_off_before_it_has_joined_or_is_late_is_not_called_dead():
             raise GetTimeoutError("not ready")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (
-            ("--address", "a:1"),
-            "address is of a cluster of Ray, so it needs engine ray",
-        ),
-        (
-            ("--address", "a", "--engine", "ray"),
-            "address is 'a', but must be host:port, or auto",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(arguments, line, capsys, no_process_starts):
-    assert main(["reinforce", *arguments]) == 2
-    assert line in capsys.readouterr().err
-
-
-def test_a_cluster_that_is_not_there_is_named():
-    there = "127.0.0.1:1"
-    with pytest.raises(WorkerError, match=f"^ray can't join the cluster at {there}"):
-        run(ReinforceConfig(), OnRay(address=there))
-
-
-@pytest.mark.parametrize("answers", [False, True], ids=["silent", "http"])
-def test_what_does_not_answer_as_a_cluster_is_named(answers):
+@pytest.mark.parametrize("other", ["none", "silent", "http"])
+def test_what_does_not_answer_as_a_cluster_is_named(other):
     # A cluster with TLS is silent to who has none.
-    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
-        there = f"127.0.0.1:{other.server_port}"
-        if answers:
-            threading.Thread(target=other.serve_forever, daemon=True).start()
-        told = f"^ray can't join the cluster at {there} in 10 s$"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        there = f"127.0.0.1:{1 if other == 'none' else server.server_port}"
+        if other == "http":
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        told = f"^ray can't join the cluster at {there}"
+        told += "" if other == "none" else " in 10 s$"
         with pytest.raises(WorkerError, match=told):
             run(ReinforceConfig(), OnRay(address=there), join_deadline=10)
-        if answers:
-            other.shutdown()
+        if other == "http":
+            server.shutdown()
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "late", "told"),
+    "name, number, late",
     [
-        ("gcs_server", "KILL", False, EARLY),
-        ("gcs_server", "KILL", True, "^ray has lost its gcs_server$"),
-        ("raylet", "KILL", True, "^ray has lost its raylet$"),
-        ("gcs_server", "STOP", True, "^ray has lost its gcs_server$"),
+        ("gcs_server", "KILL", False), ("gcs_server", "KILL", True),
+        ("raylet", "KILL", True), ("gcs_server", "STOP", True),
     ],
-)
-def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late, told):
+)  # fmt: skip
+def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late):
+    told = f"^ray has lost its {name}$" if late else EARLY
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     rounds = threading.Event()
 
@@ -257,24 +212,6 @@ def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late, told):
     endless = ReinforceConfig(lr=1e-9, max_episodes=10**7)
     with pytest.raises(WorkerError, match=told):
         run(endless, OnRay(), on_report=lambda *_: rounds.set())
-
-
-def test_restarts_need_a_checkpoint(capsys, no_process_starts):
-    assert main(["rnn", "--max-restarts", "1"]) == 2
-    told = "cdopt-tutorial: max-restarts is 1, which needs a checkpoint\n"
-    assert capsys.readouterr().err == told
-
-
-@pytest.mark.parametrize("command", ["rnn --engine ray", "bench engines"])
-def test_where_ray_is_missing_it_is_said(
-    command, monkeypatch, capsys, no_process_starts
-):
-    monkeypatch.setattr(driver, "find_spec", lambda name: None)
-    assert main(command.split()) == 2
-    told = (
-        "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
-    )
-    assert capsys.readouterr().err == f"cdopt-tutorial: {told}\n"
 
 
 def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):

@@ -28,20 +28,15 @@ from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost, agent
 from cdopt_tutorial.reinforce.learner import policy_loss
-from cdopt_tutorial.rollouts import (
-    AheadAgent,
-    Learner,
-    Observer,
-    RolloutsConfig,
-    simulator,
-)
+from cdopt_tutorial.rollouts import AheadAgent, Learner, Observer, simulator
 from cdopt_tutorial.rollouts.simulator import Simulator
 
+pytestmark = pytest.mark.usefixtures("limited")
 FEW = {"num_envs": 2, "max_episodes": 60, "seed": 3}
 
 
 def config(num_observers=2, max_lag=1, **more):
-    return RolloutsConfig(num_observers, max_lag=max_lag, **FEW | more)
+    return rollouts.RolloutsConfig(num_observers, max_lag=max_lag, **FEW | more)
 
 
 def equal(one, other):
@@ -65,17 +60,13 @@ class TestInStep:
 
 
 @pytest.mark.parametrize(
-    ("num_observers", "max_lag", "more"),
+    "num_observers, max_lag, more",
     [
-        (1, 0, {"seed": 4}),
-        (2, 0, {}),
-        (2, 1, {"seed": 5}),
-        (5, 4, {}),
-        (5, 1, {"num_rollouts": 2}),
-        (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
+        (1, 0, {"seed": 4}), (2, 0, {}), (2, 1, {"seed": 5}), (5, 4, {}),
+        (5, 1, {"num_rollouts": 2}), (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
         (2, 1, {"clip": 0}),
     ],
-)
+)  # fmt: skip
 def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag, more):
     settings = config(num_observers, max_lag, **more)
     found = rollouts.run(settings)
@@ -90,7 +81,7 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
 
 @pytest.mark.engines
 @pytest.mark.parametrize(
-    ("name", "engine"), [("ray", OnRay), ("monarch", OnMonarch)], ids=["Ray", "Monarch"]
+    "name, engine", [("ray", OnRay), ("monarch", OnMonarch)], ids=["Ray", "Monarch"]
 )
 def test_it_is_repeated_by_one_process_on_actors_too(name, engine):
     if find_spec(name) is None:
@@ -127,12 +118,9 @@ def die_in_third_rollout(folder):
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_on_ray_an_observer_that_dies_is_replaced_and_nothing_counts_twice(tmp_path):
     settings, said = config(2, max_episodes=100), []
-    found = rollouts.run(
-        settings,
-        OnRay(),
-        attach=partial(die_in_third_rollout, tmp_path),
-        on_report=lambda _, record: said.append(record),
-    )
+    dies = partial(die_in_third_rollout, tmp_path)
+    on_report = lambda _, record: said.append(record)  # noqa: E731
+    found = rollouts.run(settings, OnRay(), attach=dies, on_report=on_report)
     lost = [record.observer for record in said if isinstance(record, Lost)]
     assert lost == ["observer1"] * 2 == ["observer1" for _ in tmp_path.iterdir()]
     played = [number for row in found.schedule for number in row]
@@ -311,13 +299,11 @@ class TestLearner:
 
     def test_refuses_one_that_was_played_by_another_policy(self, monkeypatch):
         # The observer was given the right weights, and has not taken them.
-        settings = config(1)
-        learner, observer = Learner(settings), Observer(0, settings)
+        learner, observer = Learner(config(1)), Observer(0, config(1))
         own = observer._talk.actor.policy
         monkeypatch.setattr(own, "load_state_dict", lambda weights: None)
-        rollout = observer.play(0, learner.kept[0])
         with pytest.raises(RuntimeError, match="not played by the weights"):
-            learner.finish_episode([rollout])
+            learner.finish_episode([observer.play(0, learner.kept[0])])
 
     def test_that_refuses_one_has_counted_none(self):
         settings = config(2)
@@ -353,9 +339,8 @@ class TestHeldPolicy:
 
         def update():
             version = max(0, learner.version - max_lag)
-            return learner.finish_episode(
-                [observer.play(version, learner.kept[version])]
-            )
+            played = observer.play(version, learner.kept[version])
+            return learner.finish_episode([played])
 
         for _ in range(6):
             lag, most = update()
@@ -409,10 +394,8 @@ class TestSimulator:
             spent.append(time.monotonic() - begin)
             there.close()
         clocks = [np.random.default_rng(n).spawn(1)[0] for n in range(2)]
-        expected = [
-            sum(simulator.wait_ms(10.0, "heavy", clock) for _ in range(10)) / 1000
-            for clock in clocks
-        ]
+        wait = partial(simulator.wait_ms, 10.0, "heavy")
+        expected = [sum(wait(clock) for _ in range(10)) / 1000 for clock in clocks]
         assert abs(expected[0] - expected[1]) > 0.01
         assert all(one >= other for one, other in zip(spent, expected, strict=True))
 

@@ -1,6 +1,6 @@
 """References, gradients that cross, and rendezvous: every way equals one process."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import seam_roles
@@ -74,10 +74,10 @@ class TestWorkers:
     def test_references_have_the_interface_of_rrefs(self, found):
         for each in found:
             seen = each["references"]
-            assert seen["owner"] == ("ps", False, True)
-            assert (seen["sync"], seen["async"], seen["keyword"]) == (1, 2, None)
-            assert (seen["function"], seen["state"]) == ([1, 2, 3], [3, 2, 1])
-            assert seen["here"] == ([], 7, False)
+            assert seen == {
+                "owner": ("ps", False, True), "sync": 1, "async": 2, "keyword": None,
+                "function": [1, 2, 3], "state": [3, 2, 1], "here": ([], 7, False),
+            }  # fmt: skip
 
 
 def test_in_one_process_autograd_does_it():
@@ -126,20 +126,12 @@ class TestRendezvous:
         with pytest.raises(RuntimeError, match="nobody waits for 1 here"):
             met.enter(1)
 
-    def test_an_error_reaches_all(self):
-        met = Rendezvous(lambda brought: 1 / 0, (0, 1))
-        for future in met.enter(0), met.enter(1):
-            with pytest.raises(ZeroDivisionError):
-                future.wait()
-
     def test_many_threads_meet_many_times(self):
-        met, found = Rendezvous(all_that_was_brought, range(4)), {}
+        met = Rendezvous(all_that_was_brought, range(4))
 
         def guest(number):
-            found[number] = [met.enter(number, (number, i)).wait() for i in range(200)]
+            return [met.enter(number, (number, i)).wait() for i in range(200)]
 
-        threads = [threading.Thread(target=guest, args=(i,)) for i in range(4)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        expected = [[(guest, i) for guest in range(4)] for i in range(200)]
-        assert all(found[number] == expected for number in range(4))
+        with ThreadPoolExecutor(4) as threads:
+            found = [*threads.map(guest, range(4))]
+        assert found == [[[(guest, i) for guest in range(4)] for i in range(200)]] * 4

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from books import run, run_plainly, write_chapter, write_contents
+from books import run, run_plainly, smallest_book, write_contents
 from PIL import Image
 
 from cdopt_tutorial.cli import main
@@ -74,7 +74,8 @@ def test_bad_value_is_one_line_that_names_it_before_a_chapter_runs(
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory, project) -> Project:
     """The small book as it is published."""
-    small = write_book(Project(tmp_path_factory.mktemp("published")), project)
+    small = smallest_book(tmp_path_factory.mktemp("published") / "book")
+    configure(small, project)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)
         run(small)
@@ -83,26 +84,19 @@ def pages(tmp_path_factory, project) -> Project:
     return small
 
 
-def write_book(small: Project, project: Project) -> Project:
-    """Write a front page and a chapter, not yet run; configured as the real book is."""
-    for folder in ("cdopt_tutorial", "notebooks", "book/_static", "book/_templates"):
-        (small.root / folder).mkdir(parents=True)
-    files = "references.bib", "_static/book.css", "_static/guess.js", "_static/turn.js"
-    for name in ("constraints.txt", *(f"book/{file}" for file in files)):
-        (small.root / name).touch()
+def configure(small: Project, project: Project) -> None:
+    """As the real book is."""
     config = real_config(project)
-    sphinx = config["sphinx"]["config"]
+    sphinx, static = config["sphinx"]["config"], small.root / "book/_static"
     sphinx["html_static_path"] = ["book/_static"]
     write_contents(small, config)
-    for name in (
-        "book/_static/preview.png",
-        "book/_static/favicon.svg",
-        sphinx["redirect_html_template_file"],
-    ):
+    for folder in static, small.root / "book/_templates":
+        folder.mkdir()
+    for name in "../references.bib", "book.css", "guess.js", "turn.js":
+        (static / name).touch()
+    pictures = "book/_static/preview.png", "book/_static/favicon.svg"
+    for name in *pictures, sphinx["redirect_html_template_file"]:
         shutil.copy(project.root / name, small.root / name)
-    (small.root / "book/index.md").write_text("# Front\n\nOn what is in the book.\n")
-    write_chapter(small, "print(6 * 7)")
-    return small
 
 
 def real_config(project: Project) -> dict:
@@ -143,12 +137,10 @@ def test_page_tells_its_address_and_its_picture(pages):
     told = dict(re.findall(r'<meta property="(og:[^"]*)" content="([^"]*)"', text))
     address = f"{URL}notebooks/01_a.html"
     assert re.search(f'<link rel="canonical" href="{address}" ?/>', text)
-    assert told["og:url"] == address
-    assert told["og:title"] == "A chapter"
-    picture = pages.html / told["og:image"].removeprefix(URL)
-    assert Image.open(picture).size == (1200, 630)
+    assert (told["og:url"], told["og:title"]) == (address, "A chapter")
     size = told["og:image:width"], told["og:image:height"]
-    assert size == ("1200", "630")
+    picture = Image.open(pages.html / told["og:image"].removeprefix(URL))
+    assert picture.size == (1200, 630) == tuple(map(int, size))
 
 
 def test_missing_page_finds_its_way_from_any_depth(pages):

@@ -5,6 +5,7 @@ import re
 import pytest
 from browsing import FRONT, SIZES, THEMES
 from colours import contrast
+from test_pages import show
 
 from cdopt_tutorial.plots.style import SERIES
 
@@ -13,11 +14,9 @@ pytestmark = pytest.mark.xdist_group("book")
 FIRST = "notebooks/01_reinforce.html"
 
 
-def open_page(page, address: str, size: str = "desk", color_scheme: str = "light"):
+def open_page(page, address: str, size: str = "desk"):
     """Open a page on a screen of this size, without movement to wait for."""
-    width, height = SIZES[size]
-    page.set_viewport_size({"width": width, "height": height})
-    page.emulate_media(color_scheme=color_scheme)
+    show(page, size, "light")
     page.goto(address)
     page.add_style_tag(content="* { transition: none !important; }")
 
@@ -54,11 +53,7 @@ FOCUS = """() => {
 
 
 def walk(page, number: int) -> tuple[list[int], list[int]]:
-    """Press Tab until the focus is back at the beginning.
-
-    Returns:
-        the stops in the order of the first visits, and those that can't be seen.
-    """
+    """The stops of Tab in the order of first visits, and those that can't be seen."""
     order, unseen = [], []
     # A player has more than one stop inside.
     for _ in range(2 * number + 20):
@@ -102,13 +97,11 @@ def test_keys_skip_search_switch_the_theme_and_open_solutions(page, server):
     solutions = page.locator(".solution").all()
     assert solutions
     for solution in solutions:
-        button = solution.locator(".toggle-button")
         content = solution.locator("section").first
         assert not content.is_visible()
-        button.press("Enter")
-        assert content.is_visible()
-        button.press("Space")
-        assert not content.is_visible()
+        for key, opened in ("Enter", True), ("Space", False):
+            solution.locator(".toggle-button").press(key)
+            assert content.is_visible() == opened
     button = page.locator("button.search-button-field")
     for key in ("Enter", "Space"):
         button.press(key)

@@ -2,20 +2,15 @@
 
 import posixpath
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlencode, urlsplit
 
 import pytest
 from browsing import pages
 
-from cdopt_tutorial.publish.chapter import (
-    code_cells,
-    is_injected,
-    programs,
-    read_chapter,
-    shortened,
-)
+from cdopt_tutorial.publish import chapter
+from cdopt_tutorial.publish.chapter import code_cells, programs, read_chapter
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.publish.site import VERSION
@@ -80,34 +75,23 @@ def target(page: str, link: str) -> tuple[str, str]:
 
 def test_every_link_and_file_is_there(site, read):
     files = {str(f.relative_to(site)) for f in site.rglob("*") if f.is_file()}
-    broken = []
     for page, seen in read.items():
         for link in set(seen.links + seen.files):
-            if leaves(link):
-                continue
-            path, anchor = target(page, link)
-            if path not in files or anchor and anchor not in read[path].ids:
-                broken.append((page, link))
-    assert not broken
+            if not leaves(link):
+                path, anchor = target(page, link)
+                assert path in files, (page, link)
+                assert not anchor or anchor in read[path].ids, (page, link)
 
 
 def test_no_link_or_label_means_two_places_and_no_label_none(read):
     for page, seen in read.items():
         assert set(seen.labels) <= set(seen.ids), page
-    meant = {
-        target(page, link)
-        for page, seen in read.items()
-        for link in seen.links
-        if not leaves(link)
-    }
-    meant |= {(page, label) for page, seen in read.items() for label in seen.labels}
-    twice = [
-        (page, anchor)
-        for page, seen in read.items()
-        for anchor, number in Counter(seen.ids).items()
-        if number > 1 and (page, anchor) in meant
-    ]
-    assert not twice
+    meant, twice = set(), set()
+    for page, seen in read.items():
+        meant |= {target(page, link) for link in seen.links if not leaves(link)}
+        meant |= {(page, label) for label in seen.labels}
+        twice |= {(page, anchor) for anchor, n in Counter(seen.ids).items() if n > 1}
+    assert not meant & twice
 
 
 def test_nothing_is_fetched_from_elsewhere(read):
@@ -149,14 +133,12 @@ def test_download_is_the_chapter_as_it_was_executed(site, project, read, path):
     result = find_result(project, offered, "cpu", short=True)
     executed = code_cells(result)
     assert all(cell.execution_count for cell in executed)
-    ran = shortened(offered) if is_injected(result) else offered
+    ran = chapter.shortened(offered) if chapter.is_injected(result) else offered
     assert [cell.source for cell in code_cells(ran)] == [c.source for c in executed]
 
 
 def test_programs_are_files_that_their_chapters_link(site, project):
-    texts = {}
-    for path in CHAPTERS:
-        texts |= programs(read_chapter(path))
+    texts = dict(ChainMap(*(programs(read_chapter(path)) for path in CHAPTERS)))
     assert texts.keys() == {path.name for path in (site / "programs").iterdir()}
     pages = [site / "book" / "programs.html", *site.glob("notebooks/*.html")]
     linked = Counter()

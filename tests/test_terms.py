@@ -56,10 +56,8 @@ def test_the_first_of_each_is_linked(text, expected):
 def test_a_link_says_what_the_word_means_and_leads_to_the_glossary():
     place, meaning = "term-process-group", "Ranks & what they share."
     where = terms._anchor("process groups", "glossary.html", place, meaning).astext()
-    assert where == (
-        '<a class="term" href="glossary.html#term-process-group" '
-        'data-meaning="Ranks &amp; what they share.">process groups</a>'
-    )
+    link = '<a class="term" href="glossary.html#term-process-group" data-meaning='
+    assert where == f'{link}"Ranks &amp; what they share.">process groups</a>'
 
 
 def test_other_pages_are_left_as_they_are():

@@ -23,9 +23,8 @@ def recorded():
 
 def test_every_kind_of_call_is_there(recorded):
     trace, _ = recorded
-    assert {(call.caller, call.callee) for call in trace.calls} == {
-        ("a", "ps"), ("b", "ps")
-    }  # fmt: skip
+    both = {(call.caller, call.callee) for call in trace.calls}
+    assert both == {("a", "ps"), ("b", "ps")}
     expected = ["Callee", "add", "sleep", "answer_later", "Counter.add", "Counter.add"]
     expected += ["allocate_lock", "locked"]
     for caller in CALLERS:

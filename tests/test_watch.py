@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdopt_tutorial.engines import Role, WorkerError, launch, passed
-from cdopt_tutorial.engines.actors.actor import (
-    Actors,
-    ActorWorker,
-    WorkerPlan,
-)
+from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
 from cdopt_tutorial.engines.actors.driver import Driver
 from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.watch.errors import WorkerLost
@@ -67,9 +63,8 @@ def test_who_has_not_even_started_is_named_before_who_joins():
     workers = [Watched("a", "joining"), Watched("b"), Watched("c", "running")]
     now = time.monotonic()
     assert find_late(workers, now, 60) is None
-    assert find_late(workers, now - 61, 60) == (
-        "b", "missed the deadline of 60 s to join"
-    )  # fmt: skip
+    missed = "missed the deadline of 60 s to join"
+    assert find_late(workers, now - 61, 60) == ("b", missed)
 
 
 def test_who_is_done_keeps_no_pace():
@@ -94,13 +89,11 @@ class Library(Actors):
         self._takes, self._pace = iter(takes), pace
 
     def ask(self, worker, method):
-        future = Future()
-        if method == "take":
-            answer = next(self._takes, ())
-            if answer is DIED:
-                future.set_exception(answer)
-            else:
-                future.set_result((answer, self._pace))
+        future, answer = Future(), next(self._takes, ()) if method == "take" else None
+        if answer is DIED:
+            future.set_exception(answer)
+        elif answer is not None:
+            future.set_result((answer, self._pace))
         return future
 
     def wait(self, asked, timeout):

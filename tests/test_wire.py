@@ -8,15 +8,8 @@ import pytest
 import roles
 import wire_roles
 
-from cdopt_tutorial.engines import (
-    Role,
-    Wire,
-    WorkerError,
-    bytes_per_step,
-    launch,
-    serve,
-)
-from cdopt_tutorial.engines.probes.wire import received_bytes
+from cdopt_tutorial.engines import Role, Wire, WorkerError, launch, serve
+from cdopt_tutorial.engines.probes.wire import bytes_per_step, received_bytes
 
 SERVING = Role(serve)
 # Bytes that are sent by a call, a gradient, a process group, and an answer; of no two
@@ -78,12 +71,6 @@ class TestSockets:
         with left, right:
             left.sendall(bytes(1000))
             assert received_bytes() == before
-
-    def test_counting_closes_none(self):
-        with connection() as (left, right):
-            received_bytes()
-            left.sendall(b"open")
-            assert right.recv(4, socket.MSG_WAITALL) == b"open"
 
 
 class TestRun:

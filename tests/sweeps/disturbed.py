@@ -54,23 +54,19 @@ class Disturbed:
     """A run under way, with all that is below it."""
 
     def __init__(
-        self,
-        way: Way,
-        made: Hosts,
-        environment: Environment,
-        names: list[str],
-        arguments: list[str],
+        self, way: Way, made: Hosts, env: Environment, names: list[str], args: list[str]
     ):
         self._way, self._made, self._names = way, made, names
         self._before, self._seen = made.processes(), set[psutil.Process]()
         if way.by_torchrun:
             numbers = [len(each) for each in share(names)]
-            self._runs = made.torchrun(numbers, *arguments)
+            self._runs = made.torchrun(numbers, *args)
         else:
             there = ["--address", f"{NET}.1:{RAY_PORT}"] if way.on_cluster else []
-            command = [sys.executable, "-m", "cdopt_tutorial", *arguments, *there]
-            command += ["--engine", way.engine]
-            self._runs = Runs([made.start(1, *command, env=environment)])
+            command = [sys.executable, "-m", "cdopt_tutorial", *args, *there]
+            self._runs = Runs(
+                [made.start(1, *command, "--engine", way.engine, env=env)]
+            )
         self._agents = {psutil.Process(each.pid) for each in self._runs.agents}
 
     def lose(self, kind: str, whom: str, moment: float) -> bool:

@@ -108,12 +108,9 @@ def _rows(found: Sequence[Found]) -> list[Row]:
     rows = []
     for way, kind in dict.fromkeys((each.way, each.kind) for each in found):
         runs = [each for each in found if (each.way, each.kind) == (way, kind)]
-        figures = {
-            "runs": len(runs),
-            "as promised": sum(not each.wrong for each in runs),
-            "processes left": sum(each.left for each in runs),
-            "longest time in s": max(each.seconds for each in runs),
-        }
+        figures = {"runs": len(runs), "as promised": sum(not r.wrong for r in runs)}
+        figures["processes left"] = sum(each.left for each in runs)
+        figures["longest time in s"] = max(each.seconds for each in runs)
         for figure, value in figures.items():
             name = f"{way}, {kind}: {figure}"
             rows.append(Row(name, value, "", name, 1.0, value, value))

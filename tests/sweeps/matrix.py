@@ -64,7 +64,7 @@ class Machine:
     cores: int = len(os.sched_getaffinity(0))  #: on which all run
 
     def variables(self) -> dict[str, str]:
-        """Return what they find in their environment."""
+        """What they find in their environment."""
         found = {}
         if self.threads:
             # MKL would allow torch no more of them than this machine has cores.
@@ -89,11 +89,7 @@ def paths() -> list[str]:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.description = (
-        "Each choice of versions, and of a machine, may be given several times, and "
-        "all combinations are tried; where no version is chosen, in the environment "
-        "that is there."
-    )
+    parser.description = "Each may be given several times; all combinations are tried."
     parser.epilog = "exit code 1: an environment failed; 3: all ran, but a figure moved"
     which = "path of a chapter (default: all chapters)"
     parser.add_argument("notebooks", metavar="NOTEBOOK", nargs="*", help=which)

@@ -19,15 +19,8 @@ from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.scratch import PREFIX
 
-COMMANDS = (
-    "reinforce --lr 1e-9",
-    "rnn",
-    "hybrid",
-    "shard",
-    "bench rnn --smoke",
-    "execute --force",
-    "build",
-)
+COMMANDS = "reinforce --lr 1e-9", "rnn", "hybrid", "shard", "bench rnn --smoke"
+COMMANDS += "execute --force", "build"
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SECONDS = 8.0  # of a command, or of two launches, within which it is stopped
 GONE = 5.0  # seconds after which nothing of a stopped run may be left
@@ -66,11 +59,10 @@ def _left() -> dict[str, float]:
     own = psutil.Process()
     return {
         "memory in MB": own.memory_info().rss / 2**20,
-        "open files": own.num_fds(),
-        "threads": own.num_threads(),
+        "open files": own.num_fds(), "threads": own.num_threads(),
         "processes below": len(own.children(recursive=True)),
         "folders": len(list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))),
-    }
+    }  # fmt: skip
 
 
 def _launch(function: Callable, expected: str) -> Callable[[float], str]:
@@ -117,9 +109,8 @@ def _interrupted_kernel(moment: float) -> str:
             timer = threading.Timer(moment * SECONDS / 2, manager.interrupt_kernel)
             if cell is CELLS[1]:
                 timer.start()
-            reply = client.execute_interactive(
-                cell, output_hook=lambda _: None, timeout=60
-            )
+            how = {"output_hook": lambda _: None, "timeout": 60}
+            reply = client.execute_interactive(cell, **how)
             timer.cancel()
         return reply["content"].get("evalue", "")
     finally:
