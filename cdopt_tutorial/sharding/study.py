@@ -238,8 +238,8 @@ def converge(
     """
     config = config_of(kind, lr, seed, steps, device)
     config = replace(config, penalty_param=PENALTY_PARAM)
-    job, (model, trainer) = Job(config), _trainer(kind, config)
-    halves = job.corpus.valid.chunk(2)
+    model, trainer = _trainer(kind, config)
+    job, halves = trainer.job, trainer.job.corpus.valid.chunk(2)
     jobs = [replace(job, corpus=replace(job.corpus, valid=half)) for half in halves]
 
     def factor(step: int) -> float:
