@@ -71,7 +71,7 @@ def error_of(action: Callable[..., Any], *args: Any) -> str:
     """The line of an error."""
     try:
         action(*args)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, RuntimeError) as error:  # NotImplementedError is one
         return str(error)
     return ""
 

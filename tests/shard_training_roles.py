@@ -3,10 +3,12 @@
 import copy
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -43,6 +45,8 @@ from cdopt_tutorial.constraints.measure import constraints_of
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.engines.launcher.process_group import join
+from cdopt_tutorial.engines.seam.gradients import make_optimizer
+from cdopt_tutorial.sharding import ShardConfig
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
 OPTIMIZERS: dict[str, Callable] = {
@@ -328,7 +332,7 @@ def play_training(rank: int, folder: Path) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in embedding, after_evaluation, copies, compiled, orders, half:
+        for play in embedding, after_evaluation, copies, compiled, orders, half, mixed:
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found if OLD else found | checkpoints(there, folder)
@@ -394,6 +398,31 @@ def half(mesh: DeviceMesh) -> dict[str, float]:
     gap = (found["sharded"] - found["bfloat16"]).norm() / scale
     rounding = (found["bfloat16"] - found["float64"]).norm() / scale
     return {"gap": gap.item(), "rounding": rounding.item()}
+
+
+def mixed(mesh: DeviceMesh) -> dict[str, Any]:
+    """Plain and sharded parameters, moved where torch's default is all in one call.
+
+    On a GPU it is, and then torch refuses them together; here it is only made so.
+    """
+    found: dict[str, Any] = {}
+    for name, kind in ("sgd", torch.optim.SGD), ("adam", torch.optim.Adam):
+        start = torch.ones(4)
+        pair = start, distribute_tensor(start, mesh, [Shard(0)])
+        pair = [nn.Parameter(each) for each in pair]
+        for each in pair:
+            each.grad = torch.ones_like(each)
+        where = sys.modules[kind.__module__]
+        with mock.patch.object(where, "_default_to_fused_or_foreach", _as_on_a_gpu):
+            found[f"torch's {name}"] = error_of(kind(pair, lr=0.1).step)
+            make_optimizer(pair, ShardConfig(optimizer=name)).step()
+        plain, sharded = (whole(each.detach()) for each in pair)
+        found[name] = bool((plain < 1).all() and torch.equal(plain, sharded))
+    return found
+
+
+def _as_on_a_gpu(*_: Any, **__: Any) -> tuple[bool, bool]:
+    return False, True  # fused, foreach
 
 
 def copies(mesh: DeviceMesh) -> dict[Any, int]:

@@ -135,7 +135,8 @@ class TestSharingOut:
         have(count)
         assert [device_for(device, worker) for worker in range(3)] == of_workers
         # As the members of a process group do; `test_hybrid` has their backends.
-        group = [process_group.devices(i, 3, gpus_of(device)) for i in range(3)]
+        for_ddp = {"gpus": gpus_of(device), "ddp_only": True}
+        group = [process_group.devices(i, 3, **for_ddp) for i in range(3)]
         assert [each.device for each in group] == of_workers
 
     @pytest.mark.parametrize("count", [0, 1, 2])
@@ -145,7 +146,7 @@ class TestSharingOut:
         note = "torch.distributed.init_process_group"
         monkeypatch.setattr(note, lambda backend, *_, **__: done.append(backend))
         gpus = [f"cuda:{number}" for number in range(count)]
-        process_group.join(1, 2, gpus)
+        process_group.join(1, 2, gpus, ddp_only=True)
         # Before it, since NCCL asks which is the current one.
         assert done == [["gloo"], ["cuda:0", "gloo"], ["cuda:1", "nccl"]][count]
 

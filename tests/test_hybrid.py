@@ -517,7 +517,8 @@ def test_a_result_is_of_all_trainers():
 @pytest.mark.parametrize("num_gpus", range(5))
 def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
     gpus = [f"cuda:{number}" for number in range(num_gpus)]
-    found = [process_group.devices(i, num_trainers, gpus) for i in range(num_trainers)]
+    of = {"world_size": num_trainers, "gpus": gpus}
+    found = [process_group.devices(i, **of, ddp_only=True) for i in range(num_trainers)]
     placed = Counter(each.device for each in found)
     shared = max(placed.values()) > 1
     assert set(placed) <= set(gpus or ["cpu"])
@@ -526,6 +527,9 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
     backend = "gloo" if shared or not gpus else "nccl"
     assert {each.backend for each in found} == {backend}
     assert all(each.why.startswith(backend) for each in found)
+    # Other strategies than DDP can't share one; by gloo they compute on the CPU.
+    others = [process_group.devices(i, **of) for i in range(num_trainers)]
+    assert {each.device for each in others} == ({"cpu"} if shared else set(placed))
 
 
 def test_the_master_and_the_server_need_room_beside_the_trainers(data, monkeypatch):

@@ -80,6 +80,12 @@ def test_bfloat16_is_that_of_one_process_within_its_rounding(of_two):
         assert 0 < found["gap"] <= found["rounding"]
 
 
+def test_plain_and_sharded_parameters_move_together_as_on_a_gpu(of_two):
+    for found in of_two("mixed"):
+        assert found["sgd"] is found["adam"] is True
+        assert "mixed torch.Tensor and DTensor" in found["torch's sgd"]
+
+
 def test_under_fsdp_no_layer_keeps_a_weight(of_two):
     for found in of_two("copies"):
         assert found["fsdp"] == found["fsdp per layer"] == 0

@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial import training
 from cdopt_tutorial.constraints.surface import is_sharded
-from cdopt_tutorial.engines import Role, launch
+from cdopt_tutorial.engines import Role, launch, process_group
 from cdopt_tutorial.engines.probes.counted import peak_memory
 from cdopt_tutorial.sharding.model import Job
-from cdopt_tutorial.sharding.system import join, make_trainer, run
+from cdopt_tutorial.sharding.system import make_trainer, run
 
 STEPS = 6
 
@@ -71,8 +71,9 @@ class Part:
 def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
     """For each job and each of its ranks, the parts of its parameters, by name.
 
-    The models are made as they are for a training, on as many ranks as the first job
-    has, which must be the number of all. Names are those of the layers' weights.
+    The models are made as they are for a training, but on the CPU, on as many ranks as
+    the first job has, which must be the number of all. Names are those of the layers'
+    weights.
     """
     ranks = range(jobs[0].config.num_ranks)
     found = launch({f"rank{k}": Role(_parts, (jobs, k)) for k in ranks})
@@ -80,10 +81,10 @@ def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
 
 
 def _parts(jobs: Sequence[Job], rank: int) -> list[dict[str, Part]]:
-    device = join(jobs[0].config, rank).device
+    process_group.join(rank, jobs[0].config.num_ranks, gpus=())
     found: list[dict[str, Part]] = []
     for job in jobs:
-        named = make_trainer(job, rank, device).model.named_parameters()
+        named = make_trainer(job, rank, "cpu").model.named_parameters()
         layers = ((name.replace(".parametrizations", ""), p) for name, p in named)
         found.append({n.removesuffix(".original"): _part(p) for n, p in layers})
     return found
@@ -113,7 +114,8 @@ def measured_memory(job: Job) -> int:
 
 
 def _memory(job: Job, rank: int) -> int:
-    trainer = make_trainer(job, rank, join(job.config, rank).device)
+    process_group.join(rank, job.config.num_ranks, gpus=())
+    trainer = make_trainer(job, rank, "cpu")
     batches = trainer.batches()
     trainer.step(*next(batches))  # the optimizer makes its buffers in the first one
     batch = next(batches)

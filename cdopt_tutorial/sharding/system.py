@@ -237,7 +237,8 @@ def train(trainer: Trainer, history: History) -> History:
 
 def join(config: ShardConfig, rank: int) -> process_group.Devices:
     """Enter the process group of the ranks; once on each."""
-    return process_group.join(rank, config.num_ranks, gpus_of(config.device))
+    of = rank, config.num_ranks, gpus_of(config.device)
+    return process_group.join(*of, ddp_only=config.strategy == "ddp")
 
 
 def make_trainer(job: Job, rank: int, device: str) -> Trainer:

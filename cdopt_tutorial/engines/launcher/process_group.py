@@ -19,24 +19,38 @@ class Devices:
 
 
 def devices(
-    rank: int, world_size: int, gpus: Sequence[str], who: str = "ranks"
+    rank: int,
+    world_size: int,
+    gpus: Sequence[str],
+    who: str = "ranks",
+    ddp_only: bool = False,
 ) -> Devices:
-    """Choose for one member by all GPUs; NCCL refuses two members on one of them."""
+    """Choose for one member by all GPUs; NCCL refuses two members on one of them.
+
+    Then it is gloo, which takes from a GPU what DDP exchanges and not what others do:
+    shards and stages compute on the CPU there.
+    """
     if not gpus:
         return Devices("gloo", "cpu", "gloo: no GPU is used")
     device = gpus[rank % len(gpus)]
-    if world_size > len(gpus):
-        why = f"gloo: {world_size} {who} share {len(gpus)} GPU(s)"
+    if world_size <= len(gpus):
+        return Devices("nccl", device, f"nccl: each of the {who} has a GPU of its own")
+    why = f"gloo: {world_size} {who} for {len(gpus)} GPU(s)"
+    if ddp_only:
         return Devices("gloo", device, why)
-    return Devices("nccl", device, f"nccl: each of the {who} has a GPU of its own")
+    return Devices("gloo", "cpu", f"{why}, and shards and stages stay on the CPU")
 
 
 def join(
-    rank: int, world_size: int, gpus: Sequence[str], who: str = "ranks"
+    rank: int,
+    world_size: int,
+    gpus: Sequence[str],
+    who: str = "ranks",
+    ddp_only: bool = False,
 ) -> Devices:
     """Enter the default process group, until the process ends; once on each member."""
     # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
-    chosen = devices(rank, world_size, gpus, who)
+    chosen = devices(rank, world_size, gpus, who, ddp_only)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
     place = {"rank": rank, "world_size": world_size}

@@ -97,9 +97,12 @@ class Choice(Protocol):
 
 def make_optimizer(parameters: Iterable[Tensor], config: Choice) -> optim.Optimizer:
     """The optimizer of some parameters, on the worker that owns them."""
+    # One by one, also on a GPU: what torch does there to a list at once takes no plain
+    # and sharded ones together, which tensor parallelism has.
+    how = {"lr": config.lr, "foreach": False}
     if config.optimizer == "adam":
-        return optim.Adam(parameters, lr=config.lr)
-    return optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+        return optim.Adam(parameters, **how)
+    return optim.SGD(parameters, momentum=config.momentum, **how)
 
 
 def squared_norm(found: Iterable[Tensor]) -> float:
