@@ -10,7 +10,6 @@ from cdopt_tutorial.bench import rates, rows, speed
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce import ReinforceConfig
-from cdopt_tutorial.sharding import study
 
 
 class TestRows:
@@ -59,13 +58,12 @@ class TestRows:
 @pytest.mark.parametrize(
     "name",
     [
-        "reinforce", "rnn", "hybrid", "copying", "holding", "engines", "lag",
+        "reinforce", "rnn", "hybrid", "copying", "engines", "lag",
         "study", "rollouts",
     ],
 )  # fmt: skip
 def test_a_smoke_run_has_rows_with_ratios(name, written, monkeypatch):
     monkeypatch.setattr(speed, "ENGINES", {"torch RPC": TorchRPC})
-    monkeypatch.setattr(study, "LEARNING_RATES", {"free": 1e-2})
     monkeypatch.setattr(memory, "MODELS", ["free", "LSTM"])
     found = written("bench", name, "--smoke")["rows"]
     values = {row["name"]: row["value"] for row in found}
@@ -121,6 +119,3 @@ def test_rates_are_tuned_on_seeds_of_their_own():
     for chosen in memory.LEARNING_RATES, memory.NEXT_WORD_LEARNING_RATES:
         assert set(chosen) == set(memory.MODELS)
         assert set(chosen.values()) <= set(rates.COPYING_LRS)
-    assert not set(rates.HOLDING_SEEDS) & set(study.SEEDS)
-    assert set(study.LEARNING_RATES) < set(study.KINDS)
-    assert set(study.LEARNING_RATES.values()) <= set(rates.HOLDING_LRS)

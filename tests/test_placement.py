@@ -161,7 +161,7 @@ class TestShards:
         small = replace(study.CONFIG, **SHARD)
         monkeypatch.setattr(study, "CONFIG", small)
         monkeypatch.setattr(study, "Job", lambda c: sharding.Job(c, CORPUS))
-        study.train(kind, 1e-3, 1, 2, "meta")
+        study.converge(kind, 1e-3, "none", 0, 1, 2, "meta")
         assert where(steps[0][0].model.parameters()) == {"meta"}
 
 

@@ -12,14 +12,15 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import study
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
-from cdopt_tutorial.sharding.study import CONFIG, HELD, KINDS, make, train
+from cdopt_tutorial.sharding.study import CONFIG, HELD, KINDS, converge, make
+from cdopt_tutorial.sharding.system import held_out_loss
 
 pytestmark = pytest.mark.xdist_group("study")
 
 EXACT = "Stiefel", "torch's orthogonal", "projected"
 ALIKE = ("orthogonal start", "Stiefel", "torch's orthogonal")
 VOCAB = 50
-STEPS = 12
+STEPS, EVERY = 12, 4
 CORPUS = load_corpus(max_vocab=MAX_VOCAB)
 CORPUS = replace(CORPUS, valid=CORPUS.valid[:2_000])
 
@@ -44,12 +45,19 @@ def offs(model: nn.Sequential) -> list[float]:
     return found
 
 
-@pytest.fixture(scope="module")
-def runs():
-    """A short run of each kind, at one rate, with little text held out."""
+@pytest.fixture(autouse=True, scope="module")
+def short():
+    """Little text is held out, and looked at often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "Job", lambda config: Job(config, CORPUS))
-        return {kind: train(kind, 1e-2, 1, STEPS) for kind in KINDS}
+        patch.setattr(study, "EVERY", EVERY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(short):
+    """A short run of each kind, at one rate."""
+    return {kind: converge(kind, 1e-2, "none", 0, 1, STEPS) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", ALIKE)
@@ -81,11 +89,12 @@ def test_all_kinds_of_a_seed_have_the_same_weights_elsewhere():
 
 def test_all_learn_and_what_is_held_stays_but_a_start_alone_does_not(runs):
     for kind, run in runs.items():
-        assert len(run.losses) == STEPS and run.losses[-1] < run.losses[0] - 0.5, kind
-        assert run.seconds > 0
+        loss, _, step = run["curve"][-1]
+        assert step == STEPS and loss < math.log(len(CORPUS.vocabulary)) - 0.5, kind
+        assert run["step_seconds"] > 0
         held = KINDS[kind][0] in EXACT
-        assert run.distance < 0.05 if held else run.distance > 1, kind
-    assert runs["torch's orthogonal"].distance < 1e-4
+        assert run["distance"] < 0.05 if held else run["distance"] > 1, kind
+    assert runs["torch's orthogonal"]["distance"] < 1e-4
 
 
 def test_the_distance_is_that_of_every_block():
@@ -123,9 +132,11 @@ def test_only_the_last_kind_holds_the_mlp():
 
 def test_training_repeats_by_its_seed_and_leaves_the_random_state_alone(runs):
     state, kind = torch.get_rng_state(), "torch's orthogonal"  # which draws, too
-    assert train(kind, 1e-2, 1, 2).losses == runs[kind].losses[:2]
+    of = kind, 1e-2, "none", 0
+    begun = runs[kind]["curve"][:1]
+    assert converge(*of, 1, STEPS, until=EVERY)["curve"] == begun
     assert torch.equal(torch.get_rng_state(), state)
-    assert train(kind, 1e-2, 2, 1).losses[0] != runs[kind].losses[0]
+    assert converge(*of, 2, STEPS, until=EVERY)["curve"] != begun
 
 
 def test_a_run_is_the_loop_written_out(runs):
@@ -136,7 +147,7 @@ def test_a_run_is_the_loop_written_out(runs):
     assert len(muon) == 12
     how = {"weight_decay": 0, "adjust_lr_fn": "match_rms_adamw"}
     optimizers = optim.Adam(adam, 1e-2), optim.Muon(muon, 1e-2, **how)
-    rows, losses = (len(CORPUS.train) - 1) // 16, []
+    rows = (len(CORPUS.train) - 1) // 16
     for step in range(STEPS):
         begins = [rows * column + 16 * step for column in range(16)]
         words = torch.stack([CORPUS.train[at : at + 17] for at in begins])
@@ -146,39 +157,33 @@ def test_a_run_is_the_loop_written_out(runs):
         loss.backward()
         for each in optimizers:
             each.step()
-        losses.append(loss.item())
-    assert runs["Muon"].losses == pytest.approx(losses, rel=1e-4)
+    job = Job(CONFIG, CORPUS)
+    losses = [
+        held_out_loss(replace(job, corpus=replace(CORPUS, valid=half)), model)
+        for half in CORPUS.valid.chunk(2)
+    ]
+    assert runs["Muon"]["curve"][-1][:2] == pytest.approx(losses, rel=1e-4)
 
 
-def test_a_study_has_each_kinds_runs_in_the_order_of_the_seeds():
-    rates, told = {"Muon": 1e-2, "free": 2e-2}, []
-    found = study.study(rates, (5, 3), 2, on_done=lambda n, run: told.append(n))
-    assert list(found) == ["Muon", "free"] and told == [1, 2, 3, 4]
-    for kind, given in found.items():
-        wanted = [(rates[kind], seed) for seed in (5, 3)]
-        assert [(run.lr, run.seed) for run in given] == wanted
-    assert found["Muon"][1].losses != found["Muon"][0].losses
-
-
-def test_a_study_that_makes_no_sense_is_refused():
+def test_a_run_that_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="kind is 'held', but must be free or Muon"):
-        study.study({"held": 1e-2})
+        converge("held", 1e-2, "none", 0, 1)
     with pytest.raises(ValueError, match="lr is 0.0, but must be above 0"):
-        study.study({"free": 0.0})
+        converge("free", 0.0, "none", 0, 1)
 
 
 def test_a_run_to_the_end_keeps_its_best_and_falls_to_its_schedule(monkeypatch):
-    monkeypatch.setattr(study, "Job", lambda config: Job(config, CORPUS))
-    monkeypatch.setattr(study, "EVERY", 4)
-    found = study.converge("Stiefel", 1e-2, "cosine", 4, 1, 16)
+    found = converge("Stiefel", 1e-2, "cosine", 4, 1, 16)
     tuning = [row[0] for row in found["curve"]]
     assert found["tuning"] == min(tuning) and found["last"] == 16
     best = found["curve"][tuning.index(min(tuning))]
     assert (found["test"], found["steps"]) == best[1:] and found["distance"] < 0.1
-    # Where the rate neither rises nor falls, it is the run of `train`.
-    same = study.converge("free", 1e-2, "none", 0, 1, 4)
-    alone = study.train("free", 1e-2, 1, 4)
-    assert sum(same["curve"][0][:2]) / 2 == pytest.approx(alone.held_out_loss, rel=0.01)
+    # Stopped, it has come as far as the whole run had; a shorter one falls sooner.
+    short, stopped = (
+        converge("Stiefel", 1e-2, "cosine", 4, 1, *how)
+        for how in ((8,), (16, "cpu", 8))
+    )
+    assert stopped["curve"] == found["curve"][:2] != short["curve"]
     monkeypatch.setattr(study, "PATIENCE", 8)
     # Far too high a rate only does harm after a while, and that is seen.
-    assert study.converge("free", 0.5, "none", 0, 1, 400)["last"] < 400
+    assert converge("free", 0.5, "none", 0, 1, 400)["last"] < 400

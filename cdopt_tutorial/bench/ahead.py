@@ -4,10 +4,8 @@ The calibration has one observer, and waits of 1 ms or none. Policies hardly lea
 that episodes stay as long as it has found them.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import date
 from itertools import product
 from statistics import median
 
@@ -24,7 +22,7 @@ FIGURES = "measured", "lag", "predicted", "predicted_lag"
 
 def measure(progress: Progress, smoke: bool, device: str) -> Measured:
     """Measure a sweep in turns, each of them with its seed, and predict each run."""
-    load, turns = os.getloadavg(), 1 if smoke else TURNS
+    turns = 1 if smoke else TURNS
     few = WAITS[1:2], LAGS[:2], (1, 2), 2
     jobs = dict(sweep(*(few if smoke else (WAITS, LAGS, OBSERVERS, UPDATES)), device))
     alone = [name for name in jobs if name.startswith(ALONE)]
@@ -43,8 +41,7 @@ def measure(progress: Progress, smoke: bool, device: str) -> Measured:
         values[name] = dict(zip(FIGURES, columns, strict=True))
         of = {setting: getattr(job, setting) for setting in SETTINGS}
         runs.append({**of, "alone": name in alone, **values[name]})
-    more = {"date": str(date.today()), "load": [load, os.getloadavg()]}
-    more |= {"costs": asdict(costs), "runs": runs}
+    more = {"costs": asdict(costs), "runs": runs}
     errors = {"predictions": {"error": list(map(error, values.values()))}}
     shown = rows(values, {"measured": "1/s", "predicted": "1/s"})
     return shown + rows(errors, {"error": "1"}), more

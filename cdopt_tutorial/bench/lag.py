@@ -1,8 +1,6 @@
 """What chapter 8's lag costs: episodes by rollouts of each age, and seconds of runs."""
 
-import os
 from collections.abc import Iterable, Sequence
-from datetime import date
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +24,7 @@ def measure(
 ) -> Measured:
     """Learn from rollouts of each age, by each seed; then play ahead, by the clock."""
     lags, most = (LAGS[:2], 64) if smoke else (LAGS, age.LIMIT)
-    few, load = (1 if smoke else None), os.getloadavg()
+    few = 1 if smoke else None
     seeds, same = SEEDS[:few], {"device": device, "most": most}
     ways = [
         {"environment": environment, "lag": lag, "clip": clip}
@@ -60,8 +58,7 @@ def measure(
     }
     units = {"seconds": "s", "episodes": "1"}
     shown = [row for env in ENVIRONMENTS for row in rows(by_lag(runs, env), units)]
-    about = {"date": str(date.today()), "load": [load, os.getloadavg()]}
-    more = {"runs": runs, "tuned": tuned, "clock": clock, "waiting": WAITING, **about}
+    more = {"runs": runs, "tuned": tuned, "clock": clock, "waiting": WAITING}
     return shown + rows(clock, units), more
 
 

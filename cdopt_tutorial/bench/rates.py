@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from cdopt_tutorial.bench.rows import Measured, Progress, rows
 from cdopt_tutorial.dissolving import memory
-from cdopt_tutorial.sharding import study
 
-# Seeds are not those of the chapters, which report other runs.
+# Seeds are not those of the chapter, which reports other runs.
 COPYING_LRS, COPYING_SEEDS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), range(101, 106)
-HOLDING_LRS, HOLDING_SEEDS = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), range(101, 104)
 TASKS = {"copying": memory.MemoryConfig(), "next word": memory.next_word_config()}
 SMOKE_TASKS = {
     "copying": memory.CopyingMemory(num_copies=2, delay=3),
@@ -35,18 +33,6 @@ def copying(progress: Progress, smoke: bool, device: str) -> Measured:
         return losses
 
     return try_rates(train, COPYING_LRS[:2] if smoke else COPYING_LRS, progress)
-
-
-def holding(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Try the rates of chapter 6's transformers, free and held."""
-    seeds, steps = HOLDING_SEEDS, study.CONFIG.max_steps
-    few = (seeds[:1], 3, device) if smoke else (seeds, steps, device)
-
-    def train(lr: float) -> Losses:
-        runs = study.study(dict.fromkeys(study.LEARNING_RATES, lr), *few, deadline=3600)
-        return {kind: [run.held_out_loss for run in runs[kind]] for kind in runs}
-
-    return try_rates(train, HOLDING_LRS[:2] if smoke else HOLDING_LRS, progress)
 
 
 def try_rates(

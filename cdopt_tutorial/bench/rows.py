@@ -1,9 +1,11 @@
 """What every bench measures with, and the rows that it reports."""
 
+import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from typing import Any
 
 import torch
@@ -77,11 +79,18 @@ def rows(
     return found
 
 
-def report(measured: list[Row], **more: Any) -> dict[str, Any]:
-    """What a bench writes as JSON: the rows, where they come from, and more."""
+def report(
+    measured: list[Row], before: Sequence[float] = (), **more: Any
+) -> dict[str, Any]:
+    """What a bench writes as JSON: the rows, where and when they were made, and more.
+
+    The machine's load averages are those `before` the bench, and those of now.
+    """
     machine = {"cores": cpu_count(), "python": platform.python_version()}
     machine |= {"torch": torch.__version__, "system": platform.system()}
-    return {"rows": [asdict(row) for row in measured], "machine": machine, **more}
+    about = {"date": str(date.today()), "load": [before, os.getloadavg()]}
+    about["rows"] = [asdict(row) for row in measured]
+    return {**about, "machine": machine, **more}
 
 
 def table(measured: list[Row]) -> str:

@@ -90,7 +90,8 @@ def make_step(name: str, n: int, p: int, mesh: DeviceMesh) -> tuple[Step, DTenso
     start, gradient = start.to(mesh.device_type), gradient.to(mesh.device_type)
     weight = distribute_tensor(start, mesh, [Shard(0)]).requires_grad_()
     own, on = distribute_tensor(gradient, mesh, [Shard(0)]), surface("stiefel", start)
-    rival = Rival(IN_ROWS.get(name, "muon"), {weight: surface("stiefel", weight)}, 1e-3)
+    if name in IN_ROWS:
+        rival = Rival(IN_ROWS[name], {weight: surface("stiefel", weight)}, 1e-3)
 
     def step() -> None:
         if name in IN_ROWS:

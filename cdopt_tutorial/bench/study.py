@@ -6,9 +6,7 @@ What is reported are other seeds, on the other half.
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from datetime import date
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +29,7 @@ def measure(
 ) -> Measured:
     """Tune each kind's rate, decay and warm-up, and train it from each seed."""
     steps, kinds = (160, ("free", "Stiefel")) if smoke else (study.STEPS, study.KINDS)
-    load, runs = os.getloadavg(), []
+    runs: list[dict] = []
 
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
         names = "kind", "lr", "decay", "warm_up"
@@ -56,13 +54,13 @@ def measure(
         }
         for (kind, *_), of in found.items()
     }
-    for run in runs:
-        if run["seed"] not in SEEDS:
-            del run["curve"]
-    about = {"date": str(date.today()), "load": [load, os.getloadavg()]}
+    tuned = [run for run in runs if run["seed"] in TUNING_SEEDS]
+    tuned = [{k: v for k, v in run.items() if k != "curve"} for run in tuned]
     return rows(values, {"perplexity": "1", "steps": "1", "step": "s"}), {
-        "chosen": chosen, "runs": runs, **about,
-    }  # fmt: skip
+        "chosen": chosen,
+        "tuned": tuned,
+        "runs": [run for run in runs if run["seed"] in SEEDS],
+    }
 
 
 def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setting]:

@@ -1,6 +1,7 @@
 """`cdopt-tutorial bench`: measure speed, or try learning rates."""
 
 import argparse
+import os
 from functools import partial
 
 from cdopt_tutorial.bench import ahead, lag, rates, shapes, shards, speed, study
@@ -13,7 +14,6 @@ BENCHES = {
     "constraints": "a step of a constrained layer, by its shape, and by each method",
     "copying": "the learning rates of chapter 3's recurrent models, on two tasks",
     "engines": "chapters 1, 2 and 5 in one process, over torch RPC, and on Ray",
-    "holding": "the learning rates of chapter 6's transformers, free and held",
     "hybrid": "a step of chapter 5's hybrid: local, 1, 2, 4 trainers",
     "lag": "what chapter 8's lag costs: episodes and seconds until it is solved",
     "reinforce": "chapter 1's four conversations, until solved",
@@ -26,7 +26,6 @@ MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
     "constraints": shapes.measure,
     "copying": rates.copying,
     "engines": speed.engines,
-    "holding": rates.holding,
     "lag": lag.measure,
     "rollouts": ahead.measure,
     "shards": shards.measure,
@@ -57,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
             OnRay()  # which has to be here
     kept = (args.runs,) if args.bench in STUDIES else ()
     progress, measure = partial(print, flush=True), MEASURES[args.bench]
+    before = os.getloadavg()
     measured, more = measure(progress, args.smoke, device, *kept)
-    common.write_json(args.json, report(measured, **more))
+    common.write_json(args.json, report(measured, before, **more))
     print(table(measured))

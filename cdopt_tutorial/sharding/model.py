@@ -37,7 +37,7 @@ class ShardConfig(Training):
     #: which: "attention", the queries, keys and values of each head and what joins the
     #: heads; or "mlp", the two layers behind them.
     where: str = "attention"
-    penalty_param: float = 0.5  #: factor of ‖C(W)‖² in the loss, above 0
+    penalty_param: float = 0.05  #: factor of ‖C(W)‖² in the loss, above 0
     num_layers: int = 2  #: blocks of attention and an MLP
     width: int = 64  #: of a token's vector, a multiple of num_heads
     num_heads: int = 4  #: heads of each attention

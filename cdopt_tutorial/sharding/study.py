@@ -1,9 +1,11 @@
-"""Does holding the weights help here? Ways to train compared, each at its own rate."""
+"""Does holding the weights help here? Kinds of training compared, each to its end."""
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from importlib.resources import files
 from itertools import islice
 from typing import Any
 
@@ -12,23 +14,12 @@ from torch import Tensor, nn, optim
 from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial.constraints.surface import surface
-from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.engines import share
 from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, to_hold, transformer
 from cdopt_tutorial.sharding.system import Trainer, held_out_loss
 
-# Small, so that many runs are short, and within one pass over the text, of 322 steps.
-CONFIG = ShardConfig("ddp", num_ranks=1, seq_len=16, max_steps=240, device="cpu")
-# The rate of 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2 and 5e-2 with the lowest held-out loss
-# on average over the seeds 101 to 103, found by `cdopt-tutorial bench holding`.
-LEARNING_RATES = {
-    "free": 5e-3,
-    "orthogonal start": 5e-3,  # as "Stiefel", and free from there on
-    "Stiefel": 1e-2,  # the attentions, by dissolving
-    "torch's orthogonal": 1e-2,  # the same, exactly, by torch's parametrization
-    "Muon": 1e-2,  # free, with steps that are orthogonal
-    "Stiefel, MLP too": 2e-2,
-}
+# Small, so that many runs are short: one pass over the text has 322 steps.
+CONFIG = ShardConfig("ddp", num_ranks=1, seq_len=16, device="cpu")
 WAYS = (
     "orthogonal start", "Stiefel", "torch's orthogonal", "projected", "same norm",
     "spectral norm",
@@ -39,29 +30,8 @@ KINDS = {"free": ("free", ()), "Muon": ("Muon", ())}
 KINDS |= {way: (way, ("attention",)) for way in WAYS}
 KINDS |= {f"{way}, MLP too": (way, ("attention", "mlp")) for way in WAYS}
 HELD = "Stiefel", "Stiefel, MLP too"
-SEEDS = (1, 2, 3)
-STEPS, PENALTY_PARAM = 1_600, 0.05
+STEPS = 1_600
 EVERY, PATIENCE = 80, 480  # steps between two looks at the held-out text; and in vain
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run gave."""
-
-    kind: str  #: one of ``KINDS``
-    lr: float  #: its learning rate
-    seed: int  #: of the start; all read the same text in the same order
-    losses: list[float]  #: of each step's batch before it is learned from, in nats
-    held_out_loss: float  #: of the held-out text at the end, in nats
-    #: ‖C‖ of what the attentions compute with at the end, A(W) where it is held: how
-    #: far its blocks are from orthonormal, all together.
-    distance: float
-    seconds: float = field(compare=False)  #: that the run took; not compared
-
-    @property
-    def perplexity(self) -> float:
-        """Of the held-out text at the end."""
-        return perplexity(self.held_out_loss)
 
 
 def config_of(
@@ -74,18 +44,6 @@ def config_of(
     return replace(CONFIG, lr=lr, seed=seed, max_steps=steps, **on)
 
 
-def train(
-    kind: str, lr: float, seed: int, steps: int = CONFIG.max_steps, device: str = "cpu"
-) -> Run:
-    """Train one kind in this process, which is a worker's in a study."""
-    begin = time.perf_counter()
-    config = config_of(kind, lr, seed, steps, device)
-    model, trainer = _trainer(kind, config)
-    losses = [trainer.step(*batch) for batch in islice(trainer.batches(), steps)]
-    loss, off = held_out_loss(trainer.job, model), distance(model, config)
-    return Run(kind, lr, seed, losses, loss, off, time.perf_counter() - begin)
-
-
 def _trainer(kind: str, config: ShardConfig) -> tuple[nn.Module, Trainer]:
     job = Job(config)
     with torch.random.fork_rng(devices=[]):  # torch's parametrizations draw numbers
@@ -96,22 +54,76 @@ def _trainer(kind: str, config: ShardConfig) -> tuple[nn.Module, Trainer]:
     return model, trainer
 
 
-def study(
-    rates: Mapping[str, float] = LEARNING_RATES,
-    seeds: Sequence[int] = SEEDS,
-    steps: int = CONFIG.max_steps,
+def converge(
+    kind: str,
+    lr: float,
+    decay: str,
+    warm_up: int,
+    seed: int,
+    steps: int = STEPS,
     device: str = "cpu",
-    **options: Any,
-) -> dict[str, list[Run]]:
-    """Each kind's runs, in the order of the seeds, by two workers.
+    until: int | None = None,
+) -> dict[str, Any]:
+    """Train a kind until a text that it does not learn from gets no easier.
 
-    The options are those of :func:`~.share.share`.
+    The rate rises over ``warm_up`` steps, and then stays ("none") or falls to 0 with
+    the last step ("cosine"). Every ``EVERY`` steps both halves of the held-out text
+    are read: the first says when to stop, and which weights are the best. With
+    ``until`` the run ends after so many steps, as if it were stopped there.
+
+    Returned are the losses of both halves ("tuning", "test", in nats) at the best of
+    these "steps", ‖C‖ of what the attentions compute with there ("distance"), the
+    "last" step, "step_seconds", and the "curve": (tuning, test, step) of each look.
     """
-    jobs = [(kind, lr, s, steps, device) for kind, lr in rates.items() for s in seeds]
-    for job in jobs:
-        config_of(*job)
-    runs = share(train, jobs, **options)
-    return {kind: [run for run in runs if run.kind == kind] for kind in rates}
+    config = config_of(kind, lr, seed, steps, device)
+    model, trainer = _trainer(kind, config)
+    job, halves = trainer.job, trainer.job.corpus.valid.chunk(2)
+    jobs = [replace(job, corpus=replace(job.corpus, valid=half)) for half in halves]
+
+    def factor(step: int) -> float:
+        falling = (1 + math.cos(math.pi * step / steps)) / 2 if decay == "cosine" else 1
+        return falling * min(1.0, (step + 1) / warm_up) if warm_up else falling
+
+    schedules = [optim.lr_scheduler.LambdaLR(o, factor) for o in trainer.optimizers]
+    curve, best, seconds = [], (math.inf, math.inf, 0, 0.0), 0.0
+    for step, batch in enumerate(islice(trainer.batches(), until or steps), 1):
+        begin = time.perf_counter()
+        trainer.step(*batch)
+        for each in schedules:
+            each.step()
+        seconds += time.perf_counter() - begin
+        if step % EVERY == 0:
+            found = *(held_out_loss(each, model) for each in jobs), step
+            curve.append(found)
+            if found[0] < best[0]:
+                best = *found, distance(model, config)
+            elif step - best[2] >= PATIENCE or not math.isfinite(found[0]):
+                break
+    names = "tuning", "test", "steps", "distance"
+    of_best = dict(zip(names, best, strict=True))
+    return {**of_best, "last": step, "step_seconds": seconds / step, "curve": curve}
+
+
+def stored() -> dict[str, Any]:
+    """What `bench study` has written for the book.
+
+    "tuned" has a row of each run that tuned, "chosen" the setting of each kind, and
+    "runs" those of the other seeds, with a "curve" as :func:`converge` has it.
+    """
+    return json.loads((files(__package__) / "study.json").read_text())
+
+
+def repeat(
+    kinds: Sequence[str], until: int, device: str = "cpu", **options: Any
+) -> dict[str, dict[str, Any]]:
+    """The first steps of what is stored of each kind and the first seed, run again.
+
+    By two workers; the options are those of :func:`~.share.share`.
+    """
+    first = {run["kind"]: run for run in reversed(stored()["runs"])}
+    names = "kind", "lr", "decay", "warm_up", "seed"
+    jobs = [(*(first[k][n] for n in names), STEPS, device, until) for k in kinds]
+    return dict(zip(kinds, share(converge, jobs, **options), strict=True))
 
 
 def make(kind: str, config: ShardConfig, vocab_size: int) -> nn.Sequential:
@@ -219,48 +231,3 @@ def make_optimizers(
             layers |= to_hold(model, replace(config, where=part))
         moves.append(_Projected(layers))
     return moves
-
-
-def converge(
-    kind: str,
-    lr: float,
-    decay: str,
-    warm_up: int,
-    seed: int,
-    steps: int = STEPS,
-    device: str = "cpu",
-) -> dict[str, Any]:
-    """Train a kind until a text that it does not learn from gets no easier.
-
-    The rate rises over ``warm_up`` steps, and then stays ("none") or falls to 0 with
-    the last step ("cosine"). Every ``EVERY`` steps both halves of the held-out text
-    are read: the first says when to stop, and which weights are the best.
-    """
-    config = config_of(kind, lr, seed, steps, device)
-    config = replace(config, penalty_param=PENALTY_PARAM)
-    model, trainer = _trainer(kind, config)
-    job, halves = trainer.job, trainer.job.corpus.valid.chunk(2)
-    jobs = [replace(job, corpus=replace(job.corpus, valid=half)) for half in halves]
-
-    def factor(step: int) -> float:
-        falling = (1 + math.cos(math.pi * step / steps)) / 2 if decay == "cosine" else 1
-        return falling * min(1.0, (step + 1) / warm_up) if warm_up else falling
-
-    schedules = [optim.lr_scheduler.LambdaLR(o, factor) for o in trainer.optimizers]
-    curve, best, seconds = [], (math.inf, math.inf, 0, 0.0), 0.0
-    for step, batch in enumerate(islice(trainer.batches(), steps), 1):
-        begin = time.perf_counter()
-        trainer.step(*batch)
-        for each in schedules:
-            each.step()
-        seconds += time.perf_counter() - begin
-        if step % EVERY == 0:
-            found = *(held_out_loss(each, model) for each in jobs), step
-            curve.append(found)
-            if found[0] < best[0]:
-                best = *found, distance(model, config)
-            elif step - best[2] >= PATIENCE or not math.isfinite(found[0]):
-                break
-    names = "tuning", "test", "steps", "distance"
-    of_best = dict(zip(names, best, strict=True))
-    return {**of_best, "last": step, "step_seconds": seconds / step, "curve": curve}
