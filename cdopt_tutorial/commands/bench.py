@@ -20,7 +20,7 @@ BENCHES = {
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
-    "study": "chapter 6's transformers and controls, each tuned, to the end: hours",
+    "study": "chapter 6's transformers and controls, each tuned: an hour",
 }
 MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
     "constraints": shapes.measure,

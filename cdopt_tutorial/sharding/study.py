@@ -1,4 +1,4 @@
-"""Does holding the weights help here? Kinds of training compared, each to its end."""
+"""Does holding the weights help here? Kinds of training compared, each at its best."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def converge(
     device: str = "cpu",
     until: int | None = None,
 ) -> dict[str, Any]:
-    """Train a kind until a text that it does not learn from gets no easier.
+    """Train a kind for some steps, or until a held-out text gets no easier for long.
 
     The rate rises over ``warm_up`` steps, and then stays ("none") or falls to 0 with
     the last step ("cosine"). Every ``EVERY`` steps both halves of the held-out text
