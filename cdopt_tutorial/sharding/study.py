@@ -113,6 +113,20 @@ def stored() -> dict[str, Any]:
     return json.loads((files(__package__) / "study.json").read_text())
 
 
+def by_rate(kind: str) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """A curve for each seed that tuned a kind: rates, over the best, and perplexities.
+
+    Of what is stored, with the schedule that all rates were tried with.
+    """
+    best = next(lr for name, lr, *_ in stored()["chosen"] if name == kind)
+    points: dict[int, list[tuple[float, float]]] = {}
+    for run in stored()["tuned"]:
+        if (run["kind"], run["decay"]) == (kind, "cosine") and run["warm_up"]:
+            point = run["lr"] / best, math.exp(run["tuning"])
+            points.setdefault(run["seed"], []).append(point)
+    return [tuple(zip(*sorted(of), strict=True)) for of in points.values()]
+
+
 def repeat(
     kinds: Sequence[str], until: int, device: str = "cpu", **options: Any
 ) -> dict[str, dict[str, Any]]:
