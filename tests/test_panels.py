@@ -69,15 +69,3 @@ def test_curves_are_told_by_line_and_marker_too(ax):
     assert len(looks) == 3
     (legend,) = ax.figure.legends
     assert [t.get_text() for t in legend.get_texts()] == ["one", "equal", "another"]
-
-
-def test_kinds_have_a_marker_for_each_seed_and_a_dash_at_the_median():
-    values = {"free": [3.0, 1.0, 2.0], "orthogonal start": [5.0, 9.0, 6.0]}
-    (ax,) = plots.kinds(values, ylabel="y", threshold=4.5).axes
-    *markers, border = ax.lines
-    for place, (line, found) in enumerate(zip(markers, values.values(), strict=True)):
-        assert line.get_xdata().tolist() == [place] * 3
-        assert line.get_ydata().tolist() == found
-    dashes = [bar.get_segments()[0][:, 1].tolist() for bar in ax.collections]
-    assert dashes == [[2, 2], [6, 6]] and border.get_ydata() == [4.5, 4.5]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["free", "orthogonal\nstart"]

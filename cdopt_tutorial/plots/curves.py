@@ -1,4 +1,4 @@
-"""What seeds, repeats or settings gave: curves, in one panel or several, and values."""
+"""What seeds, repeats or settings gave: curves, in one panel or several."""
 
 from collections.abc import Mapping, Sequence
 
@@ -61,22 +61,6 @@ def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
         bars.append(ax.errorbar(aside, median, **bar, **line, label=name))
     _tick_the_data(ax, curves)
     add_legend(ax.figure, bars, handlelength=3)
-    return ax.figure
-
-
-@styled
-def kinds(values: Mapping[str, Sequence[float]], *, threshold: float, **axes) -> Figure:
-    """Draw a marker for each seed's value, by kind, and a dash for their median.
-
-    A line marks `threshold`.
-    """
-    ax = Figure(figsize=_SIZE).add_subplot(**axes)
-    for place, (name, look) in enumerate(looks(values).items()):
-        found, color = values[name], look.color
-        ax.plot([place] * len(found), found, look.marker, color=color, ms=6, mew=0)
-        ax.hlines(np.median(found), place - 0.25, place + 0.25, color=color, lw=1.8)
-    ax.set_xticks(range(len(values)), [name.replace(" ", "\n") for name in values])
-    _mark(ax, threshold)
     return ax.figure
 
 

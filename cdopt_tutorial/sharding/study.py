@@ -118,9 +118,10 @@ def by_rate(kind: str) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
 
     Of what is stored, with the schedule that all rates were tried with.
     """
-    best = next(lr for name, lr, *_ in stored()["chosen"] if name == kind)
+    kept = stored()
+    best = next(lr for name, lr, *_ in kept["chosen"] if name == kind)
     points: dict[int, list[tuple[float, float]]] = {}
-    for run in stored()["tuned"]:
+    for run in kept["tuned"]:
         if (run["kind"], run["decay"]) == (kind, "cosine") and run["warm_up"]:
             point = run["lr"] / best, math.exp(run["tuning"])
             points.setdefault(run["seed"], []).append(point)
