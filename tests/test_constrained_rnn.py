@@ -16,7 +16,6 @@ from cdopt_tutorial.parameter_server import (
     Job,
     RNNConfig,
     Trainer,
-    compare,
     run,
     run_locally,
     sample,
@@ -141,12 +140,3 @@ def test_a_constrained_model_writes():
     history = run_locally(Job(config, CORPUS))
     text = sample(history.weights, config, words, words.words[1], length=5)
     assert text.split()[0] == words.words[1]
-
-
-@every_way
-def test_a_control_begins_alike_and_is_free(way):
-    config = replace(EXACT, max_steps=1, **way)
-    job = Job(config, CORPUS)
-    held, control = run_locally(job), run_locally(compare.control(job))
-    assert control.losses == pytest.approx(held.losses, rel=1e-12)
-    assert control.projected is None

@@ -31,6 +31,7 @@ FILES = {
     "cdopt_tutorial/plots/__init__.py": "",
     "cdopt_tutorial/plots/a.mplstyle": "font.size: 10\n",
     "cdopt_tutorial/plots/b.svg": "<svg></svg>\n",
+    "cdopt_tutorial/plots/c.json": "{}\n",
     "cdopt_tutorial/__main__.py": "",
     "cdopt_tutorial/commands/train.py": "from cdopt_tutorial import trained\n",
     "cdopt_tutorial/commands/bench.py": "import cdopt_tutorial.system\n",
@@ -43,7 +44,7 @@ FILES = {
 USES = {
     "print(1)": "constraints.txt",
     "from cdopt_tutorial import plots": "__init__ plots/__init__ constraints.txt "
-    "plots/a.mplstyle plots/b.svg",
+    "plots/a.mplstyle plots/b.svg plots/c.json",
     "%time 1\nimport cdopt_tutorial.system": "__init__ system layers/__init__ "
     "layers/maps late worker constraints.txt",
     "!{torchrun} --standalone -m cdopt_tutorial train --lr 1": "__init__ __main__ "

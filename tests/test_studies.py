@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from cdopt_tutorial.bench import lag, study
 from cdopt_tutorial.bench.runs import keep
+from cdopt_tutorial.parameter_server.study import STUDY as RECURRENT
 from cdopt_tutorial.rollouts import age, speed
-from cdopt_tutorial.sharding import study as transformers
+from cdopt_tutorial.sharding.study import STUDY as TRANSFORMERS
 
 
 def noted(folder: str, number: int) -> dict:
@@ -65,18 +66,19 @@ def test_seeds_of_tuning_are_not_those_of_what_is_reported():
     assert not set(lag.TUNING_SEEDS) & set(lag.SEEDS)
 
 
-def test_what_is_stored_of_chapter_6_was_chosen_by_its_runs_and_is_the_best_of_each():
-    kept = transformers.stored()
+@pytest.mark.parametrize("of", [RECURRENT, TRANSFORMERS], ids=lambda of: of.package)
+def test_what_is_stored_was_chosen_by_its_runs_and_is_the_best_of_each(of):
+    kept = of.stored()
     names = "kind", "lr", "decay", "warm_up", "seed"
     tuned = {tuple(run[name] for name in names): run for run in kept["tuned"]}
 
     def train(chosen, seeds):
         return {of: [tuned[*of, seed] for seed in seeds] for of in chosen}
 
-    chosen = study.tune(train, list(transformers.KINDS), study.TUNING_SEEDS)
-    assert [list(of) for of in chosen] == kept["chosen"]
+    chosen = study.tune(train, of.kinds, study.TUNING_SEEDS)
+    assert [list(setting) for setting in chosen] == kept["chosen"]
     assert len(kept["tuned"]) == len(tuned)
-    expected = [(*of, seed) for of in chosen for seed in study.SEEDS]
+    expected = [(*setting, seed) for setting in chosen for seed in study.SEEDS]
     assert [tuple(run[name] for name in names) for run in kept["runs"]] == expected
     for run in kept["runs"]:
         assert min(run["curve"]) == [run["tuning"], run["test"], run["steps"]]

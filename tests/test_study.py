@@ -12,7 +12,7 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import study
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
-from cdopt_tutorial.sharding.study import CONFIG, HELD, KINDS, converge, make
+from cdopt_tutorial.sharding.study import CONFIG, HELD, KINDS, STUDY, make
 from cdopt_tutorial.sharding.system import held_out_loss
 
 pytestmark = pytest.mark.xdist_group("study")
@@ -21,12 +21,13 @@ EXACT = "Stiefel", "torch's orthogonal", "projected"
 ALIKE = ("orthogonal start", "Stiefel", "torch's orthogonal")
 VOCAB = 50
 STEPS, EVERY = 12, 4
+SHORT = replace(STUDY, steps=STEPS, every=EVERY)
 CORPUS = load_corpus(max_vocab=MAX_VOCAB)
 CORPUS = replace(CORPUS, valid=CORPUS.valid[:2_000])
 
 
 def made(kind: str, seed: int = 1) -> nn.Sequential:
-    return make(kind, replace(CONFIG, seed=seed), VOCAB)
+    return make(kind, replace(CONFIG, seed=seed), VOCAB)[0]
 
 
 def off(rows: torch.Tensor) -> float:
@@ -47,17 +48,16 @@ def offs(model: nn.Sequential) -> list[float]:
 
 @pytest.fixture(autouse=True, scope="module")
 def short():
-    """Little text is held out, and looked at often."""
+    """Little text is held out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "Job", lambda config: Job(config, CORPUS))
-        patch.setattr(study, "EVERY", EVERY)
         yield
 
 
 @pytest.fixture(scope="module")
 def runs(short):
     """A short run of each kind, at one rate."""
-    return {kind: converge(kind, 1e-2, "none", 0, 1, STEPS) for kind in KINDS}
+    return {kind: SHORT.converge(kind, 1e-2, "none", 0, 1) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", ALIKE)
@@ -99,12 +99,12 @@ def test_all_learn_and_what_is_held_stays_but_a_start_alone_does_not(runs):
 
 def test_the_distance_is_that_of_every_block():
     for kind in KINDS:
-        model = made(kind).eval()  # or its spectral norm would be estimated anew
-        for parameter in model.parameters():
+        run = study.Transformer(kind, 1e-2, 1, "cpu")
+        run.model.eval()  # or its spectral norm would be estimated anew
+        for parameter in run.model.parameters():
             parameter.data += 0.01
-        expected = math.hypot(*offs(model))
-        found = study.distance(model, CONFIG)
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        expected = math.hypot(*offs(run.model))
+        assert run.distance() == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
 def test_what_is_only_bounded_has_the_norm_of_an_orthonormal_weight():
@@ -134,13 +134,13 @@ def test_training_repeats_by_its_seed_and_leaves_the_random_state_alone(runs):
     state, kind = torch.get_rng_state(), "torch's orthogonal"  # which draws, too
     of = kind, 1e-2, "none", 0
     begun = runs[kind]["curve"][:1]
-    assert converge(*of, 1, STEPS, until=EVERY)["curve"] == begun
+    assert SHORT.converge(*of, 1, until=EVERY)["curve"] == begun
     assert torch.equal(torch.get_rng_state(), state)
-    assert converge(*of, 2, STEPS, until=EVERY)["curve"] != begun
+    assert SHORT.converge(*of, 2, until=EVERY)["curve"] != begun
 
 
 def test_a_run_is_the_loop_written_out(runs):
-    model = make("Muon", CONFIG, len(CORPUS.vocabulary))
+    model, _ = make("Muon", CONFIG, len(CORPUS.vocabulary))
     muon, adam = [], []
     for name, value in model.named_parameters():
         (muon if "block" in name and value.ndim == 2 else adam).append(value)
@@ -167,23 +167,23 @@ def test_a_run_is_the_loop_written_out(runs):
 
 def test_a_run_that_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="kind is 'held', but must be free or Muon"):
-        converge("held", 1e-2, "none", 0, 1)
+        STUDY.converge("held", 1e-2, "none", 0, 1)
     with pytest.raises(ValueError, match="lr is 0.0, but must be above 0"):
-        converge("free", 0.0, "none", 0, 1)
+        STUDY.converge("free", 0.0, "none", 0, 1)
 
 
-def test_a_run_to_the_end_keeps_its_best_and_falls_to_its_schedule(monkeypatch):
-    found = converge("Stiefel", 1e-2, "cosine", 4, 1, 16)
+def test_a_run_to_the_end_keeps_its_best_and_falls_to_its_schedule():
+    found = SHORT.converge("Stiefel", 1e-2, "cosine", 4, 1, 16)
     tuning = [row[0] for row in found["curve"]]
     assert found["tuning"] == min(tuning) and found["last"] == 16
     best = found["curve"][tuning.index(min(tuning))]
     assert (found["test"], found["steps"]) == best[1:] and found["distance"] < 0.1
     # Stopped, it has come as far as the whole run had; a shorter one falls sooner.
     short, stopped = (
-        converge("Stiefel", 1e-2, "cosine", 4, 1, *how)
+        SHORT.converge("Stiefel", 1e-2, "cosine", 4, 1, *how)
         for how in ((8,), (16, "cpu", 8))
     )
     assert stopped["curve"] == found["curve"][:2] != short["curve"]
-    monkeypatch.setattr(study, "PATIENCE", 8)
     # Far too high a rate only does harm after a while, and that is seen.
-    assert converge("free", 0.5, "none", 0, 1, 400)["last"] < 400
+    impatient = replace(SHORT, patience=8)
+    assert impatient.converge("free", 0.5, "none", 0, 1, 400)["last"] < 400

@@ -1,4 +1,4 @@
-"""Chapter 6's study: each way to hold weights, tuned by itself, trained to the end.
+"""The studies of chapters 4 and 6: each kind tuned by itself, trained to the end.
 
 A rate is the best of a grid if its neighbours are worse, by the mean over the tuning
 seeds of the first half of the held-out text; then each other schedule is tried at it.
@@ -14,7 +14,7 @@ from statistics import fmean
 from cdopt_tutorial.bench.rows import Measured, Progress, rows
 from cdopt_tutorial.bench.runs import keep
 from cdopt_tutorial.data import perplexity
-from cdopt_tutorial.sharding import study
+from cdopt_tutorial.study import Study
 
 RATES, FIRST = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), (2e-3, 5e-3, 1e-2)
 SCHEDULES = ("cosine", 100), ("none", 100), ("cosine", 0)  # decay, and warm-up
@@ -25,10 +25,12 @@ Train = Callable[[Sequence[Setting], Sequence[int]], dict[Setting, list[dict]]]
 
 
 def measure(
-    progress: Progress, smoke: bool, device: str, path: Path | None
+    study: Study, progress: Progress, smoke: bool, device: str, path: Path | None
 ) -> Measured:
     """Tune each kind's rate, decay and warm-up, and train it from each seed."""
-    steps, kinds = (160, ("free", "Stiefel")) if smoke else (study.STEPS, study.KINDS)
+    steps, kinds = study.steps, study.kinds
+    if smoke:
+        steps, kinds = 2 * study.every, ("free", "Stiefel")
     runs: list[dict] = []
 
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:

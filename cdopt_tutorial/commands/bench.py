@@ -9,6 +9,8 @@ from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands import common
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.parameter_server import study as recurrent
+from cdopt_tutorial.sharding import study as transformers
 
 BENCHES = {
     "constraints": "a step of a constrained layer, by its shape, and by each method",
@@ -18,6 +20,7 @@ BENCHES = {
     "lag": "what chapter 8's lag costs: episodes and seconds until it is solved",
     "reinforce": "chapter 1's four conversations, until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
+    "recurrent": "chapter 4's recurrent networks and controls, each tuned: an hour",
     "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
     "study": "chapter 6's transformers and controls, each tuned: an hour",
@@ -27,11 +30,12 @@ MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
     "copying": rates.copying,
     "engines": speed.engines,
     "lag": lag.measure,
+    "recurrent": partial(study.measure, recurrent.STUDY),
     "rollouts": ahead.measure,
     "shards": shards.measure,
-    "study": study.measure,
+    "study": partial(study.measure, transformers.STUDY),
 }
-STUDIES = "lag", "study"  # of many runs, each of which is kept
+STUDIES = "lag", "recurrent", "study"  # of many runs, each of which is kept
 
 
 def add(parser: argparse.ArgumentParser) -> None:

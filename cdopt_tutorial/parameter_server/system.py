@@ -303,21 +303,13 @@ class Trainer:
     def look(self, epoch: int) -> None:
         """Evaluate, and report it; all trainers wait for the first one."""
         self.barrier()
-        self.report(epoch, self.evaluate() if self.rank == 0 else None)
+        self.report(epoch, self.score() if self.rank == 0 else None)
         # Whoever went on would switch the server's dropout on in its midst.
         self.barrier()
 
-    @torch.no_grad()
-    def evaluate(self) -> Score:
-        """Of the validation part, without dropout; the loss is a token's mean."""
-        self.model.eval()
-        valid = self.job.corpus.valid
-        stream = Stream(valid, self.config.seq_len, self.config.batch_size)
-        hidden, total = self.model.start(stream.batch_size), 0.0
-        for tokens, targets in stream.windows():
-            loss, hidden = self.model.loss(tokens, targets, hidden)
-            total += loss.item()
-        return Score(total / stream.num_tokens)
+    def score(self) -> Score:
+        """That of the validation part."""
+        return evaluate(self.model, self.job.corpus.valid)
 
     def project(self) -> None:
         """Make the model exactly feasible, once all trainers have done their steps."""
@@ -325,7 +317,7 @@ class Trainer:
         if self.rank == 0:
             self.constraints.project_()
             found = self.constraints.feasibility()
-            self.history.projected = Projected(self.evaluate(), found)
+            self.history.projected = Projected(self.score(), found)
 
     def keep(self, epoch: int, window: int, hidden: Hidden) -> None:
         """Write a checkpoint, all trainers together; the first one writes."""
@@ -351,6 +343,18 @@ class Trainer:
         progress = Progress(epoch + 1, steps, sum(last) / max(1, len(last)), valid)
         self.history.progress.append(progress)
         self.engine.report(f"trainer{self.rank}", progress)
+
+
+@torch.no_grad()
+def evaluate(model: RNNModel, valid: Tensor) -> Score:
+    """Of a held-out text, without dropout from here on; the loss is a token's mean."""
+    model.eval()
+    stream = Stream(valid, model.config.seq_len, model.config.batch_size)
+    hidden, total = model.start(stream.batch_size), 0.0
+    for tokens, targets in stream.windows():
+        loss, hidden = model.loss(tokens, targets, hidden)
+        total += loss.item()
+    return Score(total / stream.num_tokens)
 
 
 def train(engine: Engine, rank: int, job: Job) -> History:

@@ -8,7 +8,7 @@ from nbformat import NotebookNode
 from cdopt_tutorial.publish.chapter import code_cells
 
 # What modules read that lie in the same folder.
-_DATA = (".mplstyle", ".svg")
+_DATA = (".json", ".mplstyle", ".svg")
 # A module, and what is imported from it; the ruff rules allow no relative import.
 _NAMED = re.compile(r"\bcdopt_tutorial((?:\.\w+)*)(?: import (\([^)]*\)|.*))?")
 _COMMAND = re.compile(r"-m cdopt_tutorial (\w+)")

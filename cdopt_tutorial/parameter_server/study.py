@@ -1,0 +1,120 @@
+"""Does the constraint help the RNN? What chapter 4's study trains, in one process."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, parametrize
+
+from cdopt_tutorial.constraints import Constraints
+from cdopt_tutorial.constraints.controls import CONTROLS, treat
+from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.data import Stream, load_corpus
+from cdopt_tutorial.engines.seam.gradients import make_optimizer
+from cdopt_tutorial.engines.seam.reference import LocalRef
+from cdopt_tutorial.parameter_server.model import (
+    RNNConfig,
+    RNNModel,
+    build,
+    build_all,
+)
+from cdopt_tutorial.parameter_server.system import evaluate
+from cdopt_tutorial.study import Study
+
+MAX_VOCAB = 1_000
+CONFIG = RNNConfig(embedding=64, hidden=64)  # one pass over the text has 118 steps
+HELD = {"manifold": "stiefel"}
+# Of each kind, how it is treated, and its settings if it is dissolved.
+KINDS = {"free": ("", {}), CONTROLS[0]: (CONTROLS[0], {}), "Stiefel": ("Stiefel", HELD)}
+KINDS |= {way: (way, {}) for way in CONTROLS[1:]}
+GATES, DECODER = {"per_gate": True}, {"where": "server", "penalty_param": 10.0}
+for name, settings in {"per gate": GATES, "decoder": DECODER}.items():
+    KINDS[f"{CONTROLS[0]}, {name}"] = CONTROLS[0], {}
+    KINDS[f"Stiefel, {name}"] = "Stiefel", HELD | settings
+
+
+class RNN:
+    """One run: a model of a kind, and its training."""
+
+    def __init__(self, kind: str, lr: float, seed: int, device: str):
+        _, settings = KINDS[kind]
+        config = replace(CONFIG, lr=lr, seed=seed, device=device, **settings)
+        corpus = load_corpus(max_vocab=MAX_VOCAB)
+        self.kind, self.halves = kind, corpus.valid.chunk(2)
+        torch.manual_seed(seed)  # the dropout, and what torch's parametrizations draw
+        self.parts, self.afterwards = make(kind, config, len(corpus.vocabulary))
+        self.parts.to(config.device)
+        held = config.constrained is not None
+        self.constraints = Constraints(self.parts) if held else None
+        references = {name: LocalRef(part) for name, part in self.parts.items()}
+        self.model = RNNModel(references, config, config.device)
+        self.optimizer = make_optimizer(self.parts.parameters(), config)
+        self.stream = Stream(corpus.train, config.seq_len, config.batch_size)
+        self.windows = self._windows()
+        self.model.train()
+
+    def _windows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            self.hidden = self.model.start(self.stream.batch_size)
+            yield from self.stream.windows()
+
+    def step(self, lr: float) -> None:
+        """Train on the next window."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        tokens, targets = next(self.windows)
+        with parametrize.cached():  # or torch's RNNs compute their weights twice
+            total, hidden = self.model.loss(tokens, targets, self.hidden)
+            loss = total / targets.numel()
+            if self.constraints is not None:
+                loss = loss + self.constraints.penalty().to(loss)
+            loss.backward()
+        clip_grad_norm_(self.parts.parameters(), self.model.config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for each in self.afterwards:
+            each()
+        self.hidden = tuple(state.detach() for state in hidden)
+
+    def look(self) -> tuple[float, float]:
+        """The losses of both halves of the held-out text, in nats."""
+        found = tuple(evaluate(self.model, half).loss for half in self.halves)
+        self.model.train()
+        return found
+
+    @torch.no_grad()
+    def distance(self) -> float:
+        """How far what the kind treats, or the LSTM's stack, is from orthonormal."""
+        layer, name, blocks = treated(self.kind, self.parts)
+        weight = getattr(layer, name).double()
+        return surface("stiefel", weight, blocks).distance(weight).sqrt().item()
+
+
+STUDY = Study(__package__, tuple(KINDS), RNN, 1_180, every=118, patience=354)
+
+
+def treated(kind: str, parts: nn.ModuleDict) -> tuple[nn.Module, str, int]:
+    """The layer that a kind treats, its weight, and into how many blocks that is cut."""
+    if kind.endswith("decoder"):
+        return parts["decoder"].decoder, "weight", 1
+    return parts["rnn"], "weight_hh_l0", 4 if kind.endswith("per gate") else 1
+
+
+def make(
+    kind: str, config: RNNConfig, vocab_size: int
+) -> tuple[nn.ModuleDict, list[Callable[[], None]]]:
+    """The parts of a kind's model, and what follows each step.
+
+    A seed's all start alike, but for what is orthonormal; and a decoder's start alone
+    has the dissolved one's factor in its weight.
+    """
+    parts, (way, _) = build_all(vocab_size, config), KINDS[kind]
+    if way not in CONTROLS:
+        return parts, []
+    layer, name, blocks = treated(kind, parts)
+    afterwards = [treat(way, layer, name, blocks)]
+    if kind.endswith("decoder"):
+        held = build("decoder", vocab_size, replace(config, **HELD, **DECODER))
+        layer.weight.data *= held.scale.item()
+    return parts, afterwards
