@@ -125,8 +125,8 @@ class Study:
         jobs = [(*(of[n] for n in names), self.steps, device, until) for of in first]
         apart = 0.0
         for was, now in zip(first, share(self.converge, jobs, **options), strict=True):
-            looks = zip(was["curve"], now["curve"], strict=False)
-            apart = max(apart, *(abs(a - b) for x, y in looks for a, b in zip(x, y)))
+            for x, y in zip(was["curve"], now["curve"], strict=False):
+                apart = max(apart, abs(x[0] - y[0]), abs(x[1] - y[1]))
         return apart
 
 

@@ -95,7 +95,7 @@ STUDY = Study(__package__, tuple(KINDS), RNN, 1_180, every=118, patience=354)
 
 
 def treated(kind: str, parts: nn.ModuleDict) -> tuple[nn.Module, str, int]:
-    """The layer that a kind treats, its weight, and into how many blocks that is cut."""
+    """The layer that a kind treats, its weight, and into how many blocks it is cut."""
     if kind.endswith("decoder"):
         return parts["decoder"].decoder, "weight", 1
     return parts["rnn"], "weight_hh_l0", 4 if kind.endswith("per gate") else 1
