@@ -2,13 +2,18 @@
 
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 import roles
-import wire_roles
+import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.engines import Role, Wire, WorkerError, launch, serve
+from cdopt_tutorial.engines import Role, Wire, WorkerError, launch, meeting, serve
+from cdopt_tutorial.engines.probes import wire as probe
 from cdopt_tutorial.engines.probes.wire import bytes_per_step, received_bytes
 
 SERVING = Role(serve)
@@ -16,6 +21,66 @@ SERVING = Role(serve)
 # choices is the sum the same.
 ONCE, BACK, ADDED, LATE = 1_000_000, 2_000_000, 4_000_000, 8_000_000
 MESSAGES = 20_000  # bytes around them, of one worker: joining, calling, leaving
+
+
+# What workers do.
+
+
+def swallow(tensor):
+    """Takes much, answers little."""
+
+
+def give_late(num_bytes):
+    time.sleep(0.5)
+    return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def double(tensor):
+    return 2 * tensor
+
+
+def send(other, num_bytes):
+    rpc.rpc_sync(other, swallow, args=(torch.zeros(num_bytes, dtype=torch.uint8),))
+
+
+def send_all(other, once, back, added, late):
+    """By a call, a gradient, a process group, and an answer that comes after all."""
+    send(other, once)
+    send_forth_and_back(other, back)
+    sum_up(0, added)
+    rpc.rpc_async(other, give_late, args=(late,))
+
+
+def send_late(other, num_bytes):
+    """When the role of the other one has returned long since."""
+    time.sleep(2)
+    send(other, num_bytes)
+
+
+def count_late():
+    """Serve, and count when the others have counted long since."""
+    count = probe.received_bytes
+
+    def late():
+        time.sleep(0.5)
+        return count()
+
+    probe.received_bytes = late
+
+
+def send_forth_and_back(other, num_bytes):
+    """Through another worker and, with the gradient, once more."""
+    values = torch.zeros(num_bytes // 4, requires_grad=True)
+    with dist_autograd.context() as context:
+        doubled = rpc.rpc_sync(other, double, args=(values,))
+        # The gradient of a plain sum is one number, and travels as such.
+        dist_autograd.backward(context, [doubled.square().sum()])
+
+
+def sum_up(rank, num_bytes):
+    """Add a tensor over two workers by gloo."""
+    dist.init_process_group("gloo", meeting("all"), rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(num_bytes // 4))
 
 
 def count(first, second=SERVING, **options):
@@ -75,10 +140,10 @@ class TestSockets:
 
 class TestRun:
     def test_all_is_counted_where_it_arrives_and_nothing_of_other_programs(self):
-        sending = Role(wire_roles.send_all, ("second", ONCE, BACK, ADDED, LATE))
+        sending = Role(send_all, ("second", ONCE, BACK, ADDED, LATE))
         with busy_loopback() as others:
             before = others()
-            wire = count(sending, Role(wire_roles.sum_up, (1, ADDED)))
+            wire = count(sending, Role(sum_up, (1, ADDED)))
             assert others() - before > 10 * MESSAGES
         assert list(wire.received) == ["first", "second"]
         # A gradient goes where the values went, and comes back as they did. Of a sum,
@@ -90,11 +155,11 @@ class TestRun:
 
     def test_a_role_may_outlive_the_others_and_who_counts_late_counts_no_more(self):
         # Longer than a call may take: those who are done wait without a limit.
-        late = Role(wire_roles.send_late, ("first", ONCE))
+        late = Role(send_late, ("first", ONCE))
         soon = count(SERVING, late, rpc_timeout=1)
         assert ONCE < soon.received["first"] < ONCE + MESSAGES
         # To leave, the second one tells the first one, who may still be counting.
-        after = count(Role(wire_roles.count_late), late)
+        after = count(Role(count_late), late)
         assert after.total == pytest.approx(soon.total, abs=50)
 
     @pytest.mark.usefixtures("no_process_starts")
