@@ -1,15 +1,184 @@
 """Constrained modules on other workers."""
 
-import constraint_roles
 import pytest
+import torch
+import torch.distributed.rpc as rpc
+from constrained import F64, move_
+from torch import nn
+from torch.distributed.nn.api.remote_module import RemoteModule
 
+from cdopt_tutorial import constraints
+from cdopt_tutorial.constraints import layers
 from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.engines.seam import gradients
+from cdopt_tutorial.engines.seam.reference import Ref, apply
+
+
+class Tail(nn.Sequential):
+    """What a server owns: two dissolved layers, off their manifolds."""
+
+    def __init__(self, seed=0, factor=1.1):
+        # A generator of its own: calls share the process's with other threads.
+        generator = torch.Generator().manual_seed(seed)
+        wide, square = nn.Linear(6, 4, **F64), nn.Linear(4, 3, **F64)
+        for parameter in *wide.parameters(), *square.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        constraints.dissolve(wide)
+        constraints.dissolve(square, manifold="oblique")
+        super().__init__(wide, nn.Tanh(), square)
+        move_(self, factor)
+
+
+class Bag(nn.EmbeddingBag):
+    """A table that dissolves itself, as a RemoteModule makes it."""
+
+    def __init__(self):
+        super().__init__(9, 6, **F64)
+        nn.init.normal_(self.weight, generator=torch.Generator().manual_seed(0))
+        constraints.dissolve(self)
+        move_(self, 1.2)
+
+
+def loss_of(model, x):
+    return model(x).square().sum()
+
+
+def kept(module, context):
+    """On the owner: what a context holds for each parameter."""
+    found = gradients.gradients(context, module.parameters())
+    return {name: found[p] for name, p in module.named_parameters()}
+
+
+def with_penalty(ref, x, penalties=1, way="distributed"):
+    """Gradients, on the owner, of a loss and penalties."""
+    with gradients.context(way) as context:
+        terms = [gradients.call(ref, loss_of, x)]
+        terms += [constraints.penalty(ref) for _ in range(penalties)]
+        gradients.backward(context, sum(terms))
+        return apply(ref, kept, context)
+
+
+def locally(module, x, penalties=1):
+    """The same in this process."""
+    loss = loss_of(module, x) + penalties * constraints.penalty(module)
+    found = torch.autograd.grad(loss, list(module.parameters()))
+    return dict(zip(dict(module.named_parameters()), found, strict=True))
+
+
+def difference(one, other):
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def message(function, *args):
+    try:
+        return str(function(*args))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def play(server, rank):
+    """All that a trainer is asked to show."""
+    torch.manual_seed(rank)
+    results = concurrent(server)
+    if rank == 0:
+        results |= equality(server) | several(server) | projection(server)
+        results |= interrupted("spoilt")
+    return results
+
+
+def equality(server):
+    x, tokens = torch.randn(5, 6, **F64), torch.tensor([[0, 4], [8, 4]])
+    tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
+    named = rpc.rpc_sync(server, Ref.named, ("tail", Tail))
+    once, twice = (locally(Tail(), x, n) for n in (1, 2))
+    with gradients.context("distributed") as context:
+        loss = bag(tokens).square().sum() + constraints.penalty(bag)
+        gradients.backward(context, loss)
+        of_bag = apply(bag.get_module_rref(), kept, context)
+    return {
+        "rref": difference(with_penalty(tail, x), once),
+        "twice": difference(with_penalty(tail, x, 2), twice),
+        "by name": difference(with_penalty(named, x, 2), twice),
+        "cut, twice": difference(with_penalty(tail, x, 2, "cut"), twice),
+        "remote module": difference(of_bag, locally(Bag(), tokens)),
+        "no penalty": difference(once, locally(Tail(), x, 0)),
+    }
+
+
+def several(server):
+    """What a model may be, all together, and one of them given twice."""
+    tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
+    named = rpc.rpc_sync(server, Ref.named, ("second", Tail, 2))
+    given = Tail(seed=1), tail, named, tail, bag
+    parts = Tail(1), Tail(), Tail(2), Bag()
+    found = constraints.feasibility(*given)
+    each = [constraints.feasibility(part).weight ** 2 for part in parts]
+    free = rpc.remote(server, nn.Linear, args=(3, 3))
+    holder = nn.Module()
+    holder.parts = [free, tail]
+    penalties = (constraints.penalty(part).item() for part in parts)
+    asked = {"held": holder, "free": free, "gone": Ref("nobody", 0)}
+    told = {name: message(constraints.penalty, each) for name, each in asked.items()}
+    return told | {
+        "names": set(found.layers),
+        "penalty": (constraints.penalty(*given).item(), sum(penalties)),
+        "squares": (found.weight**2, sum(each)),
+    }
+
+
+def projection(server):
+    rref = rpc.remote(server, Tail)
+    before = constraints.feasibility(rref)
+    constraints.project_(rref)
+    return {"projected": (before.weight, constraints.feasibility(rref).weight)}
+
+
+def bump(module):
+    """On the owner: another trainer's step, which moves nothing."""
+    move_(module, 1.0)
+
+
+def step_between(rref, x):
+    """Gradients where the weights are written to before the backward pass."""
+    with gradients.context("distributed") as context:
+        loss = gradients.call(rref, loss_of, x) + constraints.penalty(rref)
+        apply(rref, bump)
+        gradients.backward(context, loss)
+        found = apply(rref, kept, context)
+    return {name: value for name, value in found.items() if "original" in name}
+
+
+def compute_on_the_weight_itself():
+    """On the owner: leave out what protects a call from others, from now on."""
+    layers._for_this_call = plainly
+
+
+def plainly(weight):
+    return weight
+
+
+def interrupted(server):
+    rref = rpc.remote(server, constraints.dissolve, args=(nn.Linear(6, 4, **F64),))
+    x = torch.randn(5, 6, **F64)
+    protected = message(step_between, rref, x)
+    rpc.rpc_sync(server, compute_on_the_weight_itself)
+    return {"interrupted": protected, "unprotected": message(step_between, rref, x)}
+
+
+def concurrent(server):
+    """The largest error of a gradient while others ask the same module."""
+    rref, module = rpc.rpc_sync(server, Ref.named, ("shared", Tail, 3)), Tail(seed=3)
+    errors = []
+    for _ in range(25):
+        x = torch.randn(4, 6, **F64)
+        errors.append(difference(with_penalty(rref, x), locally(module, x)))
+    return {"concurrent": max(errors)}
 
 
 @pytest.fixture(scope="module")
 def played():
     """What two trainers of one server found; the first spoils another one."""
-    play = constraint_roles.play
     roles = {f"trainer{rank}": Role(play, ("ps", rank)) for rank in range(2)}
     servers = dict.fromkeys(("ps", "spoilt"), Role(serve))
     return launch(roles | servers, deadline=120)
