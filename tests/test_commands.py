@@ -23,8 +23,6 @@ from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
-from cdopt_tutorial.reinforce import ReinforceConfig
-from cdopt_tutorial.rollouts import RolloutsConfig
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -92,16 +90,8 @@ def config_of(asked: Asked):
     return getattr(asked.job, "config", asked.job)
 
 
-# Each flag of a config at least once, and as no config has it by default.
+# Flags are made from the fields of any config: those of two have fields of all kinds.
 OTHERS = [
-    ("reinforce", ReinforceConfig(
-        conversation="packed", num_observers=3, num_envs=4, gamma=0.5, lr=0.5, seed=7,
-        max_episodes=6, log_interval=5,
-    )),
-    ("rollouts", RolloutsConfig(
-        num_observers=3, num_envs=4, num_rollouts=1, max_lag=5, clip=0.5, step_ms=1.5,
-        waits="heavy", gamma=0.5, lr=0.5, seed=7, max_episodes=6, log_interval=5,
-    )),
     ("rnn", RNNConfig(
         cut="logits", num_trainers=3, sync=False, embedding=5, hidden=6, num_layers=2,
         dropout=0.25, seq_len=7, batch_size=8, optimizer="sgd", lr=0.5, lr_decay=0.75,
@@ -109,13 +99,11 @@ OTHERS = [
         manifold="stiefel", per_gate=True, penalty_param=0.125, clip=3.0, epochs=9,
         max_steps=10, save_every=11, seed=12,
     )),
-    ("rnn", RNNConfig(manifold="oblique", where="server")),
     ("hybrid", HybridConfig(
         num_trainers=3, semantics="original", shares=(2.0, 1.0, 1.0), embedding=12,
         manifold="stiefel", by="cdopt", penalty_param=0.25, optimizer="adam", lr=0.01,
         momentum=0.5, batch_size=32, epochs=2, max_steps=7, step_deadline=5.0, seed=3,
     )),
-    ("hybrid", HybridConfig(manifold="oblique", where="server")),
 ]  # fmt: skip
 
 
