@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from cdopt_tutorial import cli, show
 from cdopt_tutorial.publish.chapter import claimed
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.reference import Change, Reference
+from cdopt_tutorial.publish.reference import Change, Reference, origin, processor
 
 TABLE = """\
 # A comment that stays.
@@ -125,8 +125,8 @@ def test_update_adds_a_run_to_what_was_seen(book):
     figures = FIGURES | {"near": 12.3456789, "share": -1.95, "speed": 99.0, "new": 2}
     figures |= {"count": 8, "text": "gloo"}
     del figures["gap"]
-    for origin in ("third", "third", "fourth"):
-        Reference(book).update("01_a", figures, origin)
+    for run in ("third", "third", "fourth"):
+        Reference(book).update("01_a", figures, run)
     assert moved(book, **figures) == moved(book, **figures | {"near": 9.5}) == []
     text = (book.root / "notebooks" / "reference.toml").read_text()
     for line in (
@@ -152,6 +152,13 @@ def test_what_was_seen_can_be_forgotten(book):
     assert near == ["near: was 4, is 9.5 (allowed: 3.88 to 4.12)"]
     text = (book.root / "notebooks" / "reference.toml").read_text()
     assert '"new"' in text and "one" not in text
+
+
+def test_an_origin_may_be_that_of_another_machine():
+    other = {"cpu": "avx2", "cores": 3, "python": "3.9.9", "torch": "2.0"}
+    for threads, told in (0, ""), (2, "2 threads, "):
+        machine = f"{processor()}, avx2, {told}3 cores; Python 3.9.9, torch 2.0"
+        assert origin(threads=threads, **other).endswith(f": {machine}")
 
 
 def test_update_begins_a_table(book):
