@@ -18,7 +18,6 @@ from browsing import Quiet
 from filelock import FileLock
 from hosts import lack
 from playwright.sync_api import sync_playwright
-from running import Running
 
 from cdopt_tutorial import own_network
 from cdopt_tutorial.cli import main
@@ -157,14 +156,6 @@ def scratch(tmp_path_factory, monkeypatch) -> Path:
     # Torch's own cache, which whatever imports its compiler begins.
     left = [each.name for each in folder.iterdir()]
     assert [name for name in left if not name.startswith("torchinductor_")] == []
-
-
-@pytest.fixture(scope="class")
-def runs() -> Running:
-    """Runs of the command in one process, which ends well whatever became of them."""
-    running = Running()
-    yield running
-    running.end()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
@@ -98,6 +96,27 @@ def _address(text: str) -> str:
     return str(ip_address(b"".join(words)))
 
 
+class Script(subprocess.Popen):
+    """Code in a process that leads a group, as a kernel does.
+
+    Its temporary files have a folder of their own.
+    """
+
+    def __init__(self, code, place):
+        super().__init__(
+            [sys.executable, "-uc", code], env=os.environ | {"TMPDIR": str(place)},
+            cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_for(self, sign):
+        while sign not in (line := self.stdout.readline()):
+            assert line, self.communicate()[1]
+
+    def below(self):
+        return psutil.Process(self.pid).children(recursive=True)
+
+
 class Talk(subprocess.Popen):
     """A script of ours, with which one exchanges lines."""
 
@@ -116,68 +135,3 @@ class Talk(subprocess.Popen):
         line = self.stdout.readline()
         assert line, self.communicate()[1]
         return json.loads(line)
-
-
-class Running:
-    """Runs of ``cdopt-tutorial``, one after another, in a process that they share.
-
-    So what they import, there and in the fork server, is imported once.
-    """
-
-    def __init__(self):
-        self.process = None
-
-    def begin(self, args: list[str], sign: str) -> None:
-        """Begin a run with these arguments; its output says ``sign`` once it trains."""
-        if self.process is None or self.process.poll() is not None:
-            self.process = Talk("commands.py")
-        self.process.tell(args)
-        while sign not in (line := self.process.stdout.readline()):
-            assert line, self.process.communicate()[1]
-        self.below = psutil.Process(self.process.pid).children(recursive=True)
-        # The fork server's children; their ids tell no rank, since they wrap around.
-        workers = [c for c in self.below if c.ppid() != self.process.pid]
-        self.workers = {worker.name(): worker for worker in workers}
-
-    def kill_worker(self, name: str) -> str:
-        """What the command says to it; it must fail within 10 s, and all workers go."""
-        self.workers[name].kill()
-        limit = threading.Timer(10, self.process.kill)
-        limit.start()
-        told = [_until_end(pipe) for pipe in (self.process.stdout, self.process.stderr)]
-        limit.cancel()
-        assert [code for _, code in told] == [1, 1]
-        wait_for_end(self.workers.values())
-        return told[1][0]
-
-    def send_signal(self, number: signal.Signals, code: int) -> str:
-        """The same for a signal to the process itself, which must give this code."""
-        self.process.send_signal(number)
-        return self._end(code)
-
-    def end(self) -> None:
-        """After runs that failed, the process ends, and all below it."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.stdin.close()
-        self.process.stdin = None
-        try:
-            assert self._end(0) == ""
-        finally:
-            self.process.kill()
-
-    def _end(self, code: int) -> str:
-        _, error = self.process.communicate(timeout=10)
-        assert self.process.returncode == code
-        wait_for_end(self.below)
-        return error
-
-
-def _until_end(pipe) -> tuple[str, int]:
-    """What a run writes there, and the code with which it ends."""
-    told = ""
-    for line in pipe:
-        if line.startswith("ended: "):
-            return told, int(line.removeprefix("ended: "))
-        told += line
-    raise AssertionError(told)

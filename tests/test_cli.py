@@ -1,8 +1,7 @@
-"""The commands: good runs, bad input, runs that diverge, and workers that die."""
+"""The commands: good runs, bad input, and runs that diverge."""
 
 import math
 import resource
-import signal
 import subprocess
 from functools import partial
 
@@ -16,10 +15,6 @@ from cdopt_tutorial.parameter_server import traffic
 from cdopt_tutorial.sharding import MAX_VOCAB, ShardConfig, transformer
 
 SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4".split()
-SHARD_KEYS = {
-    "losses", "valid_perplexity", "seconds_per_step", "bytes_per_step",
-    "peak_memory_bytes", "feasibility", "max_parameter_difference",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -153,7 +148,6 @@ class TestShard:
     def test_a_smoke_run_writes_what_it_found(self, written, capsys):
         args = "--smoke --against-local --strategy ddp --device cpu"
         found = written("shard", *args.split())
-        assert found.keys() == SHARD_KEYS
         assert len(found["losses"]) == shard.SMOKE["max_steps"]
         assert found["losses"][0] == pytest.approx(math.log(MAX_VOCAB), rel=0.1)
         assert found["losses"][-1] < found["losses"][0]
@@ -182,7 +176,6 @@ class TestShard:
             monkeypatch.setattr(shard.costs, name, lambda _: 1)
         args = "--smoke --strategy pipeline --manifold none --device cpu"
         found = written("shard", *args.split())
-        assert found.keys() == SHARD_KEYS
         assert found["feasibility"] is found["max_parameter_difference"] is None
         assert all(map(math.isfinite, found["losses"]))
 
@@ -194,31 +187,3 @@ class TestShard:
         how = "--smoke --num-ranks 1 --device cpu"
         assert not written("shard", *how.split(), *args.split(), code=1)
         assert capsys.readouterr().err == f"cdopt-tutorial: {DIVERGED}\n"
-
-
-ENDLESS = "rnn --num-trainers 2 --epochs 100000 --corpus TEXT --checkpoint TEXT.pt"
-
-
-# That of each worker, at many moments, is for `make lost`.
-@pytest.mark.xdist_group("death")
-class TestDeath:
-    @pytest.mark.parametrize(
-        ("command", "sign", "name"),
-        [
-            ("reinforce --log-interval=1", "Episode", "observer0"),
-            ("hybrid --epochs 100000", "Training", "ps"),
-            (ENDLESS, "Training", "ps"),
-            (ENDLESS, "Training", "trainer1"),
-        ],
-    )
-    def test_of_a_worker_is_named_and_ends_the_run(
-        self, runs, text, command, sign, name
-    ):
-        small = SMALL if command == ENDLESS else []
-        runs.begin(command.replace("TEXT", str(text)).split() + small, sign)
-        assert f"{name} was killed by SIGKILL" in runs.kill_worker(name)
-
-    # Last, since the process that the others share ends with it.
-    def test_of_the_command_takes_the_workers_with_it(self, runs, text):
-        runs.begin(ENDLESS.replace("TEXT", str(text)).split() + SMALL, "Training")
-        assert "Traceback" not in runs.send_signal(signal.SIGINT, 130)

@@ -2,17 +2,16 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
-import psutil
 import pytest
 from books import run, run_plainly, write_chapter
 from nbformat.v4 import new_output
+from running import Script, wait_for_end
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import execute as module
@@ -262,28 +261,18 @@ def test_command_says_what_became_of_a_chapter(book, monkeypatch, capfd):
         assert re.search(rf"^notebooks/01_a.ipynb: {became} \d+\.\d s$", said, re.M)
 
 
-def test_whoever_kills_it_leaves_no_kernel(book):
-    path = write_chapter(book, "print('begun')", "import time; time.sleep(600)")
-    code = (
-        "from pathlib import Path; from books import run;"
-        "from cdopt_tutorial.publish.project import Project; import sys;"
-        "run(Project(Path(sys.argv[1])), Path(sys.argv[2]))"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-uc", code, str(book.root), str(path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        seen = ""
-        while "[2/2]" not in seen:
-            character = process.stdout.read(1)
-            assert character, f"ended early: {seen}"
-            seen += character
-        kernels = psutil.Process(process.pid).children(recursive=True)
+def test_whoever_kills_it_leaves_no_kernel(book, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    write_chapter(book, "print('begun')", "import time; time.sleep(600)")
+    code = f"""
+from pathlib import Path
+from books import run
+from cdopt_tutorial.publish.project import Project
+run(Project(Path({str(book.root)!r})))
+"""
+    with Script(code, tmp_path) as process:
+        process.wait_for("[2/2]")
+        kernels = process.below()
         process.kill()
-        process.stdout.read()
-        assert process.wait() != 0
     assert kernels
-    assert psutil.wait_procs(kernels, timeout=30)[1] == []
+    wait_for_end(kernels, 30)

@@ -3,7 +3,6 @@
 import math
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -11,13 +10,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import hybrid_roles
 import psutil
 import pytest
-import rnn_roles
 import roles
 import torch
 import torch.distributed.rpc as rpc
-from running import listeners, wait_for_end
+from running import Script, listeners, wait_for_end
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
@@ -107,7 +106,7 @@ class TestResults:
     def test_a_run_says_nothing_of_itself_and_ends_by_itself(self, capfd, tmp_path):
         system = {
             "agent": Role(roles.converse, ("other", 2)),
-            "asking": Role(roles.ask_for_module, ("other", rnn_roles.number_kept)),
+            "asking": Role(roles.ask_for_module, ("other", hybrid_roles.places)),
             "ending": Role(roles.write_as_it_ends, (tmp_path / "file",)),
             "other": Role(serve),
         }
@@ -323,14 +322,11 @@ def test_workers_go_with_a_killed_parent(tmp_path):
     """All of them, their server and the files of the run, though it can do nothing."""
     place = tmp_path / "temporary"
     place.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], env=os.environ | {"TMPDIR": str(place)},
-        cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with Script(SCRIPT, place) as process:
         first = int(process.stdout.readline())
         time.sleep(0.5)  # until the others have begun, too
         # Not the tracker of multiprocessing, which is Python's own.
-        below = psutil.Process(process.pid).children(recursive=True)
+        below = process.below()
         below = [each for each in below if "tracker" not in str(each.cmdline())]
         (server,) = {psutil.Process(first).ppid()} & {each.pid for each in below}
         psutil.Process(server).suspend()

@@ -16,7 +16,7 @@ import pytest
 import roles
 from books import smallest_book, write_chapter
 from hosts import runs
-from running import preload_little, wait_for_end
+from running import Script, preload_little, wait_for_end
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
@@ -41,28 +41,6 @@ def place(tmp_path):
 def left(place):
     """What there is but torch's cache, which is for other runs, too."""
     return [p for p in place.iterdir() if not p.name.startswith("torchinductor_")]
-
-
-class Process(subprocess.Popen):
-    """A process that leads a group, as a kernel does, with its own temporary files."""
-
-    def __init__(self, command, place, **options):
-        super().__init__(
-            command, cwd=Path(__file__).parent, env=os.environ | {"TMPDIR": str(place)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-
-    def wait_for(self, sign):
-        while sign not in (line := self.stdout.readline()):
-            assert line, self.communicate()[1]
-
-    def below(self):
-        return psutil.Process(self.pid).children(recursive=True)
-
-
-def python(code, place):
-    return Process([sys.executable, "-uc", code], place)
 
 
 class TestScratch:
@@ -126,7 +104,7 @@ for moment in (0.02, 1.0):
         print("interrupted")
 print(launch({"a": Role(serve)}))
 """
-    with python(LAUNCH + code, place) as process:
+    with Script(LAUNCH + code, place) as process:
         said = "interrupted\ninterrupted\n{'a': None}\n"
         assert process.communicate(timeout=60) == (said, "")
     assert not left(place)
@@ -177,6 +155,14 @@ cli.entry()
 """
 
 
+TRAIN = """
+import sys
+from cdopt_tutorial import cli
+sys.argv[1:] = ["reinforce", "--log-interval=1"]
+cli.entry()
+"""
+
+
 class TestCommand:
     @pytest.fixture
     def book(self, tmp_path):
@@ -196,7 +182,7 @@ class TestCommand:
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         write_chapter(book, LAUNCH, "launch(both)")
         code = BOOK.format(root=str(book.root), command="execute")
-        with python(code, place) as process:
+        with Script(code, place) as process:
             process.wait_for("[2/2]")
             time.sleep(1.0)
             self.end(process, signal.SIGHUP, place)
@@ -204,7 +190,7 @@ class TestCommand:
 
     def test_that_renders(self, book, place):
         code = BOOK.format(root=str(book.root), command="build")
-        with python(code, place) as process:
+        with Script(code, place) as process:
             process.wait_for("rendering")
             self.end(process, signal.SIGINT, place)
         # So the next build makes all pages anew; see test_clumsy_state.
@@ -216,7 +202,7 @@ class TestCommand:
         rank = "import time; from cdopt_tutorial import cli; "
         rank += f"cli.main = lambda: print('begun', flush=True) or time.sleep({LONG}); "
         rank = [sys.executable, "-c", f"{rank}cli.entry()"]
-        with python(f"import subprocess; subprocess.run({rank})", place) as process:
+        with Script(f"import subprocess; subprocess.run({rank})", place) as process:
             process.wait_for("begun")
             below = process.below()
             process.kill()
@@ -224,12 +210,23 @@ class TestCommand:
             assert process.stderr.read() == "cdopt-tutorial: terminated\n"
         assert below and not left(place)
 
+    # That of each worker, at many moments, is for `make lost`.
+    def test_of_which_a_worker_is_killed(self, place):
+        with Script(TRAIN, place) as process:
+            process.wait_for("Episode")
+            below = process.below()
+            (observer,) = (each for each in below if each.name() == "observer0")
+            observer.kill()
+            error = process.communicate(timeout=10)[1]
+        assert error.startswith("cdopt-tutorial: observer0 was killed by SIGKILL")
+        assert process.returncode == 1
+        wait_for_end(below)
+        assert not left(place)
+
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As nohup does: who is deaf to a signal remains so."""
-        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        code = deaf + "import sys; sys.argv[1:] = ['reinforce', '--log-interval=1']\n"
-        code += "from cdopt_tutorial.cli import entry; entry()"
-        with python(code, place) as process:
+        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+        with Script(deaf + TRAIN, place) as process:
             process.wait_for("Episode")
             process.send_signal(signal.SIGHUP)
             process.wait_for("Episode")
