@@ -5,18 +5,18 @@ import time
 from dataclasses import replace
 
 import pytest
-import rnn_roles
 import rnn_twin
 import torch
 from locks import Second
+from torch import nn
 from torch.nn import functional as F
 
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import Trace
+from cdopt_tutorial.engines import Role, Trace, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.gradients import WAYS
-from cdopt_tutorial.engines.seam.reference import LocalRef
+from cdopt_tutorial.engines.seam.reference import LocalRef, apply
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import (
@@ -30,7 +30,7 @@ from cdopt_tutorial.parameter_server import (
     run_locally,
     traffic,
 )
-from cdopt_tutorial.parameter_server.model import LSTM, build, summed_loss
+from cdopt_tutorial.parameter_server.model import LSTM, RNNModel, build, summed_loss
 from cdopt_tutorial.parameter_server.system import Owner
 
 EXACT = RNNConfig(
@@ -50,6 +50,75 @@ def still(config):
 
 CLIPPED = {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}
+
+
+# What a trainer does.
+
+
+def play(functions):
+    """What a trainer gets from each of these, which come with their arguments."""
+    roles = {"ps": Role(serve), "trainer0": Role(play_each, (functions,))}
+    return launch(roles)["trainer0"]
+
+
+def play_each(functions):
+    return [function(*args) for function, *args in functions]
+
+
+class Two(nn.Module):
+    """Two numbers, one of which the second context does not touch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(()))
+        self.b = nn.Parameter(torch.ones(()))
+
+    def total(self, with_b):
+        return self.a + self.b if with_b else self.a * 1.0
+
+    def values(self):
+        return self.a.item(), self.b.item()
+
+
+HALF = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
+
+
+def step_owner_twice(engine):
+    """Both numbers after a step that touches both, and one of one; by an owner.
+
+    And ‖g‖² of each context, and how many gradients the owner has kept.
+    """
+    two = engine.remote("ps", Two)
+    owner = engine.remote("ps", Owner, {"two": two}, HALF)
+    seen, norms = [], []
+    for with_b in (True, False):
+        with engine.context() as context:
+            gradients.backward(context, gradients.call(two, Two.total, with_b))
+            norms.append(owner.rpc_sync().squared_norm(context))
+            owner.rpc_sync().step(context, 1.0)
+        seen.append(apply(two, Two.values))
+    kept = apply(owner, number_kept)
+    return [list(values) for values in zip(*seen, strict=True)], norms, kept
+
+
+def number_kept(_):
+    return len(gradients._kept_gradients)
+
+
+def switch_modes(config):
+    """Whether the parts on the server are in training mode, after each switch."""
+    engine, names = TorchRPC(), ("embedding", "decoder")
+    parts = {name: engine.remote("ps", build, name, 9, config) for name in names}
+    own = {"rnn": engine.reference(build("rnn", 9, config))}
+    model, modes = RNNModel(parts | own, config), []
+    for switch in (model.eval, model.train, model.eval):
+        switch()
+        modes.append(tuple(apply(part, is_training) for part in parts.values()))
+    return modes
+
+
+def is_training(module):
+    return module.drop.training
 
 
 class TestEquality:
@@ -143,18 +212,18 @@ class TestTwin:
 class TestOptimizer:
     def test_does_not_step_with_a_stale_gradient(self):
         # As torch's own does with a class of optimizers that it does not know.
-        steps = [(rnn_roles.step_owner_twice, TorchRPC(way)) for way in WAYS]
-        found = rnn_roles.play(steps) + [rnn_roles.step_owner_twice(OneProcess())]
+        steps = [(step_owner_twice, TorchRPC(way)) for way in WAYS]
+        found = play(steps) + [step_owner_twice(OneProcess())]
         # After each step both numbers, and the ‖g‖² before; how many are kept.
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
         assert found == [expected] * 3
 
     @pytest.mark.parametrize("ask", ["squared_norm", "step"])
     def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):
-        two = rnn_roles.Two()
+        two = Two()
         kept = {"one": {two.a: torch.tensor(0.5)}, "other": {two.b: torch.tensor(2.0)}}
         monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        owner = Owner({"two": LocalRef(two)}, rnn_roles.HALF)
+        owner = Owner({"two": LocalRef(two)}, HALF)
         args = ("other", 1.0) if ask == "step" else ("other",)
         second = Second(lambda: getattr(owner, ask)(*args))
         move = owner._optimizer.step
@@ -170,11 +239,11 @@ class TestOptimizer:
         assert two.values() == (0.75, 0.0 if ask == "step" else 1.0)
 
     def test_a_step_of_all_is_by_their_sum_and_leaves_nothing(self, monkeypatch):
-        two = rnn_roles.Two()
+        two = Two()
         one, other = {two.a: torch.tensor(0.5)}, {two.a: torch.tensor(1.5)}
         kept = {"one": one, "other": other | {two.b: torch.tensor(2.0)}}
         monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        config = replace(rnn_roles.HALF, num_trainers=2)
+        config = replace(HALF, num_trainers=2)
         owner = Owner({"two": LocalRef(two)}, config)
         steps = [owner.step_together(*each) for each in enumerate(("one", "other"))]
         assert [step.wait() for step in steps] == [0, 0] and not kept
@@ -198,14 +267,14 @@ class TestModel:
 
     def test_each_part_begins_with_a_seed_of_its_own(self):
         plain = []
-        layers = (torch.nn.Embedding, 9, 6), (torch.nn.LSTM, 6, 5, 2)
-        for number, (kind, *sizes) in enumerate((*layers, (torch.nn.Linear, 5, 9))):
+        layers = (nn.Embedding, 9, 6), (nn.LSTM, 6, 5, 2)
+        for number, (kind, *sizes) in enumerate((*layers, (nn.Linear, 5, 9))):
             torch.manual_seed(3 * 2 + number)
             layer = kind(*sizes)
-            if kind is not torch.nn.LSTM:
-                torch.nn.init.uniform_(layer.weight, -0.1, 0.1)
+            if kind is not nn.LSTM:
+                nn.init.uniform_(layer.weight, -0.1, 0.1)
             plain.append(layer.double())
-        torch.nn.init.zeros_(plain[2].bias)
+        nn.init.zeros_(plain[2].bias)
         parts = build_all(9, replace(EXACT, seed=2)).parameters()
         expected = [weight for layer in plain for weight in layer.parameters()]
         for found, weight in zip(parts, expected, strict=True):
@@ -222,7 +291,7 @@ class TestModel:
         assert LSTM(replace(EXACT, num_layers=2, dropout=0.4)).dropout == 0.4
 
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
-        (modes,) = rnn_roles.play([(rnn_roles.switch_modes, EXACT)])
+        (modes,) = play([(switch_modes, EXACT)])
         assert modes == [(False, False), (True, True), (False, False)]
 
     def test_the_cuts_differ_in_what_comes_back(self):
