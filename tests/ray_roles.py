@@ -6,12 +6,7 @@ import signal
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.parameter_server import Owner, Trainer
-from cdopt_tutorial.reinforce import Agent, Observer, run_agent
-
-
-def train_each(engine, configs):
-    """The rewards of several trainings, one after another."""
-    return [run_agent(engine, config).score.rewards for config in configs]
+from cdopt_tutorial.reinforce import Agent, Observer
 
 
 def lose_observer(rounds):
@@ -33,11 +28,6 @@ def lose_observer(rounds):
 
     wrap(Observer.__init__, make)
     wrap(Observer.run_episode, run_episode)
-
-
-def stop():
-    """A role whose process stands still."""
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def lose_agent():

@@ -1,15 +1,14 @@
-"""Roles for the tests of chapter 1; they must be importable by workers."""
+"""Roles for the tests of chapter 1, on every engine; workers must import them."""
 
 import time
 
 from cdopt_tutorial.engines.probes.attach import wrap
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce import Observer, run_agent
 
 
-def train_each(configs):
+def train_each(engine, configs):
     """The agent's: several trainings, one after another."""
-    return [run_agent(TorchRPC(), config) for config in configs]
+    return [run_agent(engine, config) for config in configs]
 
 
 def slow_down():

@@ -4,6 +4,7 @@ import psutil
 import pytest
 import ray_roles
 import roles
+from reinforce_roles import train_each
 
 from cdopt_tutorial import data, hybrid, sharding
 from cdopt_tutorial import parameter_server as rnn
@@ -17,7 +18,13 @@ from cdopt_tutorial.sharding import ShardConfig
 
 pytestmark = pytest.mark.engines
 
-EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
+FEW = {"manifold": "stiefel", "max_steps": 5, "dtype": "float64"}
+NARROW = {"embedding": 16, "hidden": 16, "dropout": 0.0, "where": "server"}
+SYSTEMS = [
+    (rnn, RNNConfig(num_trainers=2, **FEW | NARROW)),
+    (hybrid, HybridConfig(**FEW)),
+    (sharding, ShardConfig("tp", width=16, seq_len=8, **FEW)),
+]
 
 
 def test_its_log_is_where_nobody_else_writes(tmp_path):
@@ -44,29 +51,18 @@ class TestSystems:
     def test_every_conversation_has_the_rewards_of_one_process(self):
         few = {"num_envs": 2, "max_episodes": 8}
         configs = [ReinforceConfig(c, **few) for c in CONVERSATIONS]
-        roles = {"agent": Role(ray_roles.train_each, (OnMonarch(), configs))}
+        roles = {"agent": Role(train_each, (OnMonarch(), configs))}
         roles |= {f"observer{i}": Role(serve) for i in range(2)}
-        found = OnMonarch().launch(roles)["agent"]
+        found = [each.score.rewards for each in OnMonarch().launch(roles)["agent"]]
         assert found == [run_locally(config).score.rewards for config in configs]
 
-    def test_the_rnn_has_the_parameters_of_one_process(self):
-        corpus = data.Grammar(seed=1).corpus(20_000, 5_000)
-        held = {"manifold": "stiefel", "where": "server"}
-        job = rnn.Job(RNNConfig(num_trainers=2, max_steps=10, **held, **EXACT), corpus)
-        weights = rnn.run(job, OnMonarch())[0].weights
-        assert max_difference(weights, rnn.run_locally(job).weights) <= 1e-10
-
-    def test_the_hybrid_has_the_parameters_of_one_process(self):
-        config = HybridConfig(manifold="stiefel", max_steps=5, dtype="float64")
-        result = hybrid.run(hybrid.Job(config), OnMonarch())
-        local = hybrid.run_locally(hybrid.Job(config))
-        assert max_difference(result.weights, local.weights) <= 1e-10
-
-    def test_shards_have_the_parameters_of_one_process(self):
-        config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")
-        job = sharding.Job(config)
-        result, local = sharding.run(job, OnMonarch()), sharding.run_locally(job)
-        assert max_difference(result.weights, local.weights) <= 1e-10
+    @pytest.mark.parametrize("system, config", SYSTEMS)
+    def test_a_training_has_the_parameters_of_one_process(self, system, config):
+        corpus = [data.Grammar(seed=1).corpus(20_000, 5_000)] * (system is rnn)
+        job = system.Job(config, *corpus)
+        found, local = system.run(job, OnMonarch()), system.run_locally(job)
+        (found, *_) = found if system is rnn else [found]  # of each trainer
+        assert max_difference(found.weights, local.weights) <= 1e-10
 
     def test_what_workers_print_and_report_comes_to_the_caller(self, capsys):
         told = []
@@ -97,10 +93,10 @@ class TestSystems:
             OnMonarch().launch({"agent": role, "other": Role(serve)})
 
     def test_one_that_is_stopped_is_named_and_nothing_is_left(self):
-        own = psutil.Process()
+        own, stopped = psutil.Process(), Role(roles.send_self, ("SIGSTOP",))
         before = own.children(recursive=True)
         with pytest.raises(WorkerError, match="^other has not been heard from"):
-            OnMonarch().launch({"agent": Role(serve), "other": Role(ray_roles.stop)})
+            OnMonarch().launch({"agent": Role(serve), "other": stopped})
         left = [each for each in own.children(recursive=True) if each not in before]
         # The fork server and its tracker stay for the next run.
         assert [e for e in left if "multiprocessing" not in " ".join(e.cmdline())] == []

@@ -16,6 +16,7 @@ import ray_roles
 import roles
 from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
+from reinforce_roles import train_each
 from running import COMMAND, endless, listeners, wait_for_end
 from sweeps.lost import without
 
@@ -47,9 +48,9 @@ JOINT = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
 
 def test_every_conversation_has_the_rewards_of_one_process():
     configs = [ReinforceConfig(c, num_envs=2, max_episodes=20) for c in CONVERSATIONS]
-    system = {"agent": Role(ray_roles.train_each, (OnRay(), configs))}
+    system = {"agent": Role(train_each, (OnRay(), configs))}
     system |= {f"observer{i}": Role(serve) for i in range(2)}
-    found = OnRay().launch(system)["agent"]
+    found = [each.score.rewards for each in OnRay().launch(system)["agent"]]
     assert found == [run_locally(config).score.rewards for config in configs]
 
 

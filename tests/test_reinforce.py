@@ -296,7 +296,7 @@ FEW = {"num_observers": 2, "num_envs": 2, "max_episodes": 16, "seed": 3}
 def conversed():
     """All conversations by RPC, one after another: trainings, calls and reports."""
     configs = [ReinforceConfig(conversation, **FEW) for conversation in CONVERSATIONS]
-    roles = {"agent": Role(reinforce_roles.train_each, (configs,))}
+    roles = {"agent": Role(reinforce_roles.train_each, (TorchRPC(), configs))}
     roles |= {f"observer{i}": Role(serve) for i in range(2)}
     trace, told = Trace(), []
     note = {"trace": trace, "on_report": lambda *report: told.append(report)}
