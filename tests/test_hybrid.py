@@ -108,16 +108,13 @@ class TestEquality:
         configs.append(
             replace(three, optimizer="adam", lr=0.01, **KINDS["oblique table"])
         )
+        configs.append(replace(EXACT, num_trainers=1, **KINDS["stiefel"]))
         configs.append(replace(three, shares=(40.0, 1.0, 1.0)))
         for config in configs:
             job = Job(config, few)
             result = run(job, TorchRPC(way))
             assert_equal_to_local(result, job)
         assert min(result.trainers[1].images) == 0  # of a batch
-
-    def test_of_a_single_trainer(self, few):
-        job = Job(replace(EXACT, num_trainers=1, **KINDS["stiefel"]), few)
-        assert_equal_to_local(run(job), job)
 
     def test_is_not_that_of_the_original(self, few):
         exact = Job(replace(EXACT, shares=(3.0, 1.0)), few)
@@ -293,7 +290,10 @@ class TestOriginalSemantics:
         alone = []
         for shard in shards(job.data.train, job.config.shares):
             batch = next(shard.batches(job.config.batch_size, 1000 * job.config.seed))
-            alone.append(gradients_of_mean(job, batch.bags))
+            twin = Twin(job.config, first_weights(job))
+            scores, _ = twin.scores(batch.bags)
+            F.cross_entropy(scores, batch.bags.labels).backward()
+            alone.append({name: w.grad for name, w in twin.weights.items()})
         for name, move in moves[0].items():
             total = sum(each[name] for each in alone)
             expected = total if name.startswith("table") else total / 2
@@ -351,17 +351,6 @@ class TestOriginalSemantics:
                 part.grad = sum(both) / 2
             move_dense.step()
         assert max_difference(found, begin) <= 1e-12
-
-
-def gradients_of_mean(job, bags):
-    """By name, at the start of a run, of the mean loss of some bags."""
-    begin = {n: w.requires_grad_() for n, w in first_weights(job).items()}
-    vectors = F.embedding_bag(
-        bags.tokens, begin["table.weight"], bags.offsets, mode="sum"
-    )
-    scores = F.linear(vectors, begin["dense.weight"], begin["dense.bias"])
-    F.cross_entropy(scores, bags.labels).backward()
-    return {name: weight.grad for name, weight in begin.items()}
 
 
 @pytest.mark.parametrize("kind", list(KINDS)[1:])
