@@ -55,14 +55,10 @@ def test_a_step_is_timed_on_one_thread():
         assert set(seen) == {1} and torch.get_num_threads() == 2
 
 
-def test_costs_are_relative_to_the_plain_layer():
+def test_costs_are_relative_to_the_plain_layer_and_leave_the_random_state_alone():
+    state = torch.get_rng_state()
     found = costs.step_costs([8], turns=1, budget=1e-3)
     assert list(found) == list(costs.VARIANTS) and found["plain"] == [(8, 1.0)]
-
-
-def test_costs_leave_the_random_state_alone():
-    state = torch.get_rng_state()
-    costs.step_costs([8], turns=1, budget=1e-3)
     assert torch.equal(torch.get_rng_state(), state)
 
 
