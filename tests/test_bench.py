@@ -97,21 +97,33 @@ def test_a_step_is_that_of_the_slowest_trainer_once_all_are_warm():
         assert speed.figures(system, None, "an engine", 1) == {"step": 0.5}
 
 
-def test_the_best_rate_has_the_lowest_mean_loss_and_none_that_is_not_finite():
+def test_the_best_rate_has_the_lowest_mean_loss_and_none_that_is_not_finite(
+    monkeypatch,
+):
     found = {
         0.1: {"free": [1, 5]},
-        0.2: {"free": [2, 3], "RNN": [8, 8]},
+        0.2: {"free": [2, 3], "LSTM": [8, 8]},
         0.3: {"free": [0, math.nan]},
-        0.4: {"RNN": [2, 2]},
+        0.4: {"LSTM": [2, 2]},
     }
+
+    def run(config):
+        of = found[config.lrs["free"]]
+        return {m: [SimpleNamespace(losses=[9, e]) for e in of[m]] for m in of}
+
+    monkeypatch.setattr(rates, "COPYING_LRS", list(found))
+    monkeypatch.setattr(rates, "TASKS", {"copying": memory.MemoryConfig()})
+    monkeypatch.setattr(memory, "run", run)
     lines = []
-    measured, more = rates.try_rates(found.__getitem__, list(found), lines.append)
-    assert lines == [f"lr {lr}" for lr in found]
-    assert more["values"]["RNN"]["RNN, lr 0.4"] == {"loss": [2, 2]}
+    measured, more = rates.copying(lines.append, False, "cpu")
+    assert lines == [f"copying, lr {lr}" for lr in found]
+    losses = more["values"]["copying, LSTM"]["copying, LSTM, lr 0.4"]
+    assert losses == {"loss": [2, 2]}
     row = {row.name: row for row in measured}
-    assert row["free, lr 0.1: loss"].ratio == pytest.approx(3 / 2.5)
-    assert row["free, lr 0.3: loss"].value == math.inf
-    assert row["RNN, lr 0.2: loss"].baseline == "RNN, lr 0.4: loss"
+    assert row["copying, free, lr 0.1: loss"].ratio == pytest.approx(3 / 2.5)
+    assert row["copying, free, lr 0.3: loss"].value == math.inf
+    second = row["copying, LSTM, lr 0.2: loss"]
+    assert second.baseline == "copying, LSTM, lr 0.4: loss"
 
 
 def test_rates_are_tuned_on_seeds_of_their_own():

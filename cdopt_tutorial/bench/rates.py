@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from cdopt_tutorial.bench.rows import Measured, Progress, rows
 from cdopt_tutorial.dissolving import memory
@@ -17,35 +17,20 @@ SMOKE_TASKS = {
 }
 SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4, "seeds": COPYING_SEEDS[:1]}
 
-Losses = Mapping[str, list[float]]  # by method, of each seed, in nats
-
 
 def copying(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Try the rates of chapter 3's recurrent models, on two tasks."""
+    """Try the rates of chapter 3's recurrent models, on two tasks.
 
-    def train(lr: float) -> Losses:
-        losses = {}
-        for task, config in TASKS.items():
-            own = {"lrs": dict.fromkeys(memory.MODELS, lr), "seeds": COPYING_SEEDS}
-            own |= {"task": SMOKE_TASKS[task], **SMOKE} if smoke else {}
-            runs = memory.run(replace(config, device=device, **own))
-            losses |= {f"{task}, {m}": [r.losses[-1] for r in runs[m]] for m in runs}
-        return losses
-
-    return try_rates(train, COPYING_LRS[:2] if smoke else COPYING_LRS, progress)
-
-
-def try_rates(
-    train: Callable[[float], Losses], lrs: Sequence[float], progress: Progress
-) -> Measured:
-    """The mean losses of each method at each rate, over its least one.
-
-    A loss that is not finite counts as infinite.
+    The mean losses of each method at each rate, over its least one. A loss that is not
+    finite counts as infinite.
     """
-    values: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for lr in lrs:
-        progress(f"lr {lr:g}")
-        for method, losses in train(lr).items():
+    lrs, values = COPYING_LRS[: 2 if smoke else None], {}
+    for lr, (task, config) in product(lrs, TASKS.items()):
+        progress(f"{task}, lr {lr:g}")
+        own = {"lrs": dict.fromkeys(memory.MODELS, lr), "seeds": COPYING_SEEDS}
+        own |= {"task": SMOKE_TASKS[task], **SMOKE} if smoke else {}
+        for model, runs in memory.run(replace(config, device=device, **own)).items():
+            method, losses = f"{task}, {model}", [run.losses[-1] for run in runs]
             losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
             values.setdefault(method, {})[f"{method}, lr {lr:g}"] = {"loss": losses}
     measured = []
