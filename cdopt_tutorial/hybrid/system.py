@@ -186,7 +186,8 @@ class Trainer:
         config, self.seconds = self.config, self.config.step_deadline
         of, gpus = (self.task.rank, config.num_trainers), gpus_of(config.device)
         with place(SELDOM * self.seconds, then=math.inf):
-            self.history.transport = process_group.join(*of, gpus, "trainers", True).why
+            chosen = process_group.join(*of, gpus, who="trainers", ddp_only=True)
+            self.history.transport = chosen.why
             self.fc = replicate(self.dense, self.device)
             passed(SELDOM * self.seconds)
             return self.train()

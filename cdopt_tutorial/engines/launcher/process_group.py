@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,18 +42,15 @@ def devices(
     return Devices("gloo", "cpu", f"{why}, and shards and stages stay on the CPU")
 
 
-def join(
-    rank: int,
-    world_size: int,
-    gpus: Sequence[str],
-    who: str = "ranks",
-    ddp_only: bool = False,
-) -> Devices:
-    """Enter the default process group, until the process ends; once on each member."""
+def join(rank: int, world_size: int, gpus: Sequence[str], **choice: Any) -> Devices:
+    """Enter the default process group, until the process ends; once on each member.
+
+    The arguments are those of :func:`devices`, which chooses.
+    """
     # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
-    chosen = devices(rank, world_size, gpus, who, ddp_only)
+    chosen = devices(rank, world_size, gpus, **choice)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
     place = {"rank": rank, "world_size": world_size}
-    dist.init_process_group(chosen.backend, meeting(who), **place)
+    dist.init_process_group(chosen.backend, meeting("members"), **place)
     return chosen
