@@ -52,10 +52,9 @@ class Costs:
         """Environment steps per second if nothing but one of these was in the way."""
         parts, k = self.parts(config), config.num_rollouts
         steps = fmean(steps for _, steps in self.lengths)
+        turn = parts["rollout"] + parts["waits"]
         return {
-            "observers": config.num_observers
-            * steps
-            / (parts["rollout"] + parts["waits"]),
+            "observers": config.num_observers * steps / turn,
             "cores": self.cores * k * steps / (k * parts["rollout"] + parts["update"]),
             "agent": k * steps / parts["update"],
         }
@@ -92,9 +91,8 @@ class _Run(AheadAgent):
     def __init__(self, costs: Costs, config: RolloutsConfig):
         super().__init__(config, OneProcess())
         self._costs, self._parts = costs, costs.parts(config)
-        self._updates = -(
-            -config.max_episodes // (config.num_rollouts * config.num_envs)
-        )
+        episodes = config.num_rollouts * config.num_envs  # of an update
+        self._updates = -(-config.max_episodes // episodes)
         self._steps, self._lags, self._acted = 0, [], False
         seeds = [config.seed_of(n, "environments") for n in range(config.num_observers)]
         # Of each observer: its simulator's clock, and which episodes it plays.
@@ -146,19 +144,18 @@ class _Run(AheadAgent):
 
     def observe(self, number: int) -> Iterator[Turn]:
         """An observer. Of both calls, the agent sees an end and a beginning."""
+        quarter = self._costs.call / 4
         while True:
             given = self.begin(number)
             while not given.done():
                 yield None
             update, version, _ = given.wait()
-            steps = yield from self._play(
-                number, self._costs.call / 4 + self._costs.play
-            )
-            yield self._costs.call / 4, 0.0
+            steps = yield from self._play(number, quarter + self._costs.play)
+            yield quarter, 0.0
             done = SimpleNamespace(observer=number, version=version, steps=steps)
             self.hand_over(update, done)
             self._acted = True
-            yield self._costs.call / 2, 0.0
+            yield 2 * quarter, 0.0
 
     def _play(self, number: int, before: float) -> Generator[Turn, None, int]:
         """One rollout; returns its steps in all environments."""
