@@ -151,7 +151,13 @@ def die():
 
 def train_slowly(job):
     """Training in one process, whose reports take long: nobody waits for it."""
-    return run_locally(job, on_report=lambda *_: time.sleep(1.0))
+
+    def late(report, *args):
+        time.sleep(1.0)
+        report(*args)
+
+    wrap(system.Trainer.report, late)
+    return run_locally(job)
 
 
 def differ(rank):

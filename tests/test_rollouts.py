@@ -28,8 +28,9 @@ from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost, agent
 from cdopt_tutorial.reinforce.learner import policy_loss
-from cdopt_tutorial.rollouts import AheadAgent, Learner, Observer, simulator
+from cdopt_tutorial.rollouts import Learner, Observer, simulator
 from cdopt_tutorial.rollouts.simulator import Simulator
+from cdopt_tutorial.rollouts.system import AheadAgent, in_step
 
 pytestmark = pytest.mark.usefixtures("limited")
 FEW = {"num_envs": 2, "max_episodes": 60, "seed": 3}
@@ -55,7 +56,7 @@ class TestInStep:
         assert {update.max_ratio for update in found.rounds} == {1.0}
 
     def test_observers_take_turns(self):
-        rows = list(islice(rollouts.in_step(config(5, num_rollouts=2)), 4))
+        rows = list(islice(in_step(config(5, num_rollouts=2)), 4))
         assert rows == [{0: 0, 1: 0}, {2: 1, 3: 1}, {4: 2, 0: 2}, {1: 3, 2: 3}]
 
 

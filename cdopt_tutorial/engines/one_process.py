@@ -8,12 +8,11 @@ from cdopt_tutorial.engines.seam.reference import LocalRef
 
 
 class OneProcess:
-    """Runs a system in this process; what it reports: ``on_report(worker, record)``."""
+    """Runs a system in this process, where nobody is told how far it has come."""
 
     replaces: ClassVar[bool] = False  # there is nobody to lose
 
-    def __init__(self, on_report: Callable[[str, Any], None] | None = None):
-        self._on_report = on_report
+    def __init__(self):
         self._named: dict[str, LocalRef] = {}
 
     def remote(
@@ -34,6 +33,4 @@ class OneProcess:
         return nullcontext()
 
     def report(self, worker: str, record: Any) -> None:
-        """Tell the caller what a worker has to tell."""
-        if self._on_report is not None:
-            self._on_report(worker, record)
+        """Tell nobody: the caller waits for the end."""

@@ -136,7 +136,7 @@ def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
         reduced = default_hooks.allreduce_hook(group, bucket)  # as DDP does by itself
         return trace.mark_until_done("all-reduce", reduced)
 
-    if trace.recording():
+    if trace.collect() is not None:
         replica.register_comm_hook(None, all_reduce)
     return replica
 
@@ -366,11 +366,9 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     return Result(job.config, engine.launch(roles, **options)[MASTER])
 
 
-def run_locally(
-    job: Job, on_report: Callable[[str, Any], None] | None = None
-) -> Result:
+def run_locally(job: Job) -> Result:
     """The same training in this process: one trainer with the joint batches."""
     config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
-    job, engine = replace(job, config=config), OneProcess(on_report)
+    job, engine = replace(job, config=config), OneProcess()
     (task,) = tasks(job)
     return Result(config, [Trainer(engine, *make_table(engine, job), task).train()])

@@ -164,12 +164,10 @@ def run(
     return engine.launch(roles, **options)["agent"]
 
 
-def run_locally(
-    config: ReinforceConfig, on_report: Callable[[str, Round], None] | None = None
-) -> Training:
+def run_locally(config: ReinforceConfig) -> Training:
     """The same agent and observers in this process, without RPC.
 
     It computes with one thread, as each worker does, or the bits would be others.
     """
     with set_torch_threads(1):
-        return run_agent(OneProcess(on_report), config)
+        return run_agent(OneProcess(), config)

@@ -5,18 +5,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from itertools import combinations
 from statistics import median
 from typing import Any
 
 import numpy as np
 from joblib import cpu_count
+from scipy.stats import theilslopes
 
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.speed import in_turns, pace
-from cdopt_tutorial.reinforce.system import learn
 from cdopt_tutorial.rollouts import system
 from cdopt_tutorial.rollouts.predict import Costs
 from cdopt_tutorial.rollouts.system import Learner, Observer, RolloutsConfig, Training
@@ -37,7 +35,7 @@ def measure(
     that one process runs `alone`, waits and all.
     """
     runs = [(system.train, each) for each in configs]
-    runs += [(_train_alone, each) for each in alone]
+    runs += [(system.train_alone, each) for each in alone]
     turns = [
         [
             (role, TorchRPC(), replace(each, seed=each.seed + turn))
@@ -65,14 +63,6 @@ def calibrate(num_envs: int = 1, device: str = "cpu") -> Costs:
     config = RolloutsConfig(**size, device=device)
     roles = {"agent": Role(serve), "observer0": Role(_calibrate, (config,))}
     return Costs(**launch(roles, rpc_threads=2)["observer0"], cores=cpu_count())
-
-
-def _train_alone(engine: Workers, config: RolloutsConfig) -> Training:
-    learner = Learner(config)
-    observers = {n: Observer(n, config) for n in range(config.num_observers)}
-    rows = system.in_step(config)
-    found = learn(engine, learner, system.replay(learner, rows, observers))
-    return Training(**vars(found), schedule=learner.schedule)
 
 
 def _calibrate(config: RolloutsConfig) -> dict[str, Any]:
@@ -126,6 +116,6 @@ def _timed(function: Callable, *args: Any) -> tuple[float, Any]:
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Slope and intercept by medians, which a slow second does not move (Theil-Sen)."""
-    pairs = [(p, q) for p, q in combinations(points, 2) if p[0] != q[0]]
-    slope = median((q[1] - p[1]) / (q[0] - p[0]) for p, q in pairs)
-    return slope, median(y - slope * x for x, y in points)
+    x, y = zip(*points, strict=True)
+    slope, intercept, *_ = theilslopes(y, x, method="joint")
+    return float(slope), float(intercept)

@@ -10,7 +10,7 @@ version is the schedule of a run, from which one process repeats it.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
 from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.steady import Lost
-from cdopt_tutorial.reinforce.system import Round, learn
+from cdopt_tutorial.reinforce.system import learn
 from cdopt_tutorial.rollouts.acrobot import Acrobots
 from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
 
@@ -359,32 +359,37 @@ def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
 
 
 def run_locally(
-    config: RolloutsConfig,
-    schedule: Iterable[dict[int, int]] | None = None,
-    on_report: Callable[[str, Round], None] | None = None,
+    config: RolloutsConfig, schedule: Iterable[dict[int, int]] | None = None
 ) -> Training:
     """Train in this process by the schedule of a run, or without one, in step.
 
     It computes with one thread, as each worker does, or the bits would be others. A
     ValueError names an entry that no run of this config can have.
     """
-    learner = Learner(replace(config, step_ms=0.0))
-    batches = replay(learner, in_step(config) if schedule is None else schedule)
     with set_torch_threads(1):
-        found = learn(OneProcess(on_report), learner, batches)
+        return train_alone(OneProcess(), replace(config, step_ms=0.0), schedule)
+
+
+def train_alone(
+    engine: OneProcess | Workers,
+    config: RolloutsConfig,
+    schedule: Iterable[dict[int, int]] | None = None,
+) -> Training:
+    """The role of one process that plays all parts, and waits for its simulators."""
+    learner = Learner(config)
+    observers = {n: Observer(n, config) for n in range(config.num_observers)}
+    rows = in_step(config) if schedule is None else schedule
+    found = learn(engine, learner, replay(learner, rows, observers))
     return Training(**vars(found), schedule=learner.schedule)
 
 
 def replay(
-    learner: Learner,
-    schedule: Iterable[dict[int, int]],
-    observers: dict[int, Observer] | None = None,
+    learner: Learner, schedule: Iterable[dict[int, int]], observers: dict[int, Observer]
 ) -> Iterator[list[Rollout]]:
     """The rollouts of a schedule, played here, each when it is to be learned from."""
-    observers = observers or {}  # who is not here yet is made
     for row in schedule:
         _check_row(learner.config, learner.version, row)
-        for number in row.keys() - observers.keys():
+        for number in row.keys() - observers.keys():  # who replaces one that died
             observers[number] = Observer(number, learner.config)
         yield [observers[n].play(v, learner.kept[v]) for n, v in sorted(row.items())]
 

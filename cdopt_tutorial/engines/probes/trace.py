@@ -73,11 +73,6 @@ def collect() -> Trace | None:
     return _own
 
 
-def recording() -> bool:
-    """Whether this process records a trace."""
-    return _own is not None
-
-
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a worker's own work in the trace; does nothing where none is recorded."""
