@@ -9,7 +9,7 @@ import torch
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.gradients import WAYS
-from cdopt_tutorial.engines.seam.reference import LocalRef, Ref, is_reference
+from cdopt_tutorial.engines.seam.reference import LocalRef, Ref, Reference
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 
@@ -97,10 +97,10 @@ def test_one_name_is_one_object_and_no_name_is_a_new_one():
 
 
 def test_what_is_a_reference():
-    assert is_reference(LocalRef(1)) and is_reference(Ref.to([]))
-    assert not is_reference(1) and not is_reference(torch.nn.Linear(1, 1))
+    assert all(isinstance(each, Reference) for each in (LocalRef(1), Ref.to([])))
+    assert not any(isinstance(e, Reference) for e in (1, torch.nn.Linear(1, 1)))
     owned = type("Owned", (), {"is_owner": Ref.is_owner, "owner_name": Ref.owner_name})
-    assert not is_reference(owned())  # a part of the interface is none
+    assert not isinstance(owned(), Reference)  # a part of the interface is none
 
 
 def test_a_way_that_is_not_known_is_refused():

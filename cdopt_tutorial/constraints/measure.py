@@ -17,7 +17,7 @@ from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
 from cdopt_tutorial.constraints.surface import Surface, is_sharded
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.reference import Reference, apply, is_reference
+from cdopt_tutorial.engines.seam.reference import Reference, apply
 
 Model = nn.Module | Reference
 Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its rule
@@ -155,7 +155,7 @@ class Constraints:
         """Take the constraints of a model that are new; its references, by name."""
         if isinstance(model, RemoteModule):
             model = model.get_module_rref()
-        if is_reference(model):
+        if isinstance(model, Reference):
             if not model.is_owner():
                 if new := self._ask(name, model) - self._known:
                     self._known |= new
@@ -171,7 +171,7 @@ class Constraints:
             for prefix, module in model.named_modules()
             for own, value in vars(module).items()
             for each in tree_leaves(value)  # also in lists and dicts
-            if is_reference(each)
+            if isinstance(each, Reference)
         ]
 
     def _ask(self, name: str, reference: Reference) -> set[tuple[str, int]]:

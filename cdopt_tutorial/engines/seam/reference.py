@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
@@ -17,6 +17,7 @@ from torch.futures import Future
 from cdopt_tutorial.engines.seam import network
 
 
+@runtime_checkable
 class Reference(Protocol):
     """Stands for an object, here or on another worker; the interface of ``RRef``."""
 
@@ -36,14 +37,6 @@ class Reference(Protocol):
 
     def owner_name(self) -> str:
         """Name of the worker that owns it; empty where there are no others."""
-
-
-_INTERFACE = [name for name in vars(Reference) if not name.startswith("_")]
-
-
-def is_reference(value: Any) -> bool:
-    """Whether something has the interface of a reference."""
-    return all(hasattr(type(value), name) for name in _INTERFACE)
 
 
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
