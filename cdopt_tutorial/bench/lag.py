@@ -13,7 +13,6 @@ from cdopt_tutorial.rollouts.system import Training
 
 ENVIRONMENTS, LAGS = ("CartPole-v1", "Acrobot-v1"), (0, 2, 8)
 RATES, TUNING_SEEDS, SEEDS = (2e-2, 1e-2, 5e-3), (101, 102), (1, 2, 3, 4, 5)
-NEEDED = "seconds", "episodes", "solved"
 CLIPS = {"with the ratio": 2.0, "without it": 0.0}
 # Of the runs by the clock: now and then a step waits long, and in step all wait for it.
 WAITING = {"num_observers": 8, "num_envs": 4, "step_ms": 2.0, "waits": "heavy"}
@@ -44,17 +43,17 @@ def measure(
     ]
     runs = keep(path, age.episodes_needed, jobs, progress)
     progress(f"runs by the clock, {len(seeds)} times")
-    configs = [
-        RolloutsConfig(max_lag=lag, lr=lr, max_episodes=most, device=device, **WAITING)
+    rates = {
+        way["lag"]: lr
         for way, lr in zip(ways, best, strict=True)
-        for lag in [way["lag"]]
         if way["environment"] == ENVIRONMENTS[0] and way["clip"]
-    ]
+    }
+    limits = {"max_episodes": most, "device": device, **WAITING}
+    configs = [RolloutsConfig(max_lag=lag, lr=rates[lag], **limits) for lag in rates]
     found = speed.measure(configs, len(seeds), needed)
     clock = {
-        f"by the clock, max_lag {config.max_lag}": dict(zip(NEEDED, of, strict=True))
-        for config, each in zip(configs, found, strict=True)
-        for of in [list(map(list, zip(*each, strict=True)))]
+        f"by the clock, max_lag {lag}": {n: [run[n] for run in each] for n in each[0]}
+        for lag, each in zip(rates, found, strict=True)
     }
     units = {"seconds": "s", "episodes": "1"}
     shown = [row for env in ENVIRONMENTS for row in rows(by_lag(runs, env), units)]
@@ -80,6 +79,8 @@ def by_lag(runs: Sequence[dict[str, Any]], environment: str) -> Values:
     return found
 
 
-def needed(found: Training) -> tuple[float, int, bool]:
+def needed(found: Training) -> dict[str, Any]:
     """Seconds and episodes of a run, and whether it solved its environment."""
-    return found.score.seconds, len(found.score.rewards), found.score.solved
+    score = found.score
+    episodes = len(score.rewards)
+    return {"seconds": score.seconds, "episodes": episodes, "solved": score.solved}

@@ -44,7 +44,10 @@ def step_costs(
             raise ValueError(f"width is {d}, but must be even and at least 2")
     costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
-        steps, seconds = make_steps(d, device), {name: [] for name in VARIANTS}
+        with torch.random.fork_rng(devices=[]):  # which stays as it is outside
+            torch.manual_seed(0)
+            steps = {name: make_step(name, d, d // 2, device) for name in VARIANTS}
+        seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for _, name in product(range(turns), VARIANTS):  # a slow minute hits all alike
             seconds[name].append(step_seconds(steps[name], budget))
         base = statistics.median(seconds[BASELINE])
@@ -56,13 +59,6 @@ def step_costs(
 def by_shape() -> dict[str, Any]:
     """What `bench constraints` has written for the book: "seconds" by method."""
     return json.loads((files(__package__) / "shapes.json").read_text())
-
-
-def make_steps(d: int, device: str = "cpu") -> dict[str, Step]:
-    """The step of each variant; the random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return {name: make_step(name, d, d // 2, device) for name in VARIANTS}
 
 
 def step_seconds(step: Step, budget: float) -> float:

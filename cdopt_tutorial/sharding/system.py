@@ -235,12 +235,6 @@ def train(trainer: Trainer, history: History) -> History:
     return history
 
 
-def join(config: ShardConfig, rank: int) -> process_group.Devices:
-    """Enter the process group of the ranks; once on each."""
-    of = rank, config.num_ranks, gpus_of(config.device)
-    return process_group.join(*of, ddp_only=config.strategy == "ddp")
-
-
 def make_trainer(job: Job, rank: int, device: str) -> Trainer:
     """What one rank trains with; on that rank, once it is in the process group."""
     config = job.config
@@ -255,7 +249,9 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
 
 def run_rank(job: Job, rank: int) -> History:
     """The role of a rank."""
-    chosen = join(job.config, rank)
+    config = job.config
+    of = rank, config.num_ranks, gpus_of(config.device)
+    chosen = process_group.join(*of, ddp_only=config.strategy == "ddp")
     return train(make_trainer(job, rank, chosen.device), History(transport=chosen.why))
 
 
