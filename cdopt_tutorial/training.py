@@ -11,7 +11,7 @@ from torch import Tensor
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.constraints import Feasibility
 from cdopt_tutorial.data import perplexity
-from cdopt_tutorial.engines import Wire, bytes_per_step
+from cdopt_tutorial.engines import Wire
 from cdopt_tutorial.engines.seam.device import pick_device
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -115,12 +115,12 @@ def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
 def measured_bytes(run: Callable, job: Any, most: int) -> float:
     """Bytes that a step of a system's run sends, as the workers' own sockets count.
 
-    Over so many steps at most, beside the first one; NaN if there are no others.
+    From a run of one step and one of so many more at most, on sockets: what both send
+    at their start and their end cancels. NaN if there are no more steps.
     """
     if most < 1:
         return math.nan
-
-    def run_steps(steps: int, wire: Wire) -> None:
+    more, short, long = min(MEASURED_STEPS, most), Wire(), Wire()
+    for steps, wire in (1, short), (1 + more, long):
         run(replace(job, config=replace(job.config, max_steps=steps)), wire=wire)
-
-    return bytes_per_step(run_steps, min(MEASURED_STEPS, most))
+    return (long.total - short.total) / more

@@ -1,9 +1,12 @@
 """The wire: the bytes of a run's own sockets, all of them and no others."""
 
+import math
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import roles
@@ -14,7 +17,8 @@ import torch.distributed.rpc as rpc
 
 from cdopt_tutorial.engines import Role, Wire, WorkerError, launch, meeting, serve
 from cdopt_tutorial.engines.probes import wire as probe
-from cdopt_tutorial.engines.probes.wire import bytes_per_step, received_bytes
+from cdopt_tutorial.engines.probes.wire import received_bytes
+from cdopt_tutorial.training import measured_bytes
 
 SERVING = Role(serve)
 # Bytes that are sent by a call, a gradient, a process group, and an answer; of no two
@@ -174,9 +178,14 @@ class TestRun:
 
 
 def test_what_both_runs_of_some_steps_send_cancels():
-    def run(steps, wire):
+    @dataclass
+    class Job:
+        config: Any = None
+        max_steps: int | None = None
+
+    def run(job, wire):
+        steps = job.config.max_steps
         wire.received = {"first": 700 + 30 * steps, "second": 20 * steps}
 
-    assert bytes_per_step(run, 4) == 50
-    with pytest.raises(ValueError, match="steps is 0, but must be at least 1"):
-        bytes_per_step(run, 0)
+    assert measured_bytes(run, Job(Job()), 4) == 50
+    assert math.isnan(measured_bytes(run, Job(Job()), 0))  # there are no others

@@ -11,11 +11,6 @@ from cdopt_tutorial.engines.launcher.launch import Role, launch
 from cdopt_tutorial.engines.launcher.process import meeting, report, serve
 from cdopt_tutorial.engines.launcher.share import share
 from cdopt_tutorial.engines.probes.trace import Trace, span
-from cdopt_tutorial.engines.probes.wire import Wire, bytes_per_step
+from cdopt_tutorial.engines.probes.wire import Wire
 from cdopt_tutorial.engines.watch.errors import WorkerError
 from cdopt_tutorial.engines.watch.pace import passed
-
-__all__ = [
-    "Role", "Trace", "Wire", "WorkerError", "bytes_per_step", "launch", "meeting",
-    "passed", "process_group", "report", "serve", "share", "span",
-]  # fmt: skip

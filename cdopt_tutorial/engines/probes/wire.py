@@ -6,10 +6,8 @@ are shared memory, so NCCL on one host either, and connections closed before the
 
 import socket
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 from torch.distributed.rpc import api
@@ -27,20 +25,6 @@ class Wire:
     def total(self) -> int:
         """Bytes that all workers together have sent each other."""
         return sum(self.received.values())
-
-
-def bytes_per_step(run: Callable[[int, Wire], Any], steps: int) -> float:
-    """Bytes that one step more sends, from a run of one step and a longer one.
-
-    Each is launched, on sockets, by ``run(num_steps, wire)``; the second is longer by
-    so many steps. What both send, at their start and their end, cancels.
-    """
-    if steps < 1:
-        raise ValueError(f"steps is {steps}, but must be at least 1")
-    short, long = Wire(), Wire()
-    run(1, short)
-    run(1 + steps, long)
-    return (long.total - short.total) / steps
 
 
 def count() -> int:
