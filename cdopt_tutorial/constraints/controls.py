@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial.constraints.surface import surface
 
-# What starts only, what keeps a bound, and what keeps the constraint.
+# What starts only, what keeps the constraint, and what keeps a bound.
 CONTROLS = (
     "orthogonal start", "torch's orthogonal", "projected", "same norm", "spectral norm",
 )  # fmt: skip
@@ -21,8 +21,9 @@ def treat(
     """Have a layer's weight begin as a control wants it, and be kept so.
 
     "same norm" keeps the Frobenius norm that each block of rows would have if it were
-    orthonormal, "spectral norm" a largest singular value of 1; the others begin at the
-    nearest orthonormal blocks. Returned is what to call after each step.
+    orthonormal, "spectral norm" a largest singular value of about 1, of all blocks
+    together; the others begin at the nearest orthonormal blocks. Returned is what to
+    call after each step.
     """
     weight = getattr(module, name)
     on = surface("stiefel", weight, blocks)

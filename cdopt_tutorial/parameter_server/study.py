@@ -106,8 +106,8 @@ def make(
 ) -> tuple[nn.ModuleDict, list[Callable[[], None]]]:
     """The parts of a kind's model, and what follows each step.
 
-    A seed's all start alike, but for what is orthonormal; and a decoder's start alone
-    has the dissolved one's factor in its weight.
+    A seed's all start alike, but for what is orthonormal or scaled; and a decoder's
+    start alone has the dissolved one's factor in its weight.
     """
     parts, (way, _) = build_all(vocab_size, config), KINDS[kind]
     if way not in CONTROLS:
