@@ -106,7 +106,7 @@ class Study:
         return {kind: [r for r in runs if r["kind"] == kind] for kind in self.kinds}
 
     def slower(self, kind: str) -> float:
-        """A step's mean time in a kind's fastest run, over that in the fastest free one."""
+        """Mean time of a step in a kind's fastest run, over the fastest free run's."""
         kept, seconds = self.stored(), {}
         for run in kept["tuned"] + kept["runs"]:  # other work slows some
             seconds.setdefault(run["kind"], []).append(run["step_seconds"])
