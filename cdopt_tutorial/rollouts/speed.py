@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from itertools import combinations
 from statistics import median
 from typing import Any
 
 import numpy as np
 from joblib import cpu_count
-from scipy.stats import theilslopes
 
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
@@ -116,6 +116,6 @@ def _timed(function: Callable, *args: Any) -> tuple[float, Any]:
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Slope and intercept by medians, which a slow second does not move (Theil-Sen)."""
-    x, y = zip(*points, strict=True)
-    slope, intercept, *_ = theilslopes(y, x, method="joint")
-    return float(slope), float(intercept)
+    pairs = [(p, q) for p, q in combinations(points, 2) if p[0] != q[0]]
+    slope = median((q[1] - p[1]) / (q[0] - p[0]) for p, q in pairs)
+    return slope, median(y - slope * x for x, y in points)
