@@ -184,7 +184,9 @@ def read_failed(project: Project, path: Path) -> NotebookNode:
 class _KernelManager(AsyncKernelManager):
     """Starts the kernel of this very interpreter, whatever kernels are installed."""
 
-    kernel_spec = KernelSpec(**get_kernel_dict())
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        return KernelSpec(**get_kernel_dict())
 
 
 def _run_cells(
