@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
+import torch
+
 from cdopt_tutorial.engines import share
+from cdopt_tutorial.equality import max_difference
 
 
 class Learner(Protocol):
@@ -79,7 +82,7 @@ class Study:
         return {**of_best, "last": step, "step_seconds": seconds / step, "curve": curve}
 
     def stored(self) -> dict[str, Any]:
-        """What `bench study` has written for the book.
+        """What the study's bench has written for the book.
 
         "tuned" has a row of each run that tuned, "chosen" the setting of each kind, and
         "runs" those of the other seeds, with a "curve" as :meth:`converge` has it.
@@ -117,17 +120,23 @@ class Study:
     ) -> float:
         """Run the first steps of each kind's first stored run again, by two workers.
 
-        Returned is by how many nats any look differs from the stored one, at most. The
-        options are those of :func:`~.share.share`.
+        Returned is by how many nats any look differs from the stored one, at most;
+        infinite if one is no number. The options are those of :func:`~.share.share`.
         """
         names, stored = ("kind", "lr", "decay", "warm_up", "seed"), self.by_kind()
         first = [stored[kind][0] for kind in kinds]
         jobs = [(*(of[n] for n in names), self.steps, device, until) for of in first]
-        apart = 0.0
-        for was, now in zip(first, share(self.converge, jobs, **options), strict=True):
-            for x, y in zip(was["curve"], now["curve"], strict=False):
-                apart = max(apart, abs(x[0] - y[0]), abs(x[1] - y[1]))
-        return apart
+        again = share(self.converge, jobs, **options)
+        looks = [len(run["curve"]) for run in again]  # what is stored goes on
+        was, now = (
+            dict(zip(kinds, map(_looks, runs, looks), strict=True))
+            for runs in (first, again)
+        )
+        return max_difference(was, now)
+
+
+def _looks(run: dict[str, Any], number: int) -> torch.Tensor:
+    return torch.tensor(run["curve"][:number], dtype=torch.float64)
 
 
 def factor(step: int, steps: int, decay: str, warm_up: int) -> float:

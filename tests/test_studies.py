@@ -1,6 +1,7 @@
 """Long studies: runs are kept and gone on with, and each kind is tuned by itself."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -82,6 +83,13 @@ def test_what_is_stored_was_chosen_by_its_runs_and_is_the_best_of_each(of):
     assert [tuple(run[name] for name in names) for run in kept["runs"]] == expected
     for run in kept["runs"]:
         assert min(run["curve"]) == [run["tuning"], run["test"], run["steps"]]
+
+
+def test_a_repeat_that_gives_no_number_is_infinitely_far(monkeypatch):
+    for value, apart in (math.nan, math.inf), (math.inf, math.inf):
+        again = [{"curve": [[value, 4.0, 118]]}]
+        monkeypatch.setattr("cdopt_tutorial.study.share", lambda *_, a=again: a)
+        assert RECURRENT.repeat(("free",), 118) == apart
 
 
 @pytest.mark.parametrize("most", [3, 8])
