@@ -15,6 +15,10 @@ from cdopt_tutorial.parameter_server import traffic
 from cdopt_tutorial.sharding import MAX_VOCAB, ShardConfig, transformer
 
 SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4".split()
+SHARD_KEYS = {
+    "losses", "valid_perplexity", "seconds_per_step", "bytes_per_step",
+    "peak_memory_bytes", "feasibility", "max_parameter_difference",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -148,6 +152,7 @@ class TestShard:
     def test_a_smoke_run_writes_what_it_found(self, written, capsys):
         args = "--smoke --against-local --strategy ddp --device cpu"
         found = written("shard", *args.split())
+        assert found.keys() == SHARD_KEYS
         assert len(found["losses"]) == shard.SMOKE["max_steps"]
         assert found["losses"][0] == pytest.approx(math.log(MAX_VOCAB), rel=0.1)
         assert found["losses"][-1] < found["losses"][0]
@@ -176,6 +181,7 @@ class TestShard:
             monkeypatch.setattr(shard.costs, name, lambda _: 1)
         args = "--smoke --strategy pipeline --manifold none --device cpu"
         found = written("shard", *args.split())
+        assert found.keys() == SHARD_KEYS
         assert found["feasibility"] is found["max_parameter_difference"] is None
         assert all(map(math.isfinite, found["losses"]))
 

@@ -155,12 +155,18 @@ cli.entry()
 """
 
 
-TRAIN = """
-import sys
-from cdopt_tutorial import cli
-sys.argv[1:] = ["reinforce", "--log-interval=1"]
-cli.entry()
-"""
+SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4"
+ENDLESS = f"rnn --num-trainers 2 --epochs 100000 --checkpoint PLACE/kept.pt {SMALL}"
+
+
+def command(args: str, place) -> str:
+    """Code that runs `cdopt-tutorial` with these arguments."""
+    words = args.replace("PLACE", str(place)).split()
+    run = "from cdopt_tutorial import cli; cli.entry()"
+    return f"import sys\nsys.argv[1:] = {words}\n{run}\n"
+
+
+TRAIN = command("reinforce --log-interval=1", None)
 
 
 class TestCommand:
@@ -211,21 +217,35 @@ class TestCommand:
         assert below and not left(place)
 
     # That of each worker, at many moments, is for `make lost`.
-    def test_of_which_a_worker_is_killed(self, place):
-        with Script(TRAIN, place) as process:
-            process.wait_for("Episode")
+    @pytest.mark.parametrize(
+        ("args", "sign", "name"),
+        [
+            ("reinforce --log-interval=1", "Episode", "observer0"),
+            ("hybrid --epochs 100000", "Training", "ps"),
+            (ENDLESS, "Training", "ps"),
+            (ENDLESS, "Training", "trainer1"),
+        ],
+    )
+    def test_of_which_a_worker_is_killed(self, place, tmp_path, args, sign, name):
+        with Script(command(args, tmp_path), place) as process:
+            process.wait_for(sign)
             below = process.below()
-            (observer,) = (each for each in below if each.name() == "observer0")
-            observer.kill()
+            (worker,) = (each for each in below if each.name() == name)
+            worker.kill()
             error = process.communicate(timeout=10)[1]
-        assert error.startswith("cdopt-tutorial: observer0 was killed by SIGKILL")
+        assert error.startswith(f"cdopt-tutorial: {name} was killed by SIGKILL")
         assert process.returncode == 1
         wait_for_end(below)
         assert not left(place)
 
+    def test_that_trains_with_several_trainers(self, place, tmp_path):
+        with Script(command(ENDLESS, tmp_path), place) as process:
+            process.wait_for("Training")
+            self.end(process, signal.SIGINT, place)
+
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As nohup does: who is deaf to a signal remains so."""
-        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         with Script(deaf + TRAIN, place) as process:
             process.wait_for("Episode")
             process.send_signal(signal.SIGHUP)
