@@ -18,7 +18,7 @@ from cdopt_tutorial import data, sharding
 from cdopt_tutorial.engines.probes import counted
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned, system
-from cdopt_tutorial.sharding.model import Block, hold, to_hold, transformer
+from cdopt_tutorial.sharding.model import Block, chosen_layers, constrain, transformer
 from cdopt_tutorial.sharding.system import Trainer, stage_of
 from cdopt_tutorial.training import History
 
@@ -109,14 +109,14 @@ class TestModel:
             of = block.attention
             mlps |= {block.up: 1, block.down: 1}
             attentions |= {of.q: 6, of.k: 6, of.v: 6, of.out: 1}
-        assert to_hold(model, config) == mlps
-        assert to_hold(model, replace(config, where="attention")) == attentions
+        assert chosen_layers(model, config) == mlps
+        assert chosen_layers(model, replace(config, where="attention")) == attentions
 
-    def test_heads_are_held_each_by_itself(self):
+    def test_each_head_is_constrained_by_itself(self):
         config = settings(manifold="stiefel", where="attention")
         model = transformer(config, 9)
         free = model.block0.up.weight
-        hold(model, config)
+        constrain(model, config)
         heads = model.block0.attention.q.weight.unflatten(0, (6, 4))
         one = torch.eye(4, dtype=torch.float64).expand(6, 4, 4)
         torch.testing.assert_close(heads @ heads.mT, one)
@@ -127,7 +127,7 @@ class TestModel:
     def test_free_weights_are_left_as_they_are(self):
         model = transformer(settings(), 9)
         before = dict(model.named_parameters())
-        hold(model, settings(manifold="none"))
+        constrain(model, settings(manifold="none"))
         assert dict(model.named_parameters()) == before
 
     def test_starts_alike_by_its_seed_and_leaves_torchs_own_alone(self):
@@ -221,7 +221,7 @@ class TestRun:
         assert ours.layers.keys() == theirs.layers.keys()
         assert ours.mapped == pytest.approx(theirs.mapped, abs=exact)
         assert ours.mapped < (1e-12 if optimizer == "projected" else 1)
-        held = to_hold(transformer(job.config, 9), job.config)
+        held = chosen_layers(transformer(job.config, 9), job.config)
         assert len(ours.layers) == len(held) == 12
 
     def test_another_seed_is_another_training(self):
@@ -249,7 +249,7 @@ class TestRun:
     def test_perplexity_is_of_all_held_out_tokens_and_falls(self):
         config = job("fsdp").config
         model = transformer(config, len(CORPUS.vocabulary))
-        hold(model, config)
+        constrain(model, config)
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         rows = (len(CORPUS.valid) - 1) // 16
         begins, logs = torch.arange(16)[:, None] * rows, []

@@ -12,7 +12,7 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.data import load_corpus
 from cdopt_tutorial.sharding import study
 from cdopt_tutorial.sharding.model import MAX_VOCAB, Job
-from cdopt_tutorial.sharding.study import CONFIG, HELD, KINDS, STUDY, make
+from cdopt_tutorial.sharding.study import CONFIG, DISSOLVED, KINDS, STUDY, make
 from cdopt_tutorial.sharding.system import held_out_loss
 
 pytestmark = pytest.mark.xdist_group("study")
@@ -122,7 +122,7 @@ def test_what_is_only_bounded_has_the_norm_of_an_orthonormal_weight():
 
 
 def test_only_the_last_kind_holds_the_mlp():
-    for kind in HELD:
+    for kind in DISSOLVED:
         layers = constraints.feasibility(made(kind)).layers
         mlp = kind == "Stiefel, MLP too"
         assert len(layers) == (12 if mlp else 8)

@@ -32,7 +32,7 @@ class HybridConfig(training.Settings):
     #: each trainer's part of the training data, in any unit; None for equal ones.
     shares: tuple[float, ...] | None = None
     embedding: int = 16  #: width of a token's vector
-    manifold: str = "none"  #: on which a weight is held: "none", "stiefel" or "oblique"
+    manifold: str = "none"  #: of a constrained weight: "none", "stiefel" or "oblique"
     #: whose: the dense layer's, which all "trainer"s have, or the table's, on the
     #: "server", with "oblique" only: each of its columns has norm 1.
     where: str = "trainer"
@@ -75,7 +75,7 @@ class HybridConfig(training.Settings):
 
     @property
     def constrained(self) -> str | None:
-        """The part of the model that is held on a manifold: "dense" or "table"."""
+        """The part of the model that is constrained: "dense" or "table"."""
         if self.manifold == "none":
             return None
         return {"trainer": "dense", "server": "table"}[self.where]

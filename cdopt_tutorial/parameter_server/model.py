@@ -44,7 +44,7 @@ class RNNConfig(training.Settings):
     lr: float = 4e-3  #: its learning rate, above 0
     lr_decay: float = 0.9  #: factor on lr after each epoch, above 0 and at most 1
     momentum: float = 0.9  #: of SGD, 0 to below 1
-    manifold: str = "none"  #: on which weights are held: "none", "stiefel" or "oblique"
+    manifold: str = "none"  #: of constrained weights: "none", "stiefel" or "oblique"
     #: whose weights: the "trainer"'s LSTM, hidden to hidden, or the "server"'s: the
     #: decoder's with "stiefel", the word vectors with "oblique".
     where: str = "trainer"
@@ -85,7 +85,7 @@ class RNNConfig(training.Settings):
 
     @property
     def constrained(self) -> str | None:
-        """The part of the model that is held on a manifold, if one is."""
+        """The part of the model that is constrained, if one is."""
         if self.manifold == "none":
             return None
         if self.where == "trainer":

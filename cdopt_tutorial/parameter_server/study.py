@@ -24,14 +24,15 @@ from cdopt_tutorial.study import Study
 
 MAX_VOCAB = 1_000
 CONFIG = RNNConfig(embedding=64, hidden=64)  # one pass over the text has 118 steps
-HELD = {"manifold": "stiefel"}
+STIEFEL = {"manifold": "stiefel"}
 # Of each kind, how it is treated, and its settings if it is dissolved.
-KINDS = {"free": ("", {}), CONTROLS[0]: (CONTROLS[0], {}), "Stiefel": ("Stiefel", HELD)}
+KINDS = {"free": ("", {}), CONTROLS[0]: (CONTROLS[0], {})}
+KINDS |= {"Stiefel": ("Stiefel", STIEFEL)}
 KINDS |= {way: (way, {}) for way in CONTROLS[1:]}
 GATES, DECODER = {"per_gate": True}, {"where": "server", "penalty_param": 10.0}
 for name, settings in {"per gate": GATES, "decoder": DECODER}.items():
     KINDS[f"{CONTROLS[0]}, {name}"] = CONTROLS[0], {}
-    KINDS[f"Stiefel, {name}"] = "Stiefel", HELD | settings
+    KINDS[f"Stiefel, {name}"] = "Stiefel", STIEFEL | settings
 
 
 class RNN:
@@ -45,8 +46,8 @@ class RNN:
         torch.manual_seed(seed)  # the dropout, and what torch's parametrizations draw
         self.parts, self.afterwards = make(kind, config, len(corpus.vocabulary))
         self.parts.to(config.device)
-        held = config.constrained is not None
-        self.constraints = Constraints(self.parts) if held else None
+        dissolved = config.constrained is not None
+        self.constraints = Constraints(self.parts) if dissolved else None
         references = {name: LocalRef(part) for name, part in self.parts.items()}
         self.model = RNNModel(references, config, config.device)
         self.optimizer = make_optimizer(self.parts.parameters(), config)
@@ -115,6 +116,6 @@ def make(
     layer, name, blocks = treated(kind, parts)
     afterwards = [treat(way, layer, name, blocks)]
     if kind.endswith("decoder"):
-        held = build("decoder", vocab_size, replace(config, **HELD, **DECODER))
-        layer.weight.data *= held.scale.item()
+        dissolved = replace(config, **STIEFEL, **DECODER)
+        layer.weight.data *= build("decoder", vocab_size, dissolved).scale.item()
     return parts, afterwards

@@ -1,4 +1,4 @@
-"""Chapter 6: a transformer in shards and stages, free or held on manifolds."""
+"""Chapter 6: a transformer in shards and stages, free or constrained."""
 
 from cdopt_tutorial.sharding import costs, study, vectors
 from cdopt_tutorial.sharding.costs import owned

@@ -1,4 +1,4 @@
-"""The settings, and the model: a small transformer whose projections may be held."""
+"""The settings, and the model: a small transformer, free or constrained."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ class ShardConfig(Training):
     #: on each; or "pipeline-ddp", two stages, each replicated.
     strategy: str = "fsdp"
     num_ranks: int = 2  #: ranks, at least 1
-    #: on which weights are held: "none", "stiefel", "oblique" or "sphere"
+    #: of constrained weights: "none", "stiefel", "oblique" or "sphere"
     manifold: str = "stiefel"
     #: which: "attention", the queries, keys and values of each head and what joins the
     #: heads; or "mlp", the two layers behind them.
@@ -180,12 +180,12 @@ def transformer(config: ShardConfig, vocab_size: int) -> nn.Sequential:
     return nn.Sequential(parts).to(config.torch_dtype)
 
 
-def hold(model: nn.Module, config: ShardConfig) -> None:
-    """Put the weights that are to be held on their manifold, wherever they lie."""
+def constrain(model: nn.Module, config: ShardConfig) -> None:
+    """Put the chosen weights on their manifold, wherever they lie."""
     if config.manifold == "none":
         return
     on = config.manifold, config.penalty_param
-    for layer, heads in to_hold(model, config).items():
+    for layer, heads in chosen_layers(model, config).items():
         if config.keeps:
             start = surface("stiefel", layer.weight, heads).nearest(layer.weight)
             layer.weight = nn.Parameter(start)
@@ -194,8 +194,8 @@ def hold(model: nn.Module, config: ShardConfig) -> None:
         dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
 
 
-def to_hold(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
-    """The layers whose weights are to be held, and of how many heads each is made."""
+def chosen_layers(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
+    """The layers whose weights are constrained, and how many heads each has."""
     found: dict[nn.Linear, int] = {}
     for part in model.modules():
         if isinstance(part, Block) and config.where == "mlp":
@@ -211,14 +211,12 @@ def kept(model: nn.Module, config: ShardConfig) -> dict[str, tuple[Tensor, Surfa
     """The weights that the optimizer keeps by itself, by name; after all is spread."""
     if not config.keeps:
         return {}
-    blocks, names = to_hold(model, config), {m: n for n, m in model.named_modules()}
-    return {
-        f"{names[layer]}.weight": (
-            layer.weight,
-            surface("stiefel", layer.weight, heads),
-        )
-        for layer, heads in blocks.items()
+    names = {module: name for name, module in model.named_modules()}
+    weights = {
+        f"{names[layer]}.weight": (layer.weight, heads)
+        for layer, heads in chosen_layers(model, config).items()
     }
+    return {n: (w, surface("stiefel", w, heads)) for n, (w, heads) in weights.items()}
 
 
 def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:

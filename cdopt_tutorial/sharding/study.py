@@ -1,4 +1,4 @@
-"""Does holding the weights help here? What chapter 6's study trains."""
+"""Does a constraint help here? What chapter 6's study trains."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,13 @@ from torch import nn, optim
 
 from cdopt_tutorial.constraints.controls import CONTROLS, treat
 from cdopt_tutorial.constraints.surface import surface
-from cdopt_tutorial.sharding.model import Job, ShardConfig, hold, to_hold, transformer
+from cdopt_tutorial.sharding.model import (
+    Job,
+    ShardConfig,
+    chosen_layers,
+    constrain,
+    transformer,
+)
 from cdopt_tutorial.sharding.system import Trainer, held_out_loss
 from cdopt_tutorial.study import Study
 
@@ -20,14 +26,14 @@ WAYS = CONTROLS[0], "Stiefel", *CONTROLS[1:]
 KINDS = {"free": ("free", ()), "Muon": ("Muon", ())}
 KINDS |= {way: (way, ("attention",)) for way in WAYS}
 KINDS |= {f"{way}, MLP too": (way, ("attention", "mlp")) for way in WAYS}
-HELD = "Stiefel", "Stiefel, MLP too"
+DISSOLVED = "Stiefel", "Stiefel, MLP too"
 
 
 class Transformer:
     """One run: a model of a kind, and its training in this process."""
 
     def __init__(self, kind: str, lr: float, seed: int, device: str):
-        on = {"manifold": "stiefel" if kind in HELD else "none", "device": device}
+        on = {"manifold": "stiefel" if kind in DISSOLVED else "none", "device": device}
         self.config = replace(CONFIG, lr=lr, seed=seed, **on)
         job = Job(self.config)
         with torch.random.fork_rng(devices=[]):  # torch's parametrizations draw numbers
@@ -63,7 +69,7 @@ class Transformer:
         """How far from orthonormal the attentions' blocks are, all together."""
         squares = [
             surface("stiefel", layer.weight, b).distance(layer.weight.double()).item()
-            for layer, b in to_hold(self.model, self.config).items()
+            for layer, b in chosen_layers(self.model, self.config).items()
         ]
         return math.sqrt(sum(squares))
 
@@ -83,11 +89,11 @@ def make(
     model, (way, parts) = transformer(config, vocab_size), KINDS[kind]
     afterwards = []
     for part in parts:
-        held = replace(config, manifold="stiefel", where=part)
+        chosen = replace(config, manifold="stiefel", where=part)
         if way == "Stiefel":
-            hold(model, held)
+            constrain(model, chosen)
             continue
-        layers = to_hold(model, held).items()
+        layers = chosen_layers(model, chosen).items()
         afterwards += [treat(way, each, blocks=blocks) for each, blocks in layers]
     return model, afterwards
 

@@ -38,7 +38,7 @@ from cdopt_tutorial.sharding.model import (
     STAGED,
     Job,
     ShardConfig,
-    hold,
+    constrain,
     kept,
     optimizers,
     transformer,
@@ -54,7 +54,7 @@ CUTS |= {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
 
 
 def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
-    """Spread a free model over the ranks, and hold its weights; what each calls.
+    """Spread a free model over the ranks, and constrain it; what each calls.
 
     On every rank, with the same model. The order matters: tensor parallel cuts plain
     layers, dissolving maps what is left of them, and FSDP cuts what dissolving trains.
@@ -65,7 +65,7 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
         for name, part in model.named_children():
             if name.startswith("block"):
                 parallelize_module(part, mesh["parts"], CUTS)
-    hold(model, config)
+    constrain(model, config)
     if config.strategy in ("fsdp", "2d"):
         for part in model:
             fully_shard(part, mesh=mesh["data"])
@@ -242,7 +242,7 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
     _, parts = config.mesh
     if config.strategy in STAGED:
         model = stage_of(model, rank % parts, parts)
-        hold(model, config)
+        constrain(model, config)
         return StageTrainer(job, model, rank)
     return Trainer(job, model, spread(model, config, device), rank // parts)
 
@@ -289,7 +289,7 @@ def run_locally(job: Job) -> Result:
     job = replace(job, config=config)
     model = transformer(config, len(job.corpus.vocabulary))
     model.to(device_for(config.device, 0))
-    hold(model, config)
+    constrain(model, config)
     return Result(config, [train(Trainer(job, model, model), History())])
 
 
@@ -298,7 +298,7 @@ def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
     """Of the held-out text, by the model with these weights; in this process."""
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary))
-    hold(model, config)
+    constrain(model, config)
     model.load_state_dict(weights)
     return data.perplexity(held_out_loss(job, model))
 
