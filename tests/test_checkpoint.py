@@ -1,4 +1,4 @@
-"""Checkpoints: a training that goes on is the training that was never cut off."""
+"""Checkpoints: a resumed training is the one that was never interrupted."""
 
 import multiprocessing
 import os
@@ -14,25 +14,29 @@ from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, check, run, run_locally
 from cdopt_tutorial.parameter_server import checkpoint as checkpoints
 
-# 20 windows of 7 x 4 tokens, and 3 more in a second pass; half of chance is dropout.
+# 20 windows of 7 x 4 tokens, and 3 more in a second pass.
 CONFIG = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.5, seq_len=7, batch_size=4,
     optimizer="adam", lr=0.01, lr_decay=0.5, epochs=2, max_steps=23, save_every=4,
     dtype="float64",
 )  # fmt: skip
-STILL = replace(CONFIG, dropout=0.0)  # without chance, alike on workers and without
-TWO = replace(STILL, num_trainers=2)
+STILL = replace(CONFIG, dropout=0.0)  # the same on workers and in one process
+THREE = replace(STILL, num_trainers=3)  # with 2, 1 and 1 columns
 CORPUS = Grammar(num_words=9, branching=3).corpus(561, 100)
-LIMITS = {"deadline": 240.0}  # for a run that hangs, on however slow a machine
 
 
-def local(config, **where):
-    return run_locally(Job(config, CORPUS, **where))
+def on_workers(config, steps=23, corpus=CORPUS, **where):
+    job = Job(replace(config, max_steps=steps), corpus, **where)
+    return run(job, deadline=240.0)  # for a run that hangs, on however slow a machine
+
+
+def local(config, steps=23, **where):
+    return run_locally(Job(replace(config, max_steps=steps), CORPUS, **where))
 
 
 def until(steps, config, file):
-    """The checkpoint that a run leaves which is ended after some steps."""
-    local(replace(config, max_steps=steps), keep=file)
+    """The checkpoint of a run that ended after some steps."""
+    local(config, steps, keep=file)
     return checkpoints.load(file)
 
 
@@ -45,46 +49,37 @@ def assert_same(one, other):
 
 @pytest.fixture(scope="module")
 def whole():
-    """What the trainer of a run on workers returns."""
-    return run(Job(CONFIG, CORPUS), **LIMITS)[0]
+    """What the trainer of an uninterrupted run on workers returns."""
+    return on_workers(CONFIG)[0]
 
 
 @pytest.mark.xdist_group("checkpoint")
 class TestOnWorkers:
     def test_is_the_run_that_was_not_cut_off(self, whole, tmp_path):
         file, resume = tmp_path / "file", None
-        # Cut off within a pass, and between two.
+        # Within a pass, and between two.
         for steps, place in (8, (0, 8)), (20, (1, 0)):
-            part = replace(CONFIG, max_steps=steps)
-            run(Job(part, CORPUS, resume, keep=file), **LIMITS)
+            on_workers(CONFIG, steps, resume=resume, keep=file)
             resume = checkpoints.load(file)
             assert (resume.epoch, resume.window) == place
             assert [len(losses) for losses in resume.losses] == [steps]
-        (resumed,) = run(Job(CONFIG, CORPUS, resume), **LIMITS)
+        (resumed,) = on_workers(CONFIG, resume=resume)
         assert_same(resumed, whole)
         assert resumed.tokens == 3 * 4 * 7
 
     def test_goes_on_with_another_number_of_workers(self, tmp_path):
-        whole, two = local(STILL), run(Job(TWO, CORPUS), **LIMITS)
-        file = tmp_path / "file"
-        run(Job(replace(TWO, max_steps=8), CORPUS, keep=file), **LIMITS)
-        of_two, of_one = checkpoints.load(file), until(8, STILL, tmp_path / "local")
-        resumed = run(Job(TWO, CORPUS, of_two), **LIMITS)
-        assert_same(resumed[0], two[0])
-        assert resumed[1].losses == pytest.approx(two[1].losses)
-        assert_same(local(STILL, resume=of_two), whole)
-        assert_same(run(Job(STILL, CORPUS, of_one), **LIMITS)[0], whole)
-        weights = run(Job(TWO, CORPUS, of_one), **LIMITS)[0].weights
-        assert max_difference(weights, whole.weights) <= 1e-10
-
-    def test_losses_of_another_number_of_trainers_are_the_batch_s(self, tmp_path):
-        part = replace(TWO, num_trainers=3, max_steps=4)
-        run(Job(part, CORPUS, keep=tmp_path / "file"), **LIMITS)
-        three = checkpoints.load(tmp_path / "file")
-        assert [len(losses) for losses in three.losses] == [4, 4, 4]
-        for trainer in (0, 1):
-            assert three.losses_of(trainer, 2) == pytest.approx(local(STILL).losses[:4])
-        assert three.losses_of(1, 3) == three.losses[1]
+        whole, three = local(STILL), on_workers(THREE)
+        on_workers(THREE, 8, keep=tmp_path / "three")
+        of_three = checkpoints.load(tmp_path / "three")
+        of_one = until(8, STILL, tmp_path / "one")
+        for one, other in zip(on_workers(THREE, resume=of_three), three, strict=True):
+            assert one.losses == pytest.approx(other.losses, rel=0, abs=1e-10)
+        assert_same(local(STILL, resume=of_three), whole)
+        assert_same(on_workers(STILL, resume=of_one)[0], whole)
+        of_two = on_workers(replace(STILL, num_trainers=2), resume=of_three)
+        assert max_difference(of_two[0].weights, whole.weights) <= 1e-10
+        for history in of_two:  # the first losses are the joint batch's
+            assert history.losses[:8] == pytest.approx(whole.losses[:8])
 
     @pytest.mark.parametrize("victim", ["ps", "trainer0"])
     def test_of_a_run_that_was_killed(self, victim, whole, tmp_path):
@@ -96,14 +91,14 @@ class TestOnWorkers:
 
         file = tmp_path / "file"
         with pytest.raises(WorkerError, match=f"{victim} was killed by SIGKILL"):
-            run(Job(CONFIG, CORPUS, keep=file), **LIMITS, on_report=kill)
+            run(Job(CONFIG, CORPUS, keep=file), deadline=240.0, on_report=kill)
         (losses,) = checkpoints.load(file).losses
         assert len(losses) >= 8
         assert losses == pytest.approx(whole.losses[: len(losses)], rel=1e-10)
 
 
 class TestInOneProcess:
-    def test_needs_everything_that_is_kept(self, tmp_path):
+    def test_needs_everything_that_is_saved(self, tmp_path):
         resume, whole = until(8, STILL, tmp_path / "file"), local(STILL)
         zeros = tuple(map(torch.zeros_like, resume.hidden))
         for lost in ({"optimizer": {}}, {"window": 7}, {"hidden": zeros}):
@@ -129,19 +124,18 @@ class TestInOneProcess:
         assert resumed.losses == whole.losses and len(whole.losses) == 23
 
     def test_a_complete_run_is_only_evaluated(self, tmp_path):
-        for config in (STILL, replace(STILL, max_steps=None, epochs=1)):
+        for config in (STILL, replace(STILL, epochs=1)):
             first = local(config, keep=tmp_path / "file")
             resume = checkpoints.load(tmp_path / "file")
-            fewer = replace(config, max_steps=3)  # than are done
-            for again in (local(config, resume=resume), local(fewer, resume=resume)):
+            for steps in (23, 3):  # fewer than are done
+                again = local(config, steps, resume=resume)
                 assert (again.tokens, again.losses) == (0, first.losses)
                 assert again.progress[-1].valid == first.progress[-1].valid
                 assert again.progress[-1].epoch == first.progress[-1].epoch
 
     def test_may_ask_for_more_passes(self, tmp_path):
-        local(replace(STILL, epochs=1, max_steps=None), keep=tmp_path / "file")
-        resumed = local(STILL, resume=checkpoints.load(tmp_path / "file"))
-        assert_same(resumed, local(STILL))
+        resume = until(23, replace(STILL, epochs=1), tmp_path / "file")
+        assert_same(local(STILL, resume=resume), local(STILL))
 
 
 class TestSave:
@@ -214,8 +208,8 @@ class TestFit:
 def test_no_trainer_goes_on_while_the_first_one_evaluates():
     # It would switch the server's dropout on; without learning, nothing else differs.
     corpus = Grammar(num_words=9, branching=3).corpus(100, 1500)
-    config = replace(TWO, dropout=0.5, lr=1e-300, epochs=3, max_steps=None)
-    first, _ = run(Job(config, corpus), **LIMITS)
+    config = replace(CONFIG, num_trainers=2, lr=1e-300, epochs=3)
+    first, _ = on_workers(config, None, corpus)
     found = [note.valid.loss for note in first.progress if note.valid]
     alone = run_locally(Job(replace(config, epochs=1), corpus))
     assert found == pytest.approx([alone.progress[-1].valid.loss] * 3, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Save a training and go on with it, on any number of workers or none."""
+"""Save a training and resume it, on any number of workers or in one process."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -27,38 +27,38 @@ MUST_MATCH = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a training needs to go on as if it had not been cut off."""
+    """All that a training needs to go on as if it had not been interrupted."""
 
     config: dict[str, Any]  #: of the run that saved it
     words: list[str]  #: the vocabulary
     weights: dict[str, Tensor]  #: every parameter by name
-    optimizer: dict[str, dict[str, Any]]  #: what it keeps for each parameter
-    epoch: int  #: passes over the text that are complete
+    optimizer: dict[str, dict[str, Any]]  #: its state for each parameter
+    epoch: int  #: complete passes over the text
     window: int  #: windows of the next pass that are done
     hidden: Hidden  #: of all columns
     losses: list[list[float]]  #: of all steps so far, for each trainer
 
     @property
     def settings(self) -> RNNConfig:
-        """Of the run that saved it; on the CPU, since its device may not be here."""
+        """Its config on the CPU, since the run's device may not be here."""
         return RNNConfig(**self.config | {"device": "cpu"})
 
     def fits(self, config: RNNConfig, words: Sequence[str], windows: int) -> None:
-        """Check that a run over so many windows may go on; a ValueError if not."""
+        """Raise ValueError unless a run, with so many windows a pass, can resume it."""
         if list(words) != self.words or self.window >= windows:
             raise ValueError(
                 "the checkpoint is of another text: this one has other words, or no "
                 f"more than the {self.window} windows that are done"
             )
         for name in MUST_MATCH:
-            saved, asked = getattr(self.settings, name), getattr(config, name)
-            if saved != asked:
+            saved, new = getattr(self.settings, name), getattr(config, name)
+            if saved != new:
                 raise ValueError(
-                    f"the checkpoint has {name} {saved!r}, but {asked!r} was asked for"
+                    f"the checkpoint has {name} {saved!r}, but {new!r} was asked for"
                 )
 
     def losses_of(self, trainer: int, num_trainers: int) -> list[float]:
-        """A trainer's losses; the batch's, if there were more trainers or less."""
+        """A trainer's losses; the joint batch's if the number of trainers changes."""
         if len(self.losses) == num_trainers:
             return list(self.losses[trainer])
         batch_size, num_saved = self.config["batch_size"], len(self.losses)
@@ -70,18 +70,14 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in one step: whoever reads finds the last one or this one.
-
-    OSError if it can't be written.
-    """
-    content = io.BytesIO()  # torch itself says of a full disk only that it is at fault
+    """Replace the file by a checkpoint in one step; OSError if that is impossible."""
+    content = io.BytesIO()  # writing to a full disk, torch raises no OSError
     torch.save({"format": FORMAT, **vars(checkpoint)}, content)
     whole_file.write(path, content.getbuffer())
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; a ValueError of one line if there is none to be read."""
-    path = Path(path)
+    """Read a checkpoint; ValueError, in one line, if that is impossible."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is a directory, or a device")
@@ -94,7 +90,7 @@ def load(path: Path) -> Checkpoint:
 
 def _read(file: BinaryIO) -> Any:
     try:
-        with ZipFile(file) as archive:  # torch does not look at the checksums in it
+        with ZipFile(file) as archive:  # torch does not verify its checksums
             damaged = archive.testzip()
         file.seek(0)
         content = torch.load(file, map_location="cpu", weights_only=True)
@@ -115,7 +111,7 @@ def _checked(content: Any) -> Checkpoint:
         own = build_all(len(found.words), found.settings).state_dict()
         if _kinds(found.weights) == _kinds(own):
             return found
-    except Exception:  # whatever a part that is missing, or of another type, leads to
+    except Exception:  # a missing part, or one of another type, may lead to any
         pass
     raise ValueError("its parts can't be of one run")
 

@@ -1,12 +1,13 @@
 """The system: what an owner of parameters does, what a trainer does, and how they run.
 
-With one trainer there are two owners, as in the original: ``ps`` of the embedding and
-the decoder, the trainer of its LSTM. Several trainers share one, which owns everything.
+With one trainer there are two owners, as in the original: ``ps`` owns the embedding and
+the decoder, the trainer its LSTM. With several, ``ps`` owns everything.
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,19 @@ Engine = OneProcess | Workers
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained on what, from where, and what is kept of it."""
+    """What to train, on which text, and from and to which checkpoint."""
 
     config: RNNConfig  #: of the run
-    corpus: Corpus  #: what is read
-    resume: checkpoint.Checkpoint | None = None  #: where to go on; None to begin
-    keep: Path | None = None  #: file for checkpoints; None keeps none
-    #: parameters to begin with, by name, some or all; those of the seed by default. A
-    #: run that is resumed does not look at them.
+    corpus: Corpus  #: to train and validate on
+    resume: checkpoint.Checkpoint | None = None  #: to resume from; None to begin
+    keep: Path | None = None  #: file to keep checkpoints in; None keeps none
+    #: some or all of the initial parameters, by name, instead of those of the seed;
+    #: ignored by a resumed run.
     begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Owner:
-    """Owns parts of the model, where they are, and the optimizer that moves them."""
+    """Parts of the model, on the worker that owns them, and their optimizer."""
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
@@ -75,7 +76,7 @@ class Owner:
         self._barrier = Rendezvous(all_that_was_brought, trainers)
 
     def version(self) -> int:
-        """Steps that the parameters have taken in this run."""
+        """How many steps these parameters have taken in this run."""
         return self._steps
 
     def squared_norm(self, context: Context) -> float:
@@ -85,7 +86,7 @@ class Owner:
             return squared_norm(found.values())
 
     def step(self, context: Context, scale: float) -> int:
-        """Move the parameters at once by a context's gradients; the version moved."""
+        """Step at once, by a context's gradients; the version that was moved."""
         with self._lock:
             found = gradients.take_sum([context], self._parts.parameters())
             return self._move(found, scale)
@@ -98,7 +99,7 @@ class Owner:
         return self._steps - 1
 
     def step_together(self, trainer: int, context: Context) -> Future[int]:
-        """The same by the clipped sum of all trainers' gradients, once all came."""
+        """Step by the clipped sum of all trainers' gradients, once all are here."""
         return self._together.enter(trainer, context)
 
     def _step_for_all(self, contexts: dict[int, Context]) -> dict[int, int]:
@@ -108,7 +109,7 @@ class Owner:
             return dict.fromkeys(contexts, self._move(summed, scale))
 
     def barrier(self, trainer: int, brought: Any = None) -> Future[list]:
-        """A future that completes once all trainers have come: what each brought."""
+        """What every trainer brought, once all are here."""
         return self._barrier.enter(trainer, brought)
 
     def set_lr(self, lr: float) -> None:
@@ -117,30 +118,30 @@ class Owner:
             group["lr"] = lr
 
     def reseed(self, seed: int) -> None:
-        """Let the random streams of this worker begin anew."""
+        """Reseed this worker's random streams."""
         torch.manual_seed(seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all parameters, by name, on the CPU."""
+        """Copies of all parameters on the CPU, by name."""
         state = self._parts.state_dict().items()
         return {name: weight.detach().cpu().clone() for name, weight in state}
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps, by the parameters' names, on the CPU."""
+        """The optimizer's state on the CPU, by the parameters' names."""
         names = [name for name, _ in self._parts.named_parameters()]
         kept = self._optimizer.state_dict()["state"].items()
         return {names[i]: tree_map_only(Tensor, Tensor.cpu, s) for i, s in kept}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
-        """Take what there is, by name, for these parameters and their optimizer."""
+        """Load what is given, by name, into these parameters and their optimizer."""
         self._parts.load_state_dict(weights, strict=False)
         whole, names = self._optimizer.state_dict(), self._parts.named_parameters()
         whole["state"] = {i: states[n] for i, (n, _) in enumerate(names) if n in states}
-        self._optimizer.load_state_dict(whole)
+        self._optimizer.load_state_dict(deepcopy(whole))  # torch keeps the tensors
 
 
 def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
-    """References to the parts and to all owners, the same for every trainer."""
+    """References to the parts and to all owners; the same for every trainer."""
     config, number = job.config, job.config.num_trainers
     of, parts = (len(job.corpus.vocabulary), config), {}
     for name in PARTS if number > 1 else ("embedding", "decoder"):
@@ -173,7 +174,7 @@ class Trainer:
     def step(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
     ) -> tuple[float, int, Hidden]:
-        """One step on a window; its mean loss, its staleness and the hidden state."""
+        """One step on a window: its mean loss, its staleness and the hidden state."""
         with self.engine.context() as context:
             version = self.version()
             with span("forward"):
@@ -185,18 +186,18 @@ class Trainer:
         return mean, staleness, tuple(state.detach() for state in hidden)
 
     def version(self) -> int:
-        """Steps that the parameters have taken; in step, everyone knows."""
-        if self.config.sync:
+        """How many steps the parameters have taken."""
+        if self.config.sync:  # each of them with this trainer
             return len(self.history.staleness)
         return self.owners[0].rpc_sync().version()
 
     def loss(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
     ) -> tuple[Tensor, float, Hidden]:
-        """What is minimised, a token's mean loss in nats, and the hidden state."""
+        """What is minimised, the mean loss of a token in nats, and the hidden state."""
         total, hidden = self.model.loss(tokens, targets, hidden)
-        # Together the trainers have the joint batch's tokens, so the sum of what they
-        # leave is the gradient of its mean. Out of step, each has only its own.
+        # In step, the trainers' gradients add up to that of the joint batch's mean;
+        # otherwise each minimises the mean of its own tokens.
         columns = self.config.batch_size if self.config.sync else targets.shape[1]
         loss = total / (len(targets) * columns)
         # The penalty counts once for each step of the parameters.
@@ -205,7 +206,7 @@ class Trainer:
         return loss, total.item() / targets.numel(), hidden
 
     def update(self, context: Context) -> int:
-        """Move all parameters by a context's gradients, clipped; the version moved."""
+        """Move all parameters by a context's clipped gradients; the version moved."""
         if self.config.sync and self.config.num_trainers > 1:
             return self.owners[0].rpc_sync().step_together(self.rank, context)
         scale = 1.0
@@ -216,13 +217,13 @@ class Trainer:
         return moved[0]
 
     def train(self) -> History:
-        """The whole training, from its beginning or from a checkpoint."""
+        """The whole training, from its start or from a checkpoint."""
         job, resume = self.job, self.job.resume
         if self.rank == 0:
-            begin = (resume.weights, resume.optimizer) if resume else (job.begin, {})
-            self.on_owners("load", *begin)
+            start = (resume.weights, resume.optimizer) if resume else (job.begin, {})
+            self.on_owners("load", *start)
         epoch, window = (resume.epoch, resume.window) if resume else (0, 0)
-        if epoch >= self.config.epochs or self.finished:  # all was done before
+        if epoch >= self.config.epochs or self.finished:  # the checkpoint is complete
             self.look(max(0, epoch - (window == 0)))
         while epoch < self.config.epochs and not self.finished:
             self.epoch(epoch, window)
@@ -239,7 +240,7 @@ class Trainer:
         return len(self.history.losses) >= self.max_steps
 
     def epoch(self, epoch: int, first: int) -> None:
-        """One pass over the text, from a window on; evaluated and kept at its end."""
+        """One pass over the text, from a window on; then evaluate and save."""
         self.on_owners("set_lr", self.config.lr * self.config.lr_decay**epoch)
         self.model.train()
         hidden, window = self.hidden(first), first
@@ -259,10 +260,10 @@ class Trainer:
         self.keep(epoch, window, hidden)
 
     def record(self, tokens: Tensor, targets: Tensor, hidden: Hidden) -> Hidden:
-        """Take a step, and write down what is known of it; the hidden state after."""
-        begin, history = time.perf_counter(), self.history
+        """Take a step and record it in the history; the hidden state after it."""
+        start, history = time.perf_counter(), self.history
         mean, staleness, hidden = self.step(tokens, targets, hidden)
-        history.step_seconds.append(time.perf_counter() - begin)
+        history.step_seconds.append(time.perf_counter() - start)
         history.losses.append(mean)
         history.staleness.append(staleness)
         history.tokens += targets.numel()
@@ -271,7 +272,7 @@ class Trainer:
         return hidden
 
     def hidden(self, window: int) -> Hidden:
-        """The state of this trainer's columns: zeros, unless a pass is resumed."""
+        """The state of this trainer's columns: zeros where a pass begins."""
         if window == 0:
             return self.model.start(self.stream.batch_size)
         number = self.config.num_trainers
@@ -279,16 +280,16 @@ class Trainer:
         return tuple(part[self.rank].contiguous() for part in parts)
 
     def reseed(self) -> None:
-        """Let the dropout's random streams begin anew, on all workers at once."""
+        """Reseed the dropout's random streams, on all workers at once."""
         seed = 1000 * self.config.seed + 10 * len(self.history.losses)
         self.barrier()
         if self.rank == 0:
             self.owners[0].rpc_sync().reseed(seed + 1)
-        torch.manual_seed(seed + 2 * self.rank)  # in one process the last word
+        torch.manual_seed(seed + 2 * self.rank)  # in one process this one counts
         self.barrier()
 
     def barrier(self, brought: Any = None) -> list:
-        """Wait for all trainers; what each brought."""
+        """Wait for all trainers: what each brought."""
         return self.owners[0].rpc_sync().barrier(self.rank, brought)
 
     def on_owners(self, method: str, *args: Any) -> list:
@@ -296,31 +297,28 @@ class Trainer:
         return [getattr(owner.rpc_sync(), method)(*args) for owner in self.owners]
 
     def gather(self, method: str) -> dict[str, Any]:
-        """What every owner has, by the parameters' names."""
+        """What all owners return, by the parameters' names."""
         found = self.on_owners(method)
         return {name: value for each in found for name, value in each.items()}
 
     def look(self, epoch: int) -> None:
-        """Evaluate, and report it; all trainers wait for the first one."""
+        """Evaluate and report; all trainers wait for the first one."""
         self.barrier()
-        self.report(epoch, self.score() if self.rank == 0 else None)
-        # Whoever went on would switch the server's dropout on in its midst.
+        valid = self.job.corpus.valid
+        self.report(epoch, evaluate(self.model, valid) if self.rank == 0 else None)
+        # Another trainer's next step would switch the server's dropout back on.
         self.barrier()
-
-    def score(self) -> Score:
-        """That of the validation part."""
-        return evaluate(self.model, self.job.corpus.valid)
 
     def project(self) -> None:
-        """Make the model exactly feasible, once all trainers have done their steps."""
+        """Make the model exactly feasible once all trainers have taken their steps."""
         self.barrier()
         if self.rank == 0:
             self.constraints.project_()
-            found = self.constraints.feasibility()
-            self.history.projected = Projected(self.score(), found)
+            score = evaluate(self.model, self.job.corpus.valid)
+            self.history.projected = Projected(score, self.constraints.feasibility())
 
     def keep(self, epoch: int, window: int, hidden: Hidden) -> None:
-        """Write a checkpoint, all trainers together; the first one writes."""
+        """Write a checkpoint, which the first trainer gathers from all."""
         if self.job.keep is None:
             return
         own = *(state.cpu() for state in hidden), self.history.losses
@@ -338,7 +336,7 @@ class Trainer:
         self.barrier()
 
     def report(self, epoch: int, valid: Score | None) -> None:
-        """Tell the parent how far this trainer has come."""
+        """Report this trainer's progress to the parent process."""
         steps, last = len(self.history.losses), self.history.losses[-REPORT_EVERY:]
         progress = Progress(epoch + 1, steps, sum(last) / max(1, len(last)), valid)
         self.history.progress.append(progress)
@@ -347,7 +345,7 @@ class Trainer:
 
 @torch.no_grad()
 def evaluate(model: RNNModel, valid: Tensor) -> Score:
-    """Of a held-out text, without dropout from here on; the loss is a token's mean."""
+    """The score of a held-out text; the model stays without dropout."""
     model.eval()
     stream = Stream(valid, model.config.seq_len, model.config.batch_size)
     hidden, total = model.start(stream.batch_size), 0.0
@@ -370,12 +368,12 @@ def run(
     on_restart: Callable[[WorkerLost, Job], None] = lambda error, job: None,
     **options: Any,
 ) -> list[History]:
-    """Train on workers, ``ps`` and the trainers; what each trainer returned.
+    """Train on workers, ``ps`` and the trainers: what each trainer returned.
 
-    Where a worker was lost all begin again, so many times at most, from the checkpoint
-    that the job keeps; ``on_restart(error, job)`` is called first. The options are
-    those of :func:`~.launch.launch`. Raises what :func:`check` does, and a WorkerError
-    if a worker failed, or too many were lost.
+    After the loss of a worker all restart, at most ``max_restarts`` times, from the
+    checkpoint that the job keeps; ``on_restart(error, job)`` is called first. The
+    options are those of :func:`~.launch.launch`. Raises what :func:`check` does, and a
+    WorkerError if a worker failed, or too many were lost.
     """
     check(job, max_restarts)
     while True:
@@ -385,13 +383,13 @@ def run(
             if not max_restarts:
                 raise
             max_restarts -= 1
-            if job.keep.exists():  # else it had not come so far
+            if job.keep.exists():  # or it died before the first one
                 job = replace(job, resume=checkpoint.load(job.keep))
             on_restart(error, job)
 
 
 def run_once(job: Job, engine: Workers, **options: Any) -> list[History]:
-    """The same, with no look at the job, until a worker is lost."""
+    """One attempt of `run`, without its checks."""
     trainers = range(job.config.num_trainers)
     threads = max(1, cpu_count() // len(trainers))
     roles = {SERVER: Role(serve, num_threads=cpu_count())}
@@ -404,17 +402,14 @@ def run_once(job: Job, engine: Workers, **options: Any) -> list[History]:
 
 
 def run_locally(job: Job) -> History:
-    """The same training in this process: one trainer with the whole batch."""
+    """The same training in this process, by one trainer with the whole batch."""
     alone = replace(job, config=replace(job.config, num_trainers=1))
     check(alone)
     return train(OneProcess(), 0, alone)
 
 
 def check(job: Job, max_restarts: int = 0) -> None:
-    """A ValueError if workers, model, text, checkpoint or ``begin`` do not fit.
-
-    Or the number of restarts, which need a checkpoint.
-    """
+    """Raise ValueError for a job or a number of restarts that is impossible here."""
     if max_restarts < 0:
         raise ValueError(f"max-restarts is {max_restarts}, but must be at least 0")
     if max_restarts and job.keep is None:
