@@ -1,4 +1,4 @@
-"""What the systems that train by a loss share: settings, a history, a start."""
+"""What the systems that train by a loss share: settings and histories."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ MEASURED_STEPS = 8
 
 
 class Training:
-    """Base of their configs: checks the fields that all of them have."""
+    """Base of their configs, which checks the fields that all have."""
 
     OPTIMIZERS: ClassVar = ("sgd", "adam")
 
@@ -41,7 +41,7 @@ class Training:
 
 
 class Settings(Training):
-    """Base of the configs of systems with a server, whose fields it checks as well."""
+    """Base of the configs of systems with a server, which checks their fields, too."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -53,10 +53,10 @@ class Settings(Training):
 
 @dataclass(frozen=True)
 class Score:
-    """How well data are predicted that no model has learnt from."""
+    """How well held-out data are predicted."""
 
     loss: float  #: mean cross-entropy, nats
-    accuracy: float | None = None  #: part that is told apart; None for a text
+    accuracy: float | None = None  #: share of right answers; None for a text
 
     @property
     def perplexity(self) -> float:
@@ -70,41 +70,40 @@ class Progress:
 
     epoch: int  #: from 1
     step: int  #: steps that this trainer has taken
-    train_loss: float  #: mean of its own data since the epoch began, or lately; nats
-    valid: Score | None  #: at an epoch's end; None but for the first trainer
+    train_loss: float  #: mean over its own data of the epoch, or of late; nats
+    valid: Score | None  #: at an epoch's end; the first trainer's only
 
 
 @dataclass(frozen=True)
 class Projected:
-    """What it costs to make a trained model exactly feasible."""
+    """A trained model after its projection, which makes it exactly feasible."""
 
-    score: Score | None  #: after it; None but for the first trainer
-    feasibility: Feasibility  #: after it
+    score: Score | None  #: the first trainer's only
+    feasibility: Feasibility
 
 
 @dataclass
 class History:
     """What one trainer returns; each system adds fields of its own."""
 
-    transport: str = "none"  #: how replicas or parts talk, and why so, if there are any
+    transport: str = "none"  #: how replicas or parts communicate, and why so
     progress: list[Progress] = field(default_factory=list)  #: all that it reported
-    losses: list[float] = field(default_factory=list)  #: of each step, its part; nats
+    losses: list[float] = field(default_factory=list)  #: its part of each step's; nats
     step_seconds: list[float] = field(default_factory=list)  #: of each step of this run
-    #: after each step of this run; of what a server owns, by the first trainer only.
+    #: after each step of this run; of what a server owns, the first trainer's only.
     feasibility: list[Feasibility] = field(default_factory=list)
-    #: what it costs to make the model exactly feasible at the end; None if it is free.
-    projected: Projected | None = None
+    projected: Projected | None = None  #: at the end; None without constraints
     #: all parameters by name, before the projection; the first trainer's only.
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """What all steps of this run took, without evaluation."""
+        """The time of all steps of this run, without evaluation."""
         return sum(self.step_seconds)
 
 
 def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """A ValueError if a parameter to begin with is not of a model, or of its shape."""
+    """Raise ValueError for an initial parameter that does not fit into a model."""
     for name, value in begin.items():
         if name not in own or own[name].shape != value.shape:
             known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
@@ -113,10 +112,10 @@ def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
 
 
 def measured_bytes(run: Callable, job: Any, most: int) -> float:
-    """Bytes that a step of a system's run sends, as the workers' own sockets count.
+    """Bytes per step of a system's run, as the workers' own sockets count.
 
-    From a run of one step and one of so many more at most, on sockets: what both send
-    at their start and their end cancels. NaN if there are no more steps.
+    The difference between a run of one step and one of several, at most ``most``, more:
+    what both send at their start and end cancels. NaN if there are no more.
     """
     if most < 1:
         return math.nan

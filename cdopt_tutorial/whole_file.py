@@ -1,13 +1,13 @@
-"""Files written as a whole: a reader finds what was there before, or all of the new."""
+"""Files replaced as a whole: a reader finds the old content or the new one."""
 
 import os
 from pathlib import Path
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file beside its place, then put it there; OSError if that can't be.
+    """Write a file beside the old one, then replace that; OSError if impossible.
 
-    A link goes on to lead to the file. A stream takes the content as it is.
+    Symbolic links are followed, and pipes and devices are written to directly.
     """
     if is_stream(path):
         path.write_bytes(content)
@@ -24,7 +24,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def attempt(path: Path) -> None:
-    """Raise the OSError that `write` would, and leave what is there as it is."""
+    """Raise the OSError that `write` would, without changing the file."""
     if is_stream(path):
         return
     beside = _beside(path)
@@ -37,7 +37,7 @@ def attempt(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether it is a pipe or a device, which no file may replace."""
+    """Whether it is a pipe or a device, which must not be replaced."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
 

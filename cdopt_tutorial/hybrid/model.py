@@ -25,16 +25,15 @@ class HybridConfig(training.Settings):
     """Settings of a run; a ValueError if one is out of its range, or no such device."""
 
     num_trainers: int = 2  #: trainers, at least 1
-    #: "exact": every step is that of one process on the joint batch; or "original": the
-    #: dense layer follows the mean of the trainers' means, and each trainer applies its
-    #: whole gradient of the table, at once.
+    #: "exact": every step is that of one process on the joint batch; or "original": DDP
+    #: averages the trainers' mean gradients, and the table moves by each of them whole.
     semantics: str = "exact"
     #: each trainer's part of the training data, in any unit; None for equal ones.
     shares: tuple[float, ...] | None = None
     embedding: int = 16  #: width of a token's vector
     manifold: str = "none"  #: of a constrained weight: "none", "stiefel" or "oblique"
-    #: whose: the dense layer's, which all "trainer"s have, or the table's, on the
-    #: "server", with "oblique" only: each of its columns has norm 1.
+    #: whose: the dense layer's, on each "trainer", or, with "oblique" only, the
+    #: table's, on the "server": each of its columns has norm 1.
     where: str = "trainer"
     #: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
     #: original's ``Linear_cdopt``. With "oblique", the former gives each class a vector
@@ -48,15 +47,15 @@ class HybridConfig(training.Settings):
     epochs: int = 30  #: passes over the training data
     max_steps: int | None = None  #: steps after which it ends; None for no limit
     #: seconds from one place in a trainer's step to the next, such as from the lookup
-    #: to the forward pass, after which the run fails and names whoever is furthest
-    #: behind, or the server if that one waits for it. Ten times as long for what is
+    #: to the forward pass, after which the run fails and names the worker furthest
+    #: behind, or the server if that worker waits for it. Ten times as long for what is
     #: done once or after an epoch. At most a day.
     step_deadline: float = 30.0
-    seed: int = 1  #: of the parameters' start and the order of the images
+    seed: int = 1  #: of the initial parameters and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of the dense layers and the table, as
-    #: :func:`~.device.pick_device` takes it; the trainers share out the GPUs of
-    #: "cuda", and the table has the next one. What travels is on the CPU.
+    #: of the dense layers and the table, as :func:`~.device.pick_device` takes it; the
+    #: trainers share the GPUs of "cuda", and the table has the next one. What is sent
+    #: is on the CPU.
     device: str = "auto"
 
     def __post_init__(self):
@@ -83,12 +82,12 @@ class HybridConfig(training.Settings):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained on what."""
+    """What to train, and on which data."""
 
     config: HybridConfig  #: of the run
     #: bags to learn from and bags held out; the digits by default.
     data: BagSplit = field(default_factory=digit_bags)
-    #: parameters to begin with, by name, some or all; those of the seed by default.
+    #: some or all of the initial parameters, by name, instead of those of the seed.
     begin: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -96,10 +95,10 @@ class Job:
 class History(training.History):
     """What one trainer returns; its losses are summed over its own images."""
 
-    images: list[int] = field(default_factory=list)  #: that it had in each step
-    #: largest one between any two replicas, after each step; none in one process.
+    images: list[int] = field(default_factory=list)  #: how many it had in each step
+    #: the largest between any two replicas after each step; none in one process.
     replica_differences: list[float] = field(default_factory=list)
-    test: Score | None = None  #: at the end; None but for the first trainer
+    test: Score | None = None  #: at the end; the first trainer's only
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Result:
 
     @property
     def projected(self) -> Projected | None:
-        """What the projection at the end came to; None without constraints."""
+        """What the final projection led to; None without constraints."""
         return self.trainers[0].projected
 
     @property
@@ -150,7 +149,7 @@ class Result:
 
     @property
     def samples_per_second(self) -> float:
-        """Images of all trainers, by the time of the slowest one's steps."""
+        """Images of all trainers, over the time of the slowest one's steps."""
         seconds = max(each.seconds for each in self.trainers)
         return sum(sum(each.images) for each in self.trainers) / seconds
 
@@ -184,12 +183,12 @@ class Table(nn.EmbeddingBag):
         generator = torch.Generator().manual_seed(2 * config.seed)
         nn.init.normal_(self.weight, std=0.01, generator=generator)
         if config.constrained == "table":
-            # Columns of norm 1: with rows, a rare token would be as loud as any other.
+            # Columns of norm 1: with rows, a rare token would weigh as much as any.
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
 
     def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        """The bags' vectors, (b, embedding), on the CPU as all that travels."""
+        """The bags' vectors (b, embedding), on the CPU like everything that is sent."""
         device = device_of(self)
         vectors = super().forward(tokens.to(device), offsets.to(device)).cpu()
         return trace.mark_backward("table backward", vectors, tokens, offsets)
@@ -198,14 +197,14 @@ class Table(nn.EmbeddingBag):
 def table_on_device(
     num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
 ) -> Table:
-    """The table on its owner's device, which is next to the trainers'; made there."""
+    """The table on its owner's device, the next after the trainers'; called there."""
     parts = nn.ModuleDict({"table": Table(num_tokens, config)})
     parts.load_state_dict(begin, strict=False)
     return parts["table"].to(device_for(config.device, config.num_trainers))
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
-    """The layer that all trainers have, by its seed the same wherever it is made."""
+    """The layer that all trainers have: with one seed, the same on every worker."""
     sizes = config.embedding, num_classes
     dtype, constrained = config.torch_dtype, config.constrained == "dense"
     with torch.random.fork_rng(devices=[]):
@@ -222,7 +221,7 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
 
 
 def first_weights(job: Job) -> dict[str, Tensor]:
-    """All parameters by name, as the seed makes them."""
+    """The seed's initial parameters, by name."""
     table = Table(job.data.num_tokens, job.config)
     dense = dense_layer(job.data.num_classes, job.config)
     return weights_of(table, "table") | weights_of(dense, "dense")
@@ -230,5 +229,5 @@ def first_weights(job: Job) -> dict[str, Tensor]:
 
 def weights_of(module: nn.Module, part: str) -> dict[str, Tensor]:
     """Copies of a part's parameters on the CPU, by their names in the model."""
-    values = module.state_dict().items()
-    return {f"{part}.{name}": value.detach().cpu().clone() for name, value in values}
+    values = module.state_dict(prefix=f"{part}.").items()
+    return {name: value.detach().cpu().clone() for name, value in values}

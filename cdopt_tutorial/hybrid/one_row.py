@@ -1,4 +1,4 @@
-"""The update of chapter 5's two kinds of parameters, where it can be done by hand.
+"""Chapter 5's two kinds of updates, in a case that can be computed by hand.
 
 All images use one row of the table, a number r, and there are two classes, whose scores
 are r + b₀ and b₁. All three numbers are 0, so r and b₀ have the same gradient: -½ from
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 
 class Moves(NamedTuple):
-    """How far a step with learning rate 1 moves a number of the table and the bias."""
+    """How far a step with learning rate 1 moves r and b₀."""
 
     row: float
     bias: float
 
 
 def moves(labels: Sequence[int], shares: Sequence[int]) -> dict[str, Moves]:
-    """Of one process with all images, and of trainers with a share of them each.
+    """The moves of one process with all images, and of trainers who share them out.
 
     `labels` are 0 or 1, and `shares` how many of them each trainer has, in order. The
     original's trainers each take the mean over their own images; DDP averages their
     gradients, and the table adds them. Exact trainers scale a sum instead, and the
-    table's sum is divided. Raises ValueError if the shares are not those of the labels.
+    table's sum is divided. Raises ValueError if the shares do not add up.
     """
     if sum(shares) != len(labels) or min(shares) < 1:
         raise ValueError(f"shares are {list(shares)}, but must add up to {len(labels)}")

@@ -1,4 +1,4 @@
-"""The system: a table that ``ps`` moves for all, trainers in step, and a master."""
+"""The system: a table on ``ps``, trainers that step together, and a master."""
 
 import math
 import queue
@@ -46,7 +46,7 @@ from cdopt_tutorial.hybrid.model import (
 from cdopt_tutorial.training import Progress, Projected, Score, check_begin
 
 MASTER, SERVER = "master", "ps"
-SELDOM = 10  # deadlines of a step, for what is done once, or after an epoch
+SELDOM = 10  # deadlines of a step, for what happens once or after an epoch
 Engine = OneProcess | Workers
 
 
@@ -59,7 +59,7 @@ class JointStep:
         self._all = Rendezvous(self._step, range(config.num_trainers))
 
     def step(self, trainer: int, context: gradients.Context) -> Future:
-        """Leave the gradients of a trainer's context; done once the step was taken."""
+        """Join a step with the gradients of a trainer's context; done once it is."""
         return self._all.enter(trainer, context)
 
     def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
@@ -89,29 +89,28 @@ def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
     """Make the table on ``ps``, and what steps it."""
     of = job.data.num_tokens, job.config, job.begin
     table = engine.remote(SERVER, table_on_device, *of)
-    kinds = {"exact": JointStep, "original": OriginalStep}
-    kind = kinds[job.config.semantics]
+    kind = JointStep if job.config.semantics == "exact" else OriginalStep
     return table, engine.remote(SERVER, kind, table, job.config)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What one trainer is to do."""
+    """What one trainer needs of a job."""
 
     config: HybridConfig  #: of the run
     rank: int  #: number of the trainer
     shard: Shard  #: its training data
     num_classes: int  #: different labels
-    begin: Mapping[str, Tensor]  #: parameters to begin with, by name
-    valid: Bags | None = None  #: bags to be watched by; for the first trainer only
-    test: Bags | None = None  #: bags to be tested on; for the first trainer only
+    begin: Mapping[str, Tensor]  #: initial parameters, by name
+    valid: Bags | None = None  #: to evaluate on after each epoch; the first one's only
+    test: Bags | None = None  #: to test on at the end; the first one's only
 
 
 def loss_factor(batch: Batch, config: HybridConfig) -> float:
-    """What a trainer's summed loss is multiplied by.
+    """The factor of a trainer's summed loss.
 
-    The original's makes it the mean of its own batch. The exact one undoes the mean
-    over N trainers: that of N·sₜ/B is the joint batch's Σₜ sₜ/B.
+    The original's makes it the mean of the trainer's own batch. The exact one undoes
+    DDP's mean over N trainers: that of N·sₜ/B is the joint batch's Σₜ sₜ/B.
     """
     if config.semantics == "original":
         return 1 / max(1, len(batch.bags))
@@ -119,21 +118,21 @@ def loss_factor(batch: Batch, config: HybridConfig) -> float:
 
 
 def penalty_factor(trainer: int, config: HybridConfig) -> int:
-    """What a trainer's penalty is multiplied by, so that it enters a step once."""
+    """The factor of a trainer's penalty with which it enters a step once."""
     if config.constrained == "dense":
-        return 1  # DDP takes the mean of all replicas' own
+        return 1  # DDP averages the replicas'
     if config.constrained is None or trainer > 0:
-        return 0  # the first adds the table's, for all
+        return 0  # the first trainer adds the table's, for all
     return config.num_trainers if config.semantics == "exact" else 1
 
 
 def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
-    """The layer, which is there, as one of its replicas; begins as the first one."""
+    """A layer of this trainer's as a replica, which begins like the first one's."""
     ids = [torch.device(device)] if device != "cpu" else None
     replica = DistributedDataParallel(layer, device_ids=ids)
 
     def all_reduce(group: None, bucket: dist.GradBucket) -> Future[Tensor]:
-        reduced = default_hooks.allreduce_hook(group, bucket)  # as DDP does by itself
+        reduced = default_hooks.allreduce_hook(group, bucket)  # DDP's own default
         return trace.mark_until_done("all-reduce", reduced)
 
     if trace.collect() is not None:
@@ -143,13 +142,13 @@ def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
 
 @torch.no_grad()
 def ask_difference(layer: nn.Module) -> Callable[[], float]:
-    """Ask for the largest difference of any parameter between any two replicas now.
+    """Start measuring the largest difference of any parameter between two replicas.
 
-    All trainers must ask. What is returned waits for the answer.
+    A collective of all trainers; what is returned waits for the result.
     """
     flat = torch.cat([each.flatten() for each in layer.parameters()])
     both = torch.cat((flat, -flat))
-    # To wait would keep trainers in step, which the original's semantics do not.
+    # Waiting here would synchronise trainers that the original leaves unsynchronised.
     work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
 
     def answer() -> float:
@@ -171,18 +170,18 @@ class Trainer:
         self.device = device_for(task.config.device, task.rank)
         self.dense = dense_layer(task.num_classes, task.config).to(self.device)
         nn.ModuleDict({"dense": self.dense}).load_state_dict(task.begin, strict=False)
-        self.fc: nn.Module = self.dense  # through which it learns: DDP on workers
+        self.fc: nn.Module = self.dense  # what it learns through: DDP on workers
         self.optimizer = make_optimizer(self.dense.parameters(), task.config)
         part = {"dense": self.dense, "table": table}.get(task.config.constrained)
         self.constraints = None if part is None else Constraints(part)
         self.penalty_factor = penalty_factor(task.rank, task.config)
-        # Each looks after its own layer, but the one table's is the first one's.
-        self.looks_after = part is self.dense or (part is table and task.rank == 0)
+        # Each is in charge of its own layer, but only the first one of the table.
+        self.in_charge = part is self.dense or (part is table and task.rank == 0)
         self.seconds = math.inf  # between two places; in one process nobody waits
         self.history = History()
 
     def run(self) -> History:
-        """Join the other trainers, then train with them; called by the master."""
+        """Join the other trainers and train with them; called by the master."""
         config, self.seconds = self.config, self.config.step_deadline
         of, gpus = (self.task.rank, config.num_trainers), gpus_of(config.device)
         with place(SELDOM * self.seconds, then=math.inf):
@@ -193,13 +192,13 @@ class Trainer:
             return self.train()
 
     def train(self) -> History:
-        """The whole training: learn, be watched, be tested, project."""
+        """The whole training: learn, validate, test, project."""
         config, task, history = self.config, self.task, self.history
         limit = config.max_steps or sys.maxsize
         for epoch in range(config.epochs):
             batches = task.shard.batches(config.batch_size, 1000 * config.seed + epoch)
             self.learn(islice(batches, limit - len(history.losses)))
-            self.barrier()  # every trainer's last step has reached the table
+            self.barrier()  # until every trainer's last step has moved the table
             valid = self.score(task.valid)
             self.barrier()
             self.report(epoch, valid)
@@ -207,7 +206,8 @@ class Trainer:
                 break
         if task.rank == 0:
             history.test = self.score(task.test)
-            history.weights = self.weights()
+            history.weights = apply(self.table, weights_of, "table")
+            history.weights |= weights_of(self.dense, "dense")
         if self.constraints is not None:
             history.projected = self.project()
         return history
@@ -219,21 +219,21 @@ class Trainer:
                 dist.barrier()
 
     def learn(self, batches: Iterable[Batch]) -> None:
-        """Step on each of these batches, and measure what is no part of a step."""
+        """Step on each of these batches, and record what the history has of a step."""
         history, differences = self.history, []
         for batch in batches:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             history.losses.append(self.step(batch))
-            history.step_seconds.append(time.perf_counter() - begin)
+            history.step_seconds.append(time.perf_counter() - start)
             history.images.append(len(batch.bags))
             if self.fc is not self.dense:
                 differences.append(ask_difference(self.dense))
-            if self.looks_after:
+            if self.in_charge:
                 history.feasibility.append(self.constraints.feasibility())
         history.replica_differences += [answer() for answer in differences]
 
     def step(self, batch: Batch) -> float:
-        """One step with all trainers; the summed loss of this one's images."""
+        """One step with all trainers: the summed loss of this one's images."""
         bags = batch.bags
         with self.engine.context() as context:
             vectors = self.lookup_in_step(bags)
@@ -250,10 +250,10 @@ class Trainer:
         return total.item()
 
     def lookup_in_step(self, bags: Bags) -> Tensor:
-        """The same as `lookup`, between places at which a stalled worker is noticed."""
+        """`lookup`, between two of the places by which a stalled worker is noticed."""
         with place(self.seconds, SERVER):
             vectors = self.lookup(bags)
-        # All gradients of this trainer are ready when that of the vectors is.
+        # The gradient of the vectors is the last that this trainer computes.
         vectors.register_hook(lambda _: passed(self.seconds, SERVER))
         return vectors
 
@@ -263,7 +263,7 @@ class Trainer:
             return gradients.call(self.table, "forward", bags.tokens, bags.offsets)
 
     def scores(self, vectors: Tensor) -> Tensor:
-        """Scores (b, num_classes) of the bags' vectors, as all trainers learn them."""
+        """Scores (b, num_classes) of the bags' vectors, through DDP on workers."""
         return self.fc(vectors.to(self.device))
 
     def update(self, context: gradients.Context) -> None:
@@ -276,7 +276,7 @@ class Trainer:
                 self.table_step.rpc_sync().step(self.task.rank, context)
 
     def report(self, epoch: int, valid: Score | None) -> None:
-        """Tell the parent how far this trainer has come; epochs begin with 0 here."""
+        """Report this trainer's progress to the parent process."""
         history = self.history
         first = history.progress[-1].step if history.progress else 0
         of_epoch, images = history.losses[first:], history.images[first:]
@@ -286,28 +286,24 @@ class Trainer:
 
     @torch.no_grad()
     def score(self, bags: Bags | None) -> Score | None:
-        """How well the model does now; no other trainer takes part."""
+        """The model's score on some bags now; involves no other trainer."""
         if bags is None:
             return None
         scores = self.dense(self.lookup(bags).to(self.device)).cpu()
         right = (scores.argmax(1) == bags.labels).double().mean().item()
         return Score(F.cross_entropy(scores, bags.labels).item(), right)
 
-    def weights(self) -> dict[str, Tensor]:
-        """All parameters by name."""
-        return apply(self.table, weights_of, "table") | weights_of(self.dense, "dense")
-
     def project(self) -> Projected:
         """Make the trained model exactly feasible; each replica does so by itself."""
         self.barrier()
-        if self.looks_after:
+        if self.in_charge:
             self.constraints.project_()
         self.barrier()
         return Projected(self.score(self.task.test), self.constraints.feasibility())
 
 
 def tasks(job: Job) -> list[Task]:
-    """What each trainer is to do with its part of the data, of one image at least."""
+    """Each trainer's task; ValueError if its share comes to no image."""
     data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
     first, *others = [
         Task(job.config, rank, shard, data.num_classes, job.begin)
@@ -317,19 +313,19 @@ def tasks(job: Job) -> list[Task]:
 
 
 def drive(engine: Engine, job: Job, work: Sequence[Task]) -> list[History]:
-    """Make the table, start the trainers' loops, wait for them; the master's role."""
+    """Make the table, start the trainers, and wait for them; the master's role."""
     table, table_step = make_table(engine, job)
     trainers = [
         engine.remote(f"trainer{task.rank}", Trainer, engine, table, table_step, task)
         for task in work
     ]
-    # No time-out: the calls last as long as the training does.
+    # Without a time-out, since the calls last as long as the training.
     return wait_for_all([each.rpc_async(timeout=0).run() for each in trainers])
 
 
 def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     """Their results, or the first error, whichever future it comes from."""
-    # One after the other, the second's failure would not be seen by the first's wait.
+    # Waiting in order, one would not notice that the second fails before the first.
     done: queue.SimpleQueue = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(done.put)
@@ -339,11 +335,10 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
 
 
 def check(job: Job) -> None:
-    """A ValueError if workers, table, a share or a given parameter do not fit."""
+    """Raise ValueError for a job that is impossible here."""
     checks.workers(job.config, "num_trainers", others=2)
     rows, width = job.data.num_tokens, job.config.embedding
-    # With the gradients, which are as large.
-    size = 2 * rows * width * job.config.torch_dtype.itemsize
+    size = 2 * rows * width * job.config.torch_dtype.itemsize  # with the gradients
     checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
@@ -367,7 +362,7 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
 
 
 def run_locally(job: Job) -> Result:
-    """The same training in this process: one trainer with the joint batches."""
+    """The same training in this process, by one trainer with the joint batches."""
     config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
     job, engine = replace(job, config=config), OneProcess()
     (task,) = tasks(job)

@@ -1,4 +1,4 @@
-"""The settings, what a run returns, and the model, in the parts that workers own."""
+"""The settings, what a run returns, and the parts of the model that workers own."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,8 +17,9 @@ from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.device import device_for, device_of
 from cdopt_tutorial.engines.seam.reference import LocalRef, Reference, apply
 
-TEMPERATURE = 0.7  # of a sample; below 1 it prefers likely words
-ROW_NORM = 3.0  # mean of a constrained decoder's rows at the start, with its factor
+SAMPLED = 60  # tokens of a sample
+TEMPERATURE = 0.7  # of a sample; below 1, likely words become likelier
+ROW_NORM = 3.0  # initial mean norm of a constrained decoder's rows, times their factor
 
 Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 
@@ -27,42 +28,39 @@ Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
 class RNNConfig(training.Settings):
     """Settings of a run; a ValueError if a value is out of its range."""
 
-    #: what comes back from the decoder's owner: "logits", as in the original, or only
-    #: the "loss", computed there.
+    #: what the decoder's owner returns: "logits", as in the original, or the "loss".
     cut: str = "loss"
     num_trainers: int = 1  #: trainers; each reads its own columns of the text
-    #: whether several trainers step together, with their gradients summed, or each when
-    #: it likes.
+    #: whether trainers step together, by the sum of their gradients, or independently.
     sync: bool = True
     embedding: int = 128  #: width of a word's vector
     hidden: int = 128  #: width of the LSTM
     num_layers: int = 1  #: layers of the LSTM
     dropout: float = 0.4  #: share of activations set to 0 in training, 0 to below 1
     seq_len: int = 35  #: tokens through which a gradient flows
-    batch_size: int = 20  #: columns of text read side by side, by all trainers together
+    batch_size: int = 20  #: columns of text read side by side, over all trainers
     optimizer: str = "adam"  #: "sgd" or "adam"
     lr: float = 4e-3  #: its learning rate, above 0
     lr_decay: float = 0.9  #: factor on lr after each epoch, above 0 and at most 1
     momentum: float = 0.9  #: of SGD, 0 to below 1
     manifold: str = "none"  #: of constrained weights: "none", "stiefel" or "oblique"
-    #: whose weights: the "trainer"'s LSTM, hidden to hidden, or the "server"'s: the
-    #: decoder's with "stiefel", the word vectors with "oblique".
+    #: whose weights: the "trainer"'s (the LSTM's, hidden to hidden) or the "server"'s
+    #: (with "stiefel" the decoder's, with "oblique" the word vectors).
     where: str = "trainer"
-    #: whether each gate's matrix of the LSTM is on a Stiefel manifold of its own; else
-    #: all of them stacked are on one.
+    #: constrain each gate's matrix of the LSTM by itself, instead of all four stacked.
     per_gate: bool = False
     penalty_param: float = 1.0  #: factor of ‖C(W)‖² in the loss, above 0
     clip: float | None = 1.0  #: largest norm of the whole gradient; None for any
     epochs: int = 6  #: passes over the text
     max_steps: int | None = None  #: steps after which it ends; None for no limit
-    #: steps between two checkpoints within an epoch, where a run keeps any. Chance
-    #: begins anew at each of these steps, kept or not, so that a resumed run goes on as
-    #: the first one would have.
+    #: steps between two checkpoints within an epoch. The random streams are reseeded
+    #: at each of these steps, saved or not, so that a resumed run draws what the
+    #: uninterrupted one does.
     save_every: int = 50
-    seed: int = 1  #: of the parameters' start and the dropout
+    seed: int = 1  #: of the initial parameters and the dropout
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of all parts, as :func:`~.device.pick_device` takes it; the trainers share out
-    #: the GPUs of "cuda", and the server has the next one. What travels is on the CPU.
+    #: of all parts, as :func:`~.device.pick_device` takes it; the trainers share the
+    #: GPUs of "cuda", and the server has the next one. What is sent is on the CPU.
     device: str = "cpu"
 
     def __post_init__(self):
@@ -95,14 +93,14 @@ class RNNConfig(training.Settings):
 
 @dataclass
 class History(training.History):
-    """What one trainer returns; ``losses`` has the steps before a checkpoint, too."""
+    """What one trainer returns; ``losses`` includes the steps before a checkpoint."""
 
     staleness: list[int] = field(default_factory=list)  #: of each step of this run
-    tokens: int = 0  #: that it has read in this run
+    tokens: int = 0  #: read in this run
 
     @property
     def perplexity(self) -> float:
-        """The first trainer's, of the validation part before the projection."""
+        """Of the validation part, before the projection; the first trainer's only."""
         return self.progress[-1].valid.perplexity
 
 
@@ -131,9 +129,9 @@ class Decoder(nn.Module):
         self._shared = config.num_trainers > 1 and not config.sync
         self.scale: Tensor | float = 1.0
         if config.constrained == "decoder":
-            # Orthonormal columns leave words short rows, so a factor is learnt, too.
-            begin = ROW_NORM * math.sqrt(vocab_size / min(vocab_size, config.hidden))
-            self.scale = nn.Parameter(torch.tensor(begin))
+            # Orthonormal columns leave each word a short row, so a factor is learnt.
+            start = ROW_NORM * math.sqrt(vocab_size / min(vocab_size, config.hidden))
+            self.scale = nn.Parameter(torch.tensor(start))
         nn.init.zeros_(self.decoder.bias)
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
 
@@ -142,16 +140,16 @@ class Decoder(nn.Module):
         return self.scores(output).cpu()
 
     def scores(self, output: Tensor) -> Tensor:
-        """The same logits, where the weights are."""
+        """The same logits, on the decoder's device."""
         weight, scale = self.decoder.weight, self.scale
         if self._shared:
-            # Another trainer may step before this one's backward pass needs these.
+            # Another trainer may step before this one's backward pass uses them.
             weight, scale = weight.clone(), scale * 1.0
         output = self.drop(output).to(device_of(self))
         return F.linear(scale * output, weight, self.decoder.bias)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy in nats of an output and the next tokens."""
+        """Summed cross-entropy, in nats, of an output against the next tokens."""
         with torch.set_grad_enabled(self.training):
             scores = self.scores(output)
             loss = summed_loss(scores, targets.to(scores.device)).cpu()
@@ -159,7 +157,7 @@ class Decoder(nn.Module):
 
 
 class LSTM(nn.LSTM):
-    """The LSTM between the two; lives on the trainer, if there is only one."""
+    """The LSTM between the two; lives on the trainer if there is only one."""
 
     def __init__(self, config: RNNConfig):
         between = config.dropout if config.num_layers > 1 else 0.0
@@ -167,21 +165,21 @@ class LSTM(nn.LSTM):
         super().__init__(*sizes, dropout=between)
 
     def weights(self) -> list[Tensor]:
-        """The weights that it computes with, plain and on the CPU; on its owner."""
+        """The weights that it computes with, as plain tensors on the CPU."""
         # An nn.Parameter would be pickled as a copy, outside the graph.
         return [w.view_as(w).cpu() for of_layer in self.all_weights for w in of_layer]
 
 
 class PulledLSTM(LSTM):
-    """The LSTM of one of several trainers: it pulls its weights from ``ps``."""
+    """The LSTM of one of several trainers, which pulls its weights from ``ps``."""
 
     def __init__(self, rnn_rref: Reference, config: RNNConfig):
         super().__init__(config)
-        self.to("meta")  # only the function is here
+        self.to("meta")  # this worker has no weights of its own
         self.rnn_rref = rnn_rref
 
     def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """The same as the LSTM's."""
+        """As in ``nn.LSTM``."""
         pulled = gradients.call(self.rnn_rref, LSTM.weights)
         weights = [weight.to(inputs.device) for weight in pulled]
         output, *last = torch.lstm(
@@ -197,7 +195,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RNNModel(nn.Module):
-    """The whole model as its trainer sees it: an LSTM here, the rest by reference."""
+    """The whole model as a trainer sees it: the LSTM here, the rest by reference."""
 
     def __init__(
         self, parts: Mapping[str, Reference], config: RNNConfig, device: str = "cpu"
@@ -206,7 +204,7 @@ class RNNModel(nn.Module):
         self.embedding_rref, self.decoder_rref = parts["embedding"], parts["decoder"]
         rnn = parts["rnn"]
         self.rnn = rnn.local_value() if rnn.is_owner() else PulledLSTM(rnn, config)
-        self.config, self.device = config, device  # on which the LSTM computes
+        self.config, self.device = config, device  # the LSTM's
 
     def start(self, batch: int) -> Hidden:
         """The hidden state before the first token: zeros."""
@@ -214,7 +212,7 @@ class RNNModel(nn.Module):
         return tuple(torch.zeros(shape, dtype=self.config.torch_dtype) for _ in "hc")
 
     def recur(self, tokens: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Output (seq, batch, hidden), on the CPU, of the LSTM for tokens."""
+        """The LSTM's output (seq, batch, hidden) for tokens, on the CPU."""
         vectors = gradients.call(self.embedding_rref, EmbeddingTable.forward, tokens)
         hidden = tuple(state.to(self.device) for state in hidden)
         output, hidden = self.rnn(vectors.to(self.device), hidden)
@@ -228,7 +226,7 @@ class RNNModel(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
     ) -> tuple[Tensor, Hidden]:
-        """Summed cross-entropy in nats, by the model's cut, and the hidden state."""
+        """Summed cross-entropy in nats, and the hidden state."""
         if self.config.cut == "logits":
             logits, hidden = self(tokens, hidden)
             return summed_loss(logits, targets), hidden
@@ -236,7 +234,7 @@ class RNNModel(nn.Module):
         return gradients.call(self.decoder_rref, Decoder.loss, output, targets), hidden
 
     def train(self, mode: bool = True) -> "RNNModel":
-        """Switch dropout, here and on the server; ``eval()`` comes by here, too."""
+        """Switch dropout here and on the server; ``eval()`` calls this, too."""
         super().train(mode)
         for rref in (self.embedding_rref, self.decoder_rref):
             apply(rref, _set_training, mode)
@@ -244,10 +242,10 @@ class RNNModel(nn.Module):
 
 
 def _set_training(module: nn.Module, mode: bool) -> None:
-    module.train(mode)  # without its result, which would be sent back
+    module.train(mode)  # returns the module, which would be sent back
 
 
-# What makes each part of the model, which has a seed of its own by its place here.
+# The parts of the model; the order gives each a seed of its own.
 PARTS: dict[str, Callable[[int, RNNConfig], nn.Module]] = {
     "embedding": EmbeddingTable,
     "rnn": lambda _, config: LSTM(config),
@@ -256,7 +254,7 @@ PARTS: dict[str, Callable[[int, RNNConfig], nn.Module]] = {
 
 
 def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
-    """One of the model's :data:`PARTS`; by its seed the same wherever it is made."""
+    """One of the model's :data:`PARTS`: with one seed, the same on every worker."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3 * config.seed + list(PARTS).index(part))
         module = PARTS[part](vocab_size, config).to(config.torch_dtype)
@@ -271,13 +269,12 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
 
 
 def build_own(part: str, vocab_size: int, config: RNNConfig, worker: int) -> nn.Module:
-    """The same on the device of the worker that owns it, which calls this."""
-    module = build(part, vocab_size, config)
-    return module.to(device_for(config.device, worker))
+    """The same on its owner's device; called there."""
+    return build(part, vocab_size, config).to(device_for(config.device, worker))
 
 
 def num_parameters(vocab_size: int, config: RNNConfig) -> int:
-    """How many numbers the whole model has, the factor of the decoder's rows aside."""
+    """Size of the whole model, without the factor of a constrained decoder."""
     wide, hidden = config.embedding, config.hidden
     first, other = 4 * hidden * (wide + hidden + 2), 8 * hidden * (hidden + 1)
     lstm = first + (config.num_layers - 1) * other
@@ -285,37 +282,30 @@ def num_parameters(vocab_size: int, config: RNNConfig) -> int:
 
 
 def check_memory(vocab_size: int, config: RNNConfig) -> None:
-    """A ValueError if a model is larger, with its gradients, than what is free here."""
+    """Raise ValueError if a model and its gradients exceed the free memory."""
     size = 2 * num_parameters(vocab_size, config) * config.torch_dtype.itemsize
     wide = f"embedding {config.embedding}, hidden {config.hidden}"
     in_memory(f"a model with {wide} and num_layers {config.num_layers}", size)
 
 
 def build_all(vocab_size: int, config: RNNConfig) -> nn.ModuleDict:
-    """All parts of the model, in this process, by name."""
+    """All parts of the model, by name."""
     return nn.ModuleDict({part: build(part, vocab_size, config) for part in PARTS})
 
 
 @torch.no_grad()
 def sample(
-    weights: Mapping[str, Tensor],
-    config: RNNConfig,
-    vocabulary: Vocabulary,
-    begin: str,
-    length: int = 60,
+    weights: Mapping[str, Tensor], config: RNNConfig, vocabulary: Vocabulary, begin: str
 ) -> str:
-    """What a trained model writes after a first word: never ``<unk>``, word 0.
-
-    In one process, whoever trained it; called by chapter 2.
-    """
+    """What a trained model writes after a word, in one process; never ``<unk>``."""
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)
     references = {name: LocalRef(part) for name, part in parts.items()}
     model = RNNModel(references, config).eval()
     generator = torch.Generator().manual_seed(0)
     tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)
-    while len(tokens) < length:
+    while len(tokens) < SAMPLED:
         logits, hidden = model(torch.tensor([[tokens[-1]]]), hidden)
-        chances = torch.softmax(logits[0, 0, 1:] / TEMPERATURE, dim=0)
+        chances = torch.softmax(logits[0, 0, 1:] / TEMPERATURE, dim=0)  # 0 is <unk>
         tokens.append(1 + torch.multinomial(chances, 1, generator=generator).item())
     return detokenize(vocabulary.decode(tokens))

@@ -25,7 +25,7 @@ from cdopt_tutorial.study import Study
 MAX_VOCAB = 1_000
 CONFIG = RNNConfig(embedding=64, hidden=64)  # one pass over the text has 118 steps
 STIEFEL = {"manifold": "stiefel"}
-# Of each kind, how it is treated, and its settings if it is dissolved.
+# How each kind treats its weight, and its settings if that is dissolved.
 KINDS = {"free": ("", {}), CONTROLS[0]: (CONTROLS[0], {})}
 KINDS |= {"Stiefel": ("Stiefel", STIEFEL)}
 KINDS |= {way: (way, {}) for way in CONTROLS[1:]}
@@ -43,8 +43,8 @@ class RNN:
         config = replace(CONFIG, lr=lr, seed=seed, device=device, **settings)
         corpus = load_corpus(max_vocab=MAX_VOCAB)
         self.kind, self.halves = kind, corpus.valid.chunk(2)
-        torch.manual_seed(seed)  # the dropout, and what torch's parametrizations draw
-        self.parts, self.afterwards = make(kind, config, len(corpus.vocabulary))
+        torch.manual_seed(seed)  # of the dropout and of torch's parametrizations
+        self.parts, self.after_step = make(kind, config, len(corpus.vocabulary))
         self.parts.to(config.device)
         dissolved = config.constrained is not None
         self.constraints = Constraints(self.parts) if dissolved else None
@@ -65,7 +65,7 @@ class RNN:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         tokens, targets = next(self.windows)
-        with parametrize.cached():  # or torch's RNNs compute their weights twice
+        with parametrize.cached():  # or torch's RNNs would compute their weights twice
             total, hidden = self.model.loss(tokens, targets, self.hidden)
             loss = total / targets.numel()
             if self.constraints is not None:
@@ -74,8 +74,7 @@ class RNN:
         clip_grad_norm_(self.parts.parameters(), self.model.config.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        for each in self.afterwards:
-            each()
+        self.after_step()
         self.hidden = tuple(state.detach() for state in hidden)
 
     def look(self) -> tuple[float, float]:
@@ -86,7 +85,7 @@ class RNN:
 
     @torch.no_grad()
     def distance(self) -> float:
-        """How far what the kind treats, or the LSTM's stack, is from orthonormal."""
+        """How far the treated weight, or the LSTM's stack, is from orthonormal."""
         layer, name, blocks = treated(self.kind, self.parts)
         weight = getattr(layer, name).double()
         return surface("stiefel", weight, blocks).distance(weight).sqrt().item()
@@ -96,7 +95,7 @@ STUDY = Study(__package__, tuple(KINDS), RNN, 1_180, every=118, patience=354)
 
 
 def treated(kind: str, parts: nn.ModuleDict) -> tuple[nn.Module, str, int]:
-    """The layer that a kind treats, its weight, and into how many blocks it is cut."""
+    """The layer that a kind treats, its weight's name, and the number of blocks."""
     if kind.endswith("decoder"):
         return parts["decoder"].decoder, "weight", 1
     return parts["rnn"], "weight_hh_l0", 4 if kind.endswith("per gate") else 1
@@ -104,18 +103,18 @@ def treated(kind: str, parts: nn.ModuleDict) -> tuple[nn.Module, str, int]:
 
 def make(
     kind: str, config: RNNConfig, vocab_size: int
-) -> tuple[nn.ModuleDict, list[Callable[[], None]]]:
-    """The parts of a kind's model, and what follows each step.
+) -> tuple[nn.ModuleDict, Callable[[], None]]:
+    """The parts of a kind's model, and what to call after each step.
 
-    A seed's all start alike, but for what is orthonormal or scaled; and a decoder's
-    start alone has the dissolved one's factor in its weight.
+    With one seed all kinds begin alike, up to the treated weight; that of the control
+    of a dissolved decoder includes the decoder's factor.
     """
     parts, (way, _) = build_all(vocab_size, config), KINDS[kind]
     if way not in CONTROLS:
-        return parts, []
+        return parts, lambda: None
     layer, name, blocks = treated(kind, parts)
-    afterwards = [treat(way, layer, name, blocks)]
+    after_step = treat(way, layer, name, blocks)
     if kind.endswith("decoder"):
         dissolved = replace(config, **STIEFEL, **DECODER)
         layer.weight.data *= build("decoder", vocab_size, dissolved).scale.item()
-    return parts, afterwards
+    return parts, after_step

@@ -1,4 +1,4 @@
-"""How many bytes a step sends: by arithmetic, and as the sockets count them."""
+"""The bytes that a step sends, by arithmetic and as the sockets count them."""
 
 from dataclasses import replace
 
@@ -11,18 +11,17 @@ from cdopt_tutorial.parameter_server.system import Job, run
 def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
     """Bytes of the large tensors of one full window, of all trainers together.
 
-    Word vectors and the LSTM's outputs cross, with the cut "logits" these, too, and the
-    gradients of all; several trainers pull the LSTM's weights. An index has 8 bytes.
-    The messages around them, 5 to 7 kB a step and trainer whatever the sizes, are not
-    in it: it is right to a per cent from about a megabyte on, not for tiny models.
+    Word vectors, the LSTM's outputs and, with the cut "logits", the logits are sent one
+    way, and their gradients the other; several trainers pull the LSTM's weights. An
+    index has 8 bytes. The messages around them, 5 to 7 kB per step and trainer whatever
+    the sizes, are not counted: they are below one per cent from about a megabyte on.
     """
     tokens = config.seq_len * config.batch_size
-    width = config.embedding + config.hidden
-    indices = tokens
+    width, indices = config.embedding + config.hidden, tokens
     if config.cut == "logits":
         width += vocab_size
     else:
-        indices += tokens  # the targets travel, too
+        indices += tokens  # the targets are sent, too
     numbers = tokens * width
     if config.num_trainers > 1:
         weights = build("rnn", vocab_size, config).parameters()
@@ -31,7 +30,7 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
 
 def curves(config: RNNConfig) -> dict[str, list[tuple[list[int], list[float]]]]:
-    """Megabytes of a step by the size of the vocabulary, a curve for each cut."""
+    """Megabytes per step by the size of the vocabulary, a curve for each cut."""
     sizes, found = [2**k for k in range(6, 18)], {}
     for cut, name in (("logits", "cut at the scores"), ("loss", "cut at the loss")):
         of_cut = replace(config, cut=cut)
@@ -40,7 +39,7 @@ def curves(config: RNNConfig) -> dict[str, list[tuple[list[int], list[float]]]]:
 
 
 def measured_bytes(job: Job) -> float:
-    """Bytes a step, by the workers' own sockets; NaN for a text of one window."""
+    """Bytes per step, as the workers' sockets count; NaN for a text of one window."""
     text = Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
     job = replace(job, resume=None, keep=None)
     return training.measured_bytes(run, job, len(text) - 1)
