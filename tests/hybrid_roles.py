@@ -3,7 +3,9 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed.rpc as rpc
@@ -22,18 +24,17 @@ from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.hybrid import run_locally, system
 from cdopt_tutorial.hybrid.model import Table, dense_layer
 
-PARTS = {  # of a step, and what is called in them
+PARTS = {  # of a step, and a function called in each
     "forward": (system.Trainer, "scores"),
     "hook": (system, "loss_factor"),
     "optimizer": (system, "move"),
     "scoring": (system.Trainer, "score"),
-    "ps lookup": (Table, "forward"),
-    "ps step": (system, "move"),
+    "lookup": (Table, "forward"),
 }
 
 
 def stall(part):
-    """Make this process stall whenever it comes to a part of a step."""
+    """Make this process stall in a part of every step."""
     owner, name = PARTS[part]
     original = getattr(owner, name)
 
@@ -48,7 +49,7 @@ def stall(part):
 
 
 def attach_impatiently(deadline):
-    """Do not wait longer for what is done after an epoch."""
+    """Apply a step's deadline to what happens after an epoch, too."""
 
     def impatient(barrier, *args):
         with place(deadline):
@@ -59,64 +60,48 @@ def attach_impatiently(deadline):
 
 @dataclass(frozen=True, eq=False)
 class Slow(Shard):
-    """Data that disturb their trainer at the third batch.
+    """Data that call a function at the third batch."""
 
-    How is the name of a signal, "nap" with seconds, "raise", "ps die", or the part of
-    the step to stall in: see ``stall``.
-    """
-
-    how: str = ""
+    disturb: Callable[[], object]
 
     def batches(self, batch_size, seed):
         for number, batch in enumerate(super().batches(batch_size, seed)):
             if number == 2:
-                self._disturb()
+                self.disturb()
             yield batch
 
-    def _disturb(self):
-        match self.how.split():
-            case ["nap", seconds]:
-                time.sleep(float(seconds))
-            case ["raise"]:
-                raise ArithmeticError("no more data")
-            case ["ps", "die"]:
-                rpc.rpc_async("ps", die)
-            case ["ps", _]:
-                rpc.rpc_sync("ps", stall, args=(self.how,))
-            case _ if self.how in PARTS:
-                stall(self.how)
-            case [name]:
-                os.kill(os.getpid(), getattr(signal, name))
+
+def on_server(function, *args):
+    return partial(rpc.rpc_sync, "ps", function, args)
 
 
 def play(job, master, *args, **options):
-    """What a master returns that drives a job's workers in its own way."""
+    """What a master of one's own returns, which drives a job's workers."""
     serving = [f"trainer{rank}" for rank in range(job.config.num_trainers)] + ["ps"]
     roles = {name: Role(serve, num_threads=1) for name in serving}
     return launch(roles | {"master": Role(master, (job, *args))}, **options)["master"]
 
 
-def disturbed_master(job, numbers, how):
-    """A master whose trainers of these numbers are disturbed in their third step."""
+def disturbed_master(job, numbers, disturb):
+    """A master with some trainers that are disturbed before their third step."""
     tasks = system.tasks(job)
     for number in numbers:
-        shard = tasks[number].shard
-        slow = Slow(shard.bags, shard.begin, shard.total, how)
+        slow = Slow(**vars(tasks[number].shard), disturb=disturb)
         tasks[number] = replace(tasks[number], shard=slow)
     return system.drive(TorchRPC(), job, tasks)
 
 
 def counting_master(job):
-    """A master that asks what is left on the server after a run with cuts."""
+    """A master that returns what is left on the server after a run with cuts."""
     system.drive(TorchRPC("cut"), job, system.tasks(job))
     return rpc.rpc_sync("ps", kept)
 
 
 def pacing_master(job):
-    """A master that asks how many places each trainer has passed in the end."""
-    trainers = [f"trainer{task.rank}" for task in system.tasks(job)]
-    system.drive(TorchRPC(), job, system.tasks(job))
-    return [rpc.rpc_sync(trainer, places) for trainer in trainers]
+    """A master that returns how many places each trainer has passed."""
+    tasks = system.tasks(job)
+    system.drive(TorchRPC(), job, tasks)
+    return [rpc.rpc_sync(f"trainer{task.rank}", places) for task in tasks]
 
 
 def places():
@@ -138,7 +123,7 @@ class OriginalModel(nn.Module):
 
 
 def ask_cdopt(job):
-    """What CDOpt's penalty says of the original's model."""
+    """CDOpt's penalty of the original's model, or its error."""
     try:
         return f"the penalty is {get_quad_penalty(OriginalModel(job))}"
     except ValueError as error:
@@ -150,7 +135,7 @@ def die():
 
 
 def train_slowly(job):
-    """Training in one process, whose reports take long: nobody waits for it."""
+    """Train in one process, with reports that take long."""
 
     def late(report, *args):
         time.sleep(1.0)
@@ -161,7 +146,7 @@ def train_slowly(job):
 
 
 def differ(rank):
-    """A trainer's role: how far two replicas are apart before and after one moves."""
+    """A trainer's role: the difference of two replicas before and after one moves."""
     process_group.join(rank, 2, gpus=())
     layer = nn.Linear(2, 3, dtype=torch.float64)
     system.replicate(layer, "cpu")
@@ -175,9 +160,9 @@ def differ(rank):
 
 
 def wait_both_ways():
-    """A master whose first trainer hangs, while the second raises.
+    """The error that a master sees whose first trainer hangs and whose second raises.
 
-    What it sees: by the book's way of waiting, then by the original's.
+    First by the book's way of waiting, then by the original's.
     """
     found = []
     for wait in (system.wait_for_all, wait_in_order):

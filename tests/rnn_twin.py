@@ -1,4 +1,4 @@
-"""The language model and its training in plain torch, to hold the package against."""
+"""The language model and its training in plain torch, to compare the package with."""
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ class Twin(nn.Module):
 
 
 def columns_of(tokens, number):
-    """The text side by side: (rows + 1, number); the last row is of targets only."""
+    """The text as columns (rows + 1, number); the last row has targets only."""
     rows = (len(tokens) - 1) // number
     return torch.stack(
         [tokens[c * rows : (c + 1) * rows + 1] for c in range(number)], 1
@@ -44,7 +44,7 @@ def columns_of(tokens, number):
 def train(model, corpus, config, stream=0):
     """Losses of all steps, and of the validation part after each epoch.
 
-    Of the random streams, the worker that has the number draws for all dropout.
+    All dropout is drawn from the random stream of the worker with the given number.
     """
     if config.optimizer == "adam":
         optimizer = torch.optim.Adam(model.parameters())
@@ -75,7 +75,7 @@ def train(model, corpus, config, stream=0):
 
 @torch.no_grad()
 def evaluate(model, text):
-    """Mean loss of whole columns at once, which no window cuts."""
+    """Mean loss of whole columns, without windows."""
     model.eval()
     scores, _ = model(text[:-1])
     return F.cross_entropy(scores.transpose(1, 2), text[1:]).item()

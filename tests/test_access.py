@@ -1,4 +1,4 @@
-"""What a run makes while it is under way is closed to all other users."""
+"""Whatever a run creates is closed to all other users."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ pytestmark = [
 
 
 def within_reach(*folders: str | Path) -> set[str]:
-    """What an intruder can read, write or enter below them."""
-    # What a link names is looked at where it lies.
+    """What an intruder can read, write or enter below these folders."""
+    # The target of a link is found in its own place.
     kinds = "-readable -o -writable -o -executable".split()
     command = ["find", *folders, *"-mindepth 1 -not -type l (".split(), *kinds, ")"]
     intruder = {"user": INTRUDER, "group": INTRUDER, "extra_groups": []}
@@ -31,8 +31,8 @@ def within_reach(*folders: str | Path) -> set[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder as /tmp is: everybody may enter it, and make his own files there."""
-    with TemporaryDirectory() as made:  # not in that of pytest, which is closed
+    """A folder like /tmp: everybody may enter it and create files in it."""
+    with TemporaryDirectory() as made:  # pytest's own is closed
         os.chmod(made, 0o1777)
         yield Path(made)
 
@@ -54,5 +54,5 @@ def test_nothing_of_a_run_is_within_reach(engine, how, folder):
         found = within_reach(folder, *SHARED) - before
         running.terminate()
         wait_for_end(below, 60)
-    # Torch's own cache, which is empty.
+    # But for torch's own cache, which is empty.
     assert [each for each in found if "/torchinductor_" not in each] == []

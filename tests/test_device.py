@@ -1,4 +1,4 @@
-"""Devices: what is asked for against what is there. No GPU is needed to see it."""
+"""Devices that are wanted, and those that are there; without a GPU."""
 
 import pickle
 import subprocess
@@ -27,7 +27,7 @@ CONFIGS = HybridConfig, ReinforceConfig, RNNConfig, ShardConfig, memory.MemoryCo
 
 @pytest.fixture
 def have(monkeypatch):
-    """Let torch see so many GPUs, by a build with CUDA."""
+    """Have torch, as if built with CUDA, see so many GPUs."""
 
     def see(count, driver=True):
         there = bool(count) and driver
@@ -111,13 +111,12 @@ def test_every_command_refuses_a_device_that_is_not_there(command, have, capsys)
 @pytest.mark.parametrize("bench", MEASURES)
 def test_every_bench_is_given_the_device(bench, have, monkeypatch):
     have(1)
-    told = []
+    measure = Mock(side_effect=ZeroDivisionError)
     with monkeypatch.context() as patch:
-        note = lambda *args: told.append(args[2]) or 1 / 0  # noqa: E731
-        patch.setitem(MEASURES, bench, note)
+        patch.setitem(MEASURES, bench, measure)
         with pytest.raises(ZeroDivisionError):
             main(["bench", bench, "--device", "auto"])
-    assert told == ["cuda"]
+    assert measure.call_args.args[2] == "cuda"
 
 
 class TestSharingOut:
@@ -134,7 +133,7 @@ class TestSharingOut:
     def test_workers_take_the_gpus_in_turn(self, count, device, of_workers, have):
         have(count)
         assert [device_for(device, worker) for worker in range(3)] == of_workers
-        # As the members of a process group do; `test_hybrid` has their backends.
+        # So do the members of a process group; `test_hybrid` has their backends.
         for_ddp = {"gpus": gpus_of(device), "ddp_only": True}
         group = [process_group.devices(i, 3, **for_ddp) for i in range(3)]
         assert [each.device for each in group] == of_workers
@@ -147,12 +146,12 @@ class TestSharingOut:
         monkeypatch.setattr(note, lambda backend, *_, **__: done.append(backend))
         gpus = [f"cuda:{number}" for number in range(count)]
         process_group.join(1, 2, gpus, ddp_only=True)
-        # Before it, since NCCL asks which is the current one.
+        # The device comes first, since NCCL takes the current one.
         assert done == [["gloo"], ["cuda:0", "gloo"], ["cuda:1", "nccl"]][count]
 
 
 class Started(Exception):
-    """Roles that a run would have started."""
+    """Raised where a run would start its roles."""
 
 
 class NoWorkers(TorchRPC):
@@ -162,11 +161,11 @@ class NoWorkers(TorchRPC):
 
 
 CORPUS = data.Grammar().corpus(1_000, 700)
-GPUS, HELD = {"device": "cuda"}, {"device": "cuda", "manifold": "stiefel"}
+GPUS, STIEFEL = {"device": "cuda"}, {"device": "cuda", "manifold": "stiefel"}
 ON_TWO = {
     "reinforce": (reinforce.run, lambda: ReinforceConfig(**GPUS)),
-    "rnn": (rnn.run, lambda: rnn.Job(RNNConfig(**HELD), CORPUS)),
-    "hybrid": (hybrid.run, lambda: hybrid.Job(HybridConfig(**HELD))),
+    "rnn": (rnn.run, lambda: rnn.Job(RNNConfig(**STIEFEL), CORPUS)),
+    "hybrid": (hybrid.run, lambda: hybrid.Job(HybridConfig(**STIEFEL))),
     "shard": (sharding.run, lambda: sharding.Job(ShardConfig(**GPUS), CORPUS)),
 }
 
@@ -185,12 +184,12 @@ def test_who_starts_the_workers_uses_no_gpu(system, have, monkeypatch):
 
 
 def test_the_fork_server_asks_for_no_gpu():
-    # A process that has asked can't fork one that uses a GPU.
+    # After initialising CUDA, a process can't fork one that uses a GPU.
     script = f"""
 import importlib, torch
-def ask(*_):
-    raise AssertionError("asked")
-torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = ask
+def fail(*_):
+    raise AssertionError("CUDA is initialised")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = fail
 for module in {forking.PRELOAD!r}:
     importlib.import_module(module)
 print("all imported", flush=True)

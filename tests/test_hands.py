@@ -1,4 +1,4 @@
-"""What a reader does on a page: guess, and turn figures by mouse, touch and keys."""
+"""What a reader does on a page: guess, and operate figures by mouse, touch and keys."""
 
 import random
 from dataclasses import replace
@@ -17,7 +17,7 @@ from cdopt_tutorial.sharding import costs
 # Beside the group "book", which takes as long.
 pytestmark = pytest.mark.xdist_group("hands")
 
-GUESSED = "notebooks/06_shards.html"  # its numbers are the same everywhere
+GUESSED = "notebooks/06_shards.html"  # whose numbers are the same everywhere
 PLANE = "notebooks/03_constraint_dissolving.html"
 FIGURES = {
     "01_reinforce": ["timeline", "timeline", "observers"],
@@ -32,14 +32,14 @@ FIGURES = {
 
 @pytest.fixture
 def page(page, server):
-    """The same, on which nothing goes wrong."""
+    """A page on which nothing may go wrong."""
     watch(page, server, faults := [])
     yield page
     assert faults == []
 
 
 def form(page, name):
-    """The question about a measured answer, and the answer's data."""
+    """A question, and the cell with its measured answer."""
     answer = page.locator(f"details.guess[data-name='{name}']")
     cell = answer.locator("xpath=ancestor::div[contains(@class, 'cell ')][last()]")
     place = cell.locator("xpath=preceding-sibling::div[@class='guess-place'][1]")
@@ -65,7 +65,7 @@ def test_a_number_is_guessed_compared_and_kept(page, server):
     assert cell.is_visible() and "Your guess" not in place.inner_text()
 
 
-def test_the_difference_is_told_in_a_sentence(page, server):
+def test_the_difference_is_put_into_words(page, server):
     page.goto(f"{server}/{GUESSED}")
     place, _ = form(page, "06-guess-bytes")
     for guess, said in {
@@ -160,13 +160,13 @@ def test_the_start_of_a_path_is_moved_in_the_picture(page, server, how):
 
 
 def drag(page, *points):
-    """A finger goes down at the first of the points, and along the others."""
+    """Put a finger down at the first point, and move it along the others."""
     send = page.context.new_cdp_session(page).send
     for number, (x, y) in enumerate(points):
         kind = "touchStart" if number == 0 else "touchMove"
         where = {"touchPoints": [{"x": x, "y": y}]}
         send("Input.dispatchTouchEvent", {"type": kind, **where})
-        page.wait_for_timeout(100)  # or the browser would take several for one
+        page.wait_for_timeout(100)  # or the browser would merge several
     send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
@@ -200,7 +200,7 @@ def test_a_chapter_with_its_figures_is_at_most_three_megabytes(site):
 
 @pytest.fixture(scope="module")
 def computed(context, server):
-    """What a model of the page's figures gives."""
+    """Calls one of the models behind the page's figures."""
     page = context.new_page()
     page.goto(f"{server}/{PLANE}")
     return lambda name, *args: page.evaluate(f"a => turn.models.{name}(...a)", args)

@@ -1,4 +1,4 @@
-"""The job files to copy: what they start, as torchrun and the command read it."""
+"""The job files to copy: what they start, as read by torchrun and the command."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sysconfig
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -23,9 +24,9 @@ from cdopt_tutorial.commands.training import read_engine
 JOBS = Path(__file__).parents[1] / "book" / "jobs"
 KEPT = "/kept/"  # where the pods see the volume of checkpoints
 
-LASTS = "600"  # seconds, in which a test is over
-# Programs that the scripts call, as far as they call them: torchrun tells its
-# arguments, one a line, then fails, waits or ends; ssh and srun run a command here.
+LASTS = "600"  # seconds, more than a test takes
+# What the scripts use of other programs: torchrun prints its arguments, one a line,
+# then fails, waits or ends; ssh and srun run a command here.
 STAND_INS = {
     "torchrun": """printf '<%s>\\n' "$@"
 case "$*" in *"--node-rank $FAILS "*) sleep 1; exit 7 ;; esac
@@ -41,7 +42,7 @@ for node in 0 1 2; do SLURM_NODEID=$node "$@" || exit; done
 
 @pytest.fixture
 def here(tmp_path):
-    """The environment in which these programs are found first."""
+    """An environment in which these programs are found first."""
     for name, text in STAND_INS.items():
         file = tmp_path / "bin" / name
         file.parent.mkdir(exist_ok=True)
@@ -51,7 +52,7 @@ def here(tmp_path):
 
 
 def workers(args):
-    """How many workers a command of the book has, which must take all its flags."""
+    """How many workers a command of the book has; it must accept all its flags."""
     assert args[0] == "rnn"
     read = cli._parser(args[:1]).parse_args(args)
     read_engine(read)  # or a ValueError
@@ -59,7 +60,7 @@ def workers(args):
 
 
 def torchrun_args(args):
-    """Torchrun's own arguments, as it reads them, and the command of the book."""
+    """Torchrun's own arguments, as it parses them, and the command of the book."""
     read = torchrun.parse_args(args)
     assert (read.module, read.training_script) == (True, "cdopt_tutorial")
     return read, read.training_script_args
@@ -75,13 +76,13 @@ def test_the_scripts_are_sound():
 
 @pytest.fixture
 def on_two_hosts(here):
-    """Starts the script of ssh on two hosts; whatever it has started ends."""
+    """Starts the ssh script on two hosts, and ends it."""
     started = []
 
     def start(*args, **env):
         env = {**here, "HOSTS": "me@127.0.0.1:2 127.0.0.2:1", **env}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # Apart from this process, as a command that has a terminal's Ctrl-C for itself.
+        # In a session of its own, like a command that alone gets a terminal's Ctrl-C.
         options |= {"env": env, "start_new_session": True}
         started.append(subprocess.Popen([JOBS / "ssh.sh", *args], **options))
         return started[-1]
@@ -94,12 +95,12 @@ def on_two_hosts(here):
 def test_ssh_starts_torchrun_on_each_host(on_two_hosts):
     text = "a file's name"
     script = on_two_hosts("rnn", "--num-trainers", "2", "--corpus", text, PORT="2950")
-    told, _ = script.communicate(timeout=20)
-    assert script.returncode == 0, told
+    out, _ = script.communicate(timeout=20)
+    assert script.returncode == 0, out
     number = 0
     for rank, host in enumerate(["me@127.0.0.1", "127.0.0.2"]):
         start = f"[{host}] <"
-        own = [line for line in told.splitlines() if line.startswith(start)]
+        own = [line for line in out.splitlines() if line.startswith(start)]
         run, command = torchrun_args([line[len(start) : -1] for line in own])
         assert (run.nnodes, run.node_rank) == ("2", rank)
         assert (run.master_addr, run.master_port) == ("127.0.0.1", 2950)
@@ -118,7 +119,8 @@ def test_ssh_leaves_nothing_however_it_ends(on_two_hosts, end, code):
     while len(others) < 2 - fails:
         assert script.poll() is None
         below = psutil.Process(script.pid).children(recursive=True)
-        others = [each for each in below if "sleep" in each.name()]
+        with suppress(psutil.NoSuchProcess):  # one may have ended since
+            others = [each for each in below if "sleep" in each.name()]
         time.sleep(0.05)
     if not fails:
         script.send_signal(getattr(signal, end))
@@ -135,8 +137,8 @@ def test_slurm_starts_torchrun_on_each_node(here, tmp_path):
     job |= {"SLURM_JOB_NODELIST": "node[07-09]", "SLURM_JOB_ID": "1234567"}
     job |= {"SLURM_SUBMIT_DIR": str(tmp_path), "VENV": str(tmp_path)}  # with its bin/
     command = ["bash", JOBS / "slurm.sbatch", "--epochs", "2"]
-    told = subprocess.check_output(command, env=here | job, text=True, timeout=20)
-    nodes = told.split("<--node-rank>\n")
+    out = subprocess.check_output(command, env=here | job, text=True, timeout=20)
+    nodes = out.split("<--node-rank>\n")
     assert nodes.pop(0) == "" and len(nodes) == 3
     for rank, node in enumerate(nodes):
         args = [line[1:-1] for line in node.splitlines()]
@@ -178,5 +180,5 @@ def test_pods_let_only_each_other_in(name):
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     first, *others = policy["spec"]["ingress"]
     assert first == {"from": [{"podSelector": own}]}
-    # Ray's operator may ask how a job stands.
+    # Ray's operator may query a job's state.
     assert [each["ports"][0]["port"] for each in others] == [8265] * (name == "rayjob")

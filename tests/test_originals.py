@@ -1,4 +1,4 @@
-"""Faults of the original listings that show without a line of theirs."""
+"""Faults of the original listings, shown without their code."""
 
 import socket
 

@@ -43,30 +43,17 @@ CORPUS = GRAMMAR.corpus(700, 200)
 SHORT = GRAMMAR.corpus(300, 50)  # of 9 windows
 
 
-def still(config):
-    """The same run, but its parameters stay where they began."""
-    return replace(config, max_steps=1, lr=1e-300)
-
-
 CLIPPED = {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}
 
 
-# What a trainer does.
-
-
-def play(functions):
-    """What a trainer gets from each of these, which come with their arguments."""
-    roles = {"ps": Role(serve), "trainer0": Role(play_each, (functions,))}
-    return launch(roles)["trainer0"]
-
-
-def play_each(functions):
-    return [function(*args) for function, *args in functions]
+def play(role, *args):
+    """What a trainer returns from its role, beside a server."""
+    return launch({"ps": Role(serve), "trainer0": Role(role, args)})["trainer0"]
 
 
 class Two(nn.Module):
-    """Two numbers, one of which the second context does not touch."""
+    """Two numbers, the second of which a step may leave out."""
 
     def __init__(self):
         super().__init__()
@@ -83,10 +70,14 @@ class Two(nn.Module):
 HALF = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
 
 
-def step_owner_twice(engine):
-    """Both numbers after a step that touches both, and one of one; by an owner.
+def step_owners_twice(*engines):
+    return [step_owner_twice(engine) for engine in engines]
 
-    And ‖g‖² of each context, and how many gradients the owner has kept.
+
+def step_owner_twice(engine):
+    """Each number after a step of both and one of the first; by an owner.
+
+    Also ‖g‖² of each step, and how many gradients the owner has kept.
     """
     two = engine.remote("ps", Two)
     owner = engine.remote("ps", Owner, {"two": two}, HALF)
@@ -106,7 +97,7 @@ def number_kept(_):
 
 
 def switch_modes(config):
-    """Whether the parts on the server are in training mode, after each switch."""
+    """Whether each part on the server is in training mode, after each switch."""
     engine, names = TorchRPC(), ("embedding", "decoder")
     parts = {name: engine.remote("ps", build, name, 9, config) for name in names}
     own = {"rnn": engine.reference(build("rnn", 9, config))}
@@ -129,25 +120,25 @@ class TestEquality:
             {"num_trainers": 1, "cut": "loss"} | CLIPPED,
             {"num_trainers": 2, "cut": "logits"} | CLIPPED,
             {"num_trainers": 2, "cut": "loss"} | ADAM,
-            {"num_trainers": 3},  # of uneven parts
+            {"num_trainers": 3},  # with uneven parts
         ]
-        exact = replace(EXACT, max_steps=11)  # a pass, and a part of the next one
+        exact = replace(EXACT, max_steps=11)  # a pass and a part of the next
         for each in how:
             job, trace = Job(replace(exact, **each), SHORT), Trace()
             distributed, local = run(job, TorchRPC(way), trace=trace), run_locally(job)
             called = {call.method for call in trace.calls}
             assert ("_backward" in called) == (way == "cut")  # which is in Python
-            begin = run_locally(replace(job, config=still(job.config))).weights
+            start = build_all(9, job.config).state_dict()
             assert len(local.losses) == 11
             assert all(history.staleness == [0] * 11 for history in distributed)
-            assert max_difference(local.weights, begin) > 0.01  # they moved
+            assert max_difference(local.weights, start) > 0.01  # they moved
             assert max_difference(distributed[0].weights, local.weights) <= 5e-11, job
             if job.config.num_trainers == 1:
                 assert distributed[0].losses == pytest.approx(local.losses, abs=5e-10)
 
 
 class TestTwin:
-    """Against plain torch: the tests' own model, windows, schedule and evaluation."""
+    """Compared with plain torch: its own model, windows, schedule and evaluation."""
 
     HOW = {
         "clipped momentum": {"momentum": 0.9, "lr": 0.2, "clip": 0.05},
@@ -166,12 +157,11 @@ class TestTwin:
         losses, valid = rnn_twin.train(twin, CORPUS, config)
         assert len(losses) == 40
         assert valid[1] < valid[0] - 0.01
-        began = time.perf_counter()
+        clock = time.perf_counter()
         whole = run_locally(Job(config, CORPUS, begin=begin))
-        assert 0 < whole.seconds < time.perf_counter() - began
+        assert 0 < whole.seconds < time.perf_counter() - clock
         file = tmp_path / "file"
-        # In the midst of the second pass.
-        part = replace(config, max_steps=32)
+        part = replace(config, max_steps=32)  # ends within the second pass
         run_locally(Job(part, CORPUS, keep=file, begin=begin))
         resumed = run_locally(Job(config, CORPUS, checkpoint.load(file)))
         for history in (whole, resumed):
@@ -185,8 +175,7 @@ class TestTwin:
         assert whole.progress[0].train_loss == pytest.approx(sum(losses[:10]) / 10)
 
     def test_draws_the_server_s_dropout_there(self):
-        # With one layer there is no dropout in the LSTM, which is the trainer's.
-        config = replace(self.CONFIG, num_layers=1)
+        config = replace(self.CONFIG, num_layers=1)  # the LSTM has no dropout then
         twin = rnn_twin.Twin(9, config)
         begin = twin.named()
         losses, _ = rnn_twin.train(twin, CORPUS, replace(config, clip=1e9), stream=1)
@@ -195,9 +184,9 @@ class TestTwin:
 
     def test_begins_with_some_parameters(self):
         bias = {"decoder.decoder.bias": torch.arange(9.0).double()}
-        config = still(replace(EXACT, num_trainers=2))
-        first, _ = run(Job(config, CORPUS, begin=bias))
-        own = run_locally(Job(still(EXACT), CORPUS)).weights
+        still = replace(EXACT, num_trainers=2, max_steps=1, lr=1e-300)
+        first, _ = run(Job(still, CORPUS, begin=bias))
+        own = build_all(9, EXACT).state_dict()
         assert max_difference(first.weights, own | bias) < 1e-12
 
     @pytest.mark.parametrize("name", ["decoder.decoder.bias", "bias"])
@@ -211,10 +200,9 @@ class TestTwin:
 
 class TestOptimizer:
     def test_does_not_step_with_a_stale_gradient(self):
-        # As torch's own does with a class of optimizers that it does not know.
-        steps = [(step_owner_twice, TorchRPC(way)) for way in WAYS]
-        found = play(steps) + [step_owner_twice(OneProcess())]
-        # After each step both numbers, and the ‖g‖² before; how many are kept.
+        # As torch's DistributedOptimizer does with an optimizer of one's own.
+        found = play(step_owners_twice, *map(TorchRPC, WAYS))
+        found += step_owners_twice(OneProcess())
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
         assert found == [expected] * 3
 
@@ -262,7 +250,7 @@ class TestModel:
         )
         torch.testing.assert_close(summed_loss(logits, targets), by_hand)
         with pytest.raises((ValueError, RuntimeError)):
-            # What the original did, without its coincidence of sizes.
+            # As in the original, where it passed by a coincidence of sizes.
             F.cross_entropy(logits, targets)
 
     def test_each_part_begins_with_a_seed_of_its_own(self):
@@ -285,13 +273,13 @@ class TestModel:
         build_all(9, EXACT)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_dropout_between_layers_is_of_no_concern_to_a_single_one(self, recwarn):
+    def test_a_single_layer_has_no_dropout_and_no_warning(self, recwarn):
         lstm = LSTM(replace(EXACT, num_layers=1, dropout=0.4))
         assert lstm.dropout == 0.0 and not recwarn.list
         assert LSTM(replace(EXACT, num_layers=2, dropout=0.4)).dropout == 0.4
 
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
-        (modes,) = play([(switch_modes, EXACT)])
+        modes = play(switch_modes, EXACT)
         assert modes == [(False, False), (True, True), (False, False)]
 
     def test_the_cuts_differ_in_what_comes_back(self):
@@ -299,8 +287,8 @@ class TestModel:
         wide = replace(EXACT, embedding=200, hidden=200, seq_len=20)
         for cut, numbers in ("loss", 200 + 200), ("logits", 200 + 200 + 200):
             config = replace(wide, cut=cut)
-            # For each of 20 x 5 tokens so many numbers of 8 bytes, there and back, and
-            # its index; its target only where the loss is computed on the server.
+            # Of each of 20 x 5 tokens: 8-byte numbers there and back, and the index;
+            # the target only where the server computes the loss.
             sent = 20 * 5 * (2 * numbers * 8 + 8 * (2 if cut == "loss" else 1))
             assert traffic.expected_bytes(config, len(corpus.vocabulary)) == sent
             measured = traffic.measured_bytes(Job(config, corpus))

@@ -1,7 +1,7 @@
-"""Where each tensor is: every system's training, with "meta" in a GPU's place.
+"""Where each tensor is: every system's training, with "meta" in place of a GPU.
 
-CDOpt's own layer is left out: its constant is a frozen parameter that a GPU moves in
-place, and "meta" can't.
+Without CDOpt's own layer, whose constant is a frozen parameter: moving to a GPU changes
+it in place, which "meta" can't.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ META = {"device": "meta", "batch_size": 4, "max_steps": 2}
 RNN = META | {"embedding": 4, "hidden": 4, "seq_len": 5}
 SHARD = META | {"width": 8, "num_heads": 2, "seq_len": 4}
 PICKING = "training", "reinforce.agent", "sharding.model", "dissolving.memory"
-HELD = {  # manifold, and where
+CONSTRAINED = {  # manifold, and where
     "free": {},
     "trainer": {"manifold": "stiefel"},
     "decoder": {"manifold": "stiefel", "where": "server"},
@@ -40,7 +40,7 @@ HELD = {  # manifold, and where
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch):
-    """All operators, by a GPU's rules, and "meta" among the devices."""
+    """Operators obey a GPU's rules, and "meta" is one of the devices."""
     for module in PICKING:
         monkeypatch.setattr(f"cdopt_tutorial.{module}.pick_device", lambda wish: wish)
     with Elsewhere():
@@ -49,7 +49,7 @@ def elsewhere(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def on_the_wire(monkeypatch):
-    """What calls by reference bring and answer; all of it must be on the CPU."""
+    """All tensors that calls by reference send and return: they must be on the CPU."""
     seen = []
 
     def call(value, method, /, *args, **kwargs):
@@ -65,11 +65,11 @@ def on_the_wire(monkeypatch):
 
 
 class TestParameterServer:
-    @pytest.mark.parametrize("held", HELD)
-    def test_a_training(self, held, spy, on_the_wire):
+    @pytest.mark.parametrize("kind", CONSTRAINED)
+    def test_a_training(self, kind, spy, on_the_wire):
         owners = spy(Owner, "__init__")
-        cut = "loss" if held in ("free", "vectors") else "logits"
-        config = rnn.RNNConfig(cut=cut, num_layers=2, **HELD[held], **RNN)
+        cut = "loss" if kind in ("free", "vectors") else "logits"
+        config = rnn.RNNConfig(cut=cut, num_layers=2, **CONSTRAINED[kind], **RNN)
         history = rnn.run_locally(rnn.Job(config, CORPUS))
         assert len(history.losses) == 2 and on_the_wire
         assert where(history.weights.values()) == {"cpu"}
@@ -107,8 +107,7 @@ class TestParameterServer:
         file = tmp_path / "checkpoint"
         config = rnn.RNNConfig(**RNN)
         rnn.run_locally(rnn.Job(config, CORPUS, keep=file))
-        # Of a device that is not here.
-        monkeypatch.setattr(training, "pick_device", pick_device)
+        monkeypatch.setattr(training, "pick_device", pick_device)  # "meta" is not here
         found = rnn.checkpoint.load(file)
         assert found.config["device"] == "meta"
         kept = found.weights, found.optimizer, found.hidden
@@ -119,13 +118,12 @@ class TestParameterServer:
 
 
 @pytest.mark.parametrize(
-    ("semantics", "held"),
+    ("semantics", "kind"),
     [("exact", "trainer"), ("exact", "vectors"), ("original", "free")],
 )
-def test_the_hybrid(held, semantics, on_the_wire):
-    bags = data.bags.digit_bags()
-    config = hybrid.HybridConfig(semantics=semantics, **META, **HELD[held])
-    result = hybrid.run_locally(hybrid.Job(config, bags))
+def test_the_hybrid(kind, semantics, on_the_wire):
+    config = hybrid.HybridConfig(semantics=semantics, **META, **CONSTRAINED[kind])
+    result = hybrid.run_locally(hybrid.Job(config))
     assert len(result.losses) == 2 and on_the_wire
     assert where(result.weights.values()) == {"cpu"}
 

@@ -1,4 +1,4 @@
-"""References beside RRef: the local one, and the one that is only a name."""
+"""The references besides RRef: the local one, and the one that is only a name."""
 
 import pickle
 import threading
@@ -19,7 +19,7 @@ def test_a_call_in_this_process_is_a_plain_one_or_runs_beside_the_caller():
     for ref in LocalRef(event), Ref.to(event):
         event.clear()
         future = ref.rpc_async().wait(60)
-        ref.rpc_sync().set()  # would come too late if the call had been made at once
+        ref.rpc_sync().set()  # too late if the call had blocked
         assert future.wait() is True and ref.local_value() is event
 
 
@@ -32,8 +32,8 @@ def test_an_answer_that_comes_later_is_waited_for():
 
 
 def test_calls_are_answered_with_one_thread_each(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")  # that of the tests
-    forking.end_server()  # the next one begins without it
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    forking.end_server()  # the next one starts without it
     asking = rpc.rpc_sync, ("server", roles.threads_of_a_product)
     results = launch({"asking": Role(*asking), "server": Role(serve)})
     assert results["asking"] == 0
