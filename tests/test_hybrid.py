@@ -208,7 +208,6 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     test = twin.score(data.test)
     assert (found.test.accuracy, found.test.loss) == pytest.approx(test, rel=1e-10)
     assert test != valid[-1]
-    assert [(n.epoch, n.step) for n in notes] == [(1, 11), (2, 22)]
     assert sum(found.trainers[0].images) == 2 * 331
     means = [(32 * sum(each[:10]) + 11 * each[10]) / 331 for each in losses]
     assert [n.train_loss for n in notes] == pytest.approx(means, rel=1e-10)
@@ -252,17 +251,17 @@ def test_nobody_goes_on_while_another_one_is_needed_or_evaluates(data):
 
 
 @pytest.mark.parametrize(
-    ("limit", "steps"), [(5, [5]), (11, [11]), (12, [11, 12]), (None, [11, 22, 33])]
+    ("limit", "steps"), [(5, [5]), (11, [11]), (12, [11, 12]), (None, [11, 22])]
 )
 def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
-    config = replace(EXACT, epochs=3, max_steps=limit)
+    config = replace(EXACT, epochs=2, max_steps=limit)
     begin = time.perf_counter()
     (history,) = run_locally(Job(config, data)).trainers
-    assert sum(history.step_seconds) < time.perf_counter() - begin
-    assert [note.step for note in history.progress] == steps
-    assert [note.epoch for note in history.progress] == [1, 2, 3][: len(steps)]
+    assert 0 < min(history.step_seconds) < history.seconds
+    assert history.seconds < time.perf_counter() - begin
+    notes = [(note.epoch, note.step) for note in history.progress]
+    assert notes == [*enumerate(steps, 1)]
     assert len(history.losses) == len(history.step_seconds) == steps[-1]
-    assert min(history.step_seconds) > 0
 
 
 class TestOriginalSemantics:
@@ -352,8 +351,8 @@ class TestOriginalSemantics:
         assert max_difference(found, begin) <= 1e-12
 
 
-@pytest.mark.parametrize("kind", list(KINDS)[1:])
-@pytest.mark.parametrize("semantics", ["original", "exact"])
+@pytest.mark.parametrize("kind", ["stiefel", "oblique table"])
+@pytest.mark.parametrize("semantics", SEMANTICS)
 def test_the_penalty_enters_a_step_once(kind, semantics):
     config = HybridConfig(num_trainers=3, semantics=semantics, **KINDS[kind])
     factors = [system.penalty_factor(trainer, config) for trainer in range(3)]

@@ -1,4 +1,4 @@
-"""The study of chapter 4: how its kinds begin, what they keep, how they are trained."""
+"""Chapter 4's study: how its kinds begin, what they keep, how they are trained."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_what_a_kind_keeps_and_where_it_begins(kind):
     weight = getattr(layer, name).detach().clone()
     for _ in range(9):
         run.step(0.02)
-    run.parts.eval()  # or a spectral norm is estimated anew
+    run.parts.eval()  # or the spectral norm would be estimated anew
     trained = getattr(layer, name).detach()
     assert (trained - weight).norm() > 0.01
     kept = {
@@ -66,7 +66,7 @@ def test_what_a_kind_keeps_and_where_it_begins(kind):
 
 
 def test_kinds_begin_alike():
-    """Where one is held, its control begins with what it computes with."""
+    """A dissolved weight's control begins at what the map makes of it."""
     window = CORPUS.train[:14].view(7, 2)
     for where in ("", ", per gate", ", decoder"):
         runs = [run_of(f"{way}{where}", 0) for way in ("Stiefel", "orthogonal start")]

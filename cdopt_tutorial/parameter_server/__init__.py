@@ -2,11 +2,4 @@
 
 from cdopt_tutorial.parameter_server import checkpoint, traffic
 from cdopt_tutorial.parameter_server.model import History, RNNConfig, build_all, sample
-from cdopt_tutorial.parameter_server.system import (
-    Job,
-    Owner,
-    Trainer,
-    check,
-    run,
-    run_locally,
-)
+from cdopt_tutorial.parameter_server.system import Job, Trainer, check, run, run_locally

@@ -13,12 +13,7 @@ from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.data import Stream, load_corpus
 from cdopt_tutorial.engines.seam.gradients import make_optimizer
 from cdopt_tutorial.engines.seam.reference import LocalRef
-from cdopt_tutorial.parameter_server.model import (
-    RNNConfig,
-    RNNModel,
-    build,
-    build_all,
-)
+from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build, build_all
 from cdopt_tutorial.parameter_server.system import evaluate
 from cdopt_tutorial.study import Study
 
