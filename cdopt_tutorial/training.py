@@ -79,7 +79,7 @@ class Projected:
     """A trained model after its projection, which makes it exactly feasible."""
 
     score: Score | None  #: the first trainer's only
-    feasibility: Feasibility
+    feasibility: Feasibility  #: of its weights
 
 
 @dataclass
