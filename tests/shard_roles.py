@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
-    Partial,
     Replicate,
     Shard,
     distribute_tensor,
@@ -93,8 +92,6 @@ def play_maps(rank: int) -> dict:
     found["autocast"] = under_autocast(mesh)
     value = drawn((8, 3), 0)
     on, rows = surface_of("stiefel", value), [Shard(0), Replicate()]
-    sums = DTensor.from_local(value, mesh, [Partial(), Replicate()])
-    found["partial"] = error_of(on.distance, sums)
     with mock.patch.object(Sums, "inside", lambda self, part: part):
         mapped, _ = on.map_and_distance(distribute_tensor(value, mesh, rows))
     return found | {"control": off(mapped, on.map_and_distance(value)[0])}

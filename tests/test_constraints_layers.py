@@ -3,7 +3,7 @@
 import cdopt.manifold_torch
 import pytest
 import torch
-from cdopt.manifold_torch import euclidean_torch, stiefel_torch
+from cdopt.manifold_torch import stiefel_torch
 from cdopt.nn import Linear_cdopt, LSTM_cdopt, get_quad_penalty
 from constrained import F64, free, lstm, move_
 from torch import nn
@@ -100,17 +100,8 @@ class TestDissolve:
         ("layer", "options", "message"),
         [
             (nn.Embedding(9, 4, sparse=True), {}, "Embedding has sparse=True"),
-            (nn.EmbeddingBag(9, 4, sparse=True), {}, "EmbeddingBag has sparse=True"),
-            (nn.Embedding(4, 9, padding_idx=1), {}, "padding_idx=1, but no row can be"),
-            (
-                nn.Embedding(9, 4, padding_idx=0),
-                {"manifold": "oblique"},
-                "padding_idx=0, but no row can be",
-            ),
             (nn.LSTM(5, 6), {}, "LSTM has no parameter 'weight'"),
             (nn.Sequential(nn.Linear(3, 4)), {"name": "0.weight"}, "no parameter"),
-            (nn.LazyLinear(2), {}, "has no shape yet"),
-            (WIDE, {"manifold": euclidean_torch}, "euclidean_torch constrains nothing"),
             (WIDE, {"manifold": "flat"}, "manifold is 'flat', but must be stiefel or"),
             (WIDE, {"blocks": 3}, "blocks is 3, but must divide the weight's 4 rows"),
             (WIDE, {"blocks": 2, "manifold": "sphere"}, "sphere_torch takes no batch"),

@@ -37,11 +37,6 @@ def test_autocast_changes_nothing(played):
         assert rank["autocast"]["ours"] <= 1e-6
 
 
-def test_a_partial_sum_is_no_weight(played):
-    expected = "a weight is placed as a partial sum: redistribute it first"
-    assert all(rank["partial"] == expected for rank in played)
-
-
 @pytest.mark.parametrize("name", TALK)
 def test_the_talk_of_a_map_and_its_way_back(played, name):
     sent = TALK[name][-1]  # in float64

@@ -1,4 +1,4 @@
-"""Other ways than dissolving to treat a weight, with which a study compares it."""
+"""Alternatives to dissolving a weight, for a study to compare it with."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial.constraints.surface import surface
 
-# What starts only, what keeps the constraint, and what keeps a bound.
+# First those that only start on the manifold or stay on it, then bounds on the norm.
 CONTROLS = (
     "orthogonal start", "torch's orthogonal", "projected", "same norm", "spectral norm",
 )  # fmt: skip
@@ -18,26 +18,22 @@ CONTROLS = (
 def treat(
     way: str, module: nn.Module, name: str = "weight", blocks: int = 1
 ) -> Callable[[], None]:
-    """Have a layer's weight begin as a control wants it, and be kept so.
+    """Start a layer's weight as a control does; returns what to call after each step.
 
-    "same norm" keeps the Frobenius norm that each block of rows would have if it were
-    orthonormal, "spectral norm" a largest singular value of about 1, of all blocks
-    together; the others begin at the nearest orthonormal blocks. Returned is what to
-    call after each step.
+    "same norm" fixes the Frobenius norm of each block of rows to that of orthonormal
+    rows or columns, "spectral norm" keeps the largest singular value of the whole
+    weight near 1; the others start at the nearest orthonormal blocks.
     """
     weight = getattr(module, name)
     on = surface("stiefel", weight, blocks)
     if way == "same norm":
-        norm = math.sqrt(min(weight.unflatten(0, (blocks, -1)).shape[-2:]))
-        rule = SameNorm(blocks, norm)
-        parametrize.register_parametrization(module, name, rule)
+        parametrize.register_parametrization(module, name, SameNorm(blocks))
     elif way == "spectral norm":
         parametrizations.spectral_norm(module, name)
+    elif way == "torch's orthogonal":
+        _parametrize(module, name, on.nearest(weight).unflatten(0, (blocks, -1)))
     else:
-        start = on.nearest(weight)
-        setattr(module, name, nn.Parameter(start))
-        if way == "torch's orthogonal":
-            _parametrize(module, name, start.unflatten(0, (blocks, -1)))
+        setattr(module, name, nn.Parameter(on.nearest(weight)))
 
     @torch.no_grad()
     def project() -> None:
@@ -48,23 +44,24 @@ def treat(
 
 
 class SameNorm(nn.Module):
-    """Scales each of a weight's blocks of rows to one Frobenius norm."""
+    """Scales each block of a weight's rows to the norm of an orthonormal one."""
 
-    def __init__(self, blocks: int, norm: float):
+    def __init__(self, blocks: int):
         super().__init__()
-        self.blocks, self.norm = blocks, norm
+        self.blocks = blocks
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight, scaled."""
         parts = weight.unflatten(0, (self.blocks, -1))
         norms = parts.square().sum((1, 2), keepdim=True).sqrt()
-        return (self.norm / norms * parts).flatten(0, 1)
+        norm = math.sqrt(min(parts.shape[1:]))
+        return (norm / norms * parts).flatten(0, 1)
 
 
 def _parametrize(module: nn.Module, name: str, start: Tensor) -> None:
-    """Apply torch's orthogonal parametrization to each of a weight's blocks of rows."""
+    """Apply torch's orthogonal parametrization to each block of a weight's rows."""
     setattr(module, name, nn.Parameter(start))
     parametrizations.orthogonal(module, name, orthogonal_map="cayley")
-    setattr(module, name, start)  # completed anew, at random: so are stored results
-    rows = nn.Flatten(0, 1)  # unsafe, as torch says, for it changes the shape
+    setattr(module, name, start)  # completed at random once more, as in stored results
+    rows = nn.Flatten(0, 1)  # "unsafe" in torch's sense, since the shape changes
     parametrize.register_parametrization(module, name, rows, unsafe=True)

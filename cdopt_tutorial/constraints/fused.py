@@ -1,7 +1,7 @@
-"""The maps of the manifolds with their distances, from one sum for both.
+"""The maps of the manifolds together with their distances, from one shared sum.
 
-The sums may run over several ranks, each of which has a part of the weight: then each
-rank maps its own part, and the sums are all that crosses the wire.
+The sum may run over several ranks, each with a part of the weight: then each rank maps
+its own part, and only the sums cross the wire.
 """
 
 from dataclasses import dataclass
@@ -15,41 +15,41 @@ from torch.distributed.device_mesh import DeviceMesh
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that a map takes of a weight, of which ranks of a mesh may have parts.
+    """The sums that a map takes over a weight, which may be spread over a mesh.
 
     X below is (..., n, p), or (..., p, n) if it is wide.
     """
 
-    wide: bool = False  #: whether rows are made orthonormal, on the Stiefel manifold
+    wide: bool = False  #: whether the rows, not the columns, are to be orthonormal
     mesh: DeviceMesh | None = None  #: of the ranks; None for a whole weight
     inner: tuple[int, ...] = ()  #: dimensions of the mesh that split each sum
-    outer: tuple[int, ...] = ()  #: those that split the sums among them, each one whole
-    square: bool = False  #: whether all of X is square, and could be summed either way
+    outer: tuple[int, ...] = ()  #: dimensions that share out whole sums
+    square: bool = False  #: whether the whole X is square, and so has both sums
 
     def inside(self, part: Tensor) -> Tensor:
         """Complete, in place, sums to which several ranks contribute."""
         return self._over(self.inner, part)
 
     def across(self, part: Tensor) -> Tensor:
-        """Sum, in place, what each of several ranks has found of its own."""
+        """Add up, in place, the separate results of several ranks."""
         return self._over(self.outer, part)
 
     def gram(self, x: Tensor, y: Tensor) -> Tensor:
-        """XᵀY, or XYᵀ where it is wide, (..., p, p): a view would cost a copy."""
+        """XᵀY, or XYᵀ if wide, (..., p, p): a transposed view would cost a copy."""
         return self.inside(x @ y.mT if self.wide else x.mT @ y)
 
     def times(self, x: Tensor, small: Tensor) -> Tensor:
-        """X by a symmetric matrix (..., p, p), on the side where it fits."""
+        """X times a symmetric matrix (..., p, p), on the side that fits."""
         return small @ x if self.wide else x @ small
 
     def less_half(self, base: Tensor, x: Tensor, small: Tensor) -> Tensor:
-        """The base less half of that product, without a sum of its own."""
+        """The base minus half of that product, as one operation for a matrix."""
         if base.ndim > 2:
             return base - 0.5 * self.times(x, small)
         return torch.addmm(base, *((small, x) if self.wide else (x, small)), alpha=-0.5)
 
     def are_differentiated(self) -> bool:
-        """Whether a backward pass is to be differentiated in turn."""
+        """Whether a backward pass will itself be differentiated."""
         if torch.is_grad_enabled() and self.mesh is not None:
             raise RuntimeError("a weight in shards has no second derivative: gather it")
         return torch.is_grad_enabled()
@@ -63,11 +63,11 @@ class Sums:
 def stiefel_map(weight: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tensor]:
     """The map A(X) = X (3 I − XᵀX) / 2 and the squared distance ‖XᵀX − I‖².
 
-    X is the weight (..., n, p) or, if n < p, its transpose: the rows are meant to be
-    orthonormal then. The map is shaped as the weight; the distance is a scalar, the sum
-    over a batch. Both are differentiable, twice, too, together or one after the other.
-    A part of a weight needs ``sums``, and is differentiable once. Raises ValueError for
-    fewer than two axes. Source: Xiao, Liu and Toh (2023).
+    X is the weight (..., n, p) or, if n < p, its transpose, whose rows are then to be
+    orthonormal. A(X) has the weight's shape; the distance is a scalar, summed over a
+    batch. Both are twice differentiable, together or one after the other; a part of a
+    weight needs ``sums``, and is differentiable once. Raises ValueError for fewer than
+    two axes. Source: Xiao, Liu and Toh (2023).
     """
     if weight.ndim < 2:
         raise ValueError(f"weight has {weight.ndim} axes, but must have at least 2")
@@ -80,20 +80,20 @@ def stiefel_map(weight: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tenso
 
 
 def stiefel_constraint(weight: Tensor, sums: Sums | None = None) -> Tensor:
-    """C(X) = XᵀX − I, (..., p, p), with X and the sums as above."""
+    """C(X) = XᵀX − I, (..., p, p), with X and the sums of :func:`stiefel_map`."""
     c = (sums or sums_of(weight)).gram(weight, weight)
     c.diagonal(dim1=-2, dim2=-1).sub_(1)
     return c
 
 
 def sums_of(weight: Tensor) -> Sums:
-    """Those of a whole weight."""
+    """The sums of a whole weight."""
     rows, columns = weight.shape[-2:]
     return Sums(wide=rows < columns, square=rows == columns)
 
 
 class _StiefelMap(torch.autograd.Function):
-    """X to A(X), given C and X C, which the distance needs as well."""
+    """X to A(X), given C and X C, which the distance needs too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, c: Tensor, product: Tensor, sums: Sums) -> Tensor:
@@ -107,13 +107,13 @@ class _StiefelMap(torch.autograd.Function):
         if sums.are_differentiated():
             c = stiefel_constraint(x, sums)
         inner = sums.gram(x, grad)
-        # What reaches X through C comes by both sides of the Gram matrix.
+        # The gradient through C comes from both sides of the Gram matrix.
         through_c = sums.less_half(grad, x, inner + inner.mT)
         return sums.less_half(through_c, grad, c), None, None, None
 
 
 class _StiefelDistance(torch.autograd.Function):
-    """X to ‖C‖², with a graph apart from the map's: either may go back first."""
+    """X to ‖C‖², with its own graph, so that either backward pass may come first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, c: Tensor, product: Tensor, sums: Sums) -> Tensor:
@@ -133,8 +133,8 @@ class _StiefelDistance(torch.autograd.Function):
 class RadialMap(torch.autograd.Function):
     """The map A(X) = 2 X / (1 + s) and the distance Σ (s − 1)², s the sum of squares.
 
-    Applied to a part of X, the axes and the ranks of the sum: one axis for an oblique
-    manifold, all for a sphere. Differentiable once. Source: Xiao, Liu and Toh (2023).
+    Takes a part of X, and the axes and ranks of s: one axis for an oblique manifold,
+    all for a sphere. Differentiable once. Source: Xiao, Liu and Toh (2023).
     """
 
     @staticmethod
@@ -144,13 +144,13 @@ class RadialMap(torch.autograd.Function):
         """A(X) and the distance, a plain scalar."""
         s = sums.inside(x.square().sum(axes, keepdim=True))
         ctx.save_for_backward(x, s)
-        ctx.set_materialize_grads(False)  # for each costs a sum over the ranks
+        ctx.set_materialize_grads(False)  # since each costs a sum over the ranks
         ctx.axes, ctx.sums = axes, sums
         return 2 * x / (1 + s), sums.across((s - 1).square().sum())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_distance: Tensor | None) -> tuple:
-        """The gradient of X, from those of both."""
+        """The gradient of X, given those of both results."""
         (x, s), sums = ctx.saved_tensors, ctx.sums
         sums.are_differentiated()
         found = torch.zeros_like(x)

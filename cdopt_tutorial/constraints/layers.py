@@ -1,11 +1,10 @@
-"""Put the weights of any layer on a manifold, by constraint dissolving."""
+"""Constraint dissolving for the weights of any layer."""
 
 import functools
 import threading
 from typing import Any
 
 import torch
-from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -21,18 +20,18 @@ def dissolve(
     blocks: int = 1,
     transpose: bool | None = None,
 ) -> nn.Module:
-    """Let a layer compute with A(W) in place of a weight, which begins on the manifold.
+    """Make a layer compute with A(W) in place of its weight, projected to start with.
 
-    ``module.weight`` is then A(W); the free parameter W, which any optimizer moves, is
-    ``module.parametrizations.weight.original``. To assign a weight is to project it.
-    The penalty on W, ``penalty_param`` ‖C(W)‖², has to be added to the loss, see
+    ``module.weight`` becomes A(W); the free parameter W, which any optimizer moves, is
+    ``module.parametrizations.weight.original``. Assigning a weight projects it. Add the
+    penalty on W, ``penalty_param`` ‖C(W)‖², to the loss, see
     :func:`~cdopt_tutorial.constraints.measure.penalty`; the papers' β is twice that.
-    A weight that layers share has to be dissolved in each, and its penalty counts once.
+    Dissolve a shared weight in each of its layers; its penalty counts once.
     Source: Xiao, Liu and Toh (2023).
 
-    A weight may be in shards: ``parallelize_module`` comes before, DDP, ``fully_shard``
-    and ``torch.compile`` after it; :mod:`~cdopt_tutorial.constraints.sharded` says what
-    that costs. Each stage of a pipeline adds its own penalty.
+    A weight may be in shards: call ``parallelize_module`` before, DDP, ``fully_shard``
+    and ``torch.compile`` after this; :mod:`~cdopt_tutorial.constraints.sharded` says
+    what that costs. Each stage of a pipeline adds its own penalty.
 
     The manifold is "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
     "sphere" (norm 1), or a class of CDOpt; for ``blocks`` and ``transpose`` see
@@ -44,16 +43,15 @@ def dissolve(
     if not penalty_param > 0:
         raise ValueError(f"penalty_param is {penalty_param}, but must be above 0")
     on = surface(manifold, weight, blocks, transpose)
-    _check_embedding(module, on)
     _extend(module)
     rule = Dissolved(on, penalty_param)
     parametrize.register_parametrization(module, name, rule)
-    rule._seen = []  # a weight that is sharded next would be kept whole
+    rule._seen = []  # or a weight that is sharded next would stay in memory, whole
     return module
 
 
 def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
-    """A layer's weight, or a ValueError if it can't be dissolved, or no more."""
+    """A layer's weight, or a ValueError if it can't be dissolved."""
     kind = type(module).__name__
     if is_under_fsdp(module):
         raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
@@ -62,20 +60,9 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
     weight = dict(module.named_parameters(recurse=False)).get(name)
     if weight is None:
         raise ValueError(f"{kind} has no parameter {name!r}")
-    return weight
-
-
-def _check_embedding(module: nn.Module, on: Surface) -> None:
-    """Refuse what an embedding promises of its weight, and A(W) can't keep."""
-    kind = type(module).__name__
     if getattr(module, "sparse", False):
         raise ValueError(f"{kind} has sparse=True, but the gradient of a W is dense")
-    padding = getattr(module, "padding_idx", None)
-    # Tall on the Stiefel manifold, or on the sphere, a row of zeros stays one.
-    unit_rows = on.make is oblique_torch or (on.make is stiefel_torch and on.transpose)
-    if padding is not None and unit_rows:
-        has = f"{kind} has padding_idx={padding}"
-        raise ValueError(f"{has}, but no row can be 0 on this manifold")
+    return weight
 
 
 def dissolve_recurrent(
@@ -86,8 +73,8 @@ def dissolve_recurrent(
 ) -> nn.Module:
     """Dissolve every hidden-to-hidden weight of a recurrent layer or cell of torch.nn.
 
-    See :func:`dissolve`. With ``per_gate`` each gate's matrix is on a manifold of its
-    own, (h, h); else all of them stacked are on one, (4h, h) for an LSTM, as in
+    See :func:`dissolve`. With ``per_gate`` each gate's matrix (h, h) is on a manifold
+    of its own; otherwise the stack of them, (4h, h) for an LSTM, is on one, as in
     ``LSTM_cdopt``. Raises ValueError if the layer is not recurrent.
     """
     if not isinstance(rnn, nn.RNNBase | nn.RNNCellBase):
@@ -102,12 +89,12 @@ def dissolve_recurrent(
 
 
 class Dissolved(nn.Module):
-    """The parametrization of a dissolved weight: W to A(W), and the penalty on W."""
+    """The parametrization of a dissolved weight: W to A(W), and ‖C(W)‖²."""
 
     def __init__(self, on: Surface, penalty_param: float):
         super().__init__()
         self.surface, self.penalty_param = on, penalty_param
-        self._seen: list = []  # the last pass's weight, its state and its distance
+        self._seen: list = []  # the last pass: the weight, its state, its distance
 
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
@@ -118,14 +105,14 @@ class Dissolved(nn.Module):
         return mapped
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The W of an assigned weight: the nearest one on the manifold."""
+        """The W of an assigned weight: the nearest feasible one."""
         return self.surface.nearest(weight)
 
     def distance(self, weight: Tensor) -> Tensor:
-        """‖C(W)‖², a scalar; that of the last forward pass, if W is the same still.
+        """‖C(W)‖², a scalar; that of the last forward pass if W has not changed since.
 
-        It is given out once, with its graph, which a backward pass frees. What is
-        written into ``W.data`` in place in between goes unnoticed, by autograd as well.
+        That one is returned only once, since a backward pass frees its graph. Like
+        autograd, it does not notice what is written into ``W.data`` in place.
         """
         own = _for_this_call(weight)
         if own is weight and self._keeps(weight) and self._seen:
@@ -136,10 +123,10 @@ class Dissolved(nn.Module):
         return self.surface.distance(own)
 
     def _keeps(self, weight: Tensor) -> bool:
-        """Whether what a pass has found is kept for the penalty.
+        """Whether to keep a pass's distance for the penalty.
 
-        Not where FSDP gives a pass the whole weight, and the penalty has the shards.
-        And a compiler finds by itself what both have in common.
+        Not if FSDP gathers the weight for a pass, since the penalty has the shards; and
+        a compiler finds by itself what both have in common.
         """
         gathered = is_under_fsdp(self) and not is_sharded(weight)
         compiling = torch.compiler.is_compiling()
@@ -150,11 +137,10 @@ class Dissolved(nn.Module):
 
 
 def _for_this_call(weight: Tensor) -> Tensor:
-    """The weight to compute with.
+    """The weight to compute with: a copy in threads that answer calls by RPC.
 
-    Threads other than the main one answer calls by RPC: another trainer's step may come
-    before this call's backward pass, which needs the weight as it was. Nor is anything
-    kept of such a call for a penalty, since their graphs must not mix.
+    Another trainer's step may come before this call's backward pass, which needs the
+    weight as it was. Nor is the distance kept for a penalty, as graphs must not mix.
     """
     if torch.compiler.is_compiling():
         return weight
@@ -168,12 +154,12 @@ def _state(weight: Tensor) -> tuple:
 
 
 def is_under_fsdp(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` looks after a module's parameters."""
+    """Whether ``fully_shard`` manages a module's parameters."""
     return getattr(module, "_is_fsdp_managed_module", False)
 
 
 def _extend(module: nn.Module) -> None:
-    """Give a layer's class what torch's parametrizations leave out, once."""
+    """Add to a layer's class what torch's parametrizations lack, once."""
     kind = type(module)
     if issubclass(kind, _Portable):
         return
@@ -182,11 +168,11 @@ def _extend(module: nn.Module) -> None:
 
 
 class _Portable:
-    """Pickles and copies with its parametrizations, which torch's classes can't."""
+    """Pickles and copies with its parametrizations, as torch's classes can't."""
 
-    @functools.cached_property  # which a layer's own attribute of that name hides
+    @functools.cached_property  # hidden once a layer has an attribute of that name
     def _distribute_module_applied(self) -> bool:
-        """What tensor parallel asks before it begins, which would shard A(W)."""
+        """Stops tensor parallel, which looks for this name and would shard A(W)."""
         (name, *_), kind = self.parametrizations, self._kind.__name__
         order = "parallelize_module first, dissolve after it"
         other = "torch.jit does not know such layers, torch.export does"
@@ -196,11 +182,11 @@ class _Portable:
         names = tuple(getattr(self, "parametrizations", ()))
         return _empty, (self._kind, names), self._kind.__getstate__(self)
 
-    __deepcopy__ = None  # or torch would add one, with which copies share a class
+    __deepcopy__ = None  # or torch would add one that makes copies share a class
 
 
 def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
-    """A layer without its state; to register again would project the weights."""
+    """A layer without its state; registering again would project its weights."""
     module = kind.__new__(kind)
     _extend(module)
     if names:
@@ -211,7 +197,7 @@ def _empty(kind: type, names: tuple[str, ...]) -> nn.Module:
 
 
 class _Fresh:
-    """An RNN that computes its weights once for each forward pass, and keeps none."""
+    """An RNN that computes its weights once in each forward pass, and keeps none."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         _now.weights = [getattr(self, name) for name in self._flat_weights_names]

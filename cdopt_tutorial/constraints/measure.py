@@ -1,4 +1,4 @@
-"""Penalty, feasibility and projection of models, here and on other workers."""
+"""The penalty, feasibility and projection of models, here and on other workers."""
 
 import math
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its ru
 
 
 def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights in this process, by the names of their weights.
+    """The constrained weights in this process, by name.
 
-    What ``fully_shard`` has gathered for a pass is sharded again: only the shards last.
-    Raises ValueError for a layer of such a model that is given without the model.
+    Weights that ``fully_shard`` has gathered for a pass are sharded again, since only
+    the shards last. Raises ValueError for a gathered layer without its model.
     """
     found = {}
     for prefix, module in model.named_modules():
@@ -37,12 +37,12 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
             if is_under_fsdp(module) and not is_sharded(weight):
                 kind = type(module).__name__
                 raise ValueError(f"{kind} is gathered: give the model that is sharded")
-            found[joined(prefix, name)] = weight, rule
+            found[_joined(prefix, name)] = weight, rule
     return found
 
 
-def joined(prefix: str, name: str) -> str:
-    """A name inside a module of that name, either of which may be empty."""
+def _joined(prefix: str, name: str) -> str:
+    """A dotted name, either part of which may be empty."""
     return f"{prefix}.{name}".strip(".")
 
 
@@ -56,7 +56,7 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
         if not isinstance(module, cdopt_nn.Linear_cdopt):
             kind = type(module).__name__
             raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
-        # What it computes its own penalty with does not survive a copy.
+        # The function for its own penalty does not survive a copy.
         turned = module.in_features >= module.out_features
         on = Surface(lambda *_, **__: module.manifold, blocks=1, transpose=turned)
         yield "weight", (module.weight, Dissolved(on, module.penalty_param))
@@ -65,7 +65,7 @@ def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
 class Distance(NamedTuple):
     """How far one weight is from its manifold; 0 exactly on it."""
 
-    weight: float  #: ‖C(W)‖ of the free parameter W, Frobenius norm
+    weight: float  #: ‖C(W)‖, in the Frobenius norm, of the free parameter W
     mapped: float  #: ‖C(A(W))‖ of A(W), with which the layer computes
 
 
@@ -73,7 +73,7 @@ class Distance(NamedTuple):
 class Feasibility:
     """How far the weights of a model are from their manifolds."""
 
-    layers: dict[str, Distance]  #: each weight's distances, by its name
+    layers: dict[str, Distance]  #: by the names of the weights
 
     @property
     def weight(self) -> float:
@@ -89,13 +89,14 @@ class Feasibility:
 class Constraints:
     """The constrained weights of models, wherever they live.
 
-    Models are modules, DDP or not, remote ones, or references to modules; a module that
-    another one only refers to has to be given, too. Other workers are asked once, when
-    this is made, and then only those that have constrained weights; numbers travel, not
-    weights. Of weights in shards all ranks must ask, and each has the same answer.
+    Models are modules, also in DDP, remote modules, or references to modules; pass
+    every module, also those that another one refers to. The constructor calls each
+    owner once; later calls go only to owners of constrained weights, and return numbers
+    instead of weights. With weights in shards, all ranks must make each call, and all
+    get the same result.
 
-    Raises ValueError if no weight is constrained, or an attribute of a module refers to
-    one that is not among these; RuntimeError if a worker can't be reached.
+    Raises ValueError if no weight is constrained, or if a module has a reference to a
+    constrained one that is missing here; RuntimeError if a worker can't be reached.
     """
 
     def __init__(self, *models: Model):
@@ -106,7 +107,7 @@ class Constraints:
         for number, model in enumerate(models):
             referred += self._add(str(number) if len(models) > 1 else "", model)
         for name, reference in referred:
-            if self._ask(name, reference) - self._known:
+            if _owned(reference) - self._known:
                 raise ValueError(f"{name} refers to a constrained module: give it, too")
         if not (self._here or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
@@ -114,8 +115,8 @@ class Constraints:
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
 
-        Inside a context of :mod:`~.gradients`, the terms of other workers are part of
-        the graph. Raises ValueError if a ``penalty_param`` is 0, as CDOpt's default is.
+        Inside a context of :mod:`~.gradients`, the graph includes the terms of other
+        workers. Raises ValueError if a ``penalty_param`` is 0, as by CDOpt's default.
         """
         terms = [_term(name, each) for name, each in self._here.items()]
         elsewhere = self._elsewhere.values()
@@ -124,16 +125,16 @@ class Constraints:
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
-        """Each weight's distance from its manifold, in float64, by its owner."""
+        """Each weight's distance from its manifold, in float64, from its owner."""
         layers = {}
         for name, (weight, rule) in self._here.items():
-            # A sum of squares in float32 would be off by more than a projection leaves.
+            # float32 would err by more than the distance that a projection leaves.
             mapped, distance = rule.surface.map_and_distance(weight.detach().double())
             squares = distance, rule.surface.distance(mapped)
             layers[name] = Distance(*(square.item() ** 0.5 for square in squares))
         for prefix, reference in self._elsewhere.items():
             for name, distance in apply(reference, feasibility).layers.items():
-                layers[joined(prefix, name)] = distance
+                layers[_joined(prefix, name)] = distance
         return Feasibility(layers)
 
     @torch.no_grad()
@@ -152,12 +153,12 @@ class Constraints:
             apply(reference, project_)
 
     def _add(self, name: str, model: Model) -> list[tuple[str, Reference]]:
-        """Take the constraints of a model that are new; its references, by name."""
+        """Add a model's new constraints; returns its references, with their names."""
         if isinstance(model, RemoteModule):
             model = model.get_module_rref()
         if isinstance(model, Reference):
             if not model.is_owner():
-                if new := self._ask(name, model) - self._known:
+                if new := _owned(model) - self._known:
                     self._known |= new
                     self._elsewhere[name] = model
                 return []
@@ -165,31 +166,23 @@ class Constraints:
         for own, (weight, rule) in constraints_of(model).items():
             if ("", id(weight)) not in self._known:
                 self._known.add(("", id(weight)))
-                self._here[joined(name, own)] = weight, rule
+                self._here[_joined(name, own)] = weight, rule
         return [
-            (joined(joined(name, prefix), own), each)
+            (_joined(_joined(name, prefix), own), each)
             for prefix, module in model.named_modules()
             for own, value in vars(module).items()
             for each in tree_leaves(value)  # also in lists and dicts
             if isinstance(each, Reference)
         ]
 
-    def _ask(self, name: str, reference: Reference) -> set[tuple[str, int]]:
-        """The constrained weights behind a reference, by owner and id."""
-        owner = "" if reference.is_owner() else reference.owner_name()
-        try:
-            return {(owner, number) for number in apply(reference, _look)}
-        except RuntimeError as error:
-            raise RuntimeError(f"{name or 'a module'} on {owner}: {error}") from error
-
 
 def penalty(*models: Model) -> Tensor:
-    """See :meth:`Constraints.penalty`; a loop makes :class:`Constraints` only once."""
+    """See :meth:`Constraints.penalty`; a loop should make :class:`Constraints` once."""
     return Constraints(*models).penalty()
 
 
 def penalty_on_cpu(module: nn.Module) -> Tensor:
-    """A module's penalty, computed by its owner; on the CPU, as all that travels."""
+    """A module's penalty, computed by its owner; on the CPU, since it is sent."""
     return trace.mark_backward("penalty backward", penalty(module).cpu())
 
 
@@ -211,7 +204,13 @@ def _term(name: str, constraint: Constraint) -> Tensor:
     return rule.penalty_param * rule.distance(weight)
 
 
-def _look(value: Any) -> list[int]:
-    """The ids of constrained weights of a module, if it is one; on its owner."""
+def _owned(reference: Reference) -> set[tuple[str, int]]:
+    """The constrained weights behind a reference, by owner and id."""
+    owner = "" if reference.is_owner() else reference.owner_name()
+    return {(owner, number) for number in apply(reference, _ids)}
+
+
+def _ids(value: Any) -> list[int]:
+    """The ids of an object's constrained weights, none unless it is a module."""
     found = constraints_of(value) if isinstance(value, nn.Module) else {}
     return [id(weight) for weight, _ in found.values()]

@@ -1,8 +1,8 @@
 """Rivals of dissolving: steps that keep a weight orthonormal, or are orthogonal.
 
 A rule moves X (..., n, p), or (..., p, n) if it is wide, against a direction, by a
-learning rate. Of a weight in parts each rank moves its own, and p x p sums are all that
-crosses the wire: a docstring says how many, k of them by one all-reduce of k p x p.
+learning rate. If a weight is in parts, each rank moves its own, and only p x p sums
+cross the wire; each docstring gives their number. k sums at once are one all-reduce.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ from cdopt_tutorial.constraints.surface import Surface, is_sharded
 
 Rule = Callable[[Tensor, Tensor, Sums, float], Tensor]
 
-NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's, for five steps
-# Smaller eigenvalues of a Gram matrix, relative to the largest, are float32's noise.
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
+# Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
 FLOOR = 1e-6
 DUAL_STEPS = 20
 
@@ -46,10 +46,10 @@ def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
 
 
 def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """Along the level set of ‖C‖², and down on it as fast (λ = 1): two sums at once.
+    """Along the level set of ‖C‖², and down its gradient (λ = 1): two sums at once.
 
-    Its bound on the step is left out. Source: Ablin and Peyré, Fast and accurate
-    optimization on the orthogonal manifold without retraction (2022).
+    The paper's bound on the step is left out. Source: Ablin and Peyré, Fast and
+    accurate optimization on the orthogonal manifold without retraction (2022).
     """
     tangent, gram = _tangent(x, grad, sums)
     c = gram - torch.eye(gram.shape[-1]).to(gram)
@@ -57,7 +57,7 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
 
 
 def pogo(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """Along that level set, and then A, which is its step back: two sums, then one.
+    """Along that level set, then back by the map A: two sums, then one.
 
     Source: Javaloy and Vergari, An embarrassingly simple way to optimize orthogonal
     matrices at scale (2026), with λ = 1/2.
@@ -74,9 +74,9 @@ def penalised(
 
 
 def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """A step of singular values near 1, by five Newton-Schulz iterations: one sum.
+    """A step with singular values near 1, by five Newton-Schulz iterations: one sum.
 
-    They run on the Gram matrix alone. Source: Jordan et al., Muon (2024).
+    They need only the Gram matrix. Source: Jordan et al., Muon (2024).
     """
     gram = sums.gram(grad, grad)
     square = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-14)
@@ -89,12 +89,12 @@ def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
 
 
 def manifold_muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """The steepest tangent step of spectral norm ``lr``, and projected: three sums.
+    """The steepest tangent step of spectral norm ``lr``, projected: three sums at once.
 
-    X has to be orthonormal. All that the dual ascent makes is X a + G b with a and b of
-    p x p, so only these are computed, as one of 2p x p; G is scaled to singular values
-    near 1. Where n < 2p the step is not quite tangent. Source: Bernstein, Modular
-    manifolds (2025), whose ascent has the same end.
+    X has to be orthonormal. Each iterate of the dual ascent is X a + G b with a and b
+    of p x p, so only these are computed, stacked as 2p x p; G is scaled to singular
+    values near 1. If n < 2p, the step is not quite tangent. Source: Bernstein, Modular
+    manifolds (2025), whose ascent has the same limit.
     """
     gram, mixed, own = _grams(sums, (x, x), (x, grad), (grad, grad))
     eye = torch.eye(gram.shape[-1]).to(gram).expand_as(gram)
@@ -109,8 +109,8 @@ def manifold_muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
         inverse = _inverse_root(square)
         step = free @ inverse
         off = upper @ step
-        # Shorter where the dual value bends more, at small singular values: steps of
-        # one length grow from rounding there, and ranks would not agree.
+        # Shorter steps where the dual value curves more, at small singular values:
+        # there, equal ones would amplify rounding until the ranks disagreed.
         bend = square @ inverse @ (off + off.mT)
         dual = dual - 0.125 * (bend + bend.mT)
     new = torch.cat([eye, torch.zeros_like(eye)], -2) - lr * step
@@ -120,7 +120,7 @@ def manifold_muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
     return x @ a + grad @ (scale * b)
 
 
-#: By the names that `cdopt-tutorial shard --optimizer` takes.
+#: By the names of `cdopt-tutorial shard --optimizer`.
 RULES: dict[str, Callable[..., Tensor]] = {
     "muon": muon, "projected": projected, "landing": landing, "pogo": pogo,
     "penalty": penalised, "manifold-muon": manifold_muon,
@@ -131,8 +131,8 @@ BY_MUON = "muon", "manifold-muon"  # with Nesterov's momentum
 class Rival(optim.Optimizer):
     """Moves weights, whole or in shards, by one of ``RULES``; all ranks must step.
 
-    Momentum is SGD's, on the gradient and so of no sum; Muon's is Nesterov's, and its
-    steps are scaled to the size of Adam's, as by torch's ``match_rms_adamw``.
+    Momentum is SGD's, taken of the gradient, so it needs no sum; Muon's is Nesterov's,
+    and its steps are scaled to the size of Adam's, like torch's ``match_rms_adamw``.
     """
 
     def __init__(
@@ -171,11 +171,11 @@ class Rival(optim.Optimizer):
 
 
 def moved(rule: Rule, on: Surface, weight: Tensor, grad: Tensor, lr: float) -> Tensor:
-    """The weight after a step, placed as it is; each block is moved by itself."""
+    """The weight after a step of each block, placed like the weight."""
     if not is_sharded(weight):
         x, direction = (on.in_blocks(each) for each in (weight, grad))
         return rule(x, direction, sums_of(x), lr).reshape(weight.shape)
-    from cdopt_tutorial.constraints import sharded  # which takes a second to import
+    from cdopt_tutorial.constraints import sharded  # takes a second to import
 
     part, x, sums, placements = sharded.parts(on, weight)
     _, direction, *_ = sharded.parts(on, grad)
@@ -185,7 +185,7 @@ def moved(rule: Rule, on: Surface, weight: Tensor, grad: Tensor, lr: float) -> T
 
 @torch.no_grad()
 def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
-    """How far weights are from orthonormal, with which their layers compute as is."""
+    """How far weights that no map corrects are from orthonormal."""
     found = {
         name: on.distance(weight.detach().double()).item() ** 0.5
         for name, (weight, on) in weights.items()
@@ -194,22 +194,22 @@ def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
 
 
 def _grams(sums: Sums, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """XᵀY of each pair, by one all-reduce for all."""
+    """XᵀY of each pair, by a single all-reduce."""
     own = replace(sums, mesh=None, inner=(), outer=())
     return sums.inside(torch.stack([own.gram(x, y) for x, y in pairs])).unbind()
 
 
 def _tangent(x: Tensor, grad: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
-    """skew(G Xᵀ) X, where X may be off the manifold, and XᵀX."""
+    """skew(G Xᵀ) X, for X on or off the manifold, and XᵀX."""
     gram, mixed = _grams(sums, (x, x), (x, grad))
-    if sums.wide and sums.square:  # as a tall one, whose columns are cut: G Xᵀ is known
+    if sums.wide and sums.square:  # mixed is G Xᵀ, transposed
         return 0.5 * (mixed.mT - mixed) @ x, gram
     small = mixed if sums.wide else mixed.mT
     return 0.5 * (sums.times(grad, gram) - sums.times(x, small)), gram
 
 
 def _inverse_root(gram: Tensor) -> Tensor:
-    """The inverse of the square root, (..., p, p), of eigenvalues above a floor."""
+    """The inverse square root, (..., p, p), with eigenvalues raised to a floor."""
     values, vectors = torch.linalg.eigh(gram)
     values = values.clamp(min=1e-14).maximum(FLOOR * values[..., -1:])
     return vectors * values.rsqrt()[..., None, :] @ vectors.mT

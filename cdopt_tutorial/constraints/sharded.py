@@ -1,7 +1,7 @@
 """Constrained weights in shards, as DTensors: each rank maps its own part.
 
-XᵀX is a sum over the rows of X. So where ranks have rows of it, each computes the XᵀX
-of its own, one all-reduce adds them up, and the map of a row needs nothing more.
+XᵀX is a sum over the rows of X. So if X is cut into rows, each rank computes the XᵀX of
+its own rows, one all-reduce adds them up, and the map of a row needs nothing more.
 """
 
 import math
@@ -25,15 +25,15 @@ from cdopt_tutorial.constraints.surface import Surface
 
 
 def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
-    """A(W), placed as the weight, and ‖C(W)‖², a plain scalar, the same on each rank.
+    """A(W), placed like the weight, and ‖C(W)‖², a plain scalar, equal on all ranks.
 
-    All ranks of the mesh must call it. What they send to each other, on the way there
-    and again on the way back, for each dimension of the mesh that cuts the weight:
+    All ranks of the mesh must call it. In the forward pass and again in the backward
+    pass, each dimension of the mesh that cuts the weight sends:
 
     - Stiefel, cut along the long side: one all-reduce of C, p × p.
-    - Stiefel, cut along the short side: that, and the weight is exchanged for one that
-      is cut along the long side, and A(W) exchanged back.
-    - Stiefel, cut between whole blocks: the scalar, and nothing on the way back. A tall
+    - Stiefel, cut along the short side: the same, and all-to-alls that cut the weight
+      along its long side, and A(W) back along the short one.
+    - Stiefel, cut between whole blocks: the scalar, in the forward pass only. A tall
       block that is on several ranks is gathered.
     - Oblique: an all-reduce of the sums that are cut, or of the scalar if none is.
     - Sphere: an all-reduce of a single number.
@@ -48,11 +48,11 @@ def map_before_gathering(
 ) -> set[nn.Parameter]:
     """Cut a dissolved weight for FSDP2 along its long side, and gather only A(W).
 
-    Each rank then maps its own part, in place of all; the penalty needs no further sum.
-    Called on every rank between ``dissolve`` and ``fully_shard``, which is to have the
-    mesh, of one dimension, and what this returns as ``ignored_params``. A(W) stays
-    whole until the backward pass, and no ``MixedPrecisionPolicy`` casts it. Raises
-    ValueError if the weight is not dissolved, or cut already.
+    Each rank then maps its own part instead of the whole, and the penalty needs no
+    further sum. Call it on every rank between ``dissolve`` and ``fully_shard``; pass
+    the latter the same mesh, of one dimension, and the result as ``ignored_params``.
+    A(W) stays whole until the backward pass, and no ``MixedPrecisionPolicy`` casts it.
+    Raises ValueError if the weight is not dissolved, or already cut.
     """
     known = parametrize.is_parametrized(layer, name)
     listed = layer.parametrizations[name] if known else None
@@ -67,7 +67,7 @@ def map_before_gathering(
 
 
 class _Gathered(nn.Module):
-    """A(W) in parts to all of it; its gradient is a mean over the ranks, as FSDP2's."""
+    """Gathers A(W); its gradient is a mean over the ranks, like FSDP2's."""
 
     def forward(self, mapped: DTensor) -> Tensor:
         size = mapped.device_mesh.size()
@@ -81,14 +81,14 @@ class _Gathered(nn.Module):
 
 
 def distance(on: Surface, weight: DTensor) -> Tensor:
-    """‖C(W)‖², a plain scalar; a gradient reaches the weight once, not once a rank."""
+    """‖C(W)‖², a plain scalar, whose gradient reaches the weight once, not per rank."""
     return _map(on, weight)[1]
 
 
 def placed(
     part: Tensor, like: DTensor, placements: Sequence[Placement] | None = None
 ) -> DTensor:
-    """A tensor of which each rank has a part, by default all, as another one lies."""
+    """A tensor of which each rank has a part, by default all, placed like another."""
     mesh, layout = like.device_mesh, {"shape": like.shape, "stride": like.stride()}
     placements = placements or [Replicate()] * mesh.ndim
     part = part.to(like.device)
@@ -99,9 +99,9 @@ def placed(
 def parts(
     on: Surface, weight: DTensor
 ) -> tuple[Tensor, Tensor, Sums | None, list[Placement]]:
-    """This rank's part, also in blocks, its sums, and how it lies for them.
+    """This rank's part, the same in blocks, its sums, and its placements for them.
 
-    All ranks of the mesh must call it; ``sums`` is None where the part is all.
+    All ranks of the mesh must call it; the sums are None if the weight is gathered.
     """
     placements, sums = _layout(on, weight)
     part = weight.redistribute(placements=placements).to_local()
@@ -113,7 +113,7 @@ def parts(
 
 
 def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
-    """This rank's part of A(W), ‖C(W)‖², and how the parts lie."""
+    """This rank's part of A(W), ‖C(W)‖², and the placements of the parts."""
     part, x, sums, placements = parts(on, weight)
     if sums is None:
         return *on.map_and_distance(part), placements
@@ -126,10 +126,8 @@ def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]
 
 
 def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]:
-    """How a weight lies while it is mapped, and its sums; None if it is gathered."""
-    if any(each.is_partial() for each in weight.placements):
-        raise ValueError("a weight is placed as a partial sum: redistribute it first")
-    # The axis that each dimension of the mesh cuts, by strided shards, too.
+    """A weight's placements for its map, and its sums; None if it is gathered."""
+    # The axis that each dimension of the mesh cuts, also by strided shards.
     cuts = [None if each.is_replicate() else each.dim for each in weight.placements]
     mesh, stiefel = weight.device_mesh, on.make is stiefel_torch
     if not stiefel and (on.transpose or on.make not in (oblique_torch, sphere_torch)):
@@ -137,12 +135,12 @@ def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]
     ranks = math.prod([mesh.size(dim) for dim, cut in enumerate(cuts) if cut == 0])
     split = on.blocks > 1 and on.blocks % ranks > 0  # some block is on several ranks
     rows, columns = weight.shape[0] // on.blocks, math.prod(weight.shape[1:])
-    # A square matrix may be either; then what is cut decides.
+    # A square matrix may be either, so its cut decides.
     wide = rows < columns or (rows == columns and (split or 0 not in cuts))
     apart = on.make is oblique_torch or (on.blocks > 1 and not split)
     placements, inner, outer = list(weight.placements), [], []
     for dim, cut in enumerate(cuts):
-        if cut == 0 and apart:  # between rows, or blocks, that are each on its own
+        if cut == 0 and apart:  # between independent rows or blocks
             outer.append(dim)
         elif cut is not None and stiefel and not wide and on.blocks > 1:
             placements[dim] = Replicate()

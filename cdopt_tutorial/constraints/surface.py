@@ -1,4 +1,4 @@
-"""The manifold of any weight: the map, the constraint, the nearest point."""
+"""The manifold of a weight: its map, its constraint, the nearest point on it."""
 
 import math
 from collections.abc import Callable
@@ -8,43 +8,38 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from cdopt.manifold_torch import (
-    euclidean_torch,
-    oblique_torch,
-    sphere_torch,
-    stiefel_torch,
-)
-from torch import Tensor, nn
+from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
+from torch import Tensor
 
 from cdopt_tutorial.constraints.fused import stiefel_map
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
-HALF = torch.bfloat16, torch.float16  # C, a small difference, would be lost in them
+HALF = torch.bfloat16, torch.float16  # too coarse for C, a small difference
 BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
 
 Manifold = str | Callable[..., Any]
 
 
 def is_sharded(weight: Tensor) -> bool:
-    """Whether a weight is a DTensor, asked without the second that its import takes."""
+    """Whether a weight is a DTensor, without the second that its import takes."""
     return hasattr(weight, "device_mesh")
 
 
 def whole(weight: Tensor) -> Tensor:
-    """All of a weight, of which this rank may have a part; all ranks must ask."""
+    """A weight in one piece; where it is in shards, all ranks must call this."""
     return weight.full_tensor() if is_sharded(weight) else weight
 
 
 def _sharded() -> ModuleType:
-    """How such a weight is computed with; imported where there is one."""
+    """The module for weights in shards, imported only where there is one."""
     from cdopt_tutorial.constraints import sharded
 
     return sharded
 
 
 def _exactly(weight: Tensor) -> AbstractContextManager:
-    """No autocast: C is a small difference of large numbers, lost in bfloat16."""
-    # The meta device, which computes nothing, has no autocast to be asked for.
+    """Without autocast: in bfloat16, C is lost as a small difference."""
+    # The meta device, which computes nothing, has no autocast.
     if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
         return nullcontext()
     return torch.autocast(weight.device.type, enabled=False)
@@ -52,13 +47,13 @@ def _exactly(weight: Tensor) -> AbstractContextManager:
 
 @dataclass(frozen=True)
 class Surface:
-    """The manifold of a weight of any dtype, which may lie in shards.
+    """The manifold of a weight of any dtype, which may be in shards.
 
-    Axes after the second count as columns. What it gives is placed as the weight.
+    Axes after the second count as columns. Results are placed like the weight.
     """
 
     make: Callable[..., Any]  #: CDOpt's class of the manifold
-    blocks: int  #: into how many equal blocks the rows are split, each on its own
+    blocks: int  #: equal blocks of rows, each of which is on a manifold of its own
     transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +67,7 @@ class Surface:
             if self.make is not stiefel_torch:
                 mapped = self._of(weight).A(self._point(weight))
                 return self._weight(mapped, weight), self.distance(weight)
-            # The fused map makes the short side orthonormal: nothing needs turning.
+            # The fused map takes the short side, so there is nothing to transpose.
             mapped, distance = stiefel_map(self.in_blocks(weight))
             return mapped.reshape(weight.shape), distance
 
@@ -84,26 +79,26 @@ class Surface:
             if is_sharded(weight):
                 return _sharded().distance(self, weight)
             if torch.compiler.is_compiling() and self.make is stiefel_torch:
-                return self.map_and_distance(weight)[1]  # whose sums are known
+                return self.map_and_distance(weight)[1]  # shares its sums
             return self._of(weight).C(self._point(weight)).square().sum()
 
     @torch.no_grad()
     def nearest(self, weight: Tensor) -> Tensor:
-        """The feasible weight nearest to this one, by CDOpt's ``Post_process``.
+        """The nearest feasible weight, by CDOpt's ``Post_process``.
 
-        A weight in shards is gathered, once, and not in a step: by sums alone, which
-        square what is small, one far from its manifold would come to another point of
-        it. Raises ValueError if what is found is not feasible, as where CDOpt has no
-        projection. On the meta device there is nothing to move.
+        A weight in shards is gathered for it: sums alone would square its small
+        singular values, and lead to another point if it is far from the manifold.
+        Raises ValueError if the result is not feasible, as where CDOpt has no
+        projection.
         """
         if weight.is_meta:
             return weight.clone()
         with _exactly(weight):
-            exact = whole(weight).double()  # in float32 it is off by many roundings
+            exact = whole(weight).double()  # float32 would leave many roundings
             point = self._of(exact).Post_process(self._point(exact))
             found = self._weight(point, exact).contiguous()
             left = self.distance(found).sqrt().item()
-            # Some ulps for each element; NaN is not below it either.
+            # Some ulps for each element; the comparison is false for NaN, too.
             if not left <= 100 * torch.finfo(found.dtype).eps * found.numel() ** 0.5:
                 off = f"onto this manifold: ‖C‖ is {left:.1e} after it"
                 shape = f"a weight of shape {tuple(found.shape)}"
@@ -117,16 +112,16 @@ class Surface:
         return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
 
     def _point(self, weight: Tensor) -> Tensor:
-        """CDOpt's X: the weight in blocks, turned where that is asked for."""
+        """CDOpt's X: the weight in blocks, transposed if so configured."""
         blocks = self.in_blocks(weight)
         return blocks.mT if self.transpose else blocks
 
     def _weight(self, point: Tensor, like: Tensor) -> Tensor:
-        """The weight of an X."""
+        """The weight that belongs to an X."""
         return (point.mT if self.transpose else point).reshape(like.shape)
 
     def _of(self, weight: Tensor) -> Any:
-        """CDOpt's manifold, which keeps constants of one shape, dtype and device."""
+        """CDOpt's manifold, whose constants have one shape, dtype and device."""
         shape = tuple(self._point(weight).shape)
         return self.make(shape, device=weight.device, dtype=weight.dtype)
 
@@ -134,19 +129,15 @@ class Surface:
 def surface(
     manifold: Manifold, weight: Tensor, blocks: int = 1, transpose: bool | None = None
 ) -> Surface:
-    """The manifold for a weight; :class:`Surface` has the arguments.
+    """The manifold for a weight; :class:`Surface` explains the arguments.
 
-    With ``transpose`` None, what is wider than tall is turned for the Stiefel manifold,
-    and else nothing. Raises ValueError if the weight does not fit.
+    By default, only a weight that is wider than tall, for the Stiefel manifold, is
+    transposed. Raises ValueError if the weight does not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if make is None:
         known = " or ".join(MANIFOLDS)
         raise ValueError(f"manifold is {manifold!r}, but must be {known}")
-    if isinstance(make, type) and issubclass(make, euclidean_torch):
-        raise ValueError(f"{make.__name__} constrains nothing")
-    if isinstance(weight, nn.UninitializedParameter):
-        raise ValueError("the weight has no shape yet: let the layer see an input")
     if weight.ndim < 2 or not weight.is_floating_point():
         found = f"shape {tuple(weight.shape)} and is {weight.dtype}"
         raise ValueError(f"the weight has {found}, but must be a real matrix")
