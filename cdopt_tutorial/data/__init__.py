@@ -1,4 +1,4 @@
-"""What the models read: real text, a language of known entropy, and baselines."""
+"""Data for the models: real text, a language of known entropy, and baselines."""
 
 from cdopt_tutorial.data.baselines import ngram_perplexity, perplexity
 from cdopt_tutorial.data.grammar import Grammar

@@ -1,4 +1,4 @@
-"""Real handwritten digits as bags of (pixel, level) tokens, shared out to trainers."""
+"""Handwritten digits as bags of (pixel, level) tokens, shared out to trainers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-NUM_LEVELS = 17  # of grey, with white
+NUM_LEVELS = 17  # of grey
 VALID_SHARE, TEST_SHARE = 0.1, 0.2
 
 
@@ -25,7 +25,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
 class Bags:
     """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels."""
 
-    tokens: Tensor  #: (n,) int64, all bags after each other
+    tokens: Tensor  #: (n,) int64, one bag after another
     offsets: Tensor  #: (b,) int64, where each bag begins
     labels: Tensor  #: (b,) int64
 
@@ -33,11 +33,11 @@ class Bags:
         return len(self.labels)
 
     def select(self, chosen: Tensor) -> "Bags":
-        """Some of the bags, by their numbers (c,) int64; none is fine."""
+        """The bags with these numbers, (c,) int64, which may be none."""
         end = self.offsets.new_tensor([len(self.tokens)])
         lengths = torch.cat((self.offsets, end)).diff()[chosen]
         offsets = lengths.cumsum(0) - lengths
-        # Token i of a chosen bag is token i of that bag here.
+        # From the place of a token in the result to its place here.
         shift = (self.offsets[chosen] - offsets).repeat_interleave(lengths)
         tokens = self.tokens[torch.arange(len(shift)) + shift]
         return Bags(tokens, offsets, self.labels[chosen])
@@ -48,16 +48,16 @@ class BagSplit:
     """Bags in three parts."""
 
     train: Bags  #: to learn from
-    valid: Bags  #: by which a model is watched, and its settings are chosen
-    test: Bags  #: that have had no part in either
-    num_tokens: int  #: different tokens, rows of an embedding table
-    num_classes: int  #: different labels
+    valid: Bags  #: to watch a model and choose its settings
+    test: Bags  #: for nothing but the final test
+    num_tokens: int  #: distinct tokens, rows of an embedding table
+    num_classes: int  #: distinct labels
 
 
 def digit_bags(seed: int = 0) -> BagSplit:
-    """The digits: a tenth is held out at random to choose by, a fifth to test on.
+    """The digits, of which a tenth is held out for validation and a fifth for testing.
 
-    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is the split's.
+    Pixel p with the level l, 0 to 16, is the token 17 p + l. The seed is of the split.
     """
     images, labels = load_digits()
     levels = (images * (NUM_LEVELS - 1)).round().long()
@@ -65,8 +65,8 @@ def digit_bags(seed: int = 0) -> BagSplit:
     tokens = levels + NUM_LEVELS * torch.arange(num_pixels)
     bags = Bags(tokens.flatten(), num_pixels * torch.arange(total), labels)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    held = [round(share * total) for share in (TEST_SHARE, VALID_SHARE)]
-    parts = order.split([*held, total - sum(held)])
+    sizes = [round(share * total) for share in (TEST_SHARE, VALID_SHARE)]
+    parts = order.split([*sizes, total - sum(sizes)])
     test, valid, train = (bags.select(part) for part in parts)
     return BagSplit(train, valid, test, num_pixels * NUM_LEVELS, num_classes=10)
 
@@ -75,24 +75,24 @@ def digit_bags(seed: int = 0) -> BagSplit:
 class Batch:
     """One trainer's part of a joint batch."""
 
-    bags: Bags  #: this trainer's; there may be none
-    joint: int  #: bags of all trainers together
+    bags: Bags  #: this trainer's, perhaps none
+    joint: int  #: number of bags of all trainers together
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
     """One trainer's own part of the training data, which never leaves it.
 
-    All trainers draw the same joint batches, by numbers, and take from them what they
-    own: how many bags that is is left to chance, as in the original.
+    All trainers draw the same joint batches, by number, and each takes the bags that it
+    owns; how many these are is left to chance, as in the original.
     """
 
     bags: Bags  #: this trainer's
-    begin: int  #: number of the first of them in the training data
+    begin: int  #: number of its first bag in the training data
     total: int  #: bags in the training data
 
     def batches(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One pass over the data in joint batches, in an order that is the seed's."""
+        """One pass over the data in joint batches, in an order drawn with a seed."""
         generator = torch.Generator().manual_seed(seed)
         for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
             own = drawn - self.begin
@@ -101,7 +101,7 @@ class Shard:
 
 
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:
-    """Cut training data by shares above 0; ValueError if one of them gets no bag."""
+    """Cut training data by shares above 0; raises ValueError if one gets no bag."""
     sums = [0, *accumulate(shares)]
     ends = [round(len(bags) * part / sums[-1]) for part in sums]
     if len(set(ends)) < len(ends):

@@ -1,4 +1,4 @@
-"""A synthetic language whose entropy rate is known: the floor no model can beat."""
+"""A synthetic language with a known entropy rate, the floor for every model."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,17 +14,17 @@ from cdopt_tutorial.data.text import Corpus, Vocabulary
 
 @dataclass(frozen=True)
 class Grammar:
-    """A seeded Markov chain over words, with everything about it known exactly.
+    """A seeded Markov chain over words, of which everything is known exactly.
 
-    Which words may follow can be read off the last word alone, but how likely they are
-    depends on the last ``order``: with order 2, a bigram model stays above the entropy
-    rate, and only a model with a memory comes down to it.
+    The last word decides which words may follow, the last ``order`` words how likely
+    each of them is: with order 2, a bigram model stays above the entropy rate, and only
+    a model with memory reaches it.
 
     A *context* is a walk of ``order`` words, numbered by its first word and, as digits
-    to the base ``branching``, the choices after it. The chain is ergodic: successors
-    contain a cycle through all words and one that leaves out a single word.
+    to the base ``branching``, the choices after it. The chain is ergodic: the
+    successors contain a cycle through all words and one that leaves out a single word.
 
-    Raises ValueError if a value is out of its range.
+    Raises ValueError if a value is out of range.
     """
 
     num_words: int = 16  #: at least 2
@@ -46,7 +46,7 @@ class Grammar:
         cycle = rng.permutation(self.num_words)
         table = np.empty((self.num_words, self.branching), dtype=np.int64)
         for place, word in enumerate(cycle):
-            # The next of the cycle; from its first word also the next but one, a chord.
+            # The next in the cycle, and from the first word the next but one, a chord.
             first = np.roll(cycle, -place - 1)[: 2 if place == 0 else 1]
             others = rng.permutation(np.setdiff1d(cycle, first))
             table[word] = np.concatenate([first, others])[: self.branching]
@@ -54,7 +54,7 @@ class Grammar:
 
     @cached_property
     def probabilities(self) -> NDArray[np.float64]:
-        """How likely each choice is in each context, (contexts, branching)."""
+        """The probability of each choice in each context, (contexts, branching)."""
         rng = np.random.default_rng([self.seed, 1])
         contexts = self.num_words * self._contexts_of_a_word
         weights = rng.dirichlet(np.full(self.branching, 0.5), contexts)
@@ -62,25 +62,25 @@ class Grammar:
 
     @cached_property
     def stationary(self) -> NDArray[np.float64]:
-        """How often each context occurs, (contexts,): the solution of πP = π."""
+        """The probability of each context, (contexts,): the solution of πP = π."""
         contexts = len(self.probabilities)
         balance = -np.eye(contexts)
         places = self._next_contexts, np.arange(contexts)[:, None]
         np.add.at(balance, places, self.probabilities)
-        balance[-1] = 1  # one equation follows from the rest; the sum takes its place
+        balance[-1] = 1  # one equation is redundant; the sum takes its place
         return np.linalg.solve(balance, np.eye(contexts)[-1])
 
     @property
     def entropy_rate(self) -> float:
-        """Nats per word that no model goes below (Cover and Thomas, theorem 4.2.4)."""
+        """The least loss in nats per word (Cover and Thomas, theorem 4.2.4)."""
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         return float(self.stationary @ entropies)
 
     def sample(self, length: int, seed: int = 0) -> Tensor:
-        """Words (length,) int64 of a text, which begins in a stationary context."""
+        """Words (length,) int64 of a text that starts in a stationary context."""
         rng = np.random.default_rng([self.seed, 2, seed])
         context = rng.choice(len(self.stationary), p=self.stationary)
-        # The last bound is left out, so that rounding cannot lead past the last choice.
+        # Without the last bound, rounding cannot lead past the last choice.
         bounds = self.probabilities.cumsum(axis=1)[:, :-1].tolist()
         after, contexts = self._next_contexts.tolist(), []
         for chance in rng.random(length).tolist():
@@ -90,18 +90,18 @@ class Grammar:
         return torch.tensor(contexts, dtype=torch.int64) // self._contexts_of_a_word
 
     def corpus(self, train_tokens: int, valid_tokens: int) -> Corpus:
-        """Two independent samples of so many words each, named ``w0``, ``w1``, ..."""
+        """Two independent samples, in words named ``w0``, ``w1``, ..."""
         words = Vocabulary(tuple(f"w{number}" for number in range(self.num_words)))
         return Corpus(words, self.sample(train_tokens, 0), self.sample(valid_tokens, 1))
 
     @property
     def _contexts_of_a_word(self) -> int:
-        """How many contexts begin with the same word."""
+        """The number of contexts that begin with a given word."""
         return self.branching ** (self.order - 1)
 
     @cached_property
     def _next_contexts(self) -> NDArray[np.int64]:
-        """The context (contexts, branching) that each choice leads to."""
+        """The context that each choice leads to, (contexts, branching)."""
         walks = np.arange(self.probabilities.size).reshape(self.probabilities.shape)
         first, choices = np.divmod(walks, self.branching**self.order)
         choice, others = np.divmod(choices, self._contexts_of_a_word)

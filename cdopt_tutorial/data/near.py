@@ -1,4 +1,4 @@
-"""How often words, and pairs of them, stand near the frequent words of a program."""
+"""Counts of how often the terms of a program stand near its frequent words."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from scipy import sparse
 
 from cdopt_tutorial.data.text import tokenize
 
-WINDOW = 2  # words on either side
+WINDOW = 2  # words on each side
 
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """Terms, and how often each has a frequent word near it."""
+    """Terms, and how often each stands near each frequent word."""
 
-    terms: list[str]  #: n of them, words and pairs of words, the most frequent first
-    #: (n, m), float32: square roots of counts, over those of their rows' and columns'
-    #: sums. Its singular values are at most 1, as those of a correlation are; the
-    #: leading left singular vectors are word vectors (Stratos, Collins and Hsu 2015).
+    terms: list[str]  #: n words and pairs of words, the most frequent first
+    #: (n, m), float32: square roots of counts, over the roots of their row and column
+    #: sums. Like a correlation's, its singular values are at most 1; the leading left
+    #: singular vectors are word vectors (Stratos, Collins and Hsu 2015).
     matrix: sparse.csr_matrix
 
 
 @cache
 def sources(package: str) -> list[str]:
-    """The words and punctuation marks of an installed package's sources, as written."""
+    """The words and punctuation marks of an installed package's source code."""
     folder = Path(find_spec(package).origin).parent
     files = sorted(folder.rglob("*.py"))
     return [word for file in files for word in tokenize(file.read_text("utf-8"))]
 
 
 def load_near(package: str, n: int, contexts: int = 1000) -> Near:
-    """Count in the sources of a package; a ValueError if they have fewer terms.
+    """Count n terms near ``contexts`` frequent words in the source code of a package.
 
-    n is the number of terms, and `contexts` that of the frequent words.
+    Raises ValueError if it has fewer terms.
     """
     tokens = sources(package)
     words = [word for word, _ in Counter(sorted(tokens)).most_common()]
@@ -62,7 +62,7 @@ def load_near(package: str, n: int, contexts: int = 1000) -> Near:
 def _count(
     rows: np.ndarray, length: int, ids: np.ndarray, shape: tuple[int, int]
 ) -> sparse.csr_matrix:
-    """How often a frequent word is near the term that begins at each token."""
+    """How often each frequent word is near the term that begins at each token."""
     total = sparse.csr_matrix(shape)
     for distance in range(1, WINDOW + 1):
         for offset in (-distance, length - 1 + distance):

@@ -1,4 +1,4 @@
-"""Text as a model reads it: tokens, a vocabulary, a corpus, and a stream's windows."""
+"""Text for a model: tokens, a vocabulary, a corpus, and the windows of a stream."""
 
 import ast
 import copy
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from cdopt_tutorial.checks import at_least, check
 
-UNKNOWN = "<unk>"  # no text has such a token: `tokenize` would cut it in three
-MIN_COUNT = 2  # of a word that is known
-MIN_TOKENS = 1_000  # of a corpus; in fewer there is nothing to learn or to measure
-BLOCK_TOKENS = 1_000  # of a held-out block of the documentation
+UNKNOWN = "<unk>"  # no token of a text: `tokenize` would cut it in three
+MIN_COUNT = 2  # of a word of the vocabulary
+MIN_TOKENS = 1_000  # of a corpus; fewer are too few to learn from or to measure on
+BLOCK_TOKENS = 1_000  # of each block of the documentation
 
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _RULED_LINE = re.compile(r"^[ \t]*[-=+*~|#^]{3,}[ \t]*(?:\n|\Z)", re.MULTILINE)
-# Each deletes spaces beside punctuation only, so `tokenize` finds the same tokens.
+# Each deletes only spaces next to punctuation, so `tokenize` finds the same tokens.
 _SPACING = [
     (re.compile(r" ([.,;:!?)\]}%”’…])"), r"\1"),
     (re.compile(r"([(\[{“‘]) "), r"\1"),
@@ -36,19 +36,19 @@ _SPACING = [
 ]
 
 
-@cache  # to read all sources takes a second
+@cache  # reading all files takes a second
 def documentation() -> str:
-    """The docstrings of IPython's sources, under the BSD License.
+    """The docstrings of IPython, under the BSD License.
 
-    Without ruled lines and repeated paragraphs, which would make a model look better
-    than it is. The text depends on IPython's version only.
+    Ruled lines and repeated paragraphs, which would flatter a model, are left out. The
+    text depends only on IPython's version.
     """
     folder = Path(find_spec("IPython").origin).parent
     kept: dict[str, None] = {}
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, _DOCUMENTED) and (said := ast.get_docstring(node)):
-                paragraphs = _PARAGRAPH.split(_RULED_LINE.sub("", said))
+            if isinstance(node, _DOCUMENTED) and (found := ast.get_docstring(node)):
+                paragraphs = _PARAGRAPH.split(_RULED_LINE.sub("", found))
                 kept |= dict.fromkeys(" ".join(each.split()) for each in paragraphs)
     kept.pop("", None)
     return "\n\n".join(kept) + "\n"
@@ -60,7 +60,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def detokenize(tokens: Iterable[str]) -> str:
-    """Join tokens into a line set as prose is; :func:`tokenize` gives them back."""
+    """Join tokens into a line of prose, from which :func:`tokenize` restores them."""
     line = " ".join(tokens)
     for pattern, replacement in _SPACING:
         line = pattern.sub(replacement, line)
@@ -69,17 +69,17 @@ def detokenize(tokens: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that a model knows, each of them once, and their numbers."""
+    """The distinct words that a model knows, and their numbers."""
 
-    words: tuple[str, ...]  #: by number; ``<unk>`` among them stands for all others
+    words: tuple[str, ...]  #: by number; ``<unk>``, if present, stands for all others
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
-        """Numbers (n,) int64 of n tokens: that of ``<unk>`` for unknown ones.
+        """Numbers (n,) int64 of n tokens, with ``<unk>`` for unknown ones.
 
-        A KeyError for one of those if there is no ``<unk>``.
+        Raises KeyError for an unknown token if there is no ``<unk>``.
         """
         ids = {word: number for number, word in enumerate(self.words)}
         known = (each if each in ids else UNKNOWN for each in tokens)
@@ -94,24 +94,24 @@ class Vocabulary:
 class Corpus:
     """A text in numbers, with a part held out."""
 
-    vocabulary: Vocabulary  #: made of the training part
+    vocabulary: Vocabulary  #: of the training part
     train: Tensor  #: tokens (n,) int64 to learn from, in the order of the text
-    valid: Tensor  #: tokens (m,) int64 that no model has seen
+    valid: Tensor  #: tokens (m,) int64 that are held out
 
 
 def load_corpus(
     path: str | PathLike | None = None, max_vocab: int | None = None
 ) -> Corpus:
-    """Read a text in UTF-8, hold a tenth of it out, and number its words.
+    """Read a text in UTF-8, hold out a tenth of it, and number its words.
 
-    ``<unk>`` is first, then come the words of the training part, the most frequent
+    The vocabulary is ``<unk>`` and then the words of the training part, most frequent
     first, ``max_vocab`` in all. A word that occurs only once becomes ``<unk>``, so that
-    a model learns what surrounds it.
+    a model learns the contexts of unknown words.
 
-    Of a file, the end is held out. :func:`documentation`, read without a path, changes
-    its subject towards the end: it is cut between paragraphs into blocks of about 1,000
-    tokens, and of every ten the fifth is held out. Raises ValueError, one line, if the
-    file is no text or too short, or ``max_vocab`` leaves no word.
+    Of a file, the end is held out. Without a path, it reads :func:`documentation`,
+    whose subject changes towards the end: it is cut between paragraphs into blocks of
+    about 1,000 tokens, and the fifth of every ten is held out. Raises ValueError, of
+    one line, if the file is not text or too short, or ``max_vocab`` leaves no word.
     """
     if path is None:
         train, valid = _hold_out_blocks(documentation())
@@ -122,7 +122,7 @@ def load_corpus(
             raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
-    counts = Counter(sorted(train)).most_common()  # ties in order of the alphabet
+    counts = Counter(sorted(train)).most_common()  # ties in alphabetical order
     known = (word for word, count in counts if count >= MIN_COUNT)
     vocabulary = Vocabulary((UNKNOWN, *known)[:max_vocab])
     if len(vocabulary) < 2:
@@ -134,9 +134,9 @@ class Stream:
     """A text cut into columns that are read side by side, window by window.
 
     For truncated back-propagation through time (Williams and Peng 1990): of tokens
-    (n,), column b holds those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and
-    every window takes the next ``seq_len`` rows, the last one what is left. Raises
-    ValueError if an argument is below 1, or the text is too short for the columns.
+    (n,), column b has those from b·L to (b + 1)·L, L = (n - 1) // batch_size, and each
+    window takes the next ``seq_len`` rows, the last one the rest. Raises ValueError if
+    an argument is below 1, or the text is too short for the columns.
     """
 
     def __init__(self, tokens: Tensor, seq_len: int, batch_size: int):
@@ -145,7 +145,7 @@ class Stream:
         allowed = f"below {len(tokens)}, the tokens of the text"
         check(self, "batch_size", batch_size < len(tokens), allowed)
         rows = (len(tokens) - 1) // batch_size
-        # One row more than is read: the last target of each column.
+        # One row more than the inputs: the last target of each column.
         self._columns = tokens.unfold(0, rows + 1, rows)[:batch_size].T.contiguous()
 
     @property
@@ -163,17 +163,15 @@ class Stream:
         return ((rows[:-1], rows[1:]) for rows in windows)
 
     def shard(self, rank: int, num_trainers: int) -> "Stream":
-        """One trainer's columns; the first trainers may have one more than the last."""
+        """One trainer's columns; the first trainers may have one more than the rest."""
         shard = copy.copy(self)
         columns = self._columns.tensor_split(num_trainers, dim=1)[rank]
-        # A copy, so that no more than these pickles.
+        # A copy, so that pickling sends only these columns.
         shard._columns, shard.batch_size = columns.contiguous(), columns.shape[1]
         return shard
 
 
 def _read(path: str | PathLike) -> str:
-    if Path(path).is_fifo():  # which would wait for its other end
-        raise _unfit(path, "it is a pipe, but must be a text file")
     try:
         return Path(path).read_text("utf-8-sig")
     except OSError as error:
