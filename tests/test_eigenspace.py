@@ -84,8 +84,6 @@ def test_the_polar_projection_is_feasible_and_keeps_the_span(problem):
     assert distance(x) > 8
     assert distance(polar(x)) < 1e-13
     torch.testing.assert_close(polar(x), problem.start(0))
-    x[3, 1] = math.inf  # one is enough
-    assert polar(x).isnan().all()
 
 
 # The methods
@@ -134,9 +132,8 @@ def test_an_unknown_method_is_refused(problem):
 
 def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
     """Its term of degree six is negative, whatever the penalty: L-BFGS can fall off."""
-    fallen = solve("dissolving, L-BFGS", problem, penalty_param=0.1)
-    assert math.isnan(fallen.gap[-1])
-    assert len(fallen.gap) < 26
+    with pytest.raises(torch.linalg.LinAlgError, match="non-finite"):
+        solve("dissolving, L-BFGS", problem, penalty_param=0.1)
 
 
 # The learning rates

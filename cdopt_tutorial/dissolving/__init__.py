@@ -1,1 +1,1 @@
-"""What constraint dissolving does to a problem, and what it costs and gains."""
+"""What constraint dissolving does to a problem, what it costs and what it gains."""

@@ -1,8 +1,8 @@
-"""What a step of a constrained layer costs, by constraint dissolving and its peers.
+"""The cost of a training step of a constrained layer, dissolved or by its rivals.
 
-A step is that of training a layer n -> p, in float32, on one thread: clear the
-gradients, forward, a loss, the penalty where there is one, backward, SGD. The batch is
-small, so that the constraint shows.
+A step of a layer n -> p, in float32 on one thread, clears the gradients, runs forward,
+adds the penalty to the loss if there is one, runs backward, and applies SGD. The batch
+is small, so that the cost of the constraint shows.
 """
 
 import json
@@ -35,20 +35,21 @@ Step = Callable[[], None]
 def step_costs(
     widths: Sequence[int], turns: int, budget: float, device: str = "cpu"
 ) -> dict[str, list[tuple[int, float]]]:
-    """Each variant's median step over the plain layer's, as (width d, ratio).
+    """Each variant's median step time over the plain layer's, as (width d, ratio).
 
-    A turn has a budget of seconds. A width not even and at least 2 is a ValueError.
+    Each turn takes ``budget`` seconds. Raises ValueError unless a width is even and at
+    least 2.
     """
     for d in widths:
         if d < 2 or d % 2:
             raise ValueError(f"width is {d}, but must be even and at least 2")
     costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
-        with torch.random.fork_rng(devices=[]):  # which stays as it is outside
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             steps = {name: make_step(name, d, d // 2, device) for name in VARIANTS}
         seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        for _, name in product(range(turns), VARIANTS):  # a slow minute hits all alike
+        for _, name in product(range(turns), VARIANTS):  # a slow minute affects all
             seconds[name].append(step_seconds(steps[name], budget))
         base = statistics.median(seconds[BASELINE])
         for name, found in seconds.items():
@@ -57,21 +58,18 @@ def step_costs(
 
 
 def by_shape() -> dict[str, Any]:
-    """What `bench constraints` has written for the book: "seconds" by method."""
+    """The results of `bench constraints` stored with the book: "seconds" by method."""
     return json.loads((files(__package__) / "shapes.json").read_text())
 
 
 def step_seconds(step: Step, budget: float) -> float:
-    """Median seconds of a step on one thread, repeated for a budget of seconds."""
+    """Median seconds of a step on one thread, repeated for ``budget`` seconds."""
     timer = Timer("step()", globals={"step": step}, num_threads=1)
     return timer.blocked_autorange(min_run_time=budget).median
 
 
 def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
-    """One step of a layer of n inputs and p outputs, p at most n.
-
-    The target is random, for what it is takes no time.
-    """
+    """One step of a layer of n inputs and p outputs, p at most n."""
     layer, penalty = _layer(variant, n, p, device)
     shapes = (BATCH_SIZE, n), (BATCH_SIZE, p)
     x, target = (torch.randn(shape).to(device) for shape in shapes)
@@ -111,11 +109,11 @@ def _layer(
 
 
 class _Transposed(nn.Linear):
-    """A layer whose weight is geoopt's, which must be tall: (n, p)."""
+    """A layer with a weight of geoopt's, which must be tall: (n, p)."""
 
     def __init__(self, n: int, p: int):
         super().__init__(n, p)
-        # Not the default, canonical metric: its n x n matrices take four times as long.
+        # The default, canonical metric takes four times as long: n x n matrices.
         manifold = geoopt.EuclideanStiefel()
         start = manifold.projx(self.weight.detach().mT)
         self.weight = geoopt.ManifoldParameter(start, manifold=manifold)

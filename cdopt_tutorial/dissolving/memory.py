@@ -1,6 +1,6 @@
-"""Who remembers? Recurrent models compared, over seeds, at their own learning rates.
+"""Recurrent models compared on memory, over seeds, each at its own learning rate.
 
-And how a gradient fares on its way back through time, before any training.
+And gradients on their way back through time, before any training.
 """
 
 import time
@@ -28,9 +28,9 @@ PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"
 
 
 class Task:
-    """What is learned: a class below, which says of which steps."""
+    """What is learned: a class below, which chooses the steps that count."""
 
-    graded = asked = slice(None)
+    graded = recalled = slice(None)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over the graded steps, in nats, a scalar."""
@@ -38,8 +38,8 @@ class Task:
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def recall(self, logits: Tensor, targets: Tensor) -> float:
-        """Share of the asked steps for which the likeliest answer is right."""
-        right = logits[self.asked].argmax(-1) == targets[self.asked]
+        """Share of the recalled steps whose likeliest output is right."""
+        right = logits[self.recalled].argmax(-1) == targets[self.recalled]
         return right.float().mean().item()
 
 
@@ -47,9 +47,9 @@ class Task:
 class CopyingMemory(Task):
     """Symbols, a long pause, and then the same symbols again.
 
-    The input is K symbols, L blanks of which the last is a marker, and K blanks. The
-    target is blank until the marker, then the K symbols. 0 is the blank, 1 up to
-    ``num_symbols`` are symbols, and one more is the marker.
+    The input is K symbols, L blanks, the last of them replaced by a marker, and K
+    blanks. The target is blank up to the marker, then the K symbols. The blank is 0,
+    symbols are 1 to ``num_symbols``, and the marker is one more.
 
     Source: Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural Networks, ICML
     2016, section 5.1, after Hochreiter and Schmidhuber, Neural Computation 9 (1997).
@@ -81,7 +81,7 @@ class CopyingMemory(Task):
         return inputs, targets
 
     @property
-    def asked(self) -> slice:
+    def recalled(self) -> slice:
         """The last K steps."""
         return slice(-self.num_copies, None)
 
@@ -90,9 +90,9 @@ class CopyingMemory(Task):
 class NextWord(Task):
     """The next word of a language."""
 
-    #: what comes next depends on the last ``order`` words; the rest only distracts.
+    #: the next word depends on the last ``order`` words; earlier ones only distract.
     grammar: Grammar = Grammar(num_words=8, branching=4, seed=0, order=3)
-    seq_len: int = 35  #: words of a sequence, above the grammar's order
+    seq_len: int = 35  #: words of a sequence, more than the grammar's order
     text_len: int = 300_000  #: words of the text from which sequences are cut at random
 
     @property
@@ -104,11 +104,11 @@ class NextWord(Task):
 
     @property
     def floor(self) -> float:
-        """Nats per word of the best model there can be: the entropy rate."""
+        """Nats per word of the best possible model: the entropy rate."""
         return self.grammar.entropy_rate
 
     def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Words cut from the text, and their next, each (seq_len, batch_size) int64."""
+        """Words of the text and their successors, each (seq_len, batch_size) int64."""
         last = self.text_len - self.seq_len
         begin = torch.randint(last, (batch_size,), generator=generator)
         words = self._text[begin + torch.arange(self.seq_len + 1)[:, None]]
@@ -116,7 +116,7 @@ class NextWord(Task):
 
     @property
     def graded(self) -> slice:
-        """The steps at which ``order`` words have been seen."""
+        """The steps that follow at least ``order`` words."""
         return slice(self.grammar.order - 1, None)
 
     @cached_property
@@ -134,7 +134,7 @@ def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNNBase:
     """The recurrent layer of one of ``MODELS``, before any training."""
     if name == "LSTM":
         lstm = nn.LSTM(num_inputs, hidden)
-        # Forget gates start open, as Jozefowicz, Zaremba and Sutskever (2015) advise.
+        # Open forget gates, as Jozefowicz, Zaremba and Sutskever (2015) advise.
         nn.init.ones_(lstm.bias_hh_l0.detach()[hidden : 2 * hidden])
         return lstm
     rnn = nn.RNN(num_inputs, hidden)
@@ -143,7 +143,7 @@ def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNNBase:
     if name == "Stiefel":
         dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
     if name == "torch's orthogonal":
-        # Of torch's three maps this was the fastest at a width of 64.
+        # The fastest of torch's three maps at a width of 64.
         parametrizations.orthogonal(rnn, "weight_hh_l0", orthogonal_map="cayley")
     return rnn
 
@@ -154,20 +154,20 @@ class Model(nn.Module):
     def __init__(self, name: str, num_inputs: int, num_outputs: int, hidden: int):
         super().__init__()
         self.name = name
-        # Drawn first, so that all models of a seed start with the same readout.
+        # Drawn first, so that all models with the same seed start with one readout.
         self.readout = nn.Linear(hidden, num_outputs)
         self.rnn = recurrent(name, num_inputs, hidden)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (seq_len, batch, num_outputs) of inputs (seq_len, batch) int64."""
         symbols = functional.one_hot(inputs, self.rnn.input_size)
-        # torch's parametrization would be computed several times a pass otherwise.
+        # Otherwise torch's parametrization would be computed several times in a pass.
         with parametrize.cached():
             hidden, _ = self.rnn(symbols.to(self.readout.weight.dtype))
         return self.readout(hidden)
 
     def penalty(self) -> Tensor | float:
-        """What is added to the loss; 0 if the model has no penalty."""
+        """The penalty to add to the loss, 0 for most models."""
         if self.name == "Stiefel":
             return constraints.penalty(self.rnn)
         if self.name == "penalty alone":
@@ -176,29 +176,29 @@ class Model(nn.Module):
         return 0.0
 
     def distance(self) -> float:
-        """‖QᵀQ - I‖ of the hidden-to-hidden weight Q with which it computes."""
+        """‖QᵀQ - I‖ of the hidden-to-hidden weight Q that it computes with."""
         return constraints.stiefel_constraint(self.rnn.weight_hh_l0).norm().item()
 
 
-# The rate of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1 with the lowest final loss on
-# average over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
+# Of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1, the rate with the lowest mean final
+# loss over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
 LEARNING_RATES = dict.fromkeys(MODELS, 3e-3) | {"LSTM": 3e-2}
 NEXT_WORD_LEARNING_RATES = dict.fromkeys(MODELS, 1e-2) | {"LSTM": 3e-2}
-CLIP = 1.0  # the norm to which longer gradients are cut
+CLIP = 1.0  # the largest norm of a gradient
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Settings of the comparison; raises ValueError if one is out of its range."""
+    """Settings of the comparison; raises ValueError if one is out of range."""
 
     task: Task = CopyingMemory()  #: what to learn
-    #: learning rate of RMSprop for each model that is trained.
+    #: the models to train, with their learning rates for RMSprop.
     lrs: Mapping[str, float] = field(default_factory=lambda: dict(LEARNING_RATES))
-    seeds: Sequence[int] = (1, 2, 3, 4, 5)  #: each of every model's start and batches
+    seeds: Sequence[int] = (1, 2, 3, 4, 5)  #: of the start and batches of each model
     hidden: int = 64  #: width of the recurrent layer
     batch_size: int = 32  #: sequences of a step
     steps: int = 1_000  #: of the optimizer
-    interval: int = 25  #: steps that are averaged to a point of the curves
+    interval: int = 25  #: steps averaged into one point of the curves
     device: str = "cpu"  #: of the models, as :func:`~.device.pick_device` takes it
 
     def __post_init__(self):
@@ -212,14 +212,14 @@ class MemoryConfig:
 
 
 def next_word_config(**changes: Any) -> MemoryConfig:
-    """The comparison on a task that needs no long memory, but for some changes."""
+    """The comparison on a task that needs no long memory, with some changes."""
     lrs = dict(NEXT_WORD_LEARNING_RATES)
     return replace(MemoryConfig(NextWord(), lrs, batch_size=20, steps=600), **changes)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave; loss and recall are of each batch before it is learned from."""
+    """The results of a run; a batch is evaluated before the model learns from it."""
 
     model: str  #: a name of ``MODELS``
     lr: float  #: learning rate
@@ -227,14 +227,13 @@ class Run:
     steps: list[int]  #: of the optimizer, at the end of each interval
     losses: list[float]  #: nats, mean of each interval, without the penalty
     recalls: list[float]  #: mean of each interval
-    mapped: float  #: ‖QᵀQ - I‖ at the end, of the weight that is computed with
-    seconds: float = field(compare=False)  #: that the run took; not compared
+    mapped: float  #: ‖QᵀQ - I‖ at the end, of the weight that the model computes with
+    seconds: float = field(compare=False)  #: duration of the run
 
 
 def train(name: str, lr: float, seed: int, config: MemoryConfig) -> Run:
-    """Train one model by RMSprop, smoothed by 0.9 as Arjovsky et al., in a worker."""
+    """Train one model, in a worker, by RMSprop smoothed by 0.9 as in Arjovsky et al."""
     task, begin = config.task, time.perf_counter()
-    # One for the start and one for the batches.
     seeds = (np.random.SeedSequence([seed, stream]) for stream in (0, 1))
     start, order = (int(each.generate_state(1)[0]) for each in seeds)
     with torch.random.fork_rng(devices=[]):
@@ -264,7 +263,7 @@ def train(name: str, lr: float, seed: int, config: MemoryConfig) -> Run:
 def run(
     config: MemoryConfig, on_done: Callable[[int, Run], None] | None = None
 ) -> dict[str, list[Run]]:
-    """Each model's runs, in the order of the seeds; WorkerError if a worker failed."""
+    """Each model's runs, in the order of the seeds; raises WorkerError if one fails."""
     each = product(config.lrs.items(), config.seeds)
     jobs = [(*pair, seed, config) for pair, seed in each]
     runs = share(train, jobs, on_done=on_done)
@@ -284,8 +283,8 @@ LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
 def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[float]:
     """Norm of vᵀ ∂h_T/∂s_t for each t from 0 to T, with ``direction`` v, (hidden,).
 
-    The state s_t is all that the layer hands on: h_t, and for an LSTM the cell c_t,
-    too; s_0 is 0. ``inputs`` are (T, num_inputs), of the layer's dtype and device.
+    The state s_t is h_t, for an LSTM with its cell c_t; s_0 is 0. ``inputs`` are
+    (T, num_inputs), of the layer's dtype and on its device.
     """
     is_lstm = isinstance(rnn, nn.LSTM)
     zeros = direction.new_zeros(1 + is_lstm, 1, 1, rnn.hidden_size)
@@ -297,7 +296,7 @@ def gradient_norms(rnn: nn.RNNBase, inputs: Tensor, direction: Tensor) -> list[f
             states.append(state if is_lstm else (state,))
     parts = [part for state in states for part in state]
     loss = states[-1][0].flatten() @ direction
-    # What nothing depends on has no gradient: the last cell does not enter h_T again.
+    # The last cell has no gradient, since h_T does not depend on it.
     found = torch.autograd.grad(loss, parts, allow_unused=True, materialize_grads=True)
     return torch.stack(found).view(len(states), -1).norm(dim=1).tolist()
 
@@ -308,10 +307,10 @@ def flows(
     seeds: Sequence[int] = (1, 2, 3),
     device: str = "cpu",
 ) -> dict[str, list[list[float]]]:
-    """For each of ``LAYERS``, a list per seed of what :func:`gradient_norms` gives.
+    """For each of ``LAYERS``, the :func:`gradient_norms` of each seed.
 
-    All layers of a seed see the same inputs, one of ten symbols in each of T steps, and
-    the same direction, a unit vector.
+    All layers of a seed get the same inputs, one of ten symbols at each step, and the
+    same direction, a unit vector.
     """
     found: dict[str, list[list[float]]] = {name: [] for name in LAYERS}
     for seed in seeds:
@@ -328,7 +327,7 @@ def flows(
 
 
 def start(make: Callable[[int, int], nn.RNNBase], hidden: int, seed: int) -> nn.RNNBase:
-    """A layer of ten inputs in float64, drawn with a seed."""
+    """A layer with ten inputs in float64, drawn with a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(NUM_INPUTS, hidden).double()

@@ -15,23 +15,23 @@ from torch.func import grad, jacrev, vmap
 
 Function = Callable[[Tensor], Tensor]
 
-_SCAN = 4096  # angles: of two stationary points closer than 2π / 4096 both are missed
-_EXTENT = 2.5  # stationary points are looked for so far from the origin
-_STARTS = 21  # of Newton's method, along each axis
-_STRIDE = 0.3  # its longest step: a longer one leaves what is to be searched
+_SCAN = 4096  # angles: two stationary points closer than 2π / 4096 are both missed
+_EXTENT = 2.5  # the search for stationary points covers this much of each axis
+_STARTS = 21  # starts of Newton's method along each axis
+_STRIDE = 0.3  # its longest step, so that it stays in the searched region
 _NUDGE = 1e-5  # how far from the minimum a test of stability starts
 
 
 def objective(x: Tensor) -> Tensor:
-    """(x₁ - 0.6)² + ½ (x₂ - 0.3)², whose minimum in the plane is off the circle.
+    """(x₁ - 0.6)² + ½ (x₂ - 0.3)², with its minimum in the plane off the circle.
 
-    On the circle it has one minimum, 0.085 at (0.8, 0.6), where the multiplier is ½.
+    Its only minimum on the circle is 0.085 at (0.8, 0.6), where the multiplier is ½.
     """
     return (x[..., 0] - 0.6) ** 2 + (x[..., 1] - 0.3) ** 2 / 2
 
 
 def constraint(x: Tensor) -> Tensor:
-    """C(x) = ‖x‖² - 1 of points (..., 2), as (...): 0 on the circle only."""
+    """C(x) = ‖x‖² - 1 of points (..., 2), as (...): 0 only on the circle."""
     return x.square().sum(-1) - 1
 
 
@@ -46,7 +46,7 @@ def dissolved(f: Function, beta: float) -> Function:
 
 
 def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
-    """f(x) + (β/2) C(x)², where x may be mapped for f; a β below 0 is a ValueError."""
+    """f(x) + (β/2) C(x)², with x mapped for f; raises ValueError for a β below 0."""
     if beta < 0:
         raise ValueError(f"beta is {beta}, but must be at least 0")
     return lambda x: f(mapping(x)) + beta / 2 * constraint(x) ** 2
@@ -82,10 +82,10 @@ def on_circle(angle: Tensor) -> Tensor:
 def circle_stationary_points(f: Function) -> Tensor:
     """Stationary points (k, 2) of f on the circle, the one with the least f first.
 
-    Without map or penalty: roots of a derivative by the angle, scanned and bisected.
+    Roots of the derivative with respect to the angle, by a scan and bisection.
     """
     slope = vmap(grad(lambda angle: f(on_circle(angle))))
-    # Roots on the scanned angles themselves would have no sign to change.
+    # Shifted, since a root exactly at a scanned angle would show no change of sign.
     angles = torch.linspace(0, 2 * math.pi, _SCAN + 1, dtype=torch.float64) + 1e-4
     changes = slope(angles).sign().diff().nonzero()[:, 0].tolist()
     roots = [
@@ -107,32 +107,32 @@ def stationary_points(function: Function) -> Tensor:
         points = points - _STRIDE * step / length
     inside = points.abs().amax(1) <= _EXTENT
     points = points[inside & (slope(points).norm(dim=1) < 1e-9)]
-    near = torch.cdist(points, points) < 1e-5  # so near they are one
+    near = torch.cdist(points, points) < 1e-5  # the same point
     return points[near.long().argmax(1) == torch.arange(len(points))]
 
 
 def curvatures(function: Function, points: Tensor) -> Tensor:
     """Eigenvalues (..., 2) of the Hessian at points (..., 2), ascending.
 
-    At f's stationary points x on the circle those of the dissolved function are 4β - λ
-    along the radius, with λ = xᵀ∇f(x), and tᵀ∇²f t - λ along the tangent t.
+    For the dissolved function at a stationary point x of f on the circle, they are
+    4β - λ along the radius, with λ = xᵀ∇f(x), and tᵀ∇²f t - λ along the tangent t.
     """
     bend = vmap(jacrev(grad(function)))(points.reshape(-1, 2))
     return torch.linalg.eigvalsh(bend).reshape(points.shape)
 
 
 def spurious_minima(f: Function, beta: float) -> Tensor:
-    """Minima (k, 2) of the dissolved function that are not on the circle."""
+    """Minima (k, 2) of the dissolved function off the circle."""
     points = stationary_points(dissolved(f, beta))
     least = curvatures(dissolved(f, beta), points)[:, 0]
     return points[(least > 0) & (constraint(points).abs() > 1e-6)]
 
 
 def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> float:
-    """The β from which on the dissolved function has no minimum off the circle.
+    """The smallest β, to ``tol``, without a minimum of the dissolved f off the circle.
 
-    Bisection from 0 to ``high``, as if no such minimum came back as β grows: at most
-    ``tol`` above the smallest. Raises ValueError if there is one at ``high``.
+    By bisection from 0 to ``high``, on the assumption that no such minimum reappears as
+    β grows. Raises ValueError if there is one at ``high``.
     """
     if len(spurious_minima(f, high)):
         raise ValueError(f"high is {high}, where a minimum off the circle is left")
@@ -147,13 +147,13 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
 
 
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
-    """The learning rate up to which gradient descent comes back to a minimum (2,).
+    """The largest learning rate with which gradient descent returns to a minimum (2,).
 
     By bisection to a thousandth; it should be 2 over the largest curvature there.
     """
 
     def stable(lr: float) -> bool:
-        # Not along an axis or the radius, so that no direction is left out.
+        # Not along an axis or the radius, so that every direction takes part.
         nudge = _NUDGE * on_circle(torch.tensor(1.0, dtype=torch.float64))
         path = descend(function, (minimum + nudge).tolist(), lr, steps=100)
         return bool((path[-1] - minimum).norm() < _NUDGE)
