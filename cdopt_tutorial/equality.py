@@ -1,4 +1,4 @@
-"""Whether two runs came to the same: the one comparison of all systems."""
+"""Whether two runs agree: the one comparison that all systems use."""
 
 import math
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def max_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Largest difference of any number in tensors of the same names; infinite for NaN.
+    """The largest difference between tensors of the same names; infinite for NaN.
 
-    A ValueError if the names or the shapes are not the same.
+    Raises ValueError if names or shapes differ.
     """
     shapes, others = ({n: tuple(t.shape) for n, t in x.items()} for x in (one, other))
     if shapes != others:
-        raise ValueError(f"{shapes} can't be held against {others}")
+        raise ValueError(f"{shapes} can't be compared with {others}")
     found = (one[name] - other[name] for name in one)
     largest = [gap.abs().max().item() for gap in found if gap.numel()]
     return max((math.inf if math.isnan(gap) else gap for gap in largest), default=0.0)

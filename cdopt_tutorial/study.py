@@ -1,4 +1,4 @@
-"""Studies: kinds of training compared, each at its best, and stored with the book."""
+"""Studies, which compare kinds of training, each at its best; the book stores them."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,29 +14,19 @@ from cdopt_tutorial.engines import share
 from cdopt_tutorial.equality import max_difference
 
 
-class Learner(Protocol):
-    """A run of a study, as its loop sees it."""
-
-    def step(self, lr: float) -> None:
-        """Train on the next batch."""
-
-    def look(self) -> tuple[float, float]:
-        """The losses of both halves of the held-out text, in nats."""
-
-    def distance(self) -> float:
-        """‖C‖ of what could be constrained, as the model computes with it."""
-
-
 @dataclass(frozen=True)
 class Study:
-    """What is compared, and for how long each is trained."""
+    """The kinds to compare, and how long each is trained."""
 
-    package: str  #: that has the stored runs, in ``study.json``
+    package: str  #: whose ``study.json`` has the stored runs
     kinds: Sequence[str]
-    learner: Callable[[str, float, int, str], Learner]  #: of kind, lr, seed, device
+    #: makes a run of a kind, lr, seed and device, which has three methods: ``step(lr)``
+    #: trains on the next batch, ``look()`` returns the losses of both halves of the
+    #: held-out text in nats, and ``distance()`` ‖C‖ of what could be constrained.
+    learner: Callable[[str, float, int, str], Any]
     steps: int
-    every: int  #: steps between two looks at the held-out text
-    patience: int  #: steps without a gain after which a run is in vain
+    every: int  #: steps between two evaluations on the held-out text
+    patience: int  #: steps without an improvement after which a run stops
 
     def converge(
         self,
@@ -49,17 +39,17 @@ class Study:
         device: str = "cpu",
         until: int | None = None,
     ) -> dict[str, Any]:
-        """Train a kind for some steps, or until the text gets no easier for long.
+        """Train a kind for ``steps``, or until it has stopped improving.
 
-        The rate rises over ``warm_up`` steps, and then stays ("none") or falls to 0
-        with the last step ("cosine"). At each look both halves of the held-out text are
-        read: the first says when to stop, and which weights are the best. With
-        ``until`` the run ends after so many steps, as if it were stopped there.
+        The rate rises over ``warm_up`` steps, and then stays ("none") or falls to 0 at
+        the last step ("cosine"). Each evaluation reads both halves of the held-out
+        text; the first half decides when to stop and which weights are the best. With
+        ``until``, the run is cut off after that many steps.
 
-        Returned are the losses of both halves ("tuning", "test", in nats) at the best
-        of these "steps", ‖C‖ there ("distance"), the "last" step, "step_seconds", and
-        the "curve": (tuning, test, step) of each look. Raises ValueError for a kind or
-        rate that there is none of.
+        Returns the losses of both halves ("tuning", "test", in nats) at the best of the
+        "steps", ‖C‖ there ("distance"), the "last" step, "step_seconds", and the
+        "curve": (tuning, test, step) of each evaluation. Raises ValueError for an
+        unknown kind.
         """
         if kind not in self.kinds:
             allowed = " or ".join(self.kinds)
@@ -82,17 +72,17 @@ class Study:
         return {**of_best, "last": step, "step_seconds": seconds / step, "curve": curve}
 
     def stored(self) -> dict[str, Any]:
-        """What the study's bench has written for the book.
+        """The results that the study's bench wrote for the book.
 
-        "tuned" has a row of each run that tuned, "chosen" the setting of each kind, and
-        "runs" those of the other seeds, with a "curve" as :meth:`converge` has it.
+        "tuned" has a row for each tuning run, "chosen" the setting of each kind, and
+        "runs" the runs of the other seeds, each with its "curve".
         """
         return json.loads((files(self.package) / "study.json").read_text())
 
     def by_rate(self, kind: str) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-        """A curve for each seed that tuned a kind: rates, over the best; perplexities.
+        """For each tuning seed, the rates tried, over the best, and their perplexities.
 
-        Of what is stored, with the schedule that all rates were tried with.
+        All were tried with the same schedule.
         """
         kept = self.stored()
         best = next(lr for name, lr, *_ in kept["chosen"] if name == kind)
@@ -104,42 +94,37 @@ class Study:
         return [tuple(zip(*sorted(of), strict=True)) for of in points.values()]
 
     def by_kind(self) -> dict[str, list[dict[str, Any]]]:
-        """The stored runs of each kind, by the seeds that did not tune it."""
+        """The stored runs of each kind, with the seeds that did not tune it."""
         runs = self.stored()["runs"]
         return {kind: [r for r in runs if r["kind"] == kind] for kind in self.kinds}
 
     def slower(self, kind: str) -> float:
-        """Mean time of a step in a kind's fastest run, over the fastest free run's."""
+        """Mean step time of a kind's fastest run, relative to the fastest free run."""
         kept, seconds = self.stored(), {}
-        for run in kept["tuned"] + kept["runs"]:  # other work slows some
+        for run in kept["tuned"] + kept["runs"]:  # other work slowed some
             seconds.setdefault(run["kind"], []).append(run["step_seconds"])
         return min(seconds[kind]) / min(seconds["free"])
 
     def repeat(
         self, kinds: Sequence[str], until: int, device: str = "cpu", **options: Any
     ) -> float:
-        """Run the first steps of each kind's first stored run again, by two workers.
+        """Repeat the first steps of each kind's first stored run, on two workers.
 
-        Returned is by how many nats any look differs from the stored one, at most;
-        infinite if one is no number. The options are those of :func:`~.share.share`.
+        Returns the largest difference, in nats, from the stored losses; infinite for
+        NaN. The options are those of :func:`~.share.share`.
         """
         names, stored = ("kind", "lr", "decay", "warm_up", "seed"), self.by_kind()
         first = [stored[kind][0] for kind in kinds]
         jobs = [(*(of[n] for n in names), self.steps, device, until) for of in first]
         again = share(self.converge, jobs, **options)
-        looks = [len(run["curve"]) for run in again]  # what is stored goes on
-        was, now = (
-            dict(zip(kinds, map(_looks, runs, looks), strict=True))
-            for runs in (first, again)
-        )
+        was, now = {}, {}
+        for kind, old, new in zip(kinds, first, again, strict=True):
+            both = old["curve"][: len(new["curve"])], new["curve"]  # the stored goes on
+            was[kind], now[kind] = torch.tensor(both, dtype=torch.float64)
         return max_difference(was, now)
 
 
-def _looks(run: dict[str, Any], number: int) -> torch.Tensor:
-    return torch.tensor(run["curve"][:number], dtype=torch.float64)
-
-
 def factor(step: int, steps: int, decay: str, warm_up: int) -> float:
-    """On a learning rate at a step, from 0."""
+    """The factor on the learning rate at a step, counted from 0."""
     falling = (1 + math.cos(math.pi * step / steps)) / 2 if decay == "cosine" else 1
     return falling * min(1.0, (step + 1) / warm_up) if warm_up else falling

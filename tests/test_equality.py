@@ -25,7 +25,6 @@ def test_nan_is_a_difference_wherever_it_is():
 
 @pytest.mark.parametrize("other", [{}, {"b": torch.zeros(2)}, {"a": torch.zeros(1)}])
 def test_other_names_or_shapes_are_refused(other):
-    with pytest.raises(ValueError, match="can't be held against"):
-        max_difference({"a": torch.zeros(2)}, other)
-    with pytest.raises(ValueError, match="can't be held against"):
-        max_difference(other, {"a": torch.zeros(2)})
+    for one, two in (({"a": torch.zeros(2)}, other), (other, {"a": torch.zeros(2)})):
+        with pytest.raises(ValueError, match="can't be compared with"):
+            max_difference(one, two)
