@@ -40,11 +40,11 @@ def results(loss, model, x):
 
 def assert_compiles(model, x, backend):
     """At two steps, since what was computed for one must not be kept for the next."""
-    held = constraints.Constraints(model)
+    constrained = constraints.Constraints(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def loss(x):
-        return model(x).square().mean() + held.penalty()
+        return model(x).square().mean() + constrained.penalty()
 
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
     for _ in range(2):

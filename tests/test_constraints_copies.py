@@ -1,7 +1,6 @@
 """Dissolved layers are copied, pickled and handled by torch like plain ones."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -36,13 +35,7 @@ def by_pickle(model):
     return pickle.loads(pickle.dumps(model))
 
 
-def by_torch(model):
-    torch.save(model, file := io.BytesIO())
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES = by_pickle, by_torch, copy.deepcopy
+COPIES = by_pickle, copy.deepcopy
 
 
 class TestCopies:

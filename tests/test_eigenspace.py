@@ -17,8 +17,7 @@ from cdopt_tutorial.dissolving.eigenspace import (
     solve,
 )
 
-TARGET = 1e-6  # the relative gap that a learning rate is chosen to reach soonest
-NEAR = 1e-3  # ‖XᵀX - I‖ of which the square, by which A(X) is off, is below TARGET too
+TARGET = 1e-6  # the relative gap that learning rates were tuned to reach
 DISSOLVING = [name for name in METHODS if name.startswith("dissolving")]
 
 
@@ -32,33 +31,12 @@ def distance(x: torch.Tensor) -> float:
     return (x.T @ x - torch.eye(x.shape[1]).double()).norm().item()
 
 
-# The digits
-
-
-def test_the_digits_are_those_of_scikit_learn():
-    images, labels = load_digits()
-    assert images.shape == (1797, 64) and images.dtype == torch.float64
-    assert labels.shape == (1797,) and labels.dtype == torch.int64
-    assert images.min() == 0 and images.max() == 1
-    assert torch.equal(images * 16, (images * 16).round())
-    assert labels.unique().tolist() == list(range(10))
-
-
 def test_the_problem_is_of_the_covariance_about_the_mean(problem):
     images, _ = load_digits()
     centred = images - images.mean(dim=0)
     expected = sum(torch.outer(image, image) for image in centred) / (len(images) - 1)
     torch.testing.assert_close(problem.matrix, expected)
     assert problem.p == 5
-
-
-def test_to_solve_it_leaves_the_random_state_alone(problem):
-    state = torch.get_rng_state()
-    solve("cayley", problem, steps=1)  # which draws what it adds to X
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-# The problem
 
 
 @settings(max_examples=25)
@@ -104,9 +82,11 @@ def test_every_method_finds_the_answer_of_eigh(method, problem):
     assert run.feasibility[-1] <= 1e-6
 
 
-def test_a_run_repeats(problem):
+def test_a_run_repeats_and_leaves_the_random_state_alone(problem):
+    state = torch.get_rng_state()  # torch's parametrization draws what it adds to X
     one, again = (solve("matrix_exp", problem, seed=4, steps=3) for _ in range(2))
     assert (again.gap, again.feasibility) == (one.gap, one.feasibility)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_to_evaluate_does_not_count_into_the_time(problem, monkeypatch):
@@ -134,24 +114,3 @@ def test_the_dissolved_problem_has_no_minimum_far_from_the_manifold(problem):
     """Its term of degree six is negative, whatever the penalty: L-BFGS can fall off."""
     with pytest.raises(torch.linalg.LinAlgError, match="non-finite"):
         solve("dissolving, L-BFGS", problem, penalty_param=0.1)
-
-
-# The learning rates
-
-
-def steps_to_the_target(problem: Problem, lr: float, seed: int) -> float:
-    """Steps after which a run is near the answer and the manifold, for good."""
-    run = solve("dissolving, SGD", problem, seed, lr=lr, steps=450)
-    pairs = zip(run.gap, run.feasibility, strict=True)
-    near = [gap <= TARGET and off <= NEAR for gap, off in pairs]  # NaN is not
-    return len(near) - near[::-1].index(False) if near[-1] else math.inf
-
-
-def test_no_learning_rate_nearby_arrives_sooner(problem):
-    """The seed that takes longest counts: a rate must do for all."""
-    own = METHODS["dissolving, SGD"].lr
-    slowest = {
-        share: max(steps_to_the_target(problem, share * own, seed) for seed in (0, 1))
-        for share in (2**-0.5, 1, 2**0.5)
-    }
-    assert slowest[1] == min(slowest.values()) < math.inf

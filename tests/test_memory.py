@@ -105,8 +105,8 @@ def test_only_gates_that_are_constrained_each_are_orthogonal():
 # The models
 
 
-@pytest.mark.parametrize("name", ["LSTM", "Stiefel", "torch's orthogonal"])
-def test_training_repeats_and_leaves_the_random_state_alone(name):
+def test_training_repeats_and_leaves_the_random_state_alone():
+    name = "torch's orthogonal"  # which draws, too
     state, begin = torch.get_rng_state(), time.perf_counter()
     first, again = (train(name, 1e-2, 1, TINY) for _ in range(2))
     assert 0 < first.seconds + again.seconds < time.perf_counter() - begin
@@ -194,8 +194,8 @@ def test_a_comparison_has_each_models_runs_in_the_order_of_the_seeds():
         lr = config.lrs[name]
         assert runs == [train(name, lr, seed, config) for seed in (5, 3)]
     assert [number for number, _ in done] == [1, 2, 3, 4]
-    told, kept = [one for _, one in done], sum(found.values(), [])
-    assert len(told) == len(kept) and all(one in kept for one in told)
+    reported, kept = [one for _, one in done], sum(found.values(), [])
+    assert len(reported) == len(kept) and all(one in kept for one in reported)
 
 
 # The copying problem, against its definition
@@ -221,22 +221,6 @@ def test_a_sequence_is_symbols_blanks_a_marker_and_blanks(task, batch_size, seed
         assert answer == [0] * (task.num_copies + task.delay) + symbols
 
 
-def test_a_batch_depends_on_the_generator_only():
-    task = CopyingMemory()
-    first, again, other = (task.batch(4, generator(seed))[0] for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    one = generator(1)
-    assert not torch.equal(task.batch(4, one)[0], task.batch(4, one)[0])
-
-
-@given(tasks, st.integers(0, 99))
-def test_a_perfect_answer_recalls_all_and_costs_nothing(task, seed):
-    _, targets = task.batch(3, generator(seed))
-    logits = 60.0 * functional.one_hot(targets, task.num_outputs).double()
-    assert task.recall(logits, targets) == 1
-    assert task.loss(logits, targets).item() < 1e-12
-
-
 @given(tasks, st.integers(0, 99))
 def test_the_best_answer_without_memory_costs_the_chance_loss(task, seed):
     _, targets = task.batch(5, generator(seed))
@@ -247,16 +231,6 @@ def test_the_best_answer_without_memory_costs_the_chance_loss(task, seed):
     logits[: -task.num_copies] = blank.log()
     guesses = task.num_copies * math.log(task.num_symbols)
     assert task.loss(logits, targets).item() == pytest.approx(guesses / len(targets))
-
-
-def test_recall_counts_only_what_was_to_be_recalled():
-    task = CopyingMemory(num_symbols=2, num_copies=2, delay=1)
-    _, targets = task.batch(1, generator(0))
-    logits = functional.one_hot(targets, 3).float()
-    logits[:3] = logits[:3].roll(1, dims=-1)  # all blanks wrong
-    assert task.recall(logits, targets) == 1
-    logits[-1] = logits[-1].roll(1, dims=-1)
-    assert task.recall(logits, targets) == 0.5
 
 
 # The task that needs no long memory
@@ -288,18 +262,11 @@ def test_next_word_loss_of_the_language_itself_is_near_its_floor():
         exact[place, sequence, grammar.successors[last]] = likely
     counts = torch.bincount(targets[order - 1 :].flatten(), minlength=8).double()
     blind = (counts / counts.sum()).log().expand(*targets.shape, -1)
-    assert task.loss(exact.log(), targets).item() == pytest.approx(task.floor, abs=0.03)
+    found = task.loss(exact.log(), targets).item()
+    assert found == pytest.approx(task.floor, abs=0.03)
+    likely = exact.gather(2, targets[..., None])[order - 1 :]
+    assert found == pytest.approx(-likely.log().mean().item())
     assert task.loss(blind, targets) > task.floor + 0.5
-
-
-def test_next_word_loss_leaves_out_what_nobody_can_know():
-    task = NextWord(Grammar(num_words=4, branching=2, order=3), seq_len=5, text_len=99)
-    _, targets = task.batch(2, generator(1))
-    logits = 60.0 * functional.one_hot(targets, 4).double()
-    logits[:2] = logits[:2].roll(1, dims=-1)
-    assert task.loss(logits, targets).item() < 1e-9
-    logits[2] = logits[2].roll(1, dims=-1)
-    assert task.loss(logits, targets).item() > 1
 
 
 # Bad values

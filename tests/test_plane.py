@@ -157,14 +157,6 @@ def test_the_largest_stable_lr_is_two_over_the_curvature(beta):
     assert plane.largest_stable_lr(h, OPTIMUM) == pytest.approx(2 / curvature, rel=0.01)
 
 
-def test_descent_takes_plain_gradient_steps_and_shows_when_it_runs_away():
-    path = plane.descend(plane.objective, (1.6, 0.3), lr=0.25, steps=3)
-    expected = [[0.6 + 0.5**k, 0.3] for k in range(4)]
-    torch.testing.assert_close(path, torch.tensor(expected, dtype=torch.float64))
-    away = plane.descend(plane.dissolved(plane.objective, 4.0), (-1.3, 1.2), 1.0, 20)
-    assert not away.isfinite().all()
-
-
 def test_grid_has_the_first_coordinate_along_the_columns():
     axis, values = plane.on_grid(lambda x: x[..., 0] + 10 * x[..., 1], 2.0, 5)
     assert axis.tolist() == [-2, -1, 0, 1, 2]
