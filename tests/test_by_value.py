@@ -95,13 +95,13 @@ DEFINITIONS = """
 """
 
 RUN = """
-    told = []
+    reports = []
     method = Book.add
-    found = launch(roles, on_report=lambda *record: told.append(record))
+    found = launch(roles, on_report=lambda *record: reports.append(record))
     first, squared, same, often = found["reader"]
     print(first.value.tolist(), squared.value.tolist(), same, often, counted)
-    print(type(first) is type(squared) is type(told[0][1]) is Note, first.kind)
-    print(told[0][1].value.tolist(), Book.add is method, Book.__subclasses__())
+    print(type(first) is type(squared) is type(reports[0][1]) is Note, first.kind)
+    print(reports[0][1].value.tolist(), Book.add is method, Book.__subclasses__())
 """
 
 ONLY_AN_ARGUMENT = """
@@ -173,7 +173,7 @@ SCRIPT = """
     from running import preload_little
 
     preload_little()
-    print("begun", __name__)
+    print("runs as", __name__)
 
     class Sum:
         total = 0
@@ -203,7 +203,7 @@ def test_a_script_without_a_guard_runs_once_whatever_it_launches(how, tmp_path):
         capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["begun __main__", "True 5", "{'a': 0} [2, 4]"]
+    assert done.stdout.splitlines() == ["runs as __main__", "True 5", "{'a': 0} [2, 4]"]
 
 
 def test_a_function_inside_a_function_keeps_what_it_closes_over():

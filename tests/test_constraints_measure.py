@@ -124,7 +124,7 @@ class TestModels:
     @pytest.mark.parametrize("refer", [LocalRef, Ref.to])
     def test_refuses_what_only_an_attribute_refers_to(self, refer):
         layer, model = dissolved(), nn.Sequential(nn.Tanh(), dissolved())
-        model[0].parts = {"free": refer(nn.Linear(3, 3)), "held": refer(layer)}
+        model[0].parts = {"free": refer(nn.Linear(3, 3)), "dissolved": refer(layer)}
         model[0].others, model[0].path = [refer(model[1])], refer([])
         with pytest.raises(ValueError, match="^0.parts refers to a constrained module"):
             constraints.penalty(model)

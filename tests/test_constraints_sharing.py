@@ -1,13 +1,13 @@
 """The penalty takes its graph from the forward pass: never a stale or a freed one.
 
-Random sequences of what training loops do are held against the same sequences on
-plain tensors, where every map and penalty is computed anew, by the formulas.
+Random sequences of the operations of training loops are compared with the same ones on
+plain tensors, where each map and penalty is computed anew, by the formulas.
 """
 
 import copy
 import gc
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from constrained import F64, drawn, move_
@@ -68,11 +68,8 @@ def plain_penalty(weights):
 
 
 def in_thread(function, *args):
-    result = []
-    thread = threading.Thread(target=lambda: result.append(function(*args)))
-    thread.start()
-    thread.join()
-    return result[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
 
 
 def near(one, other):
@@ -80,7 +77,7 @@ def near(one, other):
 
 
 class Sequences(RuleBasedStateMachine):
-    """Each term of a loss is held twice: from the model, and from plain tensors."""
+    """Each term of a loss has two values: from the model, and from plain tensors."""
 
     @initialize(seed=small)
     def begin(self, seed):
@@ -251,7 +248,7 @@ def test_a_pass_that_answers_a_call_leaves_nothing_behind():
 
 
 def test_gradients_of_two_threads_do_not_mix():
-    """Two threads train on one model: each gets the gradients of its own input."""
+    """Threads train on one model: each gets the gradients of its own input."""
     model, wrong = Net(), []
     weights = model.weights()
 
@@ -267,10 +264,7 @@ def test_gradients_of_two_threads_do_not_mix():
             pairs = zip(found, expected, strict=True)
             wrong.append(max((a - b).abs().max().item() for a, b in pairs))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    work(3)  # and the main one, which keeps the graph of its pass
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        pool.map(work, range(3))
+        work(3)  # and the main one, which keeps the graph of its pass
     assert len(wrong) == 80 and max(wrong) < 1e-12

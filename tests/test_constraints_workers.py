@@ -46,7 +46,7 @@ def loss_of(model, x):
 
 
 def kept(module, context):
-    """On the owner: what a context holds for each parameter."""
+    """On the owner: a context's gradient of each parameter."""
     found = gradients.gradients(context, module.parameters())
     return {name: found[p] for name, p in module.named_parameters()}
 
@@ -80,7 +80,7 @@ def message(function, *args):
 
 
 def play(server, rank):
-    """All that a trainer is asked to show."""
+    """What a trainer finds out."""
     torch.manual_seed(rank)
     results = concurrent(server)
     if rank == 0:
@@ -120,9 +120,9 @@ def several(server):
     holder = nn.Module()
     holder.parts = [free, tail]
     penalties = (constraints.penalty(part).item() for part in parts)
-    asked = {"held": holder, "free": free, "gone": Ref("nobody", 0)}
-    told = {name: message(constraints.penalty, each) for name, each in asked.items()}
-    return told | {
+    bad = {"referring": holder, "free": free, "gone": Ref("nobody", 0)}
+    messages = {name: message(constraints.penalty, each) for name, each in bad.items()}
+    return messages | {
         "names": set(found.layers),
         "penalty": (constraints.penalty(*given).item(), sum(penalties)),
         "squares": (found.weight**2, sum(each)),
@@ -152,12 +152,8 @@ def step_between(rref, x):
 
 
 def compute_on_the_weight_itself():
-    """On the owner: leave out what protects a call from others, from now on."""
-    layers._for_this_call = plainly
-
-
-def plainly(weight):
-    return weight
+    """On the owner: from now on, without the copy that protects a call from others."""
+    layers._for_this_call = lambda weight: weight
 
 
 def interrupted(server):
@@ -215,7 +211,7 @@ class TestRemote:
 
     def test_nothing_constrained_and_nobody_there(self, played):
         assert "no weight of this model is cons" in played["trainer0"]["free"]
-        assert "parts refers to a constrained module" in played["trainer0"]["held"]
+        assert "parts refers to a constrained module" in played["trainer0"]["referring"]
         assert re.match("RuntimeError: .*nobody", played["trainer0"]["gone"])
 
     def test_projection(self, played):

@@ -201,9 +201,6 @@ def test_a_shard_carries_only_its_columns_when_it_travels():
     stream = Stream(torch.arange(10_001), seq_len=35, batch_size=10)
     shard = stream.shard(3, 10)
     assert len(pickle.dumps(shard)) < len(pickle.dumps(stream)) / 5
-    copy = pickle.loads(pickle.dumps(shard))
-    for one, other in zip(shard.windows(), copy.windows(), strict=True):
-        assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize(

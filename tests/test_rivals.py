@@ -40,7 +40,7 @@ def start(rule: str, rows: int, columns: int, blocks: int, seed: int) -> Tensor:
 def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:
     """The whole weight after a few steps, with gradients that only the seed knows."""
     weight = weight.clone().requires_grad_()
-    rival = Rival(rule, {weight: surface("stiefel", weight, blocks)}, 0.05, 0.9)
+    rival = Rival(rule, {weight: surface("stiefel", weight, blocks)}, LR, 0.9)
     for number in range(STEPS):
         grad = drawn(weight.shape, seed + number + 1)
         if isinstance(weight, DTensor):

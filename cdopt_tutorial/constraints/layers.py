@@ -71,14 +71,12 @@ def dissolve_recurrent(
     penalty_param: float = 0.1,
     per_gate: bool = False,
 ) -> nn.Module:
-    """Dissolve every hidden-to-hidden weight of a recurrent layer or cell of torch.nn.
+    """Dissolve each hidden-to-hidden weight of a recurrent layer or cell of torch.nn.
 
     See :func:`dissolve`. With ``per_gate`` each gate's matrix (h, h) is on a manifold
     of its own; otherwise the stack of them, (4h, h) for an LSTM, is on one, as in
-    ``LSTM_cdopt``. Raises ValueError if the layer is not recurrent.
+    ``LSTM_cdopt``. Raises ValueError if there is no such weight.
     """
-    if not isinstance(rnn, nn.RNNBase | nn.RNNCellBase):
-        raise ValueError(f"{type(rnn).__name__} is not a recurrent layer of torch.nn")
     names = [n for n, _ in rnn.named_parameters(recurse=False) if "weight_hh" in n]
     if not names:
         raise ValueError(f"{type(rnn).__name__} has no weight_hh that is still free")
