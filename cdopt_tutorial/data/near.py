@@ -28,8 +28,7 @@ class Near:
 @cache
 def sources(package: str) -> list[str]:
     """The words and punctuation marks of an installed package's source code."""
-    folder = Path(find_spec(package).origin).parent
-    files = sorted(folder.rglob("*.py"))
+    files = sorted(Path(find_spec(package).origin).parent.rglob("*.py"))
     return [word for file in files for word in tokenize(file.read_text("utf-8"))]
 
 

@@ -112,10 +112,8 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
     """Minimise by one of ``METHODS``, with the full gradient of f in each step.
 
     The seed draws the start, the same for all methods; ``changes`` are attributes of
-    :class:`Method`. Raises ValueError for an unknown method.
+    :class:`Method`.
     """
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, but must be {' or '.join(METHODS)}")
     chosen = replace(METHODS[method], **changes)
     layer = _layer(chosen, problem.start(seed))
     step = _stepper(chosen, layer, problem)
