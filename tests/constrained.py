@@ -1,4 +1,4 @@
-"""Constrained layers that several modules of tests have, and what they do to them."""
+"""Constrained layers, and helpers, that several test modules share."""
 
 import torch
 from torch import nn
@@ -22,13 +22,13 @@ def free(layer, name="weight"):
 
 
 def drawn(shape, seed, requires_grad=False):
-    """The same for a seed on every worker."""
+    """Random numbers that depend only on the seed, on every worker."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, **F64).requires_grad_(requires_grad)
 
 
 def move_(model, factor=1.1):
-    """Off the manifolds; what is not trained, as CDOpt's constants, stays."""
+    """Scale what is trained, off the manifolds, but not CDOpt's constants."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

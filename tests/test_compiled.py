@@ -12,13 +12,13 @@ from torch import nn
 
 from cdopt_tutorial import constraints
 
-#: What torch warns of in its own code.
+#: Warnings about torch's own code.
 OF_TORCH = "`torch.jit.script_method` is deprecated", "`torch._prims_common.check` is"
 
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    """What a test compiled stays with it."""
+    """No test sees what another one compiled."""
     yield
     torch._dynamo.reset()
 
@@ -39,7 +39,7 @@ def results(loss, model, x):
 
 
 def assert_compiles(model, x, backend):
-    """At two steps, since what was computed for one must not be kept for the next."""
+    """In two steps, since nothing computed in one may be kept for the next."""
     constrained = constraints.Constraints(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -48,14 +48,13 @@ def assert_compiles(model, x, backend):
 
     compiled = torch.compile(loss, fullgraph=True, backend=backend)
     for _ in range(2):
-        with warnings.catch_warnings(record=True) as heard:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            # What another test of this process left open is noticed whenever it is
-            # freed.
+            # Whatever another test left open is noticed when it is freed.
             warnings.simplefilter("ignore", ResourceWarning)
             given = results(compiled, model, x)
-        said = [str(warning.message) for warning in heard]
-        assert [line for line in said if not line.startswith(OF_TORCH)] == []
+        lines = [str(warning.message) for warning in caught]
+        assert [line for line in lines if not line.startswith(OF_TORCH)] == []
         for name, expected in results(loss, model, x).items():
             assert expected.abs().max() > 1e-3
             torch.testing.assert_close(given[name], expected, rtol=1e-12, atol=1e-12)
@@ -77,7 +76,7 @@ def test_a_convolution():
 
 
 def test_a_layer_down_to_the_machines_code():
-    # Torch does not quote its own path for the linker.
+    # Torch passes its own path to the linker unquoted.
     compiles = shutil.which("g++") and not re.search(r"\s", torch.__file__)
     backend = "inductor" if compiles else "aot_eager"
     with torch._inductor.config.patch(compile_threads=1):  # or it starts processes

@@ -43,7 +43,7 @@ class TestCopies:
     @pytest.mark.parametrize("number", range(4))
     def test_is_equal_and_separate(self, copied_by, number):
         model, x = models()[number]
-        output = result(move_(model), x)  # the graph of a pass is not in the way
+        output = result(move_(model), x)  # a pass's graph doesn't get in the way
         copied = copied_by(model)
         assert type(copied).__name__ == type(model).__name__
         names = [name for name, _ in model.named_parameters()]
@@ -145,7 +145,7 @@ class TestTorch:
         torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
 
     def test_autocast(self):
-        """The map and the penalty keep their precision, the layer need not."""
+        """The map and the penalty keep their precision; the layer may lose it."""
         layer = constraints.dissolve(nn.Linear(64, 32))
         move_(layer)
         x, gradients = torch.ones(3, 64), []

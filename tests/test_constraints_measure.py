@@ -101,7 +101,7 @@ class TestModels:
         assert constraints.feasibility(model).weight < 1e-12
 
     def test_of_several_models(self):
-        """Also if their weights have the same names; but each counts once."""
+        """Also with equal names for their weights; each weight counts once."""
         one, other = move_(dissolved()), move_(dissolved(), 1.2)
         holder = nn.Sequential(one, nn.Sequential(one))
         for models in (
@@ -137,7 +137,7 @@ class TestModels:
 
     @pytest.mark.parametrize("projected", [False, True])
     def test_measures_a_float32_weight_in_float64(self, projected):
-        """In float32 rounding alone would be about 1e-4 of either."""
+        """In float32, rounding alone would change either by about 1e-4."""
         layer = constraints.dissolve(nn.Linear(512, 256))
         if not projected:
             move_(layer, 1.001)
@@ -153,7 +153,7 @@ class TestProjection:
     @pytest.mark.parametrize("manifold", ["stiefel", "oblique"])
     @pytest.mark.parametrize("size", [1e-2, 1e-3])
     def test_hardly_changes_the_output(self, manifold, size):
-        """A(W) is off by the square of W's distance: so much moves, and no more."""
+        """A(W) is off by the square of W's distance, which bounds the change."""
         layer, x = dissolved(6, 6, manifold=manifold), torch.randn(9, 6, **F64)
         with torch.no_grad():
             for parameter in layer.parametrizations.parameters():

@@ -86,7 +86,7 @@ class Sequences(RuleBasedStateMachine):
         self.follow()
 
     def follow(self):
-        """Take over the model's weights, after which older graphs are of no use."""
+        """Copy the model's weights, after which older graphs are useless."""
         self.plain = [w.detach().clone().requires_grad_() for w in self.model.weights()]
         for mine, yours in zip(self.plain, self.model.weights(), strict=True):
             mine.grad = None if yours.grad is None else yours.grad.clone()
@@ -163,7 +163,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def write_into_data(self):
-        """Only what is measured notices this, until the next forward pass."""
+        """Only measurements notice this, until the next forward pass."""
         for weight in self.model.weights():
             weight.data.mul_(1.01)
         self.follow()
@@ -207,7 +207,7 @@ TestSequences.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 def test_the_first_penalty_of_a_pass_costs_no_gram_matrix(monkeypatch):
-    """But each after it computes one of its own."""
+    """Each later one computes its own."""
     model = constraints.dissolve(nn.Linear(4, 3, **F64))
     on = type(model.parametrizations.weight[0].surface)
     calls, distance = [], on.distance
@@ -220,7 +220,7 @@ def test_the_first_penalty_of_a_pass_costs_no_gram_matrix(monkeypatch):
 
 
 def test_passes_without_a_penalty_leave_nothing_behind():
-    """Without the help of the cycle collector, as it runs late."""
+    """Without the cycle collector, which would run late."""
     model = Net()
     gc.disable()
     try:

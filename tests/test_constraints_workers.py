@@ -20,7 +20,7 @@ class Tail(nn.Sequential):
     """What a server owns: two dissolved layers, off their manifolds."""
 
     def __init__(self, seed=0, factor=1.1):
-        # A generator of its own: calls share the process's with other threads.
+        # Its own generator, since other threads use the global one, too.
         generator = torch.Generator().manual_seed(seed)
         wide, square = nn.Linear(6, 4, **F64), nn.Linear(4, 3, **F64)
         for parameter in *wide.parameters(), *square.parameters():
@@ -32,7 +32,7 @@ class Tail(nn.Sequential):
 
 
 class Bag(nn.EmbeddingBag):
-    """A table that dissolves itself, as a RemoteModule makes it."""
+    """A table that dissolves itself, for a RemoteModule."""
 
     def __init__(self):
         super().__init__(9, 6, **F64)
@@ -109,7 +109,7 @@ def equality(server):
 
 
 def several(server):
-    """What a model may be, all together, and one of them given twice."""
+    """All kinds of models together, one of them twice."""
     tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
     named = rpc.rpc_sync(server, Ref.named, ("second", Tail, 2))
     given = Tail(seed=1), tail, named, tail, bag
@@ -142,7 +142,7 @@ def bump(module):
 
 
 def step_between(rref, x):
-    """Gradients where the weights are written to before the backward pass."""
+    """Gradients if the weights are written to before the backward pass."""
     with gradients.context("distributed") as context:
         loss = gradients.call(rref, loss_of, x) + constraints.penalty(rref)
         apply(rref, bump)
@@ -165,7 +165,7 @@ def interrupted(server):
 
 
 def concurrent(server):
-    """The largest error of a gradient while others ask the same module."""
+    """The largest error of a gradient while others call the same module."""
     rref, module = rpc.rpc_sync(server, Ref.named, ("shared", Tail, 3)), Tail(seed=3)
     errors = []
     for _ in range(25):
@@ -176,7 +176,7 @@ def concurrent(server):
 
 @pytest.fixture(scope="module")
 def played():
-    """What two trainers of one server found; the first spoils another one."""
+    """What two trainers of one server found; the first one spoils another server."""
     roles = {f"trainer{rank}": Role(play, ("ps", rank)) for rank in range(2)}
     servers = dict.fromkeys(("ps", "spoilt"), Role(serve))
     return launch(roles | servers, deadline=120)

@@ -30,7 +30,7 @@ from cdopt_tutorial.data.text import UNKNOWN, documentation, tokenize
 
 @pytest.fixture(scope="module")
 def reference() -> Corpus:
-    """The text that chapters learn from, as it is by default."""
+    """The default text, which the chapters learn from."""
     return load_corpus()
 
 
@@ -116,7 +116,7 @@ def test_words_are_numbered_by_how_often_they_occur(tmp_path):
     assert corpus.vocabulary.words == ("<unk>", "b", "c", "a", "e")
     assert corpus.train[:4].tolist() == [0, 2, 1, 3]
     assert corpus.vocabulary.encode([]).tolist() == []
-    with pytest.raises(KeyError, match=UNKNOWN):  # or it would pass for another word
+    with pytest.raises(KeyError, match=UNKNOWN):  # not the number of another word
         Vocabulary(("a", "b")).encode(["a", "z"])
 
 
@@ -133,7 +133,7 @@ def test_what_is_held_out_of_the_reference_is_not_in_its_training_part(reference
     parts = (reference.train, reference.valid)
     train, valid = ([*map(tuple, part.unfold(0, 20, 1).tolist())] for part in parts)
     known = set(train)
-    # 0.44, had the text not lost its ruled lines and repeated paragraphs.
+    # It would be 0.44 with the ruled lines and repeated paragraphs.
     assert np.mean([stretch in known for stretch in valid]) < 0.02
 
 
@@ -320,8 +320,8 @@ def after(tokens: Tensor, vocab_size: int, order: int = 2) -> np.ndarray:
 
 
 def test_kneser_ney_takes_more_off_what_was_seen_oftener():
-    # Pairs 01 and 10 three times, 02 twice, 20 once, less 1.5, 1 and 0.5; 0 was seen to
-    # follow two words, 1 and 2 one each.
+    # Pairs 01 and 10 occur three times, 02 twice, 20 once, less 1.5, 1 and 0.5; two
+    # different words precede 0, one each precedes 1 and 2.
     table = after(torch.tensor([0, 1, 0, 1, 0, 1, 0, 2, 0, 2]), vocab_size=3)
     alone = np.array([2 - 1.0, 1 - 0.5, 1 - 0.5]) / 4 + 2.0 / 3 / 4
     seen = [[0, 1.5 / 5, 1.0 / 5], [1.5 / 3, 0, 0], [0.5, 0, 0]]
@@ -338,8 +338,8 @@ def test_probabilities_sum_to_one_after_any_words(order, vocab_size, data):
 
 
 def test_a_longer_sequence_falls_back_on_a_shorter_one():
-    # Once 0 was seen after 0 1: half of that goes by the model of two words, which is
-    # all that there is after 1 1.
+    # 0 follows 0 1 once; half of that goes to the model of two words, which is all that
+    # is known after 1 1.
     table = after(torch.tensor([0, 0, 1, 0, 0, 1]), vocab_size=2, order=3)
     np.testing.assert_allclose(table[1], [0.5, 0] + 0.5 * table[3])
 
@@ -362,7 +362,7 @@ def test_discounts_are_those_of_chen_and_goodman():
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_baselines_reach_what_the_best_of_their_kind_can(order):
-    """And so a long sample is as surprising as the entropy rate says."""
+    """So a long sample is as surprising as the entropy rate says."""
     grammar = Grammar(seed=2, num_words=8, order=order)
     corpus, joint = grammar.corpus(60_000, 30_000), joint_of(grammar)
     for seen in range(order + 1):
@@ -380,6 +380,6 @@ def test_a_perplexity_is_of_any_loss():
 def test_baselines_learn_from_the_training_part_alone():
     vocabulary = Vocabulary(("a", "b", "c"))
     corpus = Corpus(vocabulary, torch.arange(300) % 2, torch.full((50,), 2))
-    # Of a word that was never seen; had they seen it, both would come near 1.
+    # The word is new to them; otherwise both would be near 1.
     assert ngram_perplexity(corpus, 1) > 100
     assert ngram_perplexity(corpus, 2) > len(vocabulary)

@@ -95,7 +95,7 @@ def test_only_gates_that_are_constrained_each_are_orthogonal():
         )
         for name in ("LSTM", "LSTM, stacked", "LSTM, per gate")
     )
-    # A float32 projection, before the layer became one of float64.
+    # The projection was in float32, before the layer became float64.
     torch.testing.assert_close(per_gate, torch.ones_like(free), rtol=0, atol=1e-5)
     # Stacked, the Gram matrices of the gates add up to I, so their traces to h.
     assert stacked.square().sum().item() == pytest.approx(16, rel=1e-5)
@@ -106,7 +106,7 @@ def test_only_gates_that_are_constrained_each_are_orthogonal():
 
 
 def test_training_repeats_and_leaves_the_random_state_alone():
-    name = "torch's orthogonal"  # which draws, too
+    name = "torch's orthogonal"  # which draws random numbers
     state, begin = torch.get_rng_state(), time.perf_counter()
     first, again = (train(name, 1e-2, 1, TINY) for _ in range(2))
     assert 0 < first.seconds + again.seconds < time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""Dissolving's rivals: each as its paper says, and in parts as in one process."""
+"""Dissolving's rivals: as in their papers, and in parts as in one process."""
 
 import itertools
 from functools import partial
@@ -31,14 +31,14 @@ SIZES = st.integers(1, 9)
 
 
 def start(rule: str, rows: int, columns: int, blocks: int, seed: int) -> Tensor:
-    """A weight a little off the manifold, where that may be."""
+    """A weight a little off the manifold, if the rule allows that."""
     weight = drawn((blocks * rows, columns), seed)
     off = 0.0 if rule == "manifold-muon" else 0.01
     return surface("stiefel", weight, blocks).nearest(weight) + off * weight
 
 
 def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:
-    """The whole weight after a few steps, with gradients that only the seed knows."""
+    """The whole weight after a few steps, with gradients drawn from the seed."""
     weight = weight.clone().requires_grad_()
     rival = Rival(rule, {weight: surface("stiefel", weight, blocks)}, LR, 0.9)
     for number in range(STEPS):
@@ -51,7 +51,7 @@ def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:
 
 
 def furthest(meshes: list[DeviceMesh], rule: str, blocks: int, *sizes: int) -> float:
-    """The weight on each mesh, cut either way, from the one in one process."""
+    """The largest difference on any mesh, cut either way, from one process."""
     *shape, seed = sizes
     plain, tried = start(rule, *shape, blocks, seed), []
     expected = steps(rule, plain, blocks, seed)
@@ -68,7 +68,7 @@ def play_rivals(rank: int) -> dict[str, float]:
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     found = dict.fromkeys(RULES, 0.0)
 
-    # All ranks draw the same, since they agree on what they found.
+    # All ranks draw the same examples, since they share the results.
     @settings(derandomize=True, deadline=None, database=None, max_examples=12)
     @given(st.tuples(st.integers(1, 4), *3 * [SIZES]))
     def search(sizes: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ def played():
 def test_parts_are_moved_as_in_one_process(played, rule):
     for rank in played:
         assert 0 < rank[rule] <= EXACT[rule]
-        assert rank["control"] > 1e-2  # where no rank asks the others
+        assert rank["control"] > 1e-2  # without any communication
 
 
 def penalised(x, g):

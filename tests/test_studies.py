@@ -1,4 +1,4 @@
-"""Long studies: runs are kept and gone on with, and each kind is tuned by itself."""
+"""Long studies: finished runs are kept, and each kind is tuned by itself."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from cdopt_tutorial.sharding.study import STUDY as TRANSFORMERS
 
 
 def noted(folder: str, number: int) -> dict:
-    """Leaves a line for each time that it ran."""
+    """Adds a line to a file each time it runs."""
     with open(f"{folder}/ran", "a") as file:
         file.write(f"{number}\n")
     return {"square": number**2}
@@ -28,7 +28,7 @@ def test_what_was_killed_goes_on_with_what_is_missing(tmp_path):
     assert keep(None, noted, jobs, lines.append) == expected
     assert keep(path, noted, jobs, lines.append) == expected
     ran.unlink()
-    path.write_text(path.read_text()[:-9])  # in the midst of the last line
+    path.write_text(path.read_text()[:-9])  # in the middle of the last line
     (lost,) = {1, 2, 3} - {
         json.loads(line)[0]["number"] for line in path.read_text().splitlines()[:2]
     }
@@ -100,7 +100,7 @@ def test_a_rollout_of_a_made_up_schedule_is_as_old_as_it_says(most):
 
 
 def test_what_lag_costs_was_stored_by_its_bench():
-    """Of each way all seeds, at the rate that was the best with other seeds."""
+    """Each way with all seeds, at the best rate for other seeds."""
     stored = speed.stored("lag")
     for environment in lag.ENVIRONMENTS:
         for lags in lag.LAGS:
