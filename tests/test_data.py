@@ -337,13 +337,6 @@ def test_probabilities_sum_to_one_after_any_words(order, vocab_size, data):
     np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-12)
 
 
-def test_a_longer_sequence_falls_back_on_a_shorter_one():
-    # 0 follows 0 1 once; half of that goes to the model of two words, which is all that
-    # is known after 1 1.
-    table = after(torch.tensor([0, 0, 1, 0, 0, 1]), vocab_size=2, order=3)
-    np.testing.assert_allclose(table[1], [0.5, 0] + 0.5 * table[3])
-
-
 def test_an_order_that_does_not_fit_is_refused():
     words = Vocabulary(tuple(map(str, range(1000))))
     corpus = Corpus(words, torch.arange(9), torch.arange(9))

@@ -27,15 +27,16 @@ from cdopt_tutorial.constraints.surface import Surface
 def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
     """A(W), placed like the weight, and ‖C(W)‖², a plain scalar, equal on all ranks.
 
-    All ranks of the mesh must call it. In the forward pass and again in the backward
-    pass, each dimension of the mesh that cuts the weight sends:
+    All ranks of the mesh must call it. Each dimension of the mesh that cuts the weight
+    costs, in the forward pass and again in the backward pass:
 
     - Stiefel, cut along the long side: one all-reduce of C, p × p.
     - Stiefel, cut along the short side: the same, and all-to-alls that cut the weight
       along its long side, and A(W) back along the short one.
     - Stiefel, cut between whole blocks: the scalar, in the forward pass only. A tall
       block that is on several ranks is gathered.
-    - Oblique: an all-reduce of the sums that are cut, or of the scalar if none is.
+    - Oblique: an all-reduce of the sums that are cut; if none is, of the scalar, in the
+      forward pass only.
     - Sphere: an all-reduce of a single number.
     - Oblique by columns, and CDOpt's other manifolds: the weight is gathered.
     """
