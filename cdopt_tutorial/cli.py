@@ -39,23 +39,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def entry() -> None:
-    """Run the command line as a process of its own, which can be stopped anywhere."""
+    """Run the command line in a process of its own, which can be stopped any time."""
     for number in STOPS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup sets
             signal.signal(number, _stop)
     torchrun.enter()
     sys.exit(main())
 
 
 def _stop(number: int, _: object) -> None:
-    """End at once: an exception could be lost in whatever is being run or imported.
+    """End at once: whatever is being run or imported could swallow an exception.
 
-    All processes below end with this one, and files are written as a whole or not.
+    Child processes end with this one, and files are written whole or not at all.
     """
     os.write(2, f"cdopt-tutorial: {STOPS[number]}\n".encode())
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended by now
-            process.kill()  # or it would complain of what is removed
+        with suppress(psutil.Error):  # it may have ended
+            process.kill()  # or it would complain that its files are gone
     scratch.remove_all()
     os._exit(128 + number)
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` and return its exit code.
 
     0: done; 1: it failed; 2: bad input; 3: chapters ran, and a figure moved. A process
-    that was stopped gives 128 and the signal's number: 130 if it was interrupted.
+    that was stopped returns 128 plus the signal's number: 130 if it was interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -75,23 +75,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a command; of a worker's failure show its name and traceback, no other."""
+    """Run a command; if a worker fails, show its traceback and not this process's."""
     from cdopt_tutorial.engines import WorkerError  # slow: it imports torch
 
     with bad_input():
-        tempfile.gettempdir()  # looks for one that can be written
+        tempfile.gettempdir()  # an OSError if none can be written
     if not torchrun.is_first():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one tells)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one prints)
     try:
         return args.run(args) or 0
     except torchrun.Unfit as error:
         raise UsageError(error) from error
-    except (WorkerError, OSError) as error:  # such as a disk that is full by now
+    except (WorkerError, OSError) as error:  # such as a full disk
         raise Failed(error) from error
 
 
 def _parser(chosen: list[str]) -> argparse.ArgumentParser:
-    """The parser, with the flags of the chosen command: others are not imported."""
+    """The parser, with the chosen command's flags: no other command is imported."""
     parser = _Parser(prog="cdopt-tutorial", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, what in COMMANDS.items():

@@ -1,1 +1,1 @@
-"""The subcommands, a file each: ``add(parser)`` adds flags, ``run(args)`` runs it."""
+"""The subcommands, a file each: ``add(parser)`` adds the flags, ``run(args)`` runs."""

@@ -35,7 +35,7 @@ MEASURES = {name: partial(speed.systems, name) for name in speed.SYSTEMS} | {
     "shards": shards.measure,
     "study": partial(study.measure, transformers.STUDY),
 }
-STUDIES = "lag", "recurrent", "study"  # of many runs, each of which is kept
+STUDIES = "lag", "recurrent", "study"  # of many runs, each of which can be kept
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         common.add_run_flags(bench)
         common.add_device(bench)
         if name in STUDIES:
-            text = "keep each run in this file, and go on from those that it has"
+            text = "keep each run in this file, and go on from the runs in it"
             kept = {"type": common.writable, "metavar": "FILE", "help": text}
             bench.add_argument("--runs", **kept)
         bench.set_defaults(bench=name)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     with common.bad_input():
         device = pick_device(args.device)
         if args.bench == "engines":
-            OnRay()  # which has to be here
+            OnRay()  # a ValueError if Ray is missing
     kept = (args.runs,) if args.bench in STUDIES else ()
     progress, measure = partial(print, flush=True), MEASURES[args.bench]
     before = os.getloadavg()

@@ -14,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure for some seconds, print what was found, and write it."""
+    """Measure for some seconds, write the constants, and print them."""
     with common.bad_input():
         config = RolloutsConfig(num_observers=1, num_envs=args.num_envs)
     costs = asdict(speed.calibrate(config.num_envs))

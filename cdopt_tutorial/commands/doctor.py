@@ -25,7 +25,7 @@ from cdopt_tutorial.engines.launcher.launch import check_open_files
 from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.engines.torchrun import store
 
-WORKERS, MEMORY, DISK = 4, 600 * MB, 100 * MB  # chapter 1 took that much memory
+WORKERS, MEMORY, DISK = 4, 600 * MB, 100 * MB  # memory as chapter 1 used it
 QUOTAS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737); nothing is sent
 HOSTS, NETWORK = "book/hosts.md#ask-the-doctor", "book/network.md#own-network"
@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print a line for whatever is examined, and the verdict."""
+    """Print a line for each finding, and the verdict."""
     with common.bad_input():
         checks.check(args, "port", 0 < args.port < 2**16, "1 to 65535")
         checks.check(args, "wait", 0 <= args.wait <= 3600, "0 to 3600")
@@ -82,7 +82,7 @@ def _examine(args: argparse.Namespace) -> Iterator[dict[str, str]]:
     yield _find("versions", SETUP, _packages)
     if args.peer and interface["level"] == "ok":
         yield _find("peer", HOSTS, _peer, args.peer, args.port, limit)
-    # The last: a process that is forked later than this could use no GPU.
+    # Last, since a process forked after this could not use a GPU.
     yield _find("GPUs", GPU, _gpus)
 
 
@@ -128,7 +128,7 @@ def _machine() -> Found:
     check_open_files(WORKERS, polling=True)
     memory, folder = checks.free_memory(), tempfile.gettempdir()
     for quota in QUOTAS:
-        with suppress(OSError, ValueError):  # there is none, or it is "max"
+        with suppress(OSError, ValueError):  # no such file, or "max" in it
             memory = min(memory, int(Path(quota).read_text()))
     disk = shutil.disk_usage(folder).free
     free = f"{memory // MB:,} MB of memory, {disk // MB:,} MB in {folder}"
@@ -164,10 +164,10 @@ def _peer(name: str, port: int, limit: float) -> Found:
 
 
 def _gpus() -> Found:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         number = len(gpus_of("cuda"))
-    if said:
+    if warned:
         return "remark", "torch can't use them: their driver does not fit this torch"
     if number and not dist.is_nccl_available():
         return "remark", f"{number}, but this torch has no NCCL: workers use gloo"

@@ -12,7 +12,7 @@ from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
-DRIFTED = 3  # exit code of a run in which all went through, and a figure moved
+DRIFTED = 3  # exit code if all chapters ran and a figure moved
 Executions = list[execute.Execution]
 
 
@@ -40,18 +40,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run chapters; 1 if one failed, else DRIFTED if a figure moved and stays moved."""
+    """Run chapters; return 1 if one failed, else DRIFTED if a figure remains moved."""
     updates = args.update_reference or args.anew
     with bad_input():
         at_least(args, 1, "cell_timeout")
         book = project.this_project()
-        args.device = pick_device(args.device)  # `build` renders by it, too
+        args.device = pick_device(args.device)  # `build` reads it again
         if updates and (args.values or args.short or args.device != "cpu"):
             raise ValueError("--update-reference is for whole runs on the cpu")
         was = Reference(book)
         values = {name: chapter.read_value(text) for name, text in args.values or []}
         chapters = _read(args.notebooks or book.chapters(), book, values)
-        execute.make_place(book)  # or minutes later there were none
+        execute.make_place(book)  # rather than fail after minutes
     done = execute.execute(
         chapters, project=book, device=args.device, force=args.force,
         short=args.short, cell_timeout=args.cell_timeout,
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(paths: list[Path], book: Project, values: dict) -> execute.Chapters:
-    """Read what is to run, each with these values, before anything runs."""
+    """Read all chapters, with these parameters, before any of them runs."""
     chapters = []
     for path in paths:
         try:
@@ -88,7 +88,7 @@ def _read(paths: list[Path], book: Project, values: dict) -> execute.Chapters:
 
 
 def _report(done: Executions, book: Project) -> int:
-    """Print what became of each chapter; 1 if one failed, else 0."""
+    """Print how each chapter ended; return 1 if one failed, else 0."""
     for result in done:
         how = "reused the result of a run of" if result.cached else "ran for"
         if result.error:
@@ -99,7 +99,7 @@ def _report(done: Executions, book: Project) -> int:
 
 
 def _compare(done: Executions, was: Reference) -> int:
-    """Print every figure that is not as the reference has it; return how many."""
+    """Print every figure that moved, and return how many did."""
     moved = 0
     for result in done:
         name, complete = result.path.stem, result.error is None

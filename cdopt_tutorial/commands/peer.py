@@ -1,7 +1,8 @@
-"""Two hosts whose doctors call each other: whether workers could, and how fast.
+"""Two doctors that call each other: whether workers on their hosts could, how fast.
 
-Each tells whoever asks at a port who it is, and asks the other. Then a process on each
-joins groups of torch RPC and gloo as a worker does; one of the two has the store.
+Each describes itself to whoever connects to its port, and connects to the other's. Then
+a process on each host joins groups of torch RPC and gloo, as a worker does; one of the
+two serves the store.
 """
 
 import json
@@ -27,14 +28,14 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig
 from cdopt_tutorial.engines.launcher import process, process_group
 from cdopt_tutorial.engines.torchrun.store import INTERFACE, TORCHRUN
 
-MOMENT, TRIAL = 1.0, 3.0  # seconds for one connection, and for torch
+MOMENT, TRIAL = 1.0, 3.0  # seconds for a connection, and for torch
 
 Host = dict[str, Any]  # its name, interface, address, port of a store, versions
 
 
 def resolve(name: str, seconds: float = 2.0) -> str:
-    """A host's address; a ValueError if its name leads to none in so many seconds."""
-    with ThreadPool(1) as pool:  # since the look-up has no time-out
+    """A host's address; a ValueError if the look-up fails or takes longer than that."""
+    with ThreadPool(1) as pool:  # since the look-up itself has no time-out
         look = pool.apply_async(socket.getaddrinfo, (name, 0, 0, socket.SOCK_STREAM))
         with suppress(OSError, UnicodeError, multiprocessing.TimeoutError):
             return look.get(seconds)[0][4][0]
@@ -44,9 +45,9 @@ def resolve(name: str, seconds: float = 2.0) -> str:
 def examine(
     name: str, there: str, interface: str, port: int, limit: float, versions: str
 ) -> tuple[Host, float, float]:
-    """Who a peer is, and the milliseconds of a call and of an all-reduce with it.
+    """What a peer says of itself; milliseconds of a call and of an all-reduce with it.
 
-    A ValueError, or an OSError, says why a run would fail.
+    A ValueError or an OSError says why a run would fail.
     """
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     addresses = psutil.net_if_addrs()[interface]
@@ -55,32 +56,32 @@ def examine(
     with listen(("", port)) as door, listen((own, 0)) as store:
         here = {"name": socket.gethostname(), "interface": interface, "address": own}
         here |= {"store": store.getsockname()[1], "versions": versions}
-        asked = threading.Event()
-        told = door, here, asked
-        threading.Thread(target=_answer, args=told, daemon=True).start()
+        was_read = threading.Event()
+        answer = partial(_answer, door, here, was_read)
+        threading.Thread(target=answer, daemon=True).start()
         who = name if name == there else f"{name} ({there})"
-        other = _meet(who, there, port, here, limit)
-        asked.wait(MOMENT)  # or the other would miss one who has given up
+        other = _find_peer(who, there, port, here, limit)
+        was_read.wait(MOMENT)  # or this doctor might end before the other finds it
         return other, *_try_torch(here, other, store.fileno())
 
 
-def _answer(door: socket.socket, here: Host, asked: threading.Event) -> None:
+def _answer(door: socket.socket, here: Host, was_read: threading.Event) -> None:
     with suppress(OSError):  # the door has been closed
         while True:
-            with door.accept()[0] as asking, suppress(OSError):
-                asking.sendall(json.dumps([*here.values()]).encode())
-            asked.set()
+            with door.accept()[0] as caller, suppress(OSError):
+                caller.sendall(json.dumps([*here.values()]).encode())
+            was_read.set()
 
 
-def _meet(who: str, address: str, port: int, here: Host, limit: float) -> Host:
+def _find_peer(who: str, address: str, port: int, here: Host, limit: float) -> Host:
     while True:
         why = f"no doctor answers on {who}: start it there too, both with --wait 60"
         try:
-            with socket.create_connection((address, port), MOMENT) as asked:
-                # Unless another program is there.
+            with socket.create_connection((address, port), MOMENT) as peer:
+                # Another program may listen there.
                 with suppress(TimeoutError, ValueError, TypeError):
-                    told = json.loads(asked.makefile("rb").read(10_000))
-                    other = dict(zip(here, told, strict=True))
+                    values = json.loads(peer.makefile("rb").read(10_000))
+                    other = dict(zip(here, values, strict=True))
                     if other != here:
                         return other
                     why = f"{who} is this very host: name the other one"
@@ -95,7 +96,7 @@ def _meet(who: str, address: str, port: int, here: Host, limit: float) -> Host:
 
 
 def _try_torch(here: Host, other: Host, store: int) -> list[float]:
-    """What a call and an all-reduce take, in a process that can be given up."""
+    """Milliseconds of a call and of an all-reduce, from a process that may hang."""
     with multiprocessing.get_context("fork").Pool(1, _become_worker) as pool:
         with suppress(Exception):
             return pool.apply_async(_work, (here, other, store)).get(TRIAL)
@@ -106,7 +107,7 @@ def _try_torch(here: Host, other: Host, store: int) -> list[float]:
 
 
 def _become_worker() -> None:
-    """End with the doctor, or when it says so; let nobody see what torch says."""
+    """End with the doctor, or at its SIGTERM; discard what torch prints."""
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for output in (1, 2):
@@ -114,7 +115,7 @@ def _become_worker() -> None:
 
 
 def _work(here: Host, other: Host, store: int) -> list[float]:
-    """Join both groups as workers do; the first host's process keeps the store."""
+    """Join both groups as workers do; the first host serves the store."""
     first = min(here, other, key=lambda host: host["address"])
     rank, place = int(first != here), (first["address"], first["store"])
     if rank == 0:
@@ -135,5 +136,5 @@ def _work(here: Host, other: Host, store: int) -> list[float]:
         lambda: dist.all_reduce(numbers),
     )
     times = [1e3 * median(repeat(way, number=1, repeat=5)) for way in ways]
-    dist.barrier()  # the other may not be done
+    dist.barrier()  # the other may still be measuring
     return times

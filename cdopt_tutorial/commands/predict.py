@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the parts, what limits, and the speed of each way to run it."""
+    """Print the parts of a step, what limits the run, and the speed of each variant."""
     with common.bad_input():
         config = RolloutsConfig(**{name: getattr(args, name) for name in FLAGS})
         costs = _read(args.costs) if args.costs else speed.calibrate(config.num_envs)

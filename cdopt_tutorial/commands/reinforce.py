@@ -12,7 +12,7 @@ add = partial(training.add_flags, config=reinforce.ReinforceConfig)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train until solved; 1 if it was not, unless it was only to be tried."""
+    """Train until solved; 1 if it was not, unless this is a smoke run."""
     with common.bad_input():
         config = training.read_config(args, reinforce.ReinforceConfig, SMOKE)
         reinforce.check(config)
@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _log(interval: int, _, record: reinforce.Round | reinforce.Lost) -> None:
-    """Print the original's log line after every few rounds, and who died at once."""
+    """Print the original's log line every few rounds, and each death at once."""
     if isinstance(record, reinforce.Lost):
-        told = f"{record.observer} died and is replaced"
-        print(f"{told}: nothing of it counts in round {record.round}", flush=True)
+        lost = f"{record.observer} died and is replaced"
+        print(f"{lost}: nothing of it counts in round {record.round}", flush=True)
     elif record.number % interval == 0:
         last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"
         print(f"{last}\tAverage reward: {record.running_reward:.2f}", flush=True)

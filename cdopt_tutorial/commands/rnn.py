@@ -12,9 +12,7 @@ from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.commands import common, training
 from cdopt_tutorial.engines.watch.errors import WorkerLost
-from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
-from cdopt_tutorial.training import Progress
 
 SMOKE = {"max_steps": 30}
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
@@ -28,8 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     keep = "keep checkpoints here"
     flag("--checkpoint", type=common.replaceable, metavar="FILE", help=keep)
     flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
-    again = "begin so often again, from the checkpoint, where a worker died"
-    flag("--max-restarts", type=int, default=0, metavar="N", help=again)
+    restarts = "when a worker dies, restart from the checkpoint, at most N times"
+    flag("--max-restarts", type=int, default=0, metavar="N", help=restarts)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -38,16 +36,16 @@ def run(args: argparse.Namespace) -> None:
         job = read_job(args)
         rnn.check(job, args.max_restarts)
         engine = training.read_engine(args)
-    options = {"max_restarts": args.max_restarts, "on_restart": _tell}
-    options |= {"deadline": math.inf, "on_report": _log}
+    options = {"max_restarts": args.max_restarts, "on_restart": _print_restart}
+    options |= {"deadline": math.inf, "on_report": training.log}
     histories = rnn.run(job, engine, **options)
-    # The bytes are torch RPC's: the sockets of other engines carry much besides.
+    # Only torch RPC's bytes can be counted: other engines' sockets carry much besides.
     wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
     training.check_finite(histories[0].perplexity)
     found = _found(job, histories, wire)
-    again, first = partial(rnn.run_locally, replace(job, keep=None)), histories[0]
+    repeat = partial(rnn.run_locally, replace(job, keep=None))
     found["max_parameter_difference"] = training.difference(
-        args.against_local, lambda: max_difference(first.weights, again().weights)
+        args.against_local, histories[0].weights, repeat
     )
     common.write_json(args.json, found)
     print(
@@ -59,14 +57,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_job(args: argparse.Namespace) -> Job:
-    """The job that the flags describe; ValueError if it can't be done."""
+    """The job that the flags describe; ValueError if it is impossible."""
     config = training.read_config(args, RNNConfig, SMOKE)
     if args.against_local and not args.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     _check_checkpoint(args.checkpoint, args.json)
-    again = args.checkpoint if torchrun.restarts() else None
-    begin = again if again and again.exists() else args.resume
-    resume = begin and rnn.checkpoint.load(begin)
+    kept = args.checkpoint if torchrun.restarts() else None
+    start = kept if kept and kept.exists() else args.resume
+    resume = start and rnn.checkpoint.load(start)
     if args.corpus == "grammar":
         corpus = data.Grammar(seed=args.seed).corpus(*GRAMMAR_TOKENS)
     else:
@@ -75,7 +73,7 @@ def read_job(args: argparse.Namespace) -> Job:
 
 
 def _check_checkpoint(file: Path | None, results: Path | None) -> None:
-    """A ValueError rather than lose what is in a file of another kind."""
+    """Refuse, by a ValueError, to overwrite a file that is not a checkpoint."""
     if file is None or not torchrun.is_first():
         return
     if results is not None and file.resolve() == results.resolve():
@@ -88,14 +86,14 @@ def _check_checkpoint(file: Path | None, results: Path | None) -> None:
 
 
 def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any]:
-    """What goes into the JSON; losses in nats, times in seconds."""
+    """The results for the JSON file: losses in nats, times in seconds."""
     first, vocab_size = histories[0], len(job.corpus.vocabulary)
     found = {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": first.perplexity,
         "baseline_perplexity": data.ngram_perplexity(job.corpus, 2),
         "unigram_perplexity": data.ngram_perplexity(job.corpus, 1),
-        # Nothing is read where the checkpoint was of a complete run.
+        # No token is read, in no time, if the checkpoint was of a complete run.
         "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
         "bytes_per_step": wire if math.isfinite(wire) else None,
         "expected_bytes_per_step": rnn.traffic.expected_bytes(job.config, vocab_size),
@@ -114,15 +112,8 @@ def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any
     return found
 
 
-def _tell(error: WorkerLost, job: Job) -> None:
+def _print_restart(error: WorkerLost, job: Job) -> None:
     place = "from the start"
     if job.resume is not None:
         place = f"from pass {job.resume.epoch + 1}, window {job.resume.window}"
     print(f"{error.headline}: all begin again {place}", flush=True)
-
-
-def _log(_, note: Progress) -> None:
-    training.check_finite(note.train_loss)  # at once, as in `hybrid`
-    if note.valid is not None:
-        line = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
-        print(f"{line}\tvalidation perplexity {note.valid.perplexity:.1f}", flush=True)

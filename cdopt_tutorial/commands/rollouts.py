@@ -6,7 +6,6 @@ from functools import partial
 
 from cdopt_tutorial import rollouts, torchrun
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import Lost, Round
 
 SMOKE = {"max_episodes": 128}
@@ -20,7 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train until solved; 1 if it was not, unless it was only to be tried."""
+    """Train until solved; 1 if it was not, unless this is a smoke run."""
     with common.bad_input():
         config = training.read_config(args, rollouts.RolloutsConfig, SMOKE)
         rollouts.check(config)
@@ -28,10 +27,9 @@ def run(args: argparse.Namespace) -> int:
     log = partial(_log, config.log_interval)
     found = rollouts.run(config, engine, deadline=math.inf, on_report=log)
     score, results = found.score, found.as_json()
-    again = partial(rollouts.run_locally, config, found.schedule)
+    repeat = partial(rollouts.run_locally, config, found.schedule)
     results["max_parameter_difference"] = training.difference(
-        args.replay and torchrun.is_first(),
-        lambda: max_difference(found.weights, again().weights),
+        args.replay and torchrun.is_first(), found.weights, repeat
     )
     common.write_json(args.json, results)
     print("Solved" if score.solved else "Not solved", f"after {score.rounds} updates:")

@@ -6,7 +6,6 @@ from functools import partial
 
 from cdopt_tutorial import sharding
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.sharding import costs
 
 SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
@@ -14,7 +13,7 @@ add = partial(training.add_flags, config=sharding.ShardConfig)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, measure, compare; losses are in nats, null is what there is none of."""
+    """Train, measure, compare, and write: losses in nats, null where there is none."""
     with common.bad_input():
         job = sharding.Job(training.read_config(args, sharding.ShardConfig, SMOKE))
         sharding.check(job)
@@ -23,17 +22,16 @@ def run(args: argparse.Namespace) -> None:
     training.check_finite(result.losses[-1])
     perplexity = sharding.perplexity(job, result.weights)
     training.check_finite(perplexity)
-    held = result.feasibility
+    norms = result.feasibility
     found = {
         "losses": result.losses,
         "valid_perplexity": perplexity,
         "seconds_per_step": result.step_seconds,
         "bytes_per_step": costs.measured_bytes(job),
         "peak_memory_bytes": costs.measured_memory(job),
-        "feasibility": held and {"weight": held.weight, "mapped": held.mapped},
+        "feasibility": norms and {"weight": norms.weight, "mapped": norms.mapped},
         "max_parameter_difference": training.difference(
-            args.against_local,
-            lambda: max_difference(result.weights, sharding.run_locally(job).weights),
+            args.against_local, result.weights, partial(sharding.run_locally, job)
         ),
     }
     common.write_json(args.json, found)

@@ -1,4 +1,4 @@
-"""What the commands that train share: a flag for each setting, and for the engine."""
+"""What the commands that train share: flags for settings and engine, log, checks."""
 
 import argparse
 import inspect
@@ -17,12 +17,14 @@ from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.training import Progress
 
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
-    """Add a flag for each field of a config, and those of all that train."""
+    """Add a flag for each field of a config, and the flags that all systems share."""
     names, flag = [field.name for field in fields(config)], parser.add_argument
     add_fields(parser, config, [n for n in names if n not in ("dtype", "device")])
     if "dtype" in names:
@@ -42,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
 def add_fields(
     parser: argparse.ArgumentParser, config: type, names: Container[str]
 ) -> None:
-    """Add a flag for each of a config's fields that is named."""
+    """Add a flag for each of the named fields of a config."""
     types, helps = get_type_hints(config), _comments(config)
     for field in fields(config):
         if field.name not in names:
@@ -60,10 +62,10 @@ def add_fields(
 
 
 def _comments(config: type) -> dict[str, str]:
-    """What the comments ``#:`` say above a class's fields, or behind them, by name."""
+    """The ``#:`` comments above or behind a class's fields, by name."""
     field = r"((?:^ +#: .*\n)*)^ +(\w+): .+ = .+?(#: .*)?$"
     texts = {}
-    bases = config.__mro__[-2::-1]  # from the one that all others stand on
+    bases = config.__mro__[-2::-1]  # without `object`; a subclass overrides its bases
     source = "".join(map(inspect.getsource, bases))
     for above, name, behind in re.findall(field, source, re.M):
         texts[name] = " ".join((above + behind).replace("#:", "").split())
@@ -71,7 +73,7 @@ def _comments(config: type) -> dict[str, str]:
 
 
 def _reading(hint: Any, default: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type, which may be None as well."""
+    """The arguments with which argparse reads a value of this type, or None."""
     kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction if default else "store_true"}
@@ -81,7 +83,7 @@ def _reading(hint: Any, default: Any) -> dict[str, Any]:
 
 
 def read_config(args: argparse.Namespace, config: type, smoke: Mapping) -> Any:
-    """The config that the flags describe, with what a smoke run has instead."""
+    """The config that the flags describe; in a smoke run, with its smaller values."""
     values = {}
     for field in fields(config):
         value = getattr(args, field.name, field.default)
@@ -92,7 +94,7 @@ def read_config(args: argparse.Namespace, config: type, smoke: Mapping) -> Any:
 
 
 def read_engine(args: argparse.Namespace) -> Workers:
-    """The engine that the flags name; ValueError if it is not to be had."""
+    """The engine that the flags name; ValueError if it is not available."""
     if args.interface is not None:
         if not torchrun.is_here():
             alone = "but only a run under torchrun can choose one"
@@ -105,6 +107,20 @@ def read_engine(args: argparse.Namespace) -> Workers:
     return OnMonarch() if args.engine == "monarch" else TorchRPC()
 
 
+def log(_, note: Progress) -> None:
+    """Print a line after each epoch, and end a training that diverged at once."""
+    score = (
+        note.valid
+    )  # checked as well: weights that are not finite can't be projected
+    check_finite(note.train_loss + (score.loss if score else 0))
+    if score is not None:
+        found = f"perplexity {score.perplexity:.1f}"
+        if score.accuracy is not None:
+            found = f"accuracy {score.accuracy:.3f}"
+        line = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
+        print(f"{line}\tvalidation {found}", flush=True)
+
+
 def check_finite(loss: float) -> None:
     """End a training that diverged."""
     if not math.isfinite(loss):
@@ -112,9 +128,10 @@ def check_finite(loss: float) -> None:
         raise common.Failed(line)
 
 
-def difference(asked: bool, find: Callable[[], float]) -> float | None:
-    """How far a run is from the same one in one process; printed, if it is asked."""
-    if not asked:
+def difference(compare: bool, weights: Mapping, repeat: Callable) -> float | None:
+    """Run the same in one process, and print how far its weights are from these."""
+    if not compare:
         return None
-    print(f"largest difference from one process: {(found := find()):.1e}")
+    found = max_difference(weights, repeat().weights)
+    print(f"largest difference from one process: {found:.1e}")
     return found

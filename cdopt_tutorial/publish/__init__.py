@@ -1,1 +1,1 @@
-"""Everything that turns runs into pages; it knows none of the systems it shows."""
+"""From runs to pages; nothing here knows the systems that the pages show."""

@@ -1,4 +1,4 @@
-"""What goes into a chapter, and what comes out: its parameters, and its figures."""
+"""A chapter's notebook: its parameters, its programs, and the figures it computes."""
 
 import ast
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-# How the type begins under which an output carries a figure; `show.glue` writes it.
+# Prefix of the MIME type under which `show.glue` puts a figure into an output.
 HIDDEN = "application/papermill.record/"
-Figures = Mapping[str, float | str]  # what a chapter claims, by name
+Figures = Mapping[str, float | str]  # that a chapter has glued, by name
 _LINK = '<p class="program"><a href="../programs/{0}" download>Download {0}</a></p>'
 
 
 def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
-    """Read a notebook without its outputs, and set parameters; see `inject`.
+    """Read a notebook without its outputs, and set parameters by `inject`.
 
-    A ValueError if the file is no notebook.
+    A ValueError if the file is not a notebook.
     """
     content, invalid = path.read_bytes(), {}
     try:
         notebook = nbformat.reads(content.decode(), 4, invalid)
         if invalid:
             raise invalid["ValidationError"]
-    except Exception as error:  # nbformat has no error of its own for all of these
+    except Exception as error:  # nbformat raises many types
         raise ValueError("it is no notebook, or it is damaged") from error
-    for cell in code_cells(notebook):  # else old figures would pass for new ones
+    for cell in code_cells(notebook):  # or old figures would pass for new ones
         cell.outputs, cell.execution_count = [], None
     if values:
         inject(notebook, values)
@@ -41,14 +41,14 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def programs(notebook: NotebookNode) -> dict[str, str]:
-    """Return the bare programs of a chapter by the names of their files."""
+    """Return the bare programs of a chapter by file name."""
     bare = [cell.source for cell in notebook.cells if tagged(cell, "bare")]
     parted = [source.removeprefix("%%writefile ").partition("\n") for source in bare]
     return {name: text.rstrip("\n") + "\n" for name, _, text in parted}
 
 
 def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
-    """Return a chapter, in place, as its page has it, with what a run has put out."""
+    """Turn a chapter, in place, into its page, with the outputs of a run; return it."""
     for cell, done in zip(code_cells(chapter), code_cells(ran), strict=True):
         cell.outputs, cell.execution_count = done.outputs, done.execution_count
         cell.source = cell.source.replace("  # fmt: skip", "")  # for the formatter only
@@ -57,9 +57,9 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
         chapter.cells.append(cell)
         if tagged(cell, "bare"):
             link = _LINK.format(cell.source.split()[1])
-            # By an id of its own it would be another page each time.
+            # A random id would make the page a new one each time.
             chapter.cells.append(new_markdown_cell(link, id=f"{cell.id}-file"))
-    # As a kernel says when it starts, which may be what failed; else `!ls` is none.
+    # A kernel sets this as it starts, but may have failed to; `!ls` needs it.
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter
 
@@ -67,7 +67,7 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
 def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """Set parameters of a notebook, in place, by lines at the end of their cell.
 
-    If not one cell is tagged `parameters`, or it lacks a name, a ValueError says so.
+    A ValueError if it lacks a name, or unless exactly one cell is tagged `parameters`.
     """
     given = [cell for cell in notebook.cells if tagged(cell, "parameters")]
     if len(given) != 1:
@@ -83,9 +83,9 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
 
 
 def shortened(notebook: NotebookNode) -> NotebookNode:
-    """Return a copy of a chapter as its short profile has it, which is in the metadata.
+    """Return a copy of a chapter in its short profile, which the metadata define.
 
-    The notebook's name parameters and their values; a cell's what to replace, by what.
+    The notebook's hold parameters and their values; a cell's hold texts to replace.
     """
     short = deepcopy(notebook)
     for cell in short.cells:
@@ -97,12 +97,12 @@ def shortened(notebook: NotebookNode) -> NotebookNode:
 
 
 def short_profile(of: NotebookNode) -> Mapping:
-    """Return what the metadata of a notebook or a cell say of the short profile."""
+    """Return the part of the short profile in a notebook's or a cell's metadata."""
     return of.metadata.get("cdopt_tutorial", {}).get("short", {})
 
 
 def is_injected(notebook: NotebookNode) -> bool:
-    """Whether parameters are set, so that figures may be others."""
+    """Whether parameters are set, so that figures may differ."""
     return notebook.metadata.get("injected", False)
 
 
@@ -112,7 +112,7 @@ def tagged(cell: NotebookNode, tag: str) -> bool:
 
 
 def read_value(text: str) -> object:
-    """Return the Python literal that `text` writes, or the text itself."""
+    """Return the value of `text` if it is a Python literal, or else the text."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -120,7 +120,7 @@ def read_value(text: str) -> object:
 
 
 def claimed(notebook: NotebookNode) -> Figures:
-    """Return the figures that a notebook has glued, as far as it ran, by name."""
+    """Return the figures that a notebook has glued, as far as it ran."""
     figures = {}
     for cell in notebook.cells:
         for out in cell.get("outputs", []):

@@ -1,6 +1,6 @@
 """Run chapters once, and keep each result for the pages and for the tests.
 
-A result is a file in `_build/results`, named by all that decides it.
+A result is a file in `_build/results`, whose name is a hash of all that decides it.
 """
 
 import atexit
@@ -42,48 +42,48 @@ from cdopt_tutorial.scratch import scratch
 
 Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
-# The libraries that decide a result.
+# Libraries whose versions decide a result.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What became of a chapter."""
+    """How a chapter ended."""
 
     path: Path
     notebook: NotebookNode  #: with its outputs, as far as it ran
-    seconds: float  #: time of the run that made the result, now or earlier
+    seconds: float  #: that the run took, now or earlier
     cached: bool  #: whether an earlier result was reused
-    error: str | None = None  #: why it failed, to be read; None if it ran through
-    why: str | None = None  #: the same in one line
+    error: str | None = None  #: where and why it failed, and what is kept; or None
+    why: str | None = None  #: the reason in one line
 
     @property
     def figures(self) -> Figures:
-        """What it claimed, as far as it ran, by name."""
+        """The figures that it glued, as far as it ran."""
         return claimed(self.notebook)
 
 
 def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
-    """Return a name for files under `root`, their content, and the `repr` of facts."""
+    """Return a hash of files under `root`, by name and content, and of facts."""
     contents = [(f"{f.relative_to(root)}", f.read_bytes()) for f in files]
     return hashlib.sha256(repr((facts, contents)).encode()).hexdigest()[:16]
 
 
 def digest(project: Project, notebook: NotebookNode, device: str) -> str:
-    """Return the name of all that decides a chapter's result.
+    """Return a hash of all that decides a chapter's result.
 
-    That is its code, the files of the package that it uses, and what these use.
+    That is its code, the package's files that it uses, directly or not, and versions.
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
     versions = [platform.python_version()]
-    for library in _LIBRARIES:  # Ray may be missing: chapter 7 is another one then
+    for library in _LIBRARIES:  # without Ray chapter 7 differs
         versions += [each.version for each in distributions(name=library)] or [None]
     return fingerprint(project.root, files, (code, versions, device))
 
 
 def make_place(project: Project) -> None:
-    """Make the folder of results; an OSError if nothing can be kept there."""
+    """Make the folder of results; an OSError if it can't be written."""
     project.results.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=project.results).close()
 
@@ -91,9 +91,9 @@ def make_place(project: Project) -> None:
 def find_result(
     project: Project, notebook: NotebookNode, device: str, *, short: bool = False
 ) -> NotebookNode | None:
-    """Return the run of a chapter that holds now, or None if there is no whole one.
+    """Return a chapter's valid run, or None if there is none that finished.
 
-    With `short` one of its short profile will do, if there is no other.
+    With `short`, fall back on a run of its short profile.
     """
     file = _file(project, notebook, device)
     if file.exists():
@@ -114,9 +114,9 @@ def execute(
     short: bool = False,
     cell_timeout: int = CELL_TIMEOUT,
 ) -> list[Execution]:
-    """Run chapters one after another, each only if it has no valid result.
+    """Run those of the chapters that have no valid result, one after another.
 
-    One that fails does not stop the others; a result that can't be kept is an OSError.
+    A failure does not stop the others; a result that can't be written is an OSError.
     With `force` all are run; with `short` those without a result are run in their short
     profile, two at a time.
     """
@@ -131,14 +131,14 @@ def execute(
         if result:
             return Execution(path, result, result.metadata["seconds"], cached=True)
         chapter = shortened(chapter) if short else chapter
-        file = _file(project, chapter, device)  # as the sources are before it runs
+        file = _file(project, chapter, device)  # before the run, for its own sources
         run = _run(project, path, chapter, run_cells)
         if run.error is None:
             chapter.metadata["seconds"] = run.seconds
             whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
         return run
 
-    # In threads, or nbclient would take the process's signals for itself.
+    # In threads, or nbclient would handle the process's signals.
     with ThreadPoolExecutor(2 if short else 1) as threads:
         return list(threads.map(lambda each: finish(*each), chapters))
 
@@ -146,43 +146,43 @@ def execute(
 def _run(
     project: Project, path: Path, notebook: NotebookNode, run_cells: Callable
 ) -> Execution:
-    """Run one chapter; if it fails, keep what there is of it."""
+    """Run one chapter; if it fails, keep it as far as it ran."""
     name = project.relative(path)
     print(f"running {name}", flush=True)
     failed = project.build / "failed" / path.name
     failed.unlink(missing_ok=True)
-    progress, error, last = _Progress(path.stem, notebook), None, None
+    progress, error, why = _Progress(path.stem, notebook), None, None
     try:
         run_cells(notebook, progress)
     except (CellControlSignal, RuntimeError) as raised:
-        what, why = f"{name} failed in {progress.where}", _plain(raised)
+        where, why = f"{name} failed in {progress.where}", _plain(raised)
         kept = f"kept as far as it ran: {project.relative(failed)}"
-        error = f"{what}\n{why}\n{kept}"
-        last = (why or what).splitlines()[-1]
-        if isinstance(raised, CellExecutionError):  # whose text begins with the cell
+        error = f"{where}\n{why}\n{kept}"
+        if isinstance(raised, CellExecutionError):  # its text begins with the cell
             why = _plain(f"{raised.ename}: {raised.evalue}")
-        notebook.metadata["failed"] = "\n".join([what, *why.splitlines()[:1], kept])
+        why = why.partition("\n")[0]
+        notebook.metadata["failed"] = f"{where}\n{why}\n{kept}"
         failed.parent.mkdir(parents=True, exist_ok=True)
         whole_file.write(failed, nbformat.writes(notebook).encode())
-    return Execution(path, notebook, progress.seconds(), False, error, last)
+    return Execution(path, notebook, progress.seconds(), False, error, why)
 
 
-def _plain(said: object) -> str:
-    """Return what is said without a terminal's colours, and without space around it."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(said)).strip()
+def _plain(text: object) -> str:
+    """Return a text without a terminal's colours, and stripped."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(text)).strip()
 
 
 def read_failed(project: Project, path: Path) -> NotebookNode:
-    """Return a chapter as far as it ran; its metadata say in `failed` why no farther.
+    """Return a failed chapter as far as it ran; `failed` in its metadata says why.
 
-    If nothing is kept it has no outputs, and nothing is said.
+    If none is kept, return it without outputs, and without that entry.
     """
     kept = project.build / "failed" / path.name
     return nbformat.read(kept, 4) if kept.exists() else read_chapter(path)
 
 
 class _KernelManager(AsyncKernelManager):
-    """Starts the kernel of this very interpreter, whatever kernels are installed."""
+    """Starts a kernel of this interpreter, whatever kernels are installed."""
 
     @property
     def kernel_spec(self) -> KernelSpec:
@@ -192,45 +192,45 @@ class _KernelManager(AsyncKernelManager):
 def _run_cells(
     notebook: NotebookNode, progress: "_Progress", variables: dict, timeout: int
 ) -> None:
-    """Run all cells of `notebook` in place, in a kernel that leaves nothing behind."""
+    """Run all cells of a notebook, in place, in a kernel that leaves nothing behind."""
     with scratch() as folder:
         client = NotebookClient(
             notebook,
             timeout=timeout,
             record_timing=False,
-            shutdown_kernel="immediate",  # all that it leaves is in the folder
+            shutdown_kernel="immediate",  # all its files are in the folder
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
             on_cell_execute=progress.begin,
         )
-        # By sockets with a name: a port that is free now may be taken once it starts.
+        # Named sockets, since a port that is free now may be taken when it starts.
         client.km = _KernelManager(
             connection_file=str(Path(folder, "kernel.json")),
             transport="ipc",
-            ip=f"@{Path(folder).name}",  # no file, whose path could be too long
+            ip=f"@{Path(folder).name}",  # abstract: a file's path could be too long
         )
-        # A reader's own configuration of IPython and matplotlib must not change a
-        # result, nor a home that can't be written.
+        # A result must not depend on a reader's configuration of IPython and
+        # matplotlib, or on a home that can't be written.
         own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
-        own["TMPDIR"] = folder  # also of what the kernel leaves if it is killed
+        own["TMPDIR"] = folder  # whose files would outlive a killed kernel
         try:
             client.execute(
                 env=os.environ | own | variables,
                 transport_encryption="auto",
-                preexec_fn=end_with_parent,  # here: with this thread
+                preexec_fn=end_with_parent,  # the parent being this thread
             )
         finally:
-            # It is left there by a kernel that did not start.
+            # Which nbclient leaves there if the kernel does not start.
             atexit.unregister(client._cleanup_kernel)
 
 
 def end_with_parent() -> None:
-    """In a process that was just forked: it ends with the one that has forked it."""
+    """Have this process, just forked, killed when its parent ends."""
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
 
 
 class _Progress:
-    """Prints a line as a cell of code begins: when, its number, its first line."""
+    """Prints a line as each code cell starts: the time, its number, its first line."""
 
     def __init__(self, name: str, notebook: NotebookNode) -> None:
         cells = enumerate(notebook.cells)

@@ -1,7 +1,7 @@
-"""The book as one file of Markdown, and `llms.txt`, which names what it holds.
+"""The book as one Markdown file, and `llms.txt`, which lists its pages.
 
-Links between pages lead to places in the file. Directives of Sphinx become plain
-Markdown, figures their captions; the pages of the package's interface are left out.
+Links between pages lead to places in the file. Sphinx's directives become plain
+Markdown, and figures their captions; the pages on the package's API are left out.
 """
 
 import html
@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 
 from cdopt_tutorial.publish.chapter import tagged
 
-# Of no use on paper either; a list of works is made by Sphinx, and is none here.
+# Useless on paper, too; the bibliography is empty until Sphinx fills it.
 ON_SCREEN_ONLY = ("book/api", "book/tests", "book/contributing")
 _LEFT_OUT = (*ON_SCREEN_ONLY, "book/bibliography")
 _OPENED = re.compile(r"^ *(`{3,}|:{3,})\{([\w:-]+)\} *(.*)$")
@@ -21,15 +21,16 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _PAGE = re.compile(r"^(?:\.\./|/)*(?:(book|notebooks)/)?([\w-]+)(\.\w+)?$")
 _ROLE = re.compile(r"\{(cite:p|py:\w+|term|download|ref|doc)\}`~?([^`]+)`")
 _LABEL = re.compile(r"^\(([\w-]+)\)=$", re.MULTILINE)
-# What a directive's content begins with.
+# What the content of a directive begins with.
 _TITLES = {"exercise": "**Exercise.**", "solution-start": "**Solution.**"}
 _WITHOUT_CONTENT = {"raw", "button-ref", "literalinclude", "include", "bibliography"}
 
 
 def write(folder: Path, pages: Mapping[str, NotebookNode | str]) -> None:
-    """Write `book.md` and `llms.txt` into a folder: chapters as they ran, and pages.
+    """Write `book.md` and `llms.txt` into a folder.
 
-    `pages` are in their order by name, such as "book/setup", with all that they quote.
+    `pages` are in order, by names such as "book/setup": chapters with their outputs,
+    other pages as text, both with the figures that they quote.
     """
     texts = {
         name: page if isinstance(page, str) else "\n\n".join(map(_cell, page.cells))
@@ -51,7 +52,7 @@ def write(folder: Path, pages: Mapping[str, NotebookNode | str]) -> None:
 
 
 def _cell(cell: NotebookNode) -> str:
-    """A cell as Markdown: code is fenced, and what it printed and showed follows."""
+    """A cell as Markdown: fenced code, then what it printed, and captions."""
     if cell.cell_type == "markdown" or tagged(cell, "remove-cell"):
         return cell.source if cell.cell_type == "markdown" else ""
     parts = [f"```python\n{cell.source}\n```"]
@@ -69,7 +70,7 @@ def _anchor(place: str) -> str:
 
 
 def _plain(text: str, page: str, places: dict[str, str]) -> str:
-    """Markdown without what only Sphinx understands."""
+    """A page's text without what only Sphinx understands."""
     text = _ROLE.sub(lambda role: _role(*role.groups()), text)
     text = _LABEL.sub(r'<a id="\1"></a>', text)
     text = _LINK.sub(lambda link: _link(*link.groups(), page, places), text)
@@ -83,7 +84,7 @@ def _role(kind: str, text: str) -> str:
 
 
 def _link(text: str, target: str, page: str, places: dict[str, str]) -> str:
-    """A link to a page becomes one to its place; one to what is left out, its text."""
+    """A link to a page leads to its place here; one to a page left out is its text."""
     if re.match(r"\w+:", target):
         return f"[{text}]({target})"
     path, _, label = target.partition("#")
@@ -96,8 +97,8 @@ def _link(text: str, target: str, page: str, places: dict[str, str]) -> str:
 
 
 def _without_directives(lines: list[str]) -> Iterator[str]:
-    """The lines, with fences of directives taken away, or what is in them as well."""
-    fences: list[tuple[str, bool]] = []  # that are open, and whether all in it is left
+    """The lines without the fences of directives, and some without their content."""
+    fences: list[tuple[str, bool]] = []  # those open, and whether their content is left
     for line in lines:
         hidden = bool(fences) and fences[-1][1]
         if opened := _OPENED.match(line):

@@ -1,9 +1,8 @@
-"""What Sphinx does to a page besides: links to the glossary, and the search.
+"""An extension of Sphinx: pages as `render` wrote them, glossary links, search.
 
-An extension. A page is read as `render` has written it. Each word of the glossary is
-linked where a chapter uses it first, with its meaning in the link itself, so that the
-style can show it without a script and from a file. The search takes a message that was
-pasted.
+Each term of the glossary is linked where a chapter first uses it. The link holds the
+meaning, so that the style sheet can show it without a script, and offline. The search
+accepts a pasted error message.
 """
 
 import html
@@ -15,14 +14,14 @@ from docutils import nodes
 from sphinx.search.en import SearchEnglish
 
 GLOSSARY = "book/glossary"
-# Everyday words, too: only where a chapter emphasizes them, as it does with new ones.
+# Everyday words, linked only where a chapter emphasizes them, as it does new terms.
 EVERYDAY = {"control", "cut", "engine", "environment", "figure", "future", "master"}
 EVERYDAY |= {"original", "parent", "profile", "reference", "result", "role", "round"}
 EVERYDAY |= {"semantics", "span", "token", "trace", "wire"}
 
 
 def setup(app: Any) -> None:
-    """Have Sphinx, which calls this once, change each page: as it is read, and last."""
+    """Register all of this with Sphinx, which calls this once."""
     app.add_config_value("written_pages", "", "env")
     app.add_search_language(Words)
     app.connect("builder-inited", _complete)
@@ -31,11 +30,10 @@ def setup(app: Any) -> None:
 
 
 class Words(SearchEnglish):
-    """English, whose queries are their longer words if they have any.
+    """English, with short words and numbers dropped from a query that has others.
 
-    Sphinx shows the pages that have every word, but miscounts where a word, or its
-    stem, has less than three letters, as "an" and "one" have; and no page has the
-    numbers of somebody's message.
+    Sphinx shows pages with all words, but miscounts words whose stem has fewer than
+    three letters, such as "an" and "one"; and no page has the numbers of one message.
     """
 
     js_splitter_code = r"""
@@ -49,10 +47,10 @@ var splitQuery = (query) => {
 
 
 def _complete(app: Any) -> None:
-    """Let the one page that is printed have what each page has.
+    """Let the single page that is printed have all that HTML pages have.
 
-    Where an extension names the builder of that page, Sphinx forgets all others, which
-    only name HTML.
+    If one extension registers nodes for `singlehtml`, Sphinx no longer falls back on
+    those that others registered for HTML only.
     """
     writers = app.registry.translation_handlers
     for node, write in writers.get("html", {}).items():
@@ -60,14 +58,14 @@ def _complete(app: Any) -> None:
 
 
 def _replace(app: Any, page: str, source: list[str]) -> None:
-    """Have Sphinx read a page as `render` has written it, where it has."""
+    """Have Sphinx read a page as `render` wrote it, if it did."""
     name = f"{page}{Path(app.env.doc2path(page)).suffix}"
     if (written := Path(app.config.written_pages, name)).is_file():
         source[0] = written.read_text("utf-8")
 
 
 def _link(app: Any, page: nodes.document, name: str) -> None:
-    """Link the words of a chapter, in place, each where it comes first."""
+    """Link the glossary's terms in a chapter, in place, each where it comes first."""
     if not name.startswith("notebooks/") or GLOSSARY not in app.env.found_docs:
         return
     to = app.builder.get_relative_uri(name, GLOSSARY)
@@ -97,11 +95,11 @@ def _anchor(word: str, to: str, where: str, meaning: str) -> nodes.Node:
 
 
 def _meanings(env: Any) -> dict[str, tuple[str, str]]:
-    """Of each word, its place in the glossary and its meaning."""
+    """Each term's place in the glossary, and its meaning."""
     found = {}
     for entry in env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
         term = next(entry.findall(nodes.term))
         lines = next(entry.findall(nodes.paragraph)).astext().splitlines()
-        # The last line leads to the chapter.
+        # The last line names the chapter.
         found[term.astext()] = term["ids"][0], " ".join(lines[:-1])
     return found

@@ -1,4 +1,4 @@
-"""The book on paper: the pages as one, printed by Chromium, with figures as vectors."""
+"""The book on paper: one page with everything, printed by Chromium as vectors."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from cdopt_tutorial.publish.markdown import ON_SCREEN_ONLY
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import RenderError, run_builder
 
-# What is folded is open on paper, but for the code that only draws.
+# Unfolds everything but the code that only draws.
 _UNFOLD = """async () => {
     await window.MathJax?.startup?.promise;
     document.querySelectorAll('.toggle-hidden').forEach((e) => {
@@ -28,10 +28,10 @@ def find_chromium() -> str | None:
 
 
 def print_pages(project: Project) -> Path:
-    """Print the pages that `render` has made, into `_build/book.pdf`; return its path.
+    """Print the pages that `render` has made into `_build/book.pdf`; return its path.
 
-    Left out is what only a screen is for: the interface of the package, and its tests.
-    Raises RenderError if there is no Chromium.
+    The package's API and the list of tests are left out. Raises RenderError if there is
+    no Chromium.
     """
     from playwright.sync_api import sync_playwright  # nothing else needs a browser
 
@@ -45,7 +45,7 @@ def print_pages(project: Project) -> Path:
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     run_builder(project, config=path, builder="singlehtml", strict=False)
     folder = project.html.with_name("singlehtml")
-    # Its own links are those of a page that does not stand in a folder.
+    # Its links are relative to the top folder.
     pages = shutil.copy(folder / "book/index.html", folder / "whole.html")
     with sync_playwright() as playwright:
         how = {"executable_path": chromium, "args": ["--no-sandbox", "--disable-gpu"]}

@@ -9,19 +9,19 @@ class Project:
     def __init__(self, root: Path, output: Path | None = None) -> None:
         self.root = root  #: absolute path of the folder that holds `_config.yml`
         self.package = root / "cdopt_tutorial"  #: what the chapters import
-        #: holds all that is built: in the root, or in a folder that is named
+        #: everything built, in `root` or in `output`
         self.build = (output or root) / "_build"
         self.results = self.build / "results"  #: a file for each run of a chapter
-        self.pages = self.build / "pages"  #: chapters with the outputs that they show
-        self.extra = self.build / "extra"  #: files to copy beside the pages
+        self.pages = self.build / "pages"  #: what Sphinx reads: outputs, quoted figures
+        self.extra = self.build / "extra"  #: files that Sphinx copies beside the pages
         self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:
-        """Return the notebooks of all chapters, in the order of their numbers."""
+        """Return the notebooks of all chapters, in order."""
         return sorted((self.root / "notebooks").glob("*.ipynb"))
 
     def relative(self, path: Path) -> Path:
-        """Return `path` as it is shown to a reader: relative to the project."""
+        """Return `path` as readers see it: relative to the project, if it is inside."""
         path = path.resolve()
         return path.relative_to(self.root) if path.is_relative_to(self.root) else path
 

@@ -1,7 +1,7 @@
-"""What pages quote of the runs, and what they say where that can't be relied on.
+"""Figures that pages quote from the runs, and notes where these can't be relied on.
 
-A page quotes a figure by the role ``glue:text``, with its name, and its format behind a
-colon. Of each chapter "NN-minutes" is what it took.
+A page quotes a figure by the role ``glue:text``, with its name and, after a colon, its
+format. "NN-minutes" is how long chapter NN took.
 """
 
 import re
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from cdopt_tutorial.publish.chapter import Figures
 
-ABSENT = "(not measured)"  # a figure not reached, or without its library
-# Behind a backtick it is shown as it is written.
+ABSENT = "(not measured)"  # a figure that was not reached, or lacks its library
+# After a backtick the role is shown as it is written.
 _QUOTE = re.compile(r"(?<!`)\{glue:text\}`([^`]+?)(?::([^:`]*))?`")
 
 _FAILED = """
@@ -40,17 +40,17 @@ They moved farther than they may, so a sentence that quotes them may not hold.
 
 @dataclass(frozen=True)
 class Quotes:
-    """All that pages may quote, and must note; pages are without their suffix."""
+    """What pages may quote, and what they must note; pages are named without suffix."""
 
     figures: Figures  #: by name
-    moved: Mapping[str, str]  #: how, by name
-    failed: Mapping[str, str]  #: pages of chapters that did not run through, and why
-    absent: Set[str]  #: figures that are measured with a library that is not here
+    moved: Mapping[str, str]  #: how figures moved, by name
+    failed: Mapping[str, str]  #: why chapters failed, by page
+    absent: Set[str]  #: figures whose library is not installed
 
     def fill_in(self, page: str, texts: Sequence[str]) -> list[str]:
-        """Return the parts of a page with figures, and with a note below its title.
+        """Return the parts of a page with their figures, and notes below the title.
 
-        A figure that nothing accounts for is left, and Sphinx will warn of it.
+        A figure that is missing for no known reason is left for Sphinx to warn of.
         """
         quoted, numbers = set(), {re.split("[/_]", name)[1] for name in self.failed}
 

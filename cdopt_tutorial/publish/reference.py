@@ -1,7 +1,7 @@
-"""Hold the figures that a chapter claims against those of `notebooks/reference.toml`.
+"""Compare the figures of a chapter with those in `notebooks/reference.toml`.
 
-It keeps the least and the most of each figure that runs on several machines gave, and
-which machines these were; a figure may lie a little outside of that.
+The table has the range of each figure over runs on several machines, and names these
+machines; a figure may lie a little outside its range.
 """
 
 import math
@@ -17,29 +17,29 @@ from pathlib import Path
 
 import tomlkit
 from joblib import cpu_count
+from tomlkit.exceptions import TOMLKitError
 from torch.backends import cpu
 
 from cdopt_tutorial import whole_file
 from cdopt_tutorial.publish.chapter import Figures
 from cdopt_tutorial.publish.project import Project
 
-# What was seen may be exceeded by its own width, since few machines were tried, and at
-# least by this share of the figure: `book/moves.md` says where it comes from.
+# A figure may leave its range by the range's width, since few machines were tried, and
+# at least by this share of itself: `book/moves.md` says where the number comes from.
 MARGIN = 0.03
 SEEN = "seen"  # the key of a row's value, or of its least and most
-NOT_COMPARED = ("machine", "chaotic")  # rules of rows that are kept for reading
-_DAMAGE = ValueError, TypeError, AttributeError  # of a table of another form
+NOT_COMPARED = ("machine", "chaotic")  # rules of figures kept only for reading
 KEYS = {SEEN, "exact", "at_most", "needs", *NOT_COMPARED}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure outside of what was seen; values are as a reader wants them."""
+    """A figure outside its range; values are formatted for a reader."""
 
-    was: str | None  #: the least and the most in the reference; None if it has none
-    now: str | None  #: in this run; None if it is claimed no more
-    allowed: str = ""  #: what it may be; empty if there is no such rule
-    holds: bool = False  #: whether it is that
+    was: str | None  #: its range in the reference; None if that has none
+    now: str | None  #: its value in this run; None if it is no longer there
+    allowed: str = ""  #: the values that it may have
+    holds: bool = False  #: whether `now` is one of them
 
     def __str__(self) -> str:
         if self.was is None:
@@ -50,9 +50,9 @@ class Change:
 
 
 class Reference:
-    """The table of one book, by chapters without `.ipynb`; empty if there is none yet.
+    """The table of one book, by chapters without `.ipynb`; empty if there is no file.
 
-    A file that is no table of this kind is a ValueError that names the place.
+    A ValueError names what is wrong with a file of another form.
     """
 
     def __init__(self, project: Project) -> None:
@@ -64,16 +64,16 @@ class Reference:
                 for row in part["figures"].values():
                     if unknown := {*row.keys()} - KEYS:
                         raise ValueError(f"there is no rule {min(unknown)!r}")
-        except (*_DAMAGE, tomlkit.exceptions.TOMLKitError) as error:
+        except (ValueError, TypeError, AttributeError, TOMLKitError) as error:
             name = project.relative(self._path)
             raise ValueError(f"{name} can't be read: {error}") from error
 
     def changes(
         self, chapter: str, figures: Figures, *, complete: bool = True
     ) -> dict[str, Change]:
-        """Return what lies outside of what was seen, by name, if it is compared at all.
+        """Return the compared figures that lie outside their ranges, by name.
 
-        What isn't complete may miss some.
+        Unless the chapter is `complete`, figures may be missing.
         """
         rows = self._table.get(chapter, {}).get("figures", {})
         found = {}
@@ -94,19 +94,19 @@ class Reference:
     def drift(
         self, chapter: str, figures: Figures, *, complete: bool = True
     ) -> dict[str, str]:
-        """Return what is not as it may be, and how, by name."""
+        """Return how figures moved beyond what is allowed, by name."""
         found = self.changes(chapter, figures, complete=complete)
         return {name: str(each) for name, each in found.items() if not each.holds}
 
     def absent(self) -> list[str]:
-        """Return the figures that are measured with a module that is not here."""
+        """Return the figures whose library is not installed."""
         tables = [part.get("figures", {}) for part in self._table.values()]
         return [n for rows in tables for n, row in rows.items() if not _is_here(row)]
 
     def update(self, chapter: str, figures: Figures, origin: str) -> None:
-        """Add a run's figures, on a machine named by `origin`, to what was seen.
+        """Add the figures of a run, on a machine named by `origin`, to their ranges.
 
-        What is exact, or a text, is replaced; what is claimed no more goes.
+        Exact figures and texts are replaced; figures no longer there are removed.
         """
         part = self._table.setdefault(chapter, tomlkit.table())
         runs = part.setdefault("runs", tomlkit.array().multiline(True))
@@ -119,12 +119,12 @@ class Reference:
         for name in rows.keys() - figures.keys():
             if _is_here(rows[name]):
                 del rows[name]
-        # Behind what is added to a row tomlkit leaves no space.
+        # Tomlkit adds a key to a row without a space before it.
         text = re.sub(f",(?={SEEN} =)", ", ", tomlkit.dumps(self._table))
         whole_file.write(self._path, text.encode())
 
     def forget(self, chapter: str) -> None:
-        """Forget what was seen in a chapter, to begin anew; rules stay."""
+        """Forget a chapter's ranges and machines, but keep its rules."""
         part = self._table.get(chapter, {})
         part.pop("runs", None)
         for row in part.get("figures", {}).values():
@@ -138,9 +138,9 @@ def processor() -> str:
 
 
 def origin(**simulated: object) -> str:
-    """Return the day, this machine, and what computes there, as they are kept.
+    """Return the date, this machine and its versions, as the reference names them.
 
-    `cpu` (the code path), `threads`, `cores`, `python` and `torch` may be others.
+    `cpu` (the code path), `threads`, `cores`, `python` and `torch` can be overridden.
     """
     facts = {
         "cpu": cpu.get_cpu_capability().lower(),
@@ -155,7 +155,7 @@ def origin(**simulated: object) -> str:
     return f"{datetime.now(UTC).date()}: {machine}; {versions}"
 
 
-def _is_here(row: Mapping) -> bool:  # what it is measured with
+def _is_here(row: Mapping) -> bool:  # the library that it is measured with
     return "needs" not in row or find_spec(row["needs"]) is not None
 
 
@@ -164,7 +164,7 @@ def _ends(seen: object) -> list:
 
 
 def _joined(row: Mapping, value: float | str) -> object:
-    """Return what was seen once this value was seen as well."""
+    """Return a row's range with one more value."""
     value = float(_short(value)) if isinstance(value, float) else value
     texts = isinstance(value, str) or isinstance(row.get(SEEN), str)
     if SEEN not in row or texts or row.get("exact"):
@@ -174,7 +174,7 @@ def _joined(row: Mapping, value: float | str) -> object:
 
 
 def _within(seen: object, value: float | str) -> bool:
-    """Whether a value is a text, or lies, in six digits, between two ends."""
+    """Whether a value, to six digits, lies in a range, or is the same text."""
     if isinstance(value, str) or isinstance(seen, str):
         return seen == value
     least, most = _ends(seen)
@@ -182,7 +182,7 @@ def _within(seen: object, value: float | str) -> bool:
 
 
 def _allowed(row: Mapping) -> object:
-    """Return what a figure may be: a text, or the ends of a range."""
+    """Return the text or the range that a figure may have."""
     if "at_most" in row:
         return [-math.inf, row["at_most"]]
     if row.get("exact") or isinstance(row[SEEN], str):
@@ -200,5 +200,5 @@ def _words(seen: object) -> str:
 
 
 def _short(value: float | str) -> str:
-    """Return a value as a reader wants it in a table: six digits."""
+    """Return a value to six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Render the pages from the executed chapters, strictly, and run nothing."""
+"""Render the pages from the chapters' results, strictly; no chapter is run."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ from cdopt_tutorial.publish.site import VERSION, add_site, read_site
 
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
 _BUILDER = "from jupyter_book.cli.main import main; main()"
-# What pages are made from, or include, besides the results.
+# What pages are made from besides the results.
 _SOURCES = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
 
 
@@ -36,11 +36,10 @@ class RenderError(Exception):
 def render(project: Project, *, device: str = "cpu", short: bool = False) -> bool:
     """Build `_build/html` from the sources and the cached results.
 
-    A build is a full one, or a second try would pass: a page that is not read again
-    does not repeat its warnings. Returns False if the pages were up to date. Raises
-    RenderError at a warning; see also `read_site`. A chapter that has no valid result
-    is shown as far as it ran, and is never up to date; with `short` one of its short
-    profile will do.
+    Returns False if the pages were up to date; raises RenderError at a warning, and see
+    `read_site`. Every build is a full one, as a page that is not read again does not
+    repeat its warnings. A chapter without a valid result is shown as far as it ran, and
+    is never up to date; with `short` a result of its short profile is valid, too.
     """
     all_ran = _write_pages(project, device, short)
     config = yaml.safe_load((project.root / "_config.yml").read_text("utf-8"))
@@ -50,7 +49,7 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
     add_site(config, read_site())
     found = {f for each in _SOURCES for f in project.root.glob(each) if f.is_file()}
     found |= {file for file in project.pages.rglob("*.*")}
-    # The date at the foot of the pages alone makes none of them old.
+    # Without the date in the footer, which alone makes no page out of date.
     name = fingerprint(project.root, sorted(found), (config, VERSION))
     stamp = project.build / "render.stamp"
     index = project.html / "index.html"
@@ -71,7 +70,7 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
 
 
 def _write_pages(project: Project, device: str, short: bool) -> bool:
-    """Write pages as Sphinx is to read them, and programs; whether all chapters ran."""
+    """Write what Sphinx reads, and programs; return whether all chapters ran."""
     for folder in (project.pages, project.extra / "programs"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -95,7 +94,7 @@ def _write_pages(project: Project, device: str, short: bool) -> bool:
 
 
 def _read_runs(project: Project, device: str, short: bool) -> tuple[Quotes, dict]:
-    """What pages may quote, and the chapters with outputs, by name; write programs."""
+    """Return what pages quote, and chapters with outputs by name; write programs."""
     reference, figures, moved, failed, chapters = Reference(project), {}, {}, {}, {}
     for path in project.chapters():
         notebook, name = chapter.read_chapter(path), f"notebooks/{path.stem}"
@@ -117,19 +116,19 @@ def _read_runs(project: Project, device: str, short: bool) -> tuple[Quotes, dict
 def run_builder(
     project: Project, *, config: Path, builder: str = "html", strict: bool = True
 ) -> None:
-    """Run jupyter-book in its own process, with a file of configuration; log it."""
+    """Run jupyter-book in its own process; `_build/render.log` has its output."""
     root, log = project.root, project.build / "render.log"
-    output = project.build.parent  # to which jupyter-book adds `_build`
-    # -P: the package, and no folder of its name in the book, has the notes.
+    above = project.build.parent  # to which jupyter-book adds `_build`
+    # -P: import the package, not a folder of its name in the book.
     command = [sys.executable, "-P", "-c", _BUILDER, "build", root, "--keep-going"]
-    command += ["--path-output", output, "--config", config, "--builder", builder]
+    command += ["--path-output", above, "--config", config, "--builder", builder]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     how |= {"cwd": root, "encoding": "utf-8", "preexec_fn": end_with_parent}
     done = subprocess.run(command + ["-W", "-n"] * strict, **how)
-    said = re.sub(r"\x1b\[[0-9;]*[mK]", "", done.stdout)
-    log.write_text(said, "utf-8")
-    bad = [line for line in said.splitlines() if re.search(r"WARNING|ERROR", line)]
+    output = re.sub(r"\x1b\[[0-9;]*[mK]", "", done.stdout)
+    log.write_text(output, "utf-8")
+    bad = [line for line in output.splitlines() if re.search(r"WARNING|ERROR", line)]
     if (strict and bad) or done.returncode:
         what = ["the pages do not build cleanly:"]
-        what += bad or ["jupyter-book failed:", *said.splitlines()[-20:]]
+        what += bad or ["jupyter-book failed:", *output.splitlines()[-20:]]
         raise RenderError("\n".join([*what, f"full log: {project.relative(log)}"]))

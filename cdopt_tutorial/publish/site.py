@@ -1,4 +1,4 @@
-"""Where the book is published, and what its pages say of it and of themselves."""
+"""Where the book is published, and the settings of its pages that follow from this."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 VERSION = version("cdopt-tutorial")
-# The form of each variable, in brackets what counts, and what that is to a reader.
+# Each variable's pattern, whose group is the value, and its description for a reader.
 _VARIABLES = {
     "URL": (
         r"(https?://[\w.-]+(?::\d+)?(?:/[\w./~%-]*)?)",
@@ -22,15 +22,15 @@ _VARIABLES = {
 
 
 class Site(NamedTuple):
-    """What is known of where the book is published; nothing, by default."""
+    """Where the book is published; by default, nowhere."""
 
-    url: str | None = None  #: address of the published pages; it ends with a slash
-    repository: str | None = None  #: the public one, https://github.com/OWNER/NAME
-    branch: str = "main"  #: of the repository, from which notebooks are opened
+    url: str | None = None  #: address of the pages, with a slash at its end
+    repository: str | None = None  #: https://github.com/OWNER/NAME
+    branch: str = "main"  #: from which notebooks are opened
 
 
 def read_site() -> Site:
-    """Return what CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH say, or a ValueError."""
+    """Read CDOPT_TUTORIAL_URL, _REPOSITORY and _BRANCH; ValueError if one is bad."""
     found = []
     for name, (pattern, needed) in _VARIABLES.items():
         value = os.environ.get(f"CDOPT_TUTORIAL_{name}")
@@ -44,7 +44,7 @@ def read_site() -> Site:
 
 
 def add_site(config: dict[str, Any], site: Site) -> None:
-    """Add to a configuration of jupyter-book, in place, what follows from `site`."""
+    """Add what follows from `site` to jupyter-book's configuration, in place."""
     sphinx, published = config["sphinx"]["config"], config.pop("published", {})
     options = config.pop("repository_options", {})
     if site.url:

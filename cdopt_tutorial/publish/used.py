@@ -1,4 +1,4 @@
-"""Which files of the package a chapter uses, found without running it."""
+"""Which of the package's files a chapter uses, found without running it."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,9 @@ from nbformat import NotebookNode
 
 from cdopt_tutorial.publish.chapter import code_cells
 
-# What modules read that lie in the same folder.
+# Suffixes of data that modules read from their own folder.
 _DATA = (".json", ".mplstyle", ".svg")
-# A module, and what is imported from it; the ruff rules allow no relative import.
+# A module, and what is imported from it; ruff's rules forbid relative imports.
 _NAMED = re.compile(r"\bcdopt_tutorial((?:\.\w+)*)(?: import (\([^)]*\)|.*))?")
 _COMMAND = re.compile(r"-m cdopt_tutorial (\w+)")
 
@@ -17,8 +17,8 @@ _COMMAND = re.compile(r"-m cdopt_tutorial (\w+)")
 def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
     """Return the files that a chapter imports, directly or not, and their data.
 
-    Imports within functions count, and so do modules that a text names, such as one for
-    another process, or a command after ``-m``.
+    Imports within functions count, and so do modules named in a string, such as the
+    module of another process, or a command after ``-m``.
     """
     new = _modules(package, "\n".join(cell.source for cell in code_cells(notebook)))
     found: set[Path] = set()
@@ -31,7 +31,7 @@ def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
 
 
 def _modules(package: Path, code: str) -> set[Path]:
-    """The modules that code names, each with the packages that it is in."""
+    """The modules that code names, each with its parent packages."""
     names = []
     for module, imported in _NAMED.findall(code):
         names += [module]
