@@ -1,4 +1,4 @@
-"""Small books, for the tests of what runs chapters and renders them."""
+"""Small books, for tests of running and rendering chapters."""
 
 import io
 from contextlib import redirect_stdout
@@ -28,16 +28,15 @@ def write_chapter(
     parameters: bool = False,
     short: dict | None = None,
 ) -> Path:
-    """Write a notebook of a cell of prose and cells of code; return its path.
+    """Write a notebook with a cell of prose and cells of code; return its path.
 
-    With `parameters` the first cell of code is tagged as those of real chapters are;
-    `short` is what its short profile sets there.
+    With `parameters` the first code cell is tagged so; `short` is the short profile.
     """
     cells = [new_markdown_cell(prose), *map(new_code_cell, code)]
     if parameters:
         cells[1].metadata["tags"] = ["parameters"]
     for cell in cells:
-        if cell.source.startswith("# bare_"):  # run without a kernel, too
+        if cell.source.startswith("# bare_"):  # a `%%writefile` would need a kernel
             cell.metadata["tags"] = ["bare"]
     path = project.root / "notebooks" / f"{name}.ipynb"
     metadata = KERNEL | {"cdopt_tutorial": {"short": short or {}}}
@@ -52,7 +51,7 @@ def run(project: Project, *paths: Path, **how) -> list[Execution]:
 
 
 def run_plainly(notebook: NotebookNode, progress, **_) -> None:
-    """Stands for a kernel: cells run here, and ``glue`` shows a figure."""
+    """Run cells here rather than in a kernel; ``glue`` shows a figure."""
     names = {}
     for cell in code_cells(notebook):
         progress.begin(cell, notebook.cells.index(cell))
@@ -79,7 +78,7 @@ def run_plainly(notebook: NotebookNode, progress, **_) -> None:
 
 
 def write_contents(project: Project, config: dict, *others: str) -> None:
-    """Write the configuration, and a table of contents of one chapter, and others."""
+    """Write the configuration, and a table of contents with 01_a and others."""
     (project.root / "_config.yml").write_text(yaml.safe_dump(config))
     toc = {"format": "jb-book", "root": "book/index"}
     toc["chapters"] = [{"file": file} for file in ("notebooks/01_a", *others)]
@@ -87,7 +86,7 @@ def write_contents(project: Project, config: dict, *others: str) -> None:
 
 
 def smallest_book(root: Path) -> Project:
-    """A front page and one chapter, which has not been run yet."""
+    """Make a book of a front page and one chapter, which has not been run."""
     project = Project(root)
     for folder in ("cdopt_tutorial", "book", "notebooks"):
         (root / folder).mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""What a clumsy call of the command must come to: one line, and its code.
+"""A clumsy call of the command must end in one line, with the right exit code.
 
-``...`` stands in a line for what differs from one machine to another; on the page
-`book/errors.md`, from one call to another. A module `test_clumsy_*.py` has in `LINES`
-all lines that its tests see; `test_errors_page.py` holds them against the page.
+In a line ``...`` stands for what differs between machines, and on the page
+`book/errors.md` between calls. Each module `test_clumsy_*.py` lists in `LINES` what its
+tests see; `test_errors_page.py` compares that with the page.
 """
 
 import re
@@ -15,22 +15,22 @@ DIVERGED = "the training diverged; lower --lr, or --penalty if it is above 1"
 
 
 def pattern(line: str) -> re.Pattern:
-    """What matches a line with ``...`` in it."""
+    """A pattern for a line with ``...`` in it."""
     return re.compile(".+".join(map(re.escape, line.split("..."))))
 
 
 def read_cases(text: str) -> dict[str, str]:
-    """What is asked for, in lines at the margin, and the line that is said to each."""
+    """Lines of arguments, which are not indented, and the line that each leads to."""
     cases = {}
     for block in re.findall(r"^(?:\S.*\n)+(?: .*\n)+", text, re.MULTILINE):
-        asked = re.findall(r"^\S.*", block, re.MULTILINE)
+        calls = re.findall(r"^\S.*", block, re.MULTILINE)
         said = re.findall(r"^ +(.*)", block, re.MULTILINE)
-        cases |= dict.fromkeys(asked, " ".join(said))
+        cases |= dict.fromkeys(calls, " ".join(said))
     return cases
 
 
 def ends(args: str, line: str, code: int, capsys: pytest.CaptureFixture) -> None:
-    """Run the command: it must say this line and nothing else, and give this code."""
+    """Run the command, which must print this line only, and return this code."""
     assert cli.main(args.split()) == code
     said = capsys.readouterr()
     assert said.out == ""

@@ -1,4 +1,4 @@
-"""Clumsy input: refused in one line before anything starts; nothing is left."""
+"""Clumsy input is refused in one line, before anything starts, and leaves nothing."""
 
 import importlib
 import re
@@ -19,7 +19,7 @@ MEMORY = "takes at least ... MB, but ... MB of memory are free here"
 WORKERS = "a worker takes at least 24 MB, and ... MB are free"
 SEED = 2**64
 
-# One setting out of its range: the command, and what it says of the value.
+# One setting out of its range: the command, and the line that it prints.
 RANGES = f"""
 reinforce num_observers is 0, but must be at least 1
 reinforce num_observers is {SEED}, but must be below 2**63
@@ -30,7 +30,6 @@ reinforce gamma is nan, but must be above 0 and at most 1
 reinforce conversation is 'shouting', but must be per-step or packed or batched or ...
 reinforce seed is {SEED}, but must be at least 0 and below 2**64
 reinforce seed is -1, but must be at least 0 and below 2**64
-reinforce lr is inf, but must be above 0 and at most 1e+37
 reinforce lr is nan, but must be above 0 and at most 1e+37
 rnn seed is {SEED}, but must be at least 0 and below 2**31
 rnn cut is 'diagonal', but must be logits or loss
@@ -41,7 +40,6 @@ rnn dropout is 1.0, but must be 0 to below 1
 rnn lr_decay is 1.5, but must be above 0 and at most 1
 rnn clip is 0.0, but must be above 0
 rnn penalty_param is 0.0, but must be above 0 and finite
-rnn lr is -1.0, but must be above 0 and at most 1e+37
 hybrid num_trainers is 0, but must be at least 1
 hybrid embedding is 0, but must be at least 1
 hybrid semantics is 'hope', but must be exact or original
@@ -53,11 +51,8 @@ hybrid step_deadline is 0.0, but must be above 0, and at most 86400 (a day)
 hybrid step_deadline is inf, but must be above 0, and at most 86400 (a day)
 hybrid penalty_param is inf, but must be above 0 and finite
 hybrid device is 'abacus', but must be auto, cpu, cuda or cuda:N
-hybrid seed is {SEED}, but must be at least 0 and below 2**31
 hybrid lr is 1.1e+37, but must be above 0 and at most 1e+37
 shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline or ...
-shard penalty_param is 0.0, but must be above 0 and finite
-shard seed is {SEED}, but must be at least 0 and below 2**31
 shard lr is 0.0, but must be above 0 and at most 1e+37
 doctor port is 0, but must be 1 to 65535
 doctor wait is nan, but must be 0 to 3600
@@ -172,7 +167,7 @@ rnn --resume /dev/zero
     checkpoint '...': it is a directory, or a device
 """)
 
-# What a device is refused with, where there are so many GPUs.
+# The refusal of a device, by the number of GPUs; None for a torch without CUDA.
 DEVICES = {
     None: "device is 'cuda:9', but this torch is a build without CUDA",
     0: "device is 'cuda:9', but torch sees no GPU",
@@ -181,7 +176,7 @@ DEVICES = {
 }
 
 RAY = "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
-# What needs an engine whose library is not here.
+# Commands that need an engine whose library is missing.
 MISSING = {
     "rnn --engine ray": RAY,
     "bench engines": RAY,
@@ -250,7 +245,7 @@ def test_a_model_has_the_parameters_that_are_counted(config):
 
 
 class TestLaunch:
-    """What a role can't be, in one line as well; nothing was started."""
+    """Roles that are refused in one line, too, before anything starts."""
 
     def refused(self, role, line):
         with pytest.raises(ValueError) as caught:
@@ -270,9 +265,9 @@ class TestLaunch:
 
     @pytest.mark.parametrize(("polling", "fits"), [(False, 48), (True, 224)])
     def test_that_may_not_open_what_two_need(self, polling, fits, monkeypatch):
-        told = FILES.replace("...", "{}").format(2, fits, fits - 1, fits)
+        few = FILES.replace("...", "{}").format(2, fits, fits - 1, fits)
         start = "a process was about to start"
-        for limit, line in (fits - 1, told), (fits, start):
+        for limit, line in (fits - 1, few), (fits, start):
             monkeypatch.setattr("resource.getrlimit", lambda _, n=limit: (n, n))
             with pytest.raises((OSError, AssertionError)) as caught:
                 launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
@@ -285,7 +280,7 @@ class TestLaunch:
         monkeypatch.syspath_prepend(tmp_path)
         (tmp_path / "my_system").mkdir()
         define, run = "def role(): pass\n", "launch({'a': Role(role)})\n"
-        if file == "my_system/__init__.py":  # its role is in another module of it
+        if file == "my_system/__init__.py":  # with its role in a submodule
             (tmp_path / "my_system/roles.py").write_text(define)
             define = "from my_system.roles import role\n"
         use = "from cdopt_tutorial.engines import Role, launch\n"

@@ -1,4 +1,4 @@
-"""A damaged book, or no place for it: named in one line."""
+"""A damaged book, or no room for it, is named in one line."""
 
 import os
 import shutil
@@ -45,14 +45,13 @@ COMMANDS = {
         "--update-reference is for whole runs on the cpu",
     "execute --short --anew": "--update-reference is for whole runs on the cpu",
 }  # fmt: skip
-SITE = "CDOPT_TUTORIAL_URL is 'ftp:/': an address like https://host/path/ is needed"
 NO_BOOK = (
     "no book around the installed package: ... has no _config.yml; install from a "
     "clone with `make book`"
 )
 LINES = [
     *NOTEBOOKS.values(), *TABLES.values(), *PLACES.values(), LOCKED, NO_PLACE, FULL,
-    *COMMANDS.values(), SITE, NO_BOOK,
+    *COMMANDS.values(), NO_BOOK,
 ]  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("scratch")
@@ -65,7 +64,7 @@ def no_kernel(monkeypatch):
 
 @pytest.fixture
 def book(tmp_path, monkeypatch) -> Project:
-    """A book whose only chapter has run; it is the one that the command finds."""
+    """The command's book: its only chapter has been run."""
     project = smallest_book(tmp_path / "book")
     (project.root / "notebooks" / "reference.toml").write_text(TABLE)
     path = write_chapter(project, "x = 1", "glue('x', 1.0)", parameters=True)
@@ -89,7 +88,7 @@ class TestResults:
     def test_of_someone_else(self, book, what, as_another, monkeypatch, capsys):
         if what == "the book":
             shutil.rmtree(book.build)
-        # Peers may not enter pytest's own folder.
+        # Other users may not enter pytest's own folder.
         with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
             os.chmod(open_to_all, 0o755)
             other = Project(Path(shutil.copytree(book.root, f"{open_to_all}/book")))
@@ -99,7 +98,7 @@ class TestResults:
                 ends("execute", LOCKED, 2, capsys)
 
 
-def test_a_notebook_that_is_none(book, capsys):
+def test_a_file_that_is_no_notebook(book, capsys):
     (chapter,) = book.chapters()
     for content in NOTEBOOKS:
         chapter.write_bytes(content.encode("latin1"))
@@ -107,7 +106,7 @@ def test_a_notebook_that_is_none(book, capsys):
     ends("build", NOTEBOOKS[content], 2, capsys)
 
 
-def test_a_reference_that_is_none(book, capsys):
+def test_a_file_that_is_no_table(book, capsys):
     for content in TABLES:
         (book.root / "notebooks/reference.toml").write_bytes(content.encode("latin1"))
         ends("execute", TABLES[content], 2, capsys)
@@ -116,11 +115,6 @@ def test_a_reference_that_is_none(book, capsys):
 def test_what_a_book_does_not_have(book, capsys):
     for args in COMMANDS:
         ends(args, COMMANDS[args], 2, capsys)
-
-
-def test_a_site_that_can_not_be(book, monkeypatch, capsys):
-    monkeypatch.setenv("CDOPT_TUTORIAL_URL", "ftp:/")
-    ends("build", SITE, 2, capsys)
 
 
 def test_a_package_without_a_book(monkeypatch, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The doctor: what it says of a machine and of a peer, and its verdict."""
+"""The doctor: its findings on a machine and on a peer, and its verdict."""
 
 import json
 import os
@@ -34,7 +34,7 @@ TIMES = "a call takes ... ms, an all-reduce of 16 kB ... ms"
 
 @pytest.fixture
 def examine(monkeypatch, tmp_path, capsys):
-    """The command: its code, its verdict, and for each thing its level and a text."""
+    """Runs the command: its code, its verdict, and each finding's level and text."""
     monkeypatch.setattr(peer, "resolve", lambda name: "10.0.0.1")
     monkeypatch.setattr(store, "interface", lambda host: "eth0")
     monkeypatch.setattr(own_network, "is_allowed", lambda: True)
@@ -73,7 +73,8 @@ def warn(_):
     return ()
 
 
-#: What is wrong with a machine: level, what it is about, what is put where, the line.
+#: What is wrong with a machine: the finding's level and subject, what is replaced by
+#: what, and the finding's text.
 WRONG = [
     ("remark", "name", peer, "resolve", lambda name: "127.0.1.1", OWN_NAME),
     ("remark", "interface", store, "interface", fail, NO_WAY_OUT),
@@ -155,8 +156,8 @@ NO_ADDRESS = "host9 has no address: add it to /etc/hosts, or give an address"
 NO_PATH = "torch does not get from {} to {} on {}" + NO_WAY
 CUT_OFF = "{} can't be reached over eth0: check the link and firewalls"
 SETTING = "interface is 'none0', but must be one of eth0, lo"
-#: What the doctors of one host or both are asked, and what each says of what. To "cut"
-#: and to "unplug" is done before; an interface that is set is that of the first.
+#: The arguments of one doctor or two; the level and subject of a finding; its texts.
+#: "cut" and "unplug" are done before; "over" sets the first doctor's interface.
 PEERS = {
     "healthy": (BOTH, "ok peer", [TIMES, TIMES]),
     "silent": ([(SECOND, "--wait", "0")], "fails peer", [NOBODY.format(SECOND)]),
@@ -184,20 +185,20 @@ PEERS = {
 @pytest.mark.engines
 @pytest.mark.parametrize("how", PEERS)
 def test_a_peer_is(how):
-    asked, kind, lines = PEERS[how]
+    doctors, kind, lines = PEERS[how]
     level, about = kind.split()
     env, started = os.environ | {"COLUMNS": "300"}, []
     own = {store.INTERFACE: how.split()[-1]} if how.startswith("over") else {}
     with hosts(2) as two:
         if how in ("cut", "unplug"):
-            getattr(two, how)(len(asked))
-        for number, args in enumerate(asked, start=1):
+            getattr(two, how)(len(doctors))
+        for number, args in enumerate(doctors, start=1):
             command = [*COMMAND, "doctor", "--peer", *args]
             started.append(two.start(number, *command, env=env | own))
             own = {}
-        told = [each.communicate(timeout=PATIENCE)[0] for each in started]
+        texts = [each.communicate(timeout=PATIENCE)[0] for each in started]
     verdict = re.compile(r"(cdopt-tutorial: )?runs with \S+ will (work|fail \(see).*")
-    for run, text, line in zip(started, told, lines, strict=True):
+    for run, text, line in zip(started, texts, lines, strict=True):
         assert run.returncode == (level == "fails"), text
         assert verdict.fullmatch(text.splitlines()[-1]), text
         seen = re.compile(f"^{level:<7} {about:<10}{pattern(line).pattern}$", re.M)

@@ -1,4 +1,4 @@
-"""The page of errors and what is said are the same: no line too many, none missing."""
+"""The errors page lists the lines that commands print: all of them, and no others."""
 
 import re
 from importlib import import_module
@@ -8,7 +8,7 @@ import pytest
 from clumsy import pattern
 
 ROW = re.compile(r"^\| (`+) ?(.+?) ?\1 \|", re.MULTILINE)
-# What besides the tests says a line, or holds who says it.
+# Files besides the tests that have a line, or check it.
 BESIDE = "Makefile", ".ci/preflight.py", "notebooks/01_reinforce.ipynb"
 
 
@@ -36,7 +36,7 @@ def test_every_line_on_the_page_is_said(page, said, project):
     files = *project.root.glob("tests/*.py"), *(project.root / name for name in BESIDE)
     text = "".join(file.read_text() for file in files).replace('\\"', '"')
     for line in page:
-        # Elsewhere a test has the longest part that never differs.
+        # Other tests have at least its longest fixed part.
         part = max(line.split("..."), key=len).strip()
         assert any(map(pattern(line).fullmatch, said)) or part in text, line
 

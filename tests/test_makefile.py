@@ -1,4 +1,4 @@
-"""The two commands: what they say, and that they only do what is needed."""
+"""The Makefile's targets: what they print, and that they do only what is needed."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ def make(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def clone(project, tmp_path) -> Path:
-    """A fresh clone, whose Python notes what it is asked for, and downloads nothing."""
+    """A fresh clone, with a fake Python that only notes its arguments."""
     folder = tmp_path / "a clone"
     (folder / "cdopt_tutorial").mkdir(parents=True)
     shutil.copytree(project.root / ".ci", folder / ".ci")
@@ -35,7 +35,7 @@ def clone(project, tmp_path) -> Path:
 
 
 def calls(folder: Path) -> list[str]:
-    """What the fake Python was asked since the last look."""
+    """The fake Python's arguments since the last call."""
     log = folder / "calls"
     lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ FRESH = [
 
 
 def book(folder: Path) -> list[str]:
-    """What `make book` asked of the fake Python."""
+    """The fake Python's arguments in `make book`."""
     assert make(folder, "book", PYTHON="./python").returncode == 0
     return [call for call in calls(folder) if "preflight" not in call]
 
@@ -60,7 +60,7 @@ def test_set_up_is_done_once_and_again_when_it_must(clone):
     (clone / "broken").unlink()
     calls(clone)
     build = ["-m cdopt_tutorial build"]
-    assert book(clone) == FRESH + build  # since what was there was half made
+    assert book(clone) == FRESH + build  # since it was half made
     assert book(clone) == build
     os.utime(clone / "constraints.txt", (2e9, 2e9))
     assert book(clone) == FRESH[1:] + build

@@ -1,4 +1,4 @@
-"""The book as one file of Markdown: what only Sphinx understands has become plain."""
+"""The book as one Markdown file: without anything that only Sphinx understands."""
 
 import re
 
@@ -31,7 +31,7 @@ Keep.
 
 @pytest.fixture
 def whole(tmp_path):
-    """The text of a book of a front page, a chapter and a page."""
+    """Both files of a book with a front page, a chapter and a page."""
     book = smallest_book(tmp_path)
     chapter = read_chapter(write_chapter(book, "1", prose="# Chapter"))
     pages = {"book/index": "# Front", "notebooks/01_a": chapter, "book/page": PAGE}
@@ -59,7 +59,7 @@ def test_of_this_book_leads_nowhere_astray(site):
     text, index = (site / "book.md").read_text(), (site / "llms.txt").read_text()
     targets = re.findall(r"\]\(#([^)]+)\)", text)
     assert targets and {*targets} <= {*re.findall(r'<a id="([^"]+)"></a>', text)}
-    # A link to a file would lead nowhere from where the reader has put this one.
+    # A link to a file would be broken wherever a reader keeps this one.
     assert not re.findall(r"\]\((?!#|\w+:)", re.sub("```.*?```", "", text, flags=re.S))
     pages = re.findall(r"\]\((?!\w+:)([^)]+)\)", index)
     assert len(pages) > 20 and all((site / page).exists() for page in pages)

@@ -1,4 +1,4 @@
-"""The pages: strict each time, nothing run, nothing done when nothing changed.
+"""Rendering: strict each time, and left out when nothing has changed.
 
 A chapter that fails takes no other page with it.
 """
@@ -18,14 +18,14 @@ from cdopt_tutorial.publish.render import RenderError, render
 
 @pytest.fixture
 def book(tmp_path, monkeypatch) -> Project:
-    """Its chapters are run without a kernel."""
+    """A book whose chapters are run without a kernel."""
     monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)
     return smallest_book(tmp_path / "a book")
 
 
 @pytest.fixture
 def builds(book, monkeypatch):
-    """Builds nothing but an empty front page; raises what the list begins with."""
+    """Renders an empty front page instead; an error put into this list is raised."""
     errors = []
 
     def build(project, config):
@@ -101,7 +101,7 @@ y is {glue:text}`02-y`, z is {glue:text}`01-z`.
 
 @pytest.fixture
 def larger(book, monkeypatch) -> Project:
-    """A book of two chapters, whose front page quotes both, and one that does not."""
+    """A book of two chapters; the front page quotes figures of both."""
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
     config = yaml.safe_load((book.root / "_config.yml").read_text())
     write_contents(book, config, "notebooks/02_b", "book/errors", "book/moves")
@@ -117,7 +117,7 @@ def larger(book, monkeypatch) -> Project:
 
 
 def words(book: Project, page: str) -> str:
-    """What the article of a page reads, in one line."""
+    """The text of a page's article, in one line."""
     text = (book.html / page).read_text()
     article = re.search("<article.*</article>", text, re.DOTALL)[0]
     return " ".join(re.sub("<.*?>", "", article, flags=re.DOTALL).split())
@@ -130,7 +130,7 @@ def test_a_chapter_that_fails_takes_no_page_with_it(larger, capfd):
     capfd.readouterr()
     assert main(["build"]) == 1
     said = capfd.readouterr()
-    # Again only what has no result is run.
+    # Only the chapter without a result is run again.
     assert re.findall("running notebooks/(.*).ipynb", said.out) == ["01_a"]
     assert "\nrendering the pages\n" in said.out
     assert "ZeroDivisionError: division by zero" in said.err

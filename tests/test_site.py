@@ -1,4 +1,4 @@
-"""The published book: its addresses follow from three variables, or are not there."""
+"""The published book: three variables decide its addresses; by default it has none."""
 
 import re
 import shutil
@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from books import run, run_plainly, smallest_book, write_contents
+from clumsy import ends
 from PIL import Image
 
-from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.render import render
 from cdopt_tutorial.publish.site import VERSION, Site, read_site
@@ -60,15 +60,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_value_is_one_line_that_names_it_before_a_chapter_runs(
-    monkeypatch, capfd, name
+def test_bad_value_is_named_in_one_line_before_a_chapter_runs(
+    monkeypatch, capsys, name
 ):
     monkeypatch.setattr("cdopt_tutorial.publish.execute.execute", None)
     for value in BAD[name]:
         publish(monkeypatch, **{f"CDOPT_TUTORIAL_{name}": value})
-        assert main(["build"]) == 2
-        (line,) = capfd.readouterr().err.splitlines()
-        assert line.startswith(f"cdopt-tutorial: CDOPT_TUTORIAL_{name} is {value!r}: ")
+        ends("build", f"CDOPT_TUTORIAL_{name} is {value!r}: ... is needed", 2, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +106,7 @@ def page(book: Project, name: str) -> str:
 
 
 def opened(text: str) -> list[str]:
-    """The addresses on other hosts that a page names, licences and such left out."""
+    """The addresses of other hosts in a page's attributes."""
     return re.findall(r'(?:href|src|content|action)="(https?:[^"]*)"', text)
 
 
@@ -134,12 +132,12 @@ def test_sitemap_has_the_pages_under_their_addresses(pages):
 
 def test_page_tells_its_address_and_its_picture(pages):
     text = page(pages, "notebooks/01_a.html")
-    told = dict(re.findall(r'<meta property="(og:[^"]*)" content="([^"]*)"', text))
+    meta = dict(re.findall(r'<meta property="(og:[^"]*)" content="([^"]*)"', text))
     address = f"{URL}notebooks/01_a.html"
     assert re.search(f'<link rel="canonical" href="{address}" ?/>', text)
-    assert (told["og:url"], told["og:title"]) == (address, "A chapter")
-    size = told["og:image:width"], told["og:image:height"]
-    picture = Image.open(pages.html / told["og:image"].removeprefix(URL))
+    assert (meta["og:url"], meta["og:title"]) == (address, "A chapter")
+    size = meta["og:image:width"], meta["og:image:height"]
+    picture = Image.open(pages.html / meta["og:image"].removeprefix(URL))
     assert picture.size == (1200, 630) == tuple(map(int, size))
 
 
@@ -173,7 +171,7 @@ def test_short_address_keeps_the_place_on_the_page(pages):
 
 @pytest.fixture(scope="module")
 def workflow(project) -> dict:
-    """The public CI: as far as it can be checked without running it."""
+    """The public CI's file."""
     path = project.root / ".github" / "workflows" / "book.yml"
     return yaml.safe_load(path.read_text("utf-8"))
 

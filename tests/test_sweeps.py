@@ -1,4 +1,4 @@
-"""The sweeps: that all is as promised, and that a machine is obeyed."""
+"""The sweeps: smoke runs find no fault, and a simulated machine is obeyed."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from hosts import need_hosts
 from sweeps import lost, matrix, soak
 
-# What libraries take, and this Python's own settings.
+# What libraries use, and variables that are this Python's own.
 ASK = """
 import numpy, os, torch
 print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())
@@ -23,7 +23,9 @@ def test_a_smoke_run_finds_all_as_promised(tmp_path):
     need_hosts()
     rows = smoke_run("lost", tmp_path)
     kinds = {name.rpartition(":")[0] for name in rows}
-    assert len(kinds) == 2 * len(lost.SMOKE)  # no loss each, a kill and a cut
+    assert len(kinds) == 2 * len(
+        lost.SMOKE
+    )  # each with its loss, and with none
     for kind in kinds:
         assert rows[f"{kind}: as promised"] == rows[f"{kind}: runs"] > 0
         assert rows[f"{kind}: processes left"] == 0
@@ -39,7 +41,7 @@ def test_a_smoke_run_that_stops_launches_commands_and_kernels_leaves_nothing(tmp
 
 
 def smoke_run(sweep: str, folder: Path) -> dict[str, float]:
-    """The values of its rows, from a process of its own."""
+    """The values of the rows that a sweep finds in a process of its own."""
     file = folder / "rows.json"
     command = [sys.executable, "-m", "sweeps", sweep, "--smoke", "--json", file]
     here = Path(__file__).parent
@@ -60,7 +62,7 @@ def test_a_machine_is_obeyed_without_a_warning(path, tmp_path, monkeypatch):
     said = place.call(sys.executable, "-W", "error", "-c", ASK).splitlines()
     found = {"default": [], "avx2": ["X86_V3"]}[path]
     assert said == [f"{path.upper()} 3", f"{found}", "[]"]
-    mkl = {"default": "COMPATIBLE", "avx2": "AVX2"}[path]  # which can't be asked
+    mkl = {"default": "COMPATIBLE", "avx2": "AVX2"}[path]  # MKL itself can't be queried
     assert place.machine.variables()["MKL_CBWR"] == mkl
     with pytest.raises(matrix.StepFailed, match="^no such torch$"):
         place.call(sys.executable, "-c", "print('so\\nno such torch'); exit(1)")

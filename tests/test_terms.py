@@ -1,4 +1,4 @@
-"""The words of the glossary in the chapters."""
+"""The glossary's terms in the chapters."""
 
 import re
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ map A
 
 
 def linked(text: str, name: str = "notebooks/05_ddp_rpc") -> str:
-    """A chapter's text, with what is linked in brackets."""
+    """A chapter's text, with links in brackets."""
     page, glossary = publish_doctree(text), publish_doctree(GLOSSARY)
     for term in glossary.findall(terms.nodes.term):
         term["ids"] = [f"term-{term.astext()}"]

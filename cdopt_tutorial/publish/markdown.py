@@ -19,7 +19,7 @@ _LEFT_OUT = (*ON_SCREEN_ONLY, "book/bibliography")
 _OPENED = re.compile(r"^ *(`{3,}|:{3,})\{([\w:-]+)\} *(.*)$")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _PAGE = re.compile(r"^(?:\.\./|/)*(?:(book|notebooks)/)?([\w-]+)(\.\w+)?$")
-_ROLE = re.compile(r"\{(cite:p|py:\w+|term|download|ref|doc)\}`~?([^`]+)`")
+_ROLE = re.compile(r"\{(cite:p|py:\w+|term|download)\}`~?([^`]+)`")
 _LABEL = re.compile(r"^\(([\w-]+)\)=$", re.MULTILINE)
 # What the content of a directive begins with.
 _TITLES = {"exercise": "**Exercise.**", "solution-start": "**Solution.**"}
