@@ -1,7 +1,7 @@
-"""Another user of the machine, who attacks the workers of a run; see test_network.py.
+"""Another user, who attacks the workers of a run; see test_network.py.
 
-It becomes nobody. For each line of its input, ports and names of Unix sockets, it tries
-them all, and writes as JSON which of them it reached.
+The process becomes nobody. For each line of input, ports and names of Unix sockets, it
+attacks all of them, and prints as JSON those that it reached.
 """
 
 import json
@@ -20,12 +20,12 @@ SECONDS = 1.0
 
 
 def forge(ports, mark):
-    """Call a function on every port, as a member of a group that nobody has formed."""
+    """Call a function on every port, as a member of a made-up group."""
     store = dist.HashStore()
     for rank, port in enumerate(ports, start=1):
         store.set(f"names/{rank}", f"victim{port}")
         store.set(f"addrs/victim{port}", f"uv://127.0.0.1:{port}")
-    # Only by sockets: what polls listens there, too.
+    # Over TCP only, where workers that poll listen, too.
     options = TensorPipeRpcBackendOptions(
         init_method="", _transports=["uv"], _channels=["basic"]
     )
@@ -44,7 +44,7 @@ def forge(ports, mark):
 
 
 def reaches(family, address):
-    """Whether bytes that nobody expects arrive there."""
+    """Whether an address accepts bytes."""
     with socket.socket(family) as caller, suppress(OSError):
         caller.settimeout(SECONDS)
         caller.connect(address)
@@ -60,7 +60,7 @@ def main():
     os.setuid(NOBODY)
     for line in sys.stdin:
         ports, names = json.loads(line)
-        if os.fork() == 0:  # a process can have one agent only
+        if os.fork() == 0:  # a process can have only one agent
             forge(ports, sys.argv[1])
             os._exit(0)
         os.wait()

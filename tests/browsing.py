@@ -1,4 +1,4 @@
-"""What all tests of the pages need to look at them in a browser."""
+"""What all tests need that open pages in a browser."""
 
 import json
 from http.server import SimpleHTTPRequestHandler
@@ -11,8 +11,8 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 THEMES = ("light", "dark")
 
 
-# Show what the questions of a page have locked; the theme looks 0.3 s later which of it
-# scrolls, and so needs a stop for the key Tab.
+# Skip a page's questions, which lock what follows; 0.3 s later the theme makes what
+# scrolls a stop of Tab.
 REVEAL = """async () => {
     const skip = () => document.querySelector('.guess-form button[type=button]');
     if (!skip()) return;
@@ -20,7 +20,7 @@ REVEAL = """async () => {
     await new Promise((done) => setTimeout(done, 600));
 }"""
 
-# What axe finds in others' markup, and no style of ours can mend.
+# What axe finds in markup that is not ours, by rule.
 THEIRS = {
     # docutils calls a bibliography a list, with the numbers as its direct children.
     "aria-required-children": ".citation-list",
@@ -28,36 +28,36 @@ THEIRS = {
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and says nothing of it."""
+    """Serves files, and logs nothing."""
 
-    protocol_version = "HTTP/1.1"  # a page has some 27 files, and no connection each
+    protocol_version = "HTTP/1.1"  # one connection for a page's 27 files
 
     def log_message(self, format, *args):
         pass
 
 
 def pages(site: Path, root: str) -> list[str]:
-    """The paths of all pages to look at: not those that only lead to another."""
+    """The paths of all pages but redirects."""
     found = sorted(page.relative_to(site) for page in site.rglob("*.html"))
-    # The page of a missing one needs a server; what is static is the theme's.
+    # The page of a 404 error needs a server; the static ones are the theme's.
     left_out = {"404.html"} if root.startswith("file") else set()
     names = [str(page) for page in found if page.parts[0] != "_static"]
     return [n for n in names if n not in left_out and not leads_on(site / n)]
 
 
 def leads_on(page: Path) -> bool:
-    """Tell whether a page is a redirect: the first one, and the short addresses."""
+    """Whether a page is a redirect, as the first one and short addresses are."""
     return 'http-equiv="refresh"' in page.read_text("utf-8").lower()
 
 
 def is_ours(url: str, root: str) -> bool:
-    """Tell whether a request stays on this page's host."""
+    """Whether a request stays on this page's host."""
     return url.startswith((root, "data:", "blob:"))
 
 
 def barriers(page, options: dict, *parts: str) -> list[str]:
-    """What axe calls serious or critical in a page, or in parts; not what is theirs."""
-    # Half a megabyte, once for all that is asked of a page.
+    """What axe calls serious or critical in a page, or in parts, but for `THEIRS`."""
+    # Half a megabyte, so only once for each page.
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(Axe().axe_script)
     # It would fetch the styles again, for a rule that is off.
@@ -74,7 +74,7 @@ def barriers(page, options: dict, *parts: str) -> list[str]:
 
 
 def is_theirs(page, rule: str, target: str) -> bool:
-    """Tell whether what was found is known to be not ours."""
+    """Whether what was found is in `THEIRS`."""
     known = THEIRS.get(rule)
     return bool(known) and page.locator(target).first.evaluate(
         "(e, known) => e.matches(known)", known

@@ -1,4 +1,4 @@
-"""What several test modules need."""
+"""Settings of the tests, and fixtures of several modules."""
 
 import faulthandler
 import json
@@ -34,32 +34,32 @@ hypothesis.settings.load_profile("book")
 
 NOBODY = 65534  # the user who owns nothing
 
-# Whoever publishes a copy may have these set, and the tests are of the plain pages.
+# Set where a copy is published, but the tests are of unpublished pages.
 for name in ("URL", "REPOSITORY", "BRANCH"):
     os.environ.pop(f"CDOPT_TUTORIAL_{name}", None)
 
-# Under nohup, or in a script's background, they would be ignored, and by all that the
-# tests start and stop as well.
+# Under nohup, or in the background of a script, these are ignored, and all processes
+# that tests start and stop would inherit that.
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On models this small two threads only wait for each other, here and in all that is
-# started: two processes of tests keep two cores busy.
+# For small models a second thread is of no use, here or in processes that are started,
+# and two processes of tests keep two cores busy.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Where the kernel refuses it each run says so, and most tests are about something else.
+# Where the kernel refuses workers a network of their own, each run would warn of it.
 if not own_network.is_allowed():
     os.environ[own_network.VARIABLE] = "host"
 
 
-# The longest first, or one of them would run alone at the end, on one core of two.
+# The longest first, or one would run alone at the end, on one core of two.
 FIRST = ["book", "hands", "sharded_training", "shards", "sharded_maps", "bare"]
 
 
 def pytest_collection_modifyitems(items):
-    """Put groups in the order in which processes of tests are to take them."""
+    """Sort the groups into the order in which they are run."""
 
     def place(item):
         mark = item.get_closest_marker("xdist_group")
@@ -71,13 +71,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Every test draws the same on every run, whatever ran before it."""
+    """Every test draws the same random numbers, whatever ran before it."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def limited(request):
-    """A test that hangs fails; where it waits in torch, its process ends instead."""
+    """Fails a test that hangs; if it hangs in torch, ends the process."""
     seconds = 300 if request.node.get_closest_marker("engines") else 100
 
     def ring(*_):
@@ -103,7 +103,7 @@ def no_process_starts(monkeypatch):
 
 @pytest.fixture
 def spy(monkeypatch):
-    """Notes the arguments of all calls of a function or method, which go on."""
+    """Notes the arguments of all calls of a function or method, and calls it."""
 
     def on(owner, name):
         seen, plain = [], getattr(owner, name)
@@ -120,7 +120,7 @@ def spy(monkeypatch):
 
 @pytest.fixture
 def engines_installed(monkeypatch):
-    """Every engine can be made, whether its library is here or not."""
+    """Lets every engine be made, even if its library is not installed."""
     monkeypatch.setattr(driver, "find_spec", lambda name: True)
 
 
@@ -134,7 +134,7 @@ def text(tmp_path) -> Path:
 
 @pytest.fixture
 def written(tmp_path):
-    """Runs a command; gives what it wrote, or where it fails whether it did."""
+    """Runs a command; gives its JSON, or if it fails, whether it wrote any."""
 
     def run(*args, code=0):
         file = tmp_path / "out.json"
@@ -147,20 +147,20 @@ def written(tmp_path):
 
 @pytest.fixture
 def scratch(tmp_path_factory, monkeypatch) -> Path:
-    """The temporary directory, in which a test may leave nothing."""
-    of_process(os.getpid())  # stays as long as this process does
+    """The temporary directory, where a test may leave nothing."""
+    of_process(os.getpid())  # made before, since it lives as long as this process
     folder = tmp_path_factory.mktemp("scratch")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
-    # Torch's own cache, which whatever imports its compiler begins.
+    # Importing torch's compiler makes its cache.
     left = [each.name for each in folder.iterdir()]
     assert [name for name in left if not name.startswith("torchinductor_")] == []
 
 
 @pytest.fixture(scope="session")
 def project() -> Project:
-    """This book, with the results of its chapters; tests have pages of their own."""
+    """This book with its chapters' results, but with pages of the tests' own."""
     book = this_project()
     own = Project(book.root, book.build / "tests")
     own.results = book.results
@@ -169,7 +169,7 @@ def project() -> Project:
 
 @pytest.fixture(scope="session")
 def site(project) -> Path:
-    """The folder of the pages, rendered strictly from the results of the chapters."""
+    """The folder of the pages, rendered strictly from the chapters' results."""
     project.build.mkdir(parents=True, exist_ok=True)
     with FileLock(project.build / "pages.lock"):
         render(project, short=True)
@@ -178,17 +178,17 @@ def site(project) -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser; without one the tests are skipped, but not in CI."""
+    """The browser's path; without one, tests are skipped, or fail in CI."""
     if (found := find_chromium()) is None:
         lack("no chromium: `apt-get install chromium` to test the pages")
     return found
 
 
-# A session's browser would keep an event loop in the process, and no chapter could
-# be run in it any more.
+# Not for the session, since playwright's event loop keeps a process from running
+# chapters.
 @pytest.fixture(scope="module")
 def browser(chromium):
-    """A browser that holds no page yet."""
+    """A browser without a page."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium,
@@ -200,7 +200,7 @@ def browser(chromium):
 
 @pytest.fixture(scope="module")
 def context(browser):
-    """One for the pages of a module, which then read the scripts they share once."""
+    """One for all pages of a module, so that shared scripts are loaded once."""
     return browser.new_context(has_touch=True)
 
 
@@ -209,14 +209,14 @@ def page(context, server):
     """A page of a reader who has never been here."""
     page = context.new_page()
     yield page
-    page.goto(f"{server}/llms.txt")  # small, and of the same origin
+    page.goto(f"{server}/llms.txt")  # a small file of the same origin
     page.evaluate("localStorage.clear()")
     page.close()
 
 
 @pytest.fixture(scope="module")
 def server(site):
-    """The address of the site, served as files."""
+    """The address at which the site is served."""
     handler = partial(Quiet, directory=site)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -226,7 +226,7 @@ def server(site):
 
 @pytest.fixture(scope="module")
 def root(request, site):
-    """The address under which the pages are opened: served, or from the disk."""
+    """The address of the pages: served, or on the disk."""
     if request.param == "file":
         return site.as_uri()
     return request.getfixturevalue("server")
@@ -234,7 +234,7 @@ def root(request, site):
 
 @pytest.fixture
 def as_another():
-    """Be, for a while, someone who may read a folder but not write there."""
+    """Become, for a while, a user who may read a folder but not write to it."""
 
     @contextmanager
     def become(folder: Path):

@@ -260,7 +260,7 @@ def test_command_says_what_became_of_a_chapter(book, monkeypatch, capfd):
 
 def test_whoever_kills_it_leaves_no_kernel(book, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    write_chapter(book, "print('begun')", "import time; time.sleep(600)")
+    write_chapter(book, "print(1)", "import time; time.sleep(600)")
     code = f"""
 from pathlib import Path
 from books import run

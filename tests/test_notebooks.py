@@ -1,4 +1,4 @@
-"""The chapters, which `execute` runs: they keep the rules of CONTRIBUTING.md."""
+"""The chapters' notebooks follow the rules of CONTRIBUTING.md."""
 
 import ast
 import importlib.util
@@ -18,7 +18,7 @@ from cdopt_tutorial.publish.chapter import is_injected, read_chapter
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
-# Without the cell that all begin with, and without the exercises and what follows.
+# Not counting the first code cell, the exercises, and what follows them.
 CELLS = range(20, 43)
 INSTALL_LINES = 10
 LINES = 18
@@ -50,13 +50,13 @@ def code_cells(path):
 
 
 def errors(cell) -> list[str]:
-    """Return the lines of a code cell's outputs in which an error shows."""
+    """The lines of a code cell's outputs that show an error."""
     lines = [line for out in cell.outputs for line in shown(out).splitlines()]
     return [line for line in lines if ERROR.search(line)]
 
 
 def shown(output) -> str:
-    """Return what a reader sees of an output, as text."""
+    """What a reader sees of an output, as text."""
     match output.output_type:
         case "stream":
             return output.text
@@ -69,7 +69,7 @@ def shown(output) -> str:
 
 
 def unannounced(notebook) -> list[str]:
-    """Errors of cells without a tag that says so; cells with one that show none."""
+    """Errors in cells without the tag for it; tagged cells without an error."""
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -118,7 +118,7 @@ def test_stores_no_outputs(path):
 def test_code_cells_are_short_and_narrow(path):
     for cell in code_cells(path):
         if "bare" in cell.metadata.get("tags", []):
-            continue  # a whole program, which has a measure of its own
+            continue  # a whole program may be longer
         lines = cell.source.splitlines()
         assert 1 <= len(lines) <= LINES, cell.source
         assert max(map(len, lines)) <= COLUMNS, cell.source
@@ -136,7 +136,7 @@ def test_a_bare_program_that_fails_fails_its_chapter(path):
 
 @every_chapter
 def test_what_is_shown_is_the_last_in_its_cell(path):
-    # Jupyter displays the last expression only; another one is lost without a word.
+    # Jupyter displays only the last expression, and silently drops others.
     for cell in code_cells(path):
         # Magics become calls.
         python = TransformerManager().transform_cell(cell.source)
@@ -146,7 +146,7 @@ def test_what_is_shown_is_the_last_in_its_cell(path):
 
 
 def shows(statement):
-    """Whether it makes something to be displayed."""
+    """Whether a statement makes something to display."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("show"), name))):
             return name not in ("glue", "guess")
@@ -155,16 +155,16 @@ def shows(statement):
 
 @every_chapter
 def test_each_question_is_asked_before_its_answer_is_measured(path):
-    asked = []  # question and answer in turn, since a page finds an answer's question
+    turns = []  # in turn, since a page pairs an answer with the question before it
     for cell in read(path).cells:
         if cell.cell_type == "code":
             names = re.findall(r'show\.guess\(\s*"([^"]+)"', cell.source)
             assert all(name.startswith(f"{path.stem[:2]}-guess-") for name in names)
-            asked += ["answer"] * len(names)
+            turns += ["answer"] * len(names)
         else:
             questions = re.findall(r"(?:\A|\n\n)\*\*Predict:", cell.source)
-            asked += ["question"] * len(questions)
-    assert asked == ["question", "answer"] * (len(asked) // 2) and len(asked) >= 4
+            turns += ["question"] * len(questions)
+    assert turns == ["question", "answer"] * (len(turns) // 2) and len(turns) >= 4
 
 
 @every_chapter
@@ -179,7 +179,7 @@ def test_has_its_cells_and_the_kernel_that_every_reader_has(path):
 
 
 def solutions(path):
-    """The code cells of each solution, by the label of its exercise."""
+    """The code of each solution's cells, by the label of its exercise."""
     found, label = {}, None
     for cell in read(path).cells:
         if cell.cell_type == "markdown":
@@ -201,7 +201,7 @@ def test_every_solution_asserts_its_claim(path):
     found = solutions(path)
     assert exercises and list(found) == exercises
     for label, sources in found.items():
-        # A cell that only writes a file asserts nothing on the page.
+        # What a cell writes to a file asserts nothing on the page.
         code = "\n".join(TransformerManager().transform_cell(s) for s in sources)
         nodes = ast.walk(ast.parse(code))
         assert any(isinstance(node, ast.Assert) for node in nodes), label
@@ -219,20 +219,20 @@ def test_begins_with_the_cell_that_all_share(path):
 
 @pytest.fixture
 def begin(monkeypatch):
-    """Runs the first cell; returns the result, and what pip was asked to do."""
+    """Runs the first cell; returns the result, and the arguments of pip."""
     monkeypatch.setattr("builtins.input", lambda prompt: "https://books.example/a")
 
     def run():
-        shell, asked = InteractiveShell(), []
-        shell.register_magic_function(asked.append, magic_name="pip")
-        return shell.run_cell(code_cells(CHAPTERS[0])[0].source), asked
+        shell, installed = InteractiveShell(), []
+        shell.register_magic_function(installed.append, magic_name="pip")
+        return shell.run_cell(code_cells(CHAPTERS[0])[0].source), installed
 
     return run
 
 
 def test_first_cell_does_nothing_where_the_package_is(begin, capsys):
-    done, asked = begin()
-    assert done.success and asked == []
+    done, installed = begin()
+    assert done.success and installed == []
     assert capsys.readouterr() == ("", "")
 
 
@@ -243,8 +243,8 @@ def test_first_cell_installs_on_colab_only(begin, monkeypatch):
         return None if name == "cdopt_tutorial" else find(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_others)
-    done, asked = begin()
-    assert isinstance(done.error_in_exec, ImportError) and asked == []
+    done, installed = begin()
+    assert isinstance(done.error_in_exec, ImportError) and installed == []
     monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
     done, (line,) = begin()
     assert done.success

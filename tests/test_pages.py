@@ -1,4 +1,4 @@
-"""Every page in a browser: offline, quiet, readable on any screen and by everyone."""
+"""Every page in a browser: offline, without errors, readable on any screen."""
 
 import itertools
 from collections import Counter
@@ -9,18 +9,17 @@ from browsing import FRONT, REVEAL, SIZES, THEMES, barriers, is_ours, pages
 
 pytestmark = pytest.mark.xdist_group("book")
 
-# A phone first: what scrolls gets its stop for the key Tab as the page is loaded.
+# A phone first: whether something scrolls, and so is a stop of Tab, is decided on load.
 LOOKS = [*itertools.product(("phone", "desk"), THEMES)]
 
-# What a page tells of itself, once it has settled and taken the theme that was wished
-# for; it does so in a moment.
+# What a page shows once its formulas are set and it follows the preferred theme.
 LOOK = """async (theme) => {
     const follows = () => document.documentElement.dataset.theme === theme;
     for (let k = 0; k < 1000 && !follows(); k++)
         await new Promise(requestAnimationFrame);
     if (window.MathJax?.startup) await MathJax.startup.promise;
     const all = (kind) => [...document.querySelectorAll(`article :is(${kind})`)];
-    // The sign behind a formula, if it stands on the next line.
+    // A punctuation mark after a formula that has slipped to the next line.
     const behind = document.createRange();
     const astray = (e) => {
         const next = e.nextSibling;
@@ -43,9 +42,9 @@ LOOK = """async (theme) => {
             .map((e) => e.textContent + e.nextSibling.data.slice(0, 9)),
         maths: all('.math').length,
         rendered: all('.math mjx-container svg').length,
-        asked: all('.guess-place').length,
+        questions: all('.guess-place').length,
         answers: all('details.guess').length,
-        unasked: all('details.guess:not([hidden])').map(start),
+        open: all('details.guess:not([hidden])').map(start),
     };
 }"""
 
@@ -71,8 +70,8 @@ WHOLE = """async () => {
     };
 }"""
 
-# One of what is made alike, and an empty frame for each drawing: axe takes a minute for
-# a page of the package, nearly all of it for thousands of words that differ in letters.
+# Keep one of all elements that are styled alike, and empty each drawing: axe takes a
+# minute for a page of the package, nearly all of it for thousands of words of code.
 # Each table keeps a row, or its heads would have no cells, and each list its terms.
 THIN = """() => {
     document.querySelectorAll('svg > :not(title)').forEach((e) => e.remove());
@@ -95,15 +94,15 @@ THIN = """() => {
 
 
 class Visits(NamedTuple):
-    """What was seen of all pages."""
+    """What was found on all pages."""
 
-    looks: dict[tuple, dict]  #: what a page tells, by its name, the screen, the theme
-    barriers: dict[tuple, list[str]]  #: what keeps someone out, by name and theme
-    whole: dict[str, dict]  #: what a chapter has, and what of it can't be seen
+    looks: dict[tuple, dict]  #: by page, screen, and theme
+    barriers: dict[tuple, list[str]]  #: found by axe, by page and theme
+    whole: dict[str, dict]  #: figures and such of a chapter, and those not visible
 
 
-# One visit for all: a page takes a second to load, and follows at once when the window
-# or the reader's wish for dark pages changes.
+# One visit for all: a page takes a second to load, but follows at once when the size of
+# the window or the preferred theme changes.
 @pytest.fixture(scope="module")
 def visits(browser, site, root) -> Visits:
     served = root.startswith("http")
@@ -117,7 +116,7 @@ def visits(browser, site, root) -> Visits:
         show(page, *looks[0])
         page.goto(f"{root}/{name}", wait_until="load")
         page.evaluate(REVEAL)
-        if every:  # can all that scrolls on a phone be reached?
+        if every:  # can everything that scrolls on a phone be reached?
             rule = {"runOnly": ["scrollable-region-focusable"]}
             found.barriers[name, "phone"] = barriers(page, rule)
         for size, theme in looks:
@@ -134,9 +133,9 @@ def visits(browser, site, root) -> Visits:
 
 
 def chosen(site, root: str) -> list[str]:
-    """The pages to visit: all, but of the package's, which are made alike, the longest.
+    """The pages to visit: all, but of the package's, which are alike, only the longest.
 
-    From the disk all chapters, and the longest page of each other folder.
+    From the disk: all chapters, and the longest page of each other folder.
     """
     names, folders = pages(site, root), {}
     for name in sorted(names, key=lambda name: (site / name).stat().st_size):
@@ -148,20 +147,20 @@ def chosen(site, root: str) -> list[str]:
 
 
 def watch(page, root: str, faults: list[str]) -> None:
-    """Note what goes wrong on a page, and what it asks of others."""
+    """Note a page's errors, and its requests to other hosts."""
 
-    def on_console(said) -> None:
-        if said.type in ("error", "warning"):
-            faults.append(said.text)
+    def on_console(message) -> None:
+        if message.type in ("error", "warning"):
+            faults.append(message.text)
 
-    def on_request(asked) -> None:
-        if not is_ours(asked.url, root):
-            faults.append(asked.url)
+    def on_request(request) -> None:
+        if not is_ours(request.url, root):
+            faults.append(request.url)
 
-    def on_failed(asked) -> None:
-        # What is still under way when the page is left is aborted, and no fault.
-        if asked.failure != "net::ERR_ABORTED":
-            faults.append(f"failed: {asked.url}")
+    def on_failed(request) -> None:
+        # Leaving a page aborts what is still loading, which is no fault.
+        if request.failure != "net::ERR_ABORTED":
+            faults.append(f"failed: {request.url}")
 
     page.on("pageerror", lambda error: faults.append(f"error: {error}"))
     page.on("console", on_console)
@@ -170,14 +169,14 @@ def watch(page, root: str, faults: list[str]) -> None:
 
 
 def show(page, size: str, theme: str) -> None:
-    """Look at a page, or the next one, on this screen and with this wish."""
+    """Look at this page and the next ones on this screen, preferring this theme."""
     width, height = SIZES[size]
     page.set_viewport_size({"width": width, "height": height})
     page.emulate_media(color_scheme=theme)
 
 
 def ask_axe(page, name: str, themes) -> dict[tuple, list[str]]:
-    """What keeps someone out of a page, which is of no use any more."""
+    """What axe finds on a page, which is spoilt by this."""
     page.add_style_tag(content="* { transition: none !important; }")
     page.evaluate(THIN)
     found = {}
@@ -195,11 +194,11 @@ def test_every_page_is_offline_quiet_and_fits(visits):
         assert seen["follows"], at
         assert not seen["faults"], (at, seen["faults"])
         assert seen["wide"] <= 0, at
-        for wrong in ("unnamed", "nowhere", "broken", "astray", "unasked"):
+        for wrong in ("unnamed", "nowhere", "broken", "astray", "open"):
             assert seen[wrong] == [], at
         assert seen["maths"] <= seen["rendered"], at
         least = 2 if at[0].startswith("notebooks/") else 0
-        assert seen["asked"] == seen["answers"] >= least, at
+        assert seen["questions"] == seen["answers"] >= least, at
 
 
 @pytest.mark.parametrize("root", ["http"], indirect=True)

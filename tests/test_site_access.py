@@ -1,4 +1,4 @@
-"""Who can use the pages by keys, by touch, in the dark; `test_pages.py` asks axe."""
+"""The pages by keyboard, by touch, and in both themes; `test_pages.py` runs axe."""
 
 import re
 
@@ -15,13 +15,13 @@ FIRST = "notebooks/01_reinforce.html"
 
 
 def open_page(page, address: str, size: str = "desk"):
-    """Open a page on a screen of this size, without movement to wait for."""
+    """Open a page on a screen of this size, without transitions."""
     show(page, size, "light")
     page.goto(address)
     page.add_style_tag(content="* { transition: none !important; }")
 
 
-# All that the key Tab should stop at, with its look before.
+# All elements where Tab should stop, and their looks before that.
 REACHABLE = """() => {
     const kinds = `a[href], button, input, select, summary, video[controls],
         [tabindex="0"]`;
@@ -38,13 +38,13 @@ REACHABLE = """() => {
     return stops.map((e) => e.outerHTML.slice(0, 160));
 }"""
 
-# Where the focus is, and whether one sees it.
+# The element with the focus, and whether the focus is visible.
 FOCUS = """() => {
     const e = document.activeElement;
     const k = stops.indexOf(e);
     const box = e.getBoundingClientRect();
     const drawn = Number(getComputedStyle(e).opacity) > 0;
-    // A browser frames the buttons of its player, not the player.
+    // Of a video, a browser frames the controls.
     const framed = k < 0 || look(e) !== looks[k] || e.matches('video');
     const inside = box.bottom > 0 && box.top < innerHeight
         && box.right > 0 && box.left < innerWidth;
@@ -53,9 +53,9 @@ FOCUS = """() => {
 
 
 def walk(page, number: int) -> tuple[list[int], list[int]]:
-    """The stops of Tab in the order of first visits, and those that can't be seen."""
+    """The stops of Tab in order, and those where the focus is not visible."""
     order, unseen = [], []
-    # A player has more than one stop inside.
+    # A video has several stops.
     for _ in range(2 * number + 20):
         page.keyboard.press("Tab")
         now = page.evaluate(FOCUS)
@@ -114,7 +114,7 @@ def test_keys_skip_search_switch_the_theme_and_open_solutions(page, server):
     page.wait_for_url("**/search.html?q=observer")
 
 
-# What a link of the glossary shows, if anything, and whether it stays in the window.
+# The text that a glossary link shows, if any, and its right edge.
 MEANING = """(e) => {
     const {content, width, left} = getComputedStyle(e, '::after');
     const paragraph = e.closest('p, li, td, dd').getBoundingClientRect();
@@ -133,7 +133,7 @@ def test_words_say_what_they_mean_on_hover_and_on_focus(page, server, size):
     assert right <= SIZES[size][0]
     page.mouse.move(0, 0)
     assert word.evaluate(MEANING)[0] == "none"
-    # A browser shows the focus of who uses keys.
+    # Only after a key does a browser show the focus.
     page.keyboard.press("Tab")
     word.focus()
     assert "owns environments" in word.evaluate(MEANING)[0]
@@ -150,7 +150,7 @@ def test_sidebar_of_a_phone_leads_to_a_chapter(page, server, how):
     assert not sidebar.is_visible()
     opener.press("Enter") if keys else opener.tap()
     sidebar.wait_for(state="visible")
-    # It covers its button; who taps beside it closes it.
+    # It covers its button, and a tap beside it closes it.
     page.keyboard.press("Escape") if keys else page.touchscreen.tap(385, 400)
     sidebar.wait_for(state="hidden")
     opener.press("Enter") if keys else opener.tap()
@@ -159,7 +159,7 @@ def test_sidebar_of_a_phone_leads_to_a_chapter(page, server, how):
     page.wait_for_url(f"**/{FIRST}")
 
 
-# The colours of what figures write, and of the ground that they are drawn on.
+# The colours of figures' text and of their backgrounds.
 INKS = """() => {
     const clear = 'rgba(0, 0, 0, 0)';
     const below = (e) => getComputedStyle(e).backgroundColor;

@@ -1,4 +1,4 @@
-"""Where the pages lead: links, downloads, the search."""
+"""Links, downloads and the search of the pages."""
 
 import posixpath
 import re
@@ -22,7 +22,7 @@ LABELS = {"for", "aria-labelledby", "aria-describedby", "aria-controls"}
 
 
 class Reader(HTMLParser):
-    """Notes what a page has places for, where it leads, and the files it needs."""
+    """Notes a page's anchors, links, labels, and the files that it loads."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -51,23 +51,23 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def read(site) -> dict[str, Reader]:
-    """What is noted of each page, by its path."""
+    """Each page, parsed, by its path."""
     names = pages(site, "http")
     return {name: Reader((site / name).read_text("utf-8")) for name in names}
 
 
 def leaves(link: str) -> bool:
-    """Tell whether a link is not one to a file of the site."""
+    """Whether a link leads out of the site."""
     return bool(urlsplit(link).scheme or urlsplit(link).netloc)
 
 
 def target(page: str, link: str) -> tuple[str, str]:
-    """Where a link of a page leads: to a file of the site, and a place in it."""
+    """The file of the site to which a link leads, and the anchor in it."""
     parts = urlsplit(link)
     path, anchor = unquote(parts.path), unquote(parts.fragment)
     if not path:
         return page, anchor
-    # A missing page is shown at any address, so its links begin at the root.
+    # Shown at any address, so its links begin at the root.
     if page == "404.html":
         return path.removeprefix("/"), anchor
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), path)), anchor
@@ -124,7 +124,7 @@ def test_links_out_are_well_formed_and_encrypted(read):
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_download_is_the_chapter_as_it_was_executed(site, project, read, path):
-    """In an empty folder, by `execute`: so the notebook needs no file beside it."""
+    """`execute` runs it in an empty folder, so it needs no other file."""
     page = f"notebooks/{path.stem}.html"
     (link,) = [link for link in read[page].links if link.endswith(".ipynb")]
     download = site / target(page, link)[0]
@@ -168,7 +168,7 @@ def test_search_finds_a_chapter_by_its_words(page, root):
     )
     chapters = [url for url in found if url.startswith(f"{root}/notebooks/")]
     assert urlsplit(chapters[0]).path.endswith("/03_constraint_dissolving.html")
-    # Of pages that lie on the disk a browser lists no more than titles.
+    # From the disk, only titles are listed.
     if root.startswith("http"):
         page.wait_for_selector("#search-results li p.context")
 

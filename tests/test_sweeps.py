@@ -23,9 +23,7 @@ def test_a_smoke_run_finds_all_as_promised(tmp_path):
     need_hosts()
     rows = smoke_run("lost", tmp_path)
     kinds = {name.rpartition(":")[0] for name in rows}
-    assert len(kinds) == 2 * len(
-        lost.SMOKE
-    )  # each with its loss, and with none
+    assert len(kinds) == 2 * len(lost.SMOKE)  # each with its loss, and with none
     for kind in kinds:
         assert rows[f"{kind}: as promised"] == rows[f"{kind}: runs"] > 0
         assert rows[f"{kind}: processes left"] == 0
