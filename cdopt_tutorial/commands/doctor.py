@@ -154,9 +154,7 @@ def _packages() -> Found:
 
 
 def _peer(name: str, port: int, limit: float) -> Found:
-    there = peer.resolve(name)
-    way = there, store.interface(there), port, limit
-    other, call, reduce = peer.examine(name, *way, _versions())
+    other, call, reduce = peer.examine(name, port, limit, _versions())
     text = f"a call takes {call:.1f} ms, an all-reduce of 16 kB {reduce:.1f} ms"
     if other["versions"] != _versions():
         return "remark", f"{text}; but {other['name']} has {other['versions']}"

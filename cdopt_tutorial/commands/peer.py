@@ -26,7 +26,7 @@ from torch.distributed import rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial.engines.launcher import process, process_group
-from cdopt_tutorial.engines.torchrun.store import INTERFACE, TORCHRUN
+from cdopt_tutorial.engines.torchrun import store
 
 MOMENT, TRIAL = 1.0, 3.0  # seconds for a connection, and for torch
 
@@ -43,26 +43,28 @@ def resolve(name: str, seconds: float = 2.0) -> str:
 
 
 def examine(
-    name: str, there: str, interface: str, port: int, limit: float, versions: str
+    name: str, port: int, limit: float, versions: str
 ) -> tuple[Host, float, float]:
     """What a peer says of itself; milliseconds of a call and of an all-reduce with it.
 
     A ValueError or an OSError says why a run would fail.
     """
+    there = resolve(name)
+    interface = store.interface(there)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     addresses = psutil.net_if_addrs()[interface]
     own = next((each.address for each in addresses if each.family == family), "")
     listen = partial(socket.create_server, family=family)
-    with listen(("", port)) as door, listen((own, 0)) as store:
+    with listen(("", port)) as door, listen((own, 0)) as keeper:
         here = {"name": socket.gethostname(), "interface": interface, "address": own}
-        here |= {"store": store.getsockname()[1], "versions": versions}
+        here |= {"store": keeper.getsockname()[1], "versions": versions}
         was_read = threading.Event()
         answer = partial(_answer, door, here, was_read)
         threading.Thread(target=answer, daemon=True).start()
         who = name if name == there else f"{name} ({there})"
         other = _find_peer(who, there, port, here, limit)
         was_read.wait(MOMENT)  # or this doctor might end before the other finds it
-        return other, *_try_torch(here, other, store.fileno())
+        return other, *_try_torch(here, other, keeper.fileno())
 
 
 def _answer(door: socket.socket, here: Host, was_read: threading.Event) -> None:
@@ -95,14 +97,14 @@ def _find_peer(who: str, address: str, port: int, here: Host, limit: float) -> H
         time.sleep(0.1)
 
 
-def _try_torch(here: Host, other: Host, store: int) -> list[float]:
+def _try_torch(here: Host, other: Host, keeper: int) -> list[float]:
     """Milliseconds of a call and of an all-reduce, from a process that may hang."""
     with multiprocessing.get_context("fork").Pool(1, _become_worker) as pool:
         with suppress(Exception):
-            return pool.apply_async(_work, (here, other, store)).get(TRIAL)
+            return pool.apply_async(_work, (here, other, keeper)).get(TRIAL)
     ends = [f"{host['interface']} ({host['address']})" for host in (here, other)]
     way = f"torch does not get from {ends[0]} to {ends[1]} on {other['name']}"
-    cure = f"choose the interface by {INTERFACE}, or open all TCP ports"
+    cure = f"choose the interface by {store.INTERFACE}, or open all TCP ports"
     raise ValueError(f"{way}: {cure}")
 
 
@@ -114,16 +116,16 @@ def _become_worker() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
-def _work(here: Host, other: Host, store: int) -> list[float]:
+def _work(here: Host, other: Host, keeper: int) -> list[float]:
     """Join both groups as workers do; the first host serves the store."""
     first = min(here, other, key=lambda host: host["address"])
     rank, place = int(first != here), (first["address"], first["store"])
     if rank == 0:
         alone = {"is_master": True, "wait_for_workers": False}
-        kept = dist.TCPStore(*place, **alone, master_listen_fd=store)  # noqa: F841
+        kept = dist.TCPStore(*place, **alone, master_listen_fd=keeper)  # noqa: F841
     os.environ |= {"MASTER_ADDR": place[0], "MASTER_PORT": str(place[1])}
     settings = process.Settings(
-        world_size=2, folder="", init_method=f"{TORCHRUN}://doctor",
+        world_size=2, folder="", init_method=f"{store.TORCHRUN}://doctor",
         interface=here["interface"], rpc_timeout=60.0, rpc_threads=4, polling=False,
         modules=(), traced=False, counted=False,
     )  # fmt: skip
