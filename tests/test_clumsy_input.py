@@ -264,7 +264,7 @@ class TestLaunch:
         self.refused(lambda: lock, NO_ROLE)
 
     @pytest.mark.parametrize(("polling", "fits"), [(False, 48), (True, 224)])
-    def test_that_may_not_open_what_two_need(self, polling, fits, monkeypatch):
+    def test_that_may_not_open_the_files_of_two(self, polling, fits, monkeypatch):
         few = FILES.replace("...", "{}").format(2, fits, fits - 1, fits)
         start = "a process was about to start"
         for limit, line in (fits - 1, few), (fits, start):

@@ -76,7 +76,7 @@ def book(tmp_path, monkeypatch) -> Project:
 
 class TestResults:
     @pytest.mark.parametrize("what", PLACES)
-    def test_in_the_way_of_which_is_another_file(self, book, what, capsys):
+    def test_whose_folder_is_a_file(self, book, what, capsys):
         places = {"the folder of results": book.results, "the build": book.build}
         place = places[what]
         shutil.rmtree(place)

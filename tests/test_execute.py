@@ -98,7 +98,7 @@ def test_a_result_follows_what_its_chapter_uses_and_nothing_else(book, code):
         assert (digest(book, chapter, "cpu") != before) == used, name
 
 
-def test_of_this_package_a_command_decides_no_chapter_but_that_which_runs_it(project):
+def test_a_command_of_this_package_decides_only_the_chapter_that_runs_it(project):
     for path in project.chapters():
         used = used_files(project.package, read_chapter(path))
         names = {str(file.relative_to(project.package)) for file in used}

@@ -55,7 +55,7 @@ def test_directives_become_plain_and_code_stays(whole):
 
 
 @pytest.mark.xdist_group("book")
-def test_of_this_book_leads_nowhere_astray(site):
+def test_of_this_book_has_no_broken_link(site):
     text, index = (site / "book.md").read_text(), (site / "llms.txt").read_text()
     targets = re.findall(r"\]\(#([^)]+)\)", text)
     assert targets and {*targets} <= {*re.findall(r'<a id="([^"]+)"></a>', text)}

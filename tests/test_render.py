@@ -177,7 +177,7 @@ def test_pages_hold_the_result_the_prose_of_today_and_what_moved(larger, capfd):
     assert "nothing changed: no page was rendered" in capfd.readouterr().out
 
 
-def test_short_results_are_rendered_for_who_takes_them_and_nothing_has_moved(larger):
+def test_short_results_are_rendered_on_request_and_have_not_moved(larger):
     code = "x = 0.25", GLUE.format("01-x", 0.0).replace("0.0", "x")
     write_chapter(
         larger, *code, prose=f"# Short\n\n{QUOTE}", parameters=True, short={"x": 7.5}
@@ -190,7 +190,7 @@ def test_short_results_are_rendered_for_who_takes_them_and_nothing_has_moved(lar
     assert "There is no result." in words(larger, "notebooks/01_a.html")
 
 
-def test_beside_a_chapter_of_which_nothing_is_kept_all_else_is_strict(larger):
+def test_beside_a_chapter_that_has_never_run_all_else_is_strict(larger):
     write_chapter(larger, "!echo {6 * 7}")  # Python's lexer would warn of it
     lines = "{glue:text}`02-none`, {glue:text}`01-x`", "[](nowhere.md)"
     with (larger.root / "book/index.md").open("a") as file:

@@ -130,7 +130,7 @@ def test_sitemap_has_the_pages_under_their_addresses(pages):
     assert found == {f"{URL}book/index.html", f"{URL}notebooks/01_a.html"}
 
 
-def test_page_tells_its_address_and_its_picture(pages):
+def test_page_names_its_address_and_its_picture(pages):
     text = page(pages, "notebooks/01_a.html")
     meta = dict(re.findall(r'<meta property="(og:[^"]*)" content="([^"]*)"', text))
     address = f"{URL}notebooks/01_a.html"

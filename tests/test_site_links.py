@@ -83,7 +83,7 @@ def test_every_link_and_file_is_there(site, read):
                 assert not anchor or anchor in read[path].ids, (page, link)
 
 
-def test_no_link_or_label_means_two_places_and_no_label_none(read):
+def test_every_link_and_label_means_one_place(read):
     for page, seen in read.items():
         assert set(seen.labels) <= set(seen.ids), page
     meant, twice = set(), set()
@@ -99,7 +99,7 @@ def test_nothing_is_fetched_from_elsewhere(read):
         assert not [f[:99] for f in seen.files if leaves(f) and f[:5] != "data:"], page
 
 
-def test_pages_here_name_no_place_of_theirs_and_the_edition(site, read):
+def test_unpublished_pages_name_their_version_and_no_address(site, read):
     assert not (site / "sitemap.xml").exists()
     assert "/notebooks/01_reinforce.html" in read["404.html"].links
     foot = re.compile(rf"Version {re.escape(VERSION)}, \d{{4}}-\d\d-\d\d\b")

@@ -114,8 +114,9 @@ def log(_, note: Progress) -> None:
     )  # checked as well: weights that are not finite can't be projected
     check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
-        found = f"perplexity {score.perplexity:.1f}"
-        if score.accuracy is not None:
+        if score.accuracy is None:  # of a text
+            found = f"perplexity {score.perplexity:.1f}"
+        else:
             found = f"accuracy {score.accuracy:.3f}"
         line = f"Training epoch {note.epoch}\tloss {note.train_loss:.3f}"
         print(f"{line}\tvalidation {found}", flush=True)
