@@ -50,7 +50,6 @@ hybrid momentum is 1.0, but must be 0 to below 1
 hybrid step_deadline is 0.0, but must be above 0, and at most 86400 (a day)
 hybrid step_deadline is inf, but must be above 0, and at most 86400 (a day)
 hybrid penalty_param is inf, but must be above 0 and finite
-hybrid device is 'abacus', but must be auto, cpu, cuda or cuda:N
 hybrid lr is 1.1e+37, but must be above 0 and at most 1e+37
 shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline or ...
 shard lr is 0.0, but must be above 0 and at most 1e+37

@@ -27,7 +27,7 @@ TABLES = {
     "[01_a.figures]\nx = 1": f"{BAD}...",
     "[01_a.figures]\nx = {within = 1}": f"{BAD}there is no rule 'within'",
     "[01_a": f"{BAD}...",
-    "[a]\n[a]": f"{BAD}...",
+    "[a.figures]\nx = 1\nx = 2": f"{BAD}...",
     "\xff": f"{BAD}...",
 }  # fmt: skip
 
