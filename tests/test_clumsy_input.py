@@ -102,10 +102,6 @@ shard --seq-len 50000
     seq_len is 50000, but must be at most ... in this text, of 16 columns
 shard --optimizer pogo --manifold oblique
     optimizer is 'pogo', but must be sgd or adam or muon where the manifold is oblique
-shard --strategy 2d
-    num_ranks is 2, but must be 4, 6, 8, ... where the strategy is 2d
-shard --strategy tp --num-ranks 3
-    num_heads is 4, but must be a multiple of 3: each has some
 hybrid --num-trainers 300 --shares {"1 " * 299} 999999
     the smallest of 300 shares comes to none of 1258 bags, but each trainer needs at
     least 1

@@ -3,6 +3,7 @@
 import json
 from importlib.metadata import version
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from books import run_plainly, write_chapter
@@ -38,15 +39,13 @@ def book(tmp_path) -> Project:
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "cdopt_tutorial").mkdir()
     (tmp_path / "constraints.txt").touch()
-    (tmp_path / "notebooks" / "reference.toml").write_text(TABLE)
-    return Project(tmp_path)
+    table(book := Project(tmp_path)).write_text(TABLE)
+    return book
 
 
-def rewrite(book, text: str):
-    """Write another table; return its file."""
-    file = book.root / "notebooks" / "reference.toml"
-    file.write_text(text)
-    return file
+def table(book: Project) -> Path:
+    """The file of a book's reference."""
+    return book.root / "notebooks" / "reference.toml"
 
 
 def moved(book, complete=True, **figures) -> list[str]:
@@ -91,7 +90,7 @@ def test_what_moved_is_listed_with_both_values(book):
         ("part", 0.33334, "was 0.333333, is 0.33334 (allowed: 0.333333)"),
     ):
         assert moved(book, **FIGURES | {name: value}) == [f"{name}: {how}"]
-    rewrite(book, "[01_a.figures]\nx = {seen = inf}\n")  # nothing is near to that
+    table(book).write_text("[01_a.figures]\nx = {seen = inf}\n")  # nothing is near
     assert len(moved(book, x=5.0)) == len(moved(book, x=-inf)) == 1
 
 
@@ -109,7 +108,7 @@ def test_new_and_lost_figures_are_listed(book):
 def test_what_is_measured_with_a_module_may_be_missing_without_it(book):
     for module, lost in ("json", ["x: was 1, is claimed no more"]), ("no_such", []):
         row = f'{{needs = "{module}", at_most = 1, seen = 1}}'
-        file = rewrite(book, f"[01_a.figures]\nx = {row}\n")
+        table(book).write_text(f"[01_a.figures]\nx = {row}\n")
         assert moved(book) == lost
         assert moved(book, x=2) == ["x: was 1, is 2 (allowed: at most 1)"]
     reference = Reference(book)
@@ -117,7 +116,7 @@ def test_what_is_measured_with_a_module_may_be_missing_without_it(book):
     reference.forget("01_a")
     for value in ("text", 2):
         reference.update("01_a", {"y": value}, "here")
-    text = file.read_text()  # its rule is kept
+    text = table(book).read_text()  # its rule is kept
     assert "no_such" in text and "at_most = 1" in text and "y = {seen = 2}" in text
 
 
@@ -128,7 +127,7 @@ def test_update_adds_a_run_to_what_was_seen(book):
     for run in ("third", "third", "fourth"):
         Reference(book).update("01_a", figures, run)
     assert moved(book, **figures) == moved(book, **figures | {"near": 9.5}) == []
-    text = (book.root / "notebooks" / "reference.toml").read_text()
+    text = table(book).read_text()
     for line in (
         "# A comment that stays.",
         "near = {seen = [9.5, 12.3457]}",
@@ -150,7 +149,7 @@ def test_what_was_seen_can_be_forgotten(book):
     assert moved(book, **FIGURES | {"near": 4.0}) == []
     near = moved(book, **FIGURES | {"near": 9.5})
     assert near == ["near: was 4, is 9.5 (allowed: 3.88 to 4.12)"]
-    text = (book.root / "notebooks" / "reference.toml").read_text()
+    text = table(book).read_text()
     assert '"new"' in text and "one" not in text
 
 
@@ -162,10 +161,10 @@ def test_an_origin_may_be_that_of_another_machine():
 
 
 def test_update_begins_a_table(book):
-    (book.root / "notebooks" / "reference.toml").unlink()
+    table(book).unlink()
     Reference(book).update("01_a", {"x": 1.0}, "here")
     assert moved(book, x=1.0) == []
-    text = (book.root / "notebooks" / "reference.toml").read_text()
+    text = table(book).read_text()
     assert '\nruns = [\n    "here",\n]\n' in text  # a line for each, to be compared
 
 
@@ -184,7 +183,6 @@ def write(book, figures: dict, *more: str):
 
 
 def test_command_prints_drift_updates_and_begins_anew(here, capsys):
-    table = here.root / "notebooks" / "reference.toml"
     write(here, FIGURES)
     assert cli.main(["execute"]) == 0
     assert "no figure has moved" in capsys.readouterr().out
@@ -194,13 +192,13 @@ def test_command_prints_drift_updates_and_begins_anew(here, capsys):
         assert cli.main(["execute", *flags]) == 3
         said = capsys.readouterr().err
         assert "count: was 7, is 9 (allowed: 7)" in said and "at most 1e-10" in said
-    assert "near = {seen = [9.5, 11.0]" in table.read_text()
+    assert "near = {seen = [9.5, 11.0]" in table(here).read_text()
     assert cli.main(["execute"]) == 3
     said = capsys.readouterr().err
     assert "count" not in said and "at most 1e-10" in said
     write(here, FIGURES | {"near": 4.0})
     assert cli.main(["execute", "--update-reference", "--anew"]) == 0
-    text = table.read_text()
+    text = table(here).read_text()
     assert "seen = 4.0" in text and "one" not in text
     assert f"torch {version('torch')}" in text
 
@@ -222,7 +220,7 @@ def test_a_notebook_of_the_readers_own_is_not_compared(here, capsys, tmp_path_fa
     own = chapter.rename(tmp_path_factory.mktemp("own") / chapter.name)
     assert cli.main(["execute", str(own), "--update-reference"]) == 0
     assert "moved" not in capsys.readouterr().err
-    assert (here.root / "notebooks" / "reference.toml").read_text() == TABLE
+    assert table(here).read_text() == TABLE
 
 
 def test_figures_of_a_chapter_that_failed_are_compared(here, capsys):
