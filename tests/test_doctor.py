@@ -49,7 +49,7 @@ def examine(monkeypatch, tmp_path, capsys):
         last = said.err if code else said.out.splitlines()[-1] + "\n"
         assert last == f"{'cdopt-tutorial: ' * code}{found['verdict']}\n"
         for each in found["findings"]:
-            assert "{level:<7} {about:<10}".format(**each) in said.out
+            assert "{level:<7} {about:<10}{text}\n".format(**each) in said.out
         about = {e["about"]: (e["level"], e["text"]) for e in found["findings"]}
         return code, found["verdict"], about
 
@@ -187,14 +187,14 @@ PEERS = {
 def test_a_peer_is(how):
     doctors, kind, lines = PEERS[how]
     level, about = kind.split()
-    env, started = os.environ | {"COLUMNS": "300"}, []
     own = {store.INTERFACE: how.split()[-1]} if how.startswith("over") else {}
+    started = []
     with hosts(2) as two:
         if how in ("cut", "unplug"):
             getattr(two, how)(len(doctors))
         for number, args in enumerate(doctors, start=1):
             command = [*COMMAND, "doctor", "--peer", *args]
-            started.append(two.start(number, *command, env=env | own))
+            started.append(two.start(number, *command, env=os.environ | own))
             own = {}
         texts = [each.communicate(timeout=PATIENCE)[0] for each in started]
     verdict = re.compile(r"(cdopt-tutorial: )?runs with \S+ will (work|fail \(see).*")

@@ -6,7 +6,6 @@ import platform
 import shutil
 import socket
 import tempfile
-import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -53,12 +52,9 @@ def run(args: argparse.Namespace) -> None:
         checks.check(args, "port", 0 < args.port < 2**16, "1 to 65535")
         checks.check(args, "wait", 0 <= args.wait <= 3600, "0 to 3600")
     findings = []
-    columns = max(40, shutil.get_terminal_size().columns)
-    lines = textwrap.TextWrapper(columns, subsequent_indent=" " * 18)
-    lines.break_long_words = lines.break_on_hyphens = False
     for finding in _examine(args):
         findings.append(finding)
-        print(lines.fill("{level:<7} {about:<10}{text}".format(**finding)))
+        print("{level:<7} {about:<10}{text}".format(**finding))
     failing = [each["page"] for each in findings if each["level"] == "fails"]
     remarks = [each["page"] for each in findings if each["level"] == "remark"]
     where = f"with {args.peer}" if args.peer else "on this host"
