@@ -123,6 +123,7 @@ class TestHybrid:
         *epochs, last = printed.out.splitlines()
         names = [line.split("\t")[0] for line in epochs]
         assert names == ["Training epoch 1", "Training epoch 2"]
+        assert all("\tvalidation accuracy 0." in line for line in epochs)
         assert f"test accuracy {results['test_accuracy']:.3f}" in last
         assert f"loss {results['loss']:.3f}" in last
         assert "feasibility" not in last
