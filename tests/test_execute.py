@@ -169,10 +169,12 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(
     book, tmp_path, monkeypatch, capsys
 ):
     """The other runs in this Python, in a temporary folder, and finds its device."""
-    startup = tmp_path / "own" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    (startup / "00.py").write_text("own = 1\n")  # must not change a result
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "own"))
+    # A reader's startup file and kernel must not change a result.
+    for file in "profile_default/startup/00.py", "kernels/python3/kernel.json":
+        (own := tmp_path / "own" / file).parent.mkdir(parents=True)
+        own.write_text("own = {}\n")
+    for name in "IPYTHONDIR", "JUPYTER_PATH":
+        monkeypatch.setenv(name, str(tmp_path / "own"))
     bad = write_chapter(
         book, "print('so far')", " \n", "y = 0\n1 / y", "print('never')", name="01_bad"
     )  # of no code there is nothing to run
@@ -215,9 +217,7 @@ def test_dead_kernel_is_a_failure(book):
 
 def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
     kernel = {"argv": [sys.executable, "-c", ""], "display_name": "", "language": ""}
-    monkeypatch.setattr(
-        "cdopt_tutorial.publish.execute.get_kernel_dict", lambda: kernel
-    )
+    monkeypatch.setattr("ipykernel.kernelspec.get_kernel_dict", lambda: kernel)
     (done,) = run(book, write_chapter(book, "1"))
     assert "failed in no cell: the kernel did not start" in done.error
 

@@ -20,8 +20,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import nbformat
-from ipykernel.kernelspec import get_kernel_dict
-from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError
@@ -181,14 +180,6 @@ def read_failed(project: Project, path: Path) -> NotebookNode:
     return nbformat.read(kept, 4) if kept.exists() else read_chapter(path)
 
 
-class _KernelManager(AsyncKernelManager):
-    """Starts a kernel of this interpreter, whatever kernels are installed."""
-
-    @property
-    def kernel_spec(self) -> KernelSpec:
-        return KernelSpec(**get_kernel_dict())
-
-
 def _run_cells(
     notebook: NotebookNode, progress: "_Progress", variables: dict, timeout: int
 ) -> None:
@@ -203,8 +194,10 @@ def _run_cells(
             resources={"metadata": {"path": folder}},
             on_cell_execute=progress.begin,
         )
-        # Named sockets, since a port that is free now may be taken when it starts.
-        client.km = _KernelManager(
+        # A kernel of this interpreter, whatever is installed in the usual places; and
+        # named sockets, since a port that is free now may be taken when it starts.
+        client.km = AsyncKernelManager(
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             connection_file=str(Path(folder, "kernel.json")),
             transport="ipc",
             ip=f"@{Path(folder).name}",  # abstract: a file's path could be too long
