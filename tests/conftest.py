@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from books import run_plainly
 from browsing import Quiet
 from filelock import FileLock
 from hosts import lack
@@ -23,6 +24,7 @@ from cdopt_tutorial import own_network
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.engines.launcher import group
+from cdopt_tutorial.publish import execute
 from cdopt_tutorial.publish.paper import find_chromium
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
@@ -116,6 +118,12 @@ def spy(monkeypatch):
         return seen
 
     return on
+
+
+@pytest.fixture
+def no_kernel(monkeypatch):
+    """Runs the cells of chapters here, which takes no time."""
+    monkeypatch.setattr(execute, "_run_cells", run_plainly)
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from books import run, run_plainly, smallest_book, write_chapter
+from books import run, smallest_book, write_chapter
 from clumsy import ends
 
-from cdopt_tutorial.publish import execute as module
 from cdopt_tutorial.publish.project import Project
 
 TABLE = "[01_a.figures]\nx = {seen = 1.0}\n"
@@ -54,12 +53,7 @@ LINES = [
     *COMMANDS.values(), NO_BOOK,
 ]  # fmt: skip
 
-pytestmark = pytest.mark.usefixtures("scratch")
-
-
-@pytest.fixture(autouse=True)
-def no_kernel(monkeypatch):
-    monkeypatch.setattr(module, "_run_cells", run_plainly)
+pytestmark = pytest.mark.usefixtures("scratch", "no_kernel")
 
 
 @pytest.fixture

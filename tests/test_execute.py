@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from books import run, run_plainly, write_chapter
+from books import run, write_chapter
 from nbformat.v4 import new_output
 from running import Script, wait_for_end
 
@@ -69,8 +69,7 @@ def outputs(project: Project, path: Path, device: str = "cpu") -> str:
     return "".join(o.get("text") or o["data"]["text/plain"] for o in found)
 
 
-def test_a_result_is_reused_until_its_code_changes(book, monkeypatch):
-    monkeypatch.setattr(module, "_run_cells", run_plainly)
+def test_a_result_is_reused_until_its_code_changes(book, no_kernel):
     path = write_chapter(book, "import time; print(time.time_ns())")
     begin = time.monotonic()
     first, second = (run(book, path)[0] for _ in range(2))
@@ -129,9 +128,8 @@ def test_digest_follows_device_python_and_libraries(book, monkeypatch):
 
 
 def test_a_short_result_is_taken_by_short_runs_only_and_a_full_one_by_all(
-    book, monkeypatch
+    book, no_kernel
 ):
-    monkeypatch.setattr(module, "_run_cells", run_plainly)
     code = "epochs = 9", "import time; print(epochs, time.time_ns())"
     path = write_chapter(book, *code, parameters=True, short={"epochs": 2})
 
@@ -202,12 +200,15 @@ def test_a_chapter_that_fails_says_where_and_stops_no_other(
     assert outputs(book, good, "meta") == f"{sys.executable}\nmeta\nFalse\n"
     assert not list(book.root.rglob("left.txt"))
     assert {*good.parent.iterdir()} == {bad, good}
-    monkeypatch.setattr(module, "_run_cells", run_plainly)
-    write_chapter(book, "1 / 0", name="01_bad")
-    assert not any(run(book, bad)[0].cached for _ in range(2))
-    write_chapter(book, "y = 1", name="01_bad")
-    run(book, bad)
-    assert "failed" not in read_failed(book, bad).metadata
+
+
+def test_a_failed_run_is_run_again_until_it_succeeds(book, no_kernel):
+    path = write_chapter(book, "1 / 0")
+    assert not any(run(book)[0].cached for _ in range(2))
+    assert "failed" in read_failed(book, path).metadata
+    write_chapter(book, "y = 1")
+    run(book)
+    assert "failed" not in read_failed(book, path).metadata
 
 
 def test_dead_kernel_is_a_failure(book):
@@ -222,7 +223,7 @@ def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
     assert "failed in no cell: the kernel did not start" in done.error
 
 
-def test_old_outputs_are_no_figures(book, monkeypatch):
+def test_old_outputs_are_no_figures(book, no_kernel):
     path = write_chapter(book, "1 / 0", "2")
     notebook = nbformat.read(path, as_version=4)
     data = {"application/papermill.record/text/plain": "7"}
@@ -230,7 +231,6 @@ def test_old_outputs_are_no_figures(book, monkeypatch):
     old = new_output("display_data", data=data, metadata=about)
     notebook.cells[2].outputs = [old]
     nbformat.write(notebook, path)
-    monkeypatch.setattr(module, "_run_cells", run_plainly)
     assert run(book, path)[0].figures == {}
 
 
@@ -243,9 +243,8 @@ def test_hung_cell_is_a_failure(book):
     assert read_failed(book, path).metadata["failed"].splitlines()[2] == timed_out
 
 
-def test_command_says_what_became_of_a_chapter(book, monkeypatch, capfd):
+def test_command_says_what_became_of_a_chapter(book, no_kernel, monkeypatch, capfd):
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    monkeypatch.setattr(module, "_run_cells", run_plainly)
     path = write_chapter(book, "raise ValueError('what the worker said')")
     for command in (["execute"], ["execute", str(path)], ["build"]):
         assert cli.main(command) == 1

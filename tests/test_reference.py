@@ -6,7 +6,7 @@ from math import inf, nan
 from pathlib import Path
 
 import pytest
-from books import run_plainly, write_chapter
+from books import write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from cdopt_tutorial import cli, show
@@ -169,10 +169,9 @@ def test_update_begins_a_table(book):
 
 
 @pytest.fixture
-def here(book, monkeypatch) -> Project:
+def here(book, no_kernel, monkeypatch) -> Project:
     """The command's book, whose chapters are run without a kernel."""
     monkeypatch.setattr("cdopt_tutorial.publish.project.this_project", lambda: book)
-    monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)
     return book
 
 

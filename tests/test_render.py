@@ -7,7 +7,7 @@ import re
 
 import pytest
 import yaml
-from books import run, run_plainly, smallest_book, write_chapter, write_contents
+from books import run, smallest_book, write_chapter, write_contents
 
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish import paper
@@ -17,9 +17,8 @@ from cdopt_tutorial.publish.render import RenderError, render
 
 
 @pytest.fixture
-def book(tmp_path, monkeypatch) -> Project:
+def book(tmp_path, no_kernel) -> Project:
     """A book whose chapters are run without a kernel."""
-    monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)
     return smallest_book(tmp_path / "a book")
 
 
