@@ -99,14 +99,14 @@ def test_new_and_lost_figures_are_listed(book):
     del figures["near"]
     assert moved(book, **figures) == [
         "new: 1.5, and the reference has none",
-        "near: was 9.5 to 10, is claimed no more",
+        "near: was 9.5 to 10, is no longer there",
     ]
     # A chapter that failed half-way has fewer figures, which have not moved.
     assert moved(book, complete=False, near=10.0) == []
 
 
 def test_what_is_measured_with_a_module_may_be_missing_without_it(book):
-    for module, lost in ("json", ["x: was 1, is claimed no more"]), ("no_such", []):
+    for module, lost in ("json", ["x: was 1, is no longer there"]), ("no_such", []):
         row = f'{{needs = "{module}", at_most = 1, seen = 1}}'
         table(book).write_text(f"[01_a.figures]\nx = {row}\n")
         assert moved(book) == lost

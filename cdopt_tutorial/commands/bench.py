@@ -21,7 +21,7 @@ BENCHES = {
     "reinforce": "chapter 1's four conversations, until solved",
     "rnn": "a step of chapter 2's RNN: local, both cuts, two trainers",
     "recurrent": "chapter 4's recurrent networks and controls, each tuned: an hour",
-    "rollouts": "chapter 8's observers, 1 to 16: measured, and as `predict` has it",
+    "rollouts": "chapter 8's observers, 1 to 16: measured and predicted",
     "shards": "a constrained step, and word vectors, in rows on two ranks and gathered",
     "study": "chapter 6's transformers and controls, each tuned: an hour",
 }

@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     who = "a second host, on which doctor runs as well, with this one as its peer"
     flag("--peer", metavar="HOST", help=who)
-    port = "at which the two tell each other who they are (default: %(default)s)"
+    port = "at which the two find each other (default: %(default)s)"
     flag("--port", metavar="N", type=int, default=29500, help=port)
     wait = "seconds to wait for the peer (default: %(default)s)"
     flag("--wait", metavar="N", type=float, default=2, help=wait)

@@ -14,7 +14,7 @@ SMOKE = {"max_episodes": 128}
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     training.add_flags(parser, rollouts.RolloutsConfig)
-    again = "repeat the run in one process, by its schedule, and compare the weights"
+    again = "repeat the run in one process, in the same order, and compare the weights"
     parser.add_argument("--replay", action="store_true", help=again)
 
 

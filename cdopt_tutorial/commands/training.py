@@ -109,9 +109,7 @@ def read_engine(args: argparse.Namespace) -> Workers:
 
 def log(_, note: Progress) -> None:
     """Print a line after each epoch, and end a training that diverged at once."""
-    score = (
-        note.valid
-    )  # checked as well: weights that are not finite can't be projected
+    score = note.valid  # checked, too: infinite weights can't be projected
     check_finite(note.train_loss + (score.loss if score else 0))
     if score is not None:
         if score.accuracy is None:  # of a text

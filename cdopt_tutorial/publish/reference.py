@@ -45,7 +45,7 @@ class Change:
         if self.was is None:
             return f"{self.now}, and the reference has none"
         if self.now is None:
-            return f"was {self.was}, is claimed no more"
+            return f"was {self.was}, is no longer there"
         return f"was {self.was}, is {self.now} (allowed: {self.allowed})"
 
 
