@@ -14,7 +14,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from cdopt_tutorial.publish import chapter as chapters
-from cdopt_tutorial.publish.chapter import is_injected, read_chapter
+from cdopt_tutorial.publish.chapter import is_injected, read_chapter, tagged
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
@@ -46,7 +46,7 @@ def read(path):
 
 
 def code_cells(path):
-    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+    return chapters.code_cells(read(path))
 
 
 def errors(cell) -> list[str]:
@@ -71,12 +71,11 @@ def shown(output) -> str:
 def unannounced(notebook) -> list[str]:
     """Errors in cells without the tag for it; tagged cells without an error."""
     found = []
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            announced = ANNOUNCED & set(cell.metadata.get("tags", []))
-            if announced and not errors(cell):
-                found.append(f"shows no error: {cell.source.splitlines()[0]}")
-            found += [] if announced else errors(cell)
+    for cell in chapters.code_cells(notebook):
+        announced = any(tagged(cell, tag) for tag in ANNOUNCED)
+        if announced and not errors(cell):
+            found.append(f"shows no error: {cell.source.splitlines()[0]}")
+        found += [] if announced else errors(cell)
     return found
 
 
@@ -117,7 +116,7 @@ def test_stores_no_outputs(path):
 @every_chapter
 def test_code_cells_are_short_and_narrow(path):
     for cell in code_cells(path):
-        if "bare" in cell.metadata.get("tags", []):
+        if tagged(cell, "bare"):
             continue  # a whole program may be longer
         lines = cell.source.splitlines()
         assert 1 <= len(lines) <= LINES, cell.source
@@ -170,12 +169,10 @@ def test_each_question_is_asked_before_its_answer_is_measured(path):
 @every_chapter
 def test_has_its_cells_and_the_kernel_that_every_reader_has(path):
     assert read(path).metadata.kernelspec.name == "python3"
-    tags = [cell.metadata.get("tags", []) for cell in code_cells(path)]
-    assert sum("parameters" in t for t in tags) == 1
     cells = read(path).cells
-    exercises = [i for i, cell in enumerate(cells) if "## Exercises" in cell.source]
-    assert len(exercises) == 1
-    assert exercises[0] - 1 in CELLS
+    assert sum(tagged(cell, "parameters") for cell in cells) == 1
+    (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
+    assert exercises - 1 in CELLS
 
 
 def solutions(path):
