@@ -1,10 +1,9 @@
 """Links, downloads and the search of the pages."""
 
-import posixpath
 import re
 from collections import ChainMap, Counter
 from html.parser import HTMLParser
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
 import pytest
 from browsing import pages
@@ -63,14 +62,10 @@ def leaves(link: str) -> bool:
 
 def target(page: str, link: str) -> tuple[str, str]:
     """The file of the site to which a link leads, and the anchor in it."""
-    parts = urlsplit(link)
-    path, anchor = unquote(parts.path), unquote(parts.fragment)
-    if not path:
-        return page, anchor
-    # Shown at any address, so its links begin at the root.
-    if page == "404.html":
-        return path.removeprefix("/"), anchor
-    return posixpath.normpath(posixpath.join(posixpath.dirname(page), path)), anchor
+    # A missing page is shown at any address, so its links begin at the root.
+    root = "/" if page == "404.html" else "/site/"
+    parts = urlsplit(urljoin(f"http://host{root}{page}", link))
+    return unquote(parts.path).removeprefix(root), unquote(parts.fragment)
 
 
 def test_every_link_and_file_is_there(site, read):
