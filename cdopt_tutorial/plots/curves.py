@@ -1,4 +1,4 @@
-"""What seeds, repeats or settings gave: curves, in one panel or several."""
+"""Curves over seeds, repeats or settings, in one panel or several."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
 
 _SIZE = WIDTH, 3.5  # inches
-_APART = 0.015  # of the axis, between two ranges at one x
+_APART = 0.015  # of the axis, between two ranges at the same x
 _DECADES = 3  # that a panel's values may span on a linear axis
 _Seed = tuple[Sequence[float], Sequence[float]]
 
@@ -21,9 +21,8 @@ def learning_curves(
     """Draw the median over the seeds of each curve, in a band from worst to best.
 
     A method of ``style.METHODS`` looks the same in every figure. A curve has a pair
-    (x, y) per seed, x rising. A run that stops before others keeps its last value; a
-    marker shows where. A line marks `threshold`. `axes` are matplotlib's: xlabel,
-    ylabel, xscale, yscale.
+    (x, y) per seed, with x rising; a run that stops early keeps its last value, and a
+    marker shows where. `axes` are matplotlib's: xlabel, ylabel, xscale, yscale.
     """
     ax, lines = Figure(figsize=_SIZE).add_subplot(**axes), []
     for name, look in looks(curves).items():
@@ -45,10 +44,10 @@ def learning_curves(
 
 @styled
 def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
-    """Draw medians on logarithmic axes, each with a bar from the least to the most.
+    """Draw medians on logarithmic axes, each with a bar from least to most.
 
-    A curve has a pair (x, y) per repeat, and all have the same few x. At each x the
-    curves stand side by side, where bands of equal curves would hide each other.
+    A curve has a pair (x, y) per repeat, all with the same few x. At each x the curves
+    stand side by side, since bands of equal curves would hide each other.
     """
     ax, bars = Figure(figsize=_SIZE).add_subplot(xscale="log", yscale="log", **axes), []
     for place, (name, look) in enumerate(looks(curves).items()):
@@ -68,11 +67,10 @@ def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
 def panels(
     settings: Mapping[str, Mapping[str, Sequence[float]]], *, xlabel: str, ylabel: str
 ) -> Figure:
-    """Draw a panel for each setting, and in it a curve for each method.
+    """Draw a panel for each setting, with a curve for each method.
 
     A curve has a y for each x from 1, such as each epoch; what is not finite is left
-    out. It leaves a panel in which it grows by more than some decades, where the axis
-    is logarithmic. A method looks the same in all panels.
+    out. Where values span decades the axis is logarithmic, and cuts off what diverges.
     """
     look_of = looks(name for of in settings.values() for name in of)
     fig = Figure(figsize=(WIDTH, 3.2))
@@ -97,7 +95,7 @@ def _mark(ax: Axes, threshold: float) -> None:
 
 
 def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
-    """Where few x were measured, as epochs or widths, put the ticks on these."""
+    """Where few x were measured, such as epochs or widths, put the ticks there."""
     measured = sorted({float(x) for c in curves.values() for xs, _ in c for x in xs})
     if len(measured) <= 8:
         ax.set_xticks(measured, [f"{x:g}" for x in measured])
@@ -109,7 +107,7 @@ def _scale(ax: Axes) -> None:
     least, most = np.quantile(values[np.isfinite(values)], (0, 1))
     if least > 0 and most > 10**_DECADES * least:
         ax.set_yscale("log")
-        # One curve that diverges would flatten all others.
+        # One curve that diverges would flatten the others.
         first = np.nanmax([line.get_ydata()[0] for line in ax.lines])
         ax.set_ylim(top=min(most, 10**_DECADES * first))
     elif least >= 0:

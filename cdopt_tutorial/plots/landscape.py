@@ -1,4 +1,4 @@
-"""Landscapes: functions of the plane, paths over them, and maps of it as arrows."""
+"""Functions of the plane with paths over them, and maps of the plane as arrows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from cdopt_tutorial.plots.style import INK, SERIES, add_legend, styled
 
 _WIDTH = 2.7  # inches of a panel
 _LEVELS = 11
-_DOTS = 250  # across a panel; a contour line is right to a ninth of one
+_DOTS = 250  # across a panel; a contour line is accurate to a ninth of one
 _BESIDE, _BELOW, _TITLE = 0.75, 0.45, 0.45  # inches that labels and titles need
 _CURVE = {"color": INK, "lw": 1.4, "alpha": 0.8}
 _TARGET = {"color": INK, "marker": "*", "ms": 15, "mew": 1.2, "mfc": "none", "ls": ""}
@@ -33,12 +33,12 @@ def landscape(
     target: Sequence[float],
     target_label: str,
 ) -> Figure:
-    """Draw an even number of landscapes, two in a row, with the paths over them.
+    """Draw an even number of landscapes, two in a row, with paths over them.
 
-    A panel has, by its title, a function's values (rows, columns) on the rising `axis`,
-    and paths (steps + 1, 2) by their names, the same in all. A line runs along the
-    points `curve`, (n, 2), such as a manifold; a star is at `target`. Contour lines
-    share the area evenly: valleys are seen however steep the walls are.
+    A panel, by its title, has a function's values (rows, columns) on the rising `axis`,
+    and paths (steps + 1, 2) by name, the same names in all. A line joins the points
+    `curve`, (n, 2), such as a manifold; a star marks `target`. Contour lines divide the
+    area evenly, so that valleys are seen however steep their walls are.
     """
     rows = len(panels) // 2
     size = _BESIDE + 2 * _WIDTH, _BELOW + rows * (_WIDTH + _TITLE)
@@ -69,7 +69,7 @@ def arrows(
     curve: ArrayLike,
     curve_label: str,
 ) -> Figure:
-    """Draw where a map of the plane sends points: an arrow from each to its image.
+    """Draw an arrow from each point of the plane to its image under a map.
 
     A group has points and their images, (n, 2) each; `curve` is as in `landscape`.
     """
@@ -90,7 +90,7 @@ def arrows(
 
 
 def _draw_values(ax: Axes, axis: np.ndarray, values: np.ndarray) -> None:
-    """Draw contour lines, the ground between them the fuller the higher."""
+    """Draw contour lines, and the ground between them darker the higher it is."""
     ax.grid(visible=False)
     levels = np.unique(np.quantile(values, np.linspace(0, 1, _LEVELS + 1)))
     shades = [to_rgba(INK, 0.2 * k / _LEVELS) for k in range(len(levels) - 1)]
@@ -103,8 +103,8 @@ def _draw_values(ax: Axes, axis: np.ndarray, values: np.ndarray) -> None:
 
 
 def _thinned(path: Path, span: float) -> Path:
-    """Leave out the points of a contour that nobody can see: the page is lighter."""
-    # Closing a part is going back to its start, and that can be thinned out.
+    """Leave out the points of a contour that nobody can see, for a lighter page."""
+    # What closes a part becomes a line, since only lines are thinned.
     codes = np.where(path.codes == Path.CLOSEPOLY, Path.LINETO, path.codes)
     large = Affine2D().scale(_DOTS / span)
     thin = Path(path.vertices, codes).cleaned(transform=large, simplify=True)

@@ -10,17 +10,16 @@ from matplotlib.patches import Rectangle
 from cdopt_tutorial.plots.style import INK, SERIES, WIDTH, styled
 
 _ROW = 1.05  # inches of a row of the figure
-_HATCHES = "//", "\\\\", "..", "xx", "--", "||"  # of the ranks: not by colour alone
-_GAP = 0.22  # between two weights, as a part of the longest side
+_HATCHES = "//", "\\\\", "..", "xx", "--", "||"  # of the ranks, beside their colours
+_GAP = 0.22  # between two weights, as a fraction of the longest side
 
 
 @styled
 def ownership(ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw, for each way and each rank, the weights with the part that lies there.
 
-    A part has a ``shape``, that of the whole weight, a ``begin`` and a ``size``, by
-    rows and columns. It is filled, in the pattern of the rank, of which there may be
-    six; a weight of which nothing is there is left out.
+    A part has the ``shape`` of the whole weight, a ``begin`` and a ``size``, by rows
+    and columns; it is filled in the pattern of its rank, of which there may be six.
     """
     ranks = max(map(len, ways.values()))
     fig = Figure(figsize=(WIDTH, _ROW * len(ways) + 0.3))

@@ -1,4 +1,4 @@
-"""How roles and curves look in every figure, and what all figures share."""
+"""The look of roles and curves in every figure, and what all figures share."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,15 @@ from matplotlib import style
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-INK = "#010203"  # the text colour of the page, once `show.figure` has put that in
-WIDTH = 7.2  # inches that a figure may be wide
+INK = "#010203"  # `show.figure` replaces it by the text colour of the page
+WIDTH = 7.2  # inches, at most, of a figure
 
-_LINE = 40  # letters of a name in a legend, above which it takes a second line
+_LINE = 40  # letters of a name in a legend, before it takes a second line
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one worker or one curve is drawn; never by its colour alone."""
+    """How one worker or one curve is drawn; colour is never the only difference."""
 
     color: str
     linestyle: str | tuple
@@ -26,8 +26,8 @@ class Look:
 
 
 _DOTS, _DASHES, _DASH_DOT = (0, (1.2, 1.2)), (0, (5, 1.5)), (0, (5, 1.5, 1.2, 1.5))
-# Each has a contrast of at least 3 on a white and on a dark page, and each two
-# differ to people who see no red, no green or no blue; tests/test_plots.py.
+# Each has a contrast of at least 3 on a white and on a dark page, and any two differ
+# for people who see no red, no green or no blue; see tests/test_plots.py.
 _BLUE = Look("#4696e6", "-", "o")
 _OCHRE = Look("#c8821e", _DASHES, "s")
 _TEAL = Look("#1e8278", _DASH_DOT, "^")
@@ -36,46 +36,43 @@ _VIOLET = Look("#8c37fa", "-", "P")
 _BROWN = Look("#8c6414", _DASHES, "X")
 
 SERIES = (_BLUE, _OCHRE, _TEAL, _PINK, _VIOLET, _BROWN)
-"""Looks of things that are no roles, in the order they are drawn."""
+"""Looks of things that are not roles, in the order they are drawn."""
 
-# A line and a marker more for those whose colour has been taken.
+# Further lines and markers, where the colour is taken.
 _LONG, _SHORT = (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1))
 _DASHES_DOTS = (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2))
 
 METHODS = {
     **dict.fromkeys(("free", "plain", "RNN"), _BLUE),
     # Dissolved.
-    **dict.fromkeys(("Stiefel", "Stiefel RNN", "stacked"), _OCHRE),
-    **dict.fromkeys(("fused", "dissolving, SGD"), _OCHRE),
+    **dict.fromkeys(("Stiefel", "Stiefel RNN", "fused", "dissolving, SGD"), _OCHRE),
     **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), Look(_OCHRE.color, _SHORT, "*")),
     "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
-    **dict.fromkeys(("per gate", "LSTM, per gate"), Look(_BROWN.color, _SHORT, "X")),
+    "LSTM, per gate": Look(_BROWN.color, _SHORT, "X"),
     "LSTM, stacked": Look(_OCHRE.color, _DOTS, ">"),  # beside "Stiefel RNN"
-    # Exact at every step: by torch's parametrizations, and brought back after it.
+    # Exact at every step: by torch's parametrizations, or projected back after it.
     **dict.fromkeys(("torch's orthogonal", "cayley"), _TEAL),
     "householder": Look(_TEAL.color, _LONG, "<"),
     "matrix_exp": Look(_TEAL.color, _DOTS, "H"),
     "projection": Look(_BLUE.color, _LONG, "v"),
     "geoopt": Look(_BROWN.color, _SHORT, "d"),
-    # Controls.
-    **dict.fromkeys(("orthogonal start", "stacked, control"), _PINK),
-    # Beside a control in one figure, so of another colour; as is the second of two.
+    # Controls, which one figure shows together.
+    "orthogonal start": _PINK,
     "penalty alone": Look(_BROWN.color, _DOTS, "8"),
-    "per gate, control": _VIOLET,
     # Another architecture.
     "LSTM": _VIOLET,
 }
-"""Looks of what is compared in several figures: a method has one through the book."""
+"""Looks of the methods that several figures compare: one each throughout the book."""
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """The look of each curve of a figure: a method's own, or the next that is free."""
+    """The look of each curve of a figure: a method's own, or the next free one."""
     taken = {name: METHODS.get(name) for name in names}
     spare = cycle(look for look in SERIES if look not in taken.values())
     return {name: look or next(spare) for name, look in taken.items()}
 
 
-# In the order of their lanes: who leads, who works, who serves.
+# In the order of their lanes: those that lead, those that work, those that serve.
 _ROLES = {
     "agent": (_BLUE,),
     "master": (_VIOLET,),
@@ -87,14 +84,14 @@ _ROLES = {
 
 
 def look(worker: str) -> Look:
-    """Return how a worker is drawn; a ValueError if its name is that of no role."""
+    """The look of a worker; a ValueError if its name is not that of a role."""
     role, number = _place(worker)
     of_role = list(_ROLES.values())[role]
     return of_role[number % len(of_role)]
 
 
 def in_order(workers: Iterable[str]) -> list[str]:
-    """Sort names of workers, each once: who leads, who works, who serves."""
+    """Sort the names of workers in the order of their lanes, each once."""
     return sorted(set(workers), key=_place)
 
 
@@ -106,14 +103,14 @@ def _place(worker: str) -> tuple[int, int]:
     return list(_ROLES).index(role), int(number or 0)
 
 
-# Makes a function that draws use the style sheet, and nothing else.
+# A decorator: the function draws by the style sheet alone.
 styled = style.context(["default", f"{__package__}.tutorial"])
 
 
 def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
     """Put a legend above all axes, in as many columns as fit; the figure grows by it.
 
-    The layout of the figure must leave room for what is outside of the axes.
+    The layout of the figure must leave room for it.
     """
     for handle in handles:
         handle.set_label(fill(handle.get_label(), _LINE))

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from cdopt_tutorial.engines.probes.trace import Call
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, in_order, look, styled
 
-_HEADS_UP_TO = 40  # calls; the heads of more arrows would hide the arrows
+_HEADS_UP_TO = 40  # calls; with more, the heads would hide the arrows
 _TIMES = "sent", "started", "ended", "received"
 
 
@@ -26,12 +26,10 @@ def timeline(
 ) -> Figure:
     """Draw who called whom, when, and how long the callee worked on it.
 
-    Every worker has a lane; in it, a row per method that it ran for others. A bar is
-    the work, in the caller's colour; thin lines are request and response; one along a
-    lane is the wait. `window` is in the unit of the axis. No calls are a ValueError.
+    Every worker has a lane, with a row for each method that it ran. A bar is the work,
+    in the caller's colour; thin lines are request and response, and one along a lane is
+    the wait. `window` is in the unit of the axis.
     """
-    if not calls:
-        raise ValueError("no calls to draw: was the system run with tracing on?")
     calls, unit = _on_axis(calls)
     ax = Figure(figsize=(WIDTH, 1)).add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)
@@ -59,7 +57,7 @@ def timeline(
 def turned(
     calls: Sequence[Call], window: tuple[float, float] | None = None
 ) -> tuple[str, dict]:
-    """What `show.figure` needs so that readers can zoom into `timeline` of the same."""
+    """The `turn` of `show.figure` with which readers can zoom into `timeline`."""
     calls, unit = _on_axis(calls)
     whole = max(call.received for call in calls)
     low, high = window or (0, whole)
@@ -79,7 +77,7 @@ def turned(
 
 
 def _on_axis(calls: Sequence[Call]) -> tuple[list[Call], str]:
-    """The calls with times from the first on, in a unit that fits, and its name."""
+    """The calls with times counted from the first, in a suitable unit, and its name."""
     zero = min(call.sent for call in calls)
     span = max(call.received for call in calls) - zero
     unit, ns = ("µs", 1e3) if span < 2e6 else ("ms", 1e6) if span < 2e9 else ("s", 1e9)
@@ -127,7 +125,7 @@ def _draw_arrows(
     for call in calls:
         if call.caller == call.callee:
             continue  # its own work: nothing is sent
-        # From the edge of the caller's lane to that of the bar which faces it.
+        # From the edge of the caller's lane to the edge of the bar that faces it.
         down = lanes[call.callee] > lanes[call.caller]
         edge = lanes[call.caller][1 if down else 0]
         near = bars[call.caller, call.callee, call.method][0 if down else 1]
