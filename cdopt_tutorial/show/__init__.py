@@ -1,4 +1,4 @@
-"""What a chapter shows: offline HTML, which stays on the page."""
+"""What a chapter shows: HTML that works offline and stays on the page."""
 
 import base64
 import hashlib
@@ -28,13 +28,13 @@ from cdopt_tutorial.engines.seam.device import gpus_of
 from cdopt_tutorial.plots.style import INK, SERIES, styled
 
 HIDDEN = "application/papermill.record/"  # as `publish.chapter` reads it
-PHONE = 340  # pixels that a figure has there
+PHONE = 340  # pixels for a figure there
 
 
 def glue(name: str, value: object) -> None:
     """Keep a number or a text for the role ``glue:text``, as `myst_nb.glue` does.
 
-    A name is unique in the book, so it begins with the chapter's.
+    The name is unique in the book, so it begins with the chapter's.
     """
     about = {"scrapbook": {"name": name, "mime_prefix": HIDDEN}}
     display({f"{HIDDEN}text/plain": repr(value)}, metadata=about, raw=True)
@@ -50,17 +50,17 @@ def guess(
 ) -> None:
     """Put an answer on the page, which `book/_static/guess.js` locks.
 
-    The question is the last paragraph before this cell that begins with **Predict**;
-    from the first cell behind it the page hides what follows in the section, until the
-    reader has entered a number or taken one of `choices`. Where no script runs, as in
-    Jupyter, the answer is folded.
+    The question is the last paragraph before this cell that begins with **Predict**.
+    From the cell after it, the page hides the rest of the section until the reader has
+    entered a number or picked one of `choices`. Without scripts, as in Jupyter, the
+    answer is folded.
 
     Args:
-        name: unique in the book, so it begins with the chapter's, as in `glue`.
+        name: unique in the book, as in `glue`.
         answer: what was measured: a number, or one of `choices`.
-        unit: what stands behind the number.
-        spec: how the number is shown, as `format` has it.
-        choices: what may be taken, if the answer is no number.
+        unit: what stands after the number.
+        spec: how the number is shown, a spec of `format`.
+        choices: the possible answers, if they are not numbers.
 
     Raises ValueError if the answer is not among the choices.
     """
@@ -79,7 +79,7 @@ def guess(
 
 
 def environment(device: str = "cpu") -> HTML:
-    """Show what the chapter was run on: `device` is torch's name of one, or "auto"."""
+    """Show what the chapter ran on; `device` is a name of torch's, or "auto"."""
     gpus = gpus_of("cuda" if device == "auto" else device)
     found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
     where = ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
@@ -111,7 +111,7 @@ class Progress:
         """Move the bar to `value` of `total`, and write `text` below it."""
         self.value, self.text = value, text
         now = time.monotonic()
-        # A page keeps only the last state: more updates than seen are a cost.
+        # Updates that nobody sees cost time, and a page keeps only the last one.
         if now - self._shown_at >= 0.1:
             self._shown_at = now
             self._handle.update(self)
@@ -132,9 +132,9 @@ def diagram(name: str, *, caption: str) -> HTML:
 
 
 def svg(name: str) -> str:
-    """The element of such a file, as wide as it is drawn, or as the page."""
+    """The element of such a file, as wide as it is drawn or, if less, as the page."""
     text = (files(__package__) / f"{name}.svg").read_text()
-    # As a picture by itself it is grey; here it takes the colour of the text.
+    # As a picture on its own it is grey; here it takes the colour of the text.
     style = "color:inherit;width:100%;height:auto;max-width:"
     width = re.search(r' width="(\d+)"', text).group(1)
     return text.replace("<svg", f'<svg style="{style}{width}px"', 1)
@@ -146,9 +146,9 @@ def figure(
 ) -> HTML:
     """Show a figure of `plots` as one inline SVG for a light page and a dark one.
 
-    `alt` says what it shows, for those who can't see it. `turn` names a figure of
-    `book/_static/turn.js` that readers can turn, with the chapter's numbers for it: on
-    a page with scripts it takes the place of `fig`.
+    `alt` describes it to those who can't see it. `turn` names an interactive figure of
+    `book/_static/turn.js`, with the chapter's numbers for it, which takes the place of
+    `fig` on a page with scripts.
     """
     buffer, absent = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
     fig.savefig(buffer, format="svg", metadata=absent)
@@ -157,17 +157,17 @@ def figure(
 
 
 def _inline(svg: str, width: float, alt: str) -> str:
-    """An element, of a file of matplotlib's, that shares a page with others."""
+    """Make matplotlib's file an element that can share a page with others."""
     inner = svg[svg.index(">", svg.index("<svg")) + 1 :]
     # A style element would reach every SVG of the page.
     inner = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inner, flags=re.DOTALL)
     inner = re.sub(r">\s+<", "><", inner).replace(INK, "currentColor")
-    # Two inline SVGs with the same ids would use each other's clip paths.
+    # Two SVGs of a page with the same ids would use each other's clip paths.
     mark = "f" + hashlib.sha256(inner.encode()).hexdigest()[:8]
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
     box = re.search(r'viewBox="[^"]*"', svg).group()
     style = f"width:100%;max-width:{width:.0f}px;"
-    # Smaller than this it would not be legible: on a phone it scrolls in its frame.
+    # Smaller than this it would be illegible; on a phone it scrolls in its frame.
     if (least := width * 2 / 3) > PHONE:
         style += f"min-width:{least:.0f}px;"
     style += "height:auto;stroke-linejoin:round;stroke-linecap:butt"
@@ -183,8 +183,8 @@ def video(
 ) -> HTML:
     """Show frames, (height, width, 3) of uint8, as an offline video that loops.
 
-    The frame of index `poster` is shown before it plays. `label` says what it shows,
-    for those who can't see it.
+    The frame of index `poster` is shown before it plays. `label` describes it to those
+    who can't see it.
     """
     height, width, _ = frames[0].shape
     still = io.BytesIO()
@@ -217,7 +217,7 @@ def _figure(content: str, caption: str, turn: tuple[str, dict] | None = None) ->
     note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     name = data = ""
     if turn is not None:
-        # What ends a script may stand in a text.
+        # A text could contain what ends a script.
         numbers = {"colors": [each.color for each in SERIES], **turn[1]}
         text = json.dumps(numbers).replace("</", r"<\/")
         name = f' data-turn="{turn[0]}"'
