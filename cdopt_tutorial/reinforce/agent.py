@@ -1,4 +1,4 @@
-"""The agent and its observers: what they own, and how they converse in a round."""
+"""The agent and its observers: what they own, and how they talk during a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,42 +15,34 @@ from torch.futures import Future
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.engines.seam.device import device_for, pick_device
 from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
-from cdopt_tutorial.reinforce.learner import (
-    STATE_SIZE,
-    Actor,
-    Episodes,
-    Policy,
-    policy_loss,
-)
+from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, policy_loss
 
 ENVIRONMENT = "CartPole-v1"
-# One environment where every step is a round trip, many where one serves them all.
+# One environment where every step costs it a round trip; many where they share one.
 DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
 
 
 @dataclass(frozen=True)
 class ReinforceConfig:
-    """Settings of a run; a ValueError if one is out of its range, or no such device."""
+    """Settings of a run; a ValueError if one is out of range, or no such device."""
 
-    #: how observers and agent converse: "per-step", "packed", "batched" or
-    #: "local-policy".
+    #: how observers and agent talk: "per-step", "packed", "batched" or "local-policy".
     conversation: str = "local-policy"
     num_observers: int = 2  #: observers, each on a worker of its own, at least 1
-    #: environments of each observer; None takes the conversation's default: 1, 1, 16
-    #: and 32 in this order.
+    #: environments per observer; by default 1, 1, 16 or 32, by the conversation.
     num_envs: int | None = None
     gamma: float = 0.99  #: discount factor of the rewards, above 0 and at most 1
     lr: float = 1e-2  #: learning rate of Adam, above 0
-    seed: int = 1  #: of the policy's start, the environments and the choice of actions
+    seed: int = 1  #: of the initial policy, the environments and the choice of actions
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
     #: rounds, of one episode in every environment, between two log lines.
     log_interval: int = 10
-    #: of the agent's policy, and of the observers' with "local-policy", as
-    #: :func:`~.device.pick_device` takes it; they share out the GPUs of "cuda". What
-    #: travels, and all chance, is on the CPU.
+    #: of the agent's policy, and of the observers' with "local-policy", as in
+    #: :func:`~.device.pick_device`; they share the GPUs of "cuda". Messages and random
+    #: streams stay on the CPU.
     device: str = "cpu"
-    environment: ClassVar[str] = ENVIRONMENT  # and another one in chapter 8
-    max_lag: ClassVar[int] = 0  # nobody plays ahead, until chapter 8
+    environment: ClassVar[str] = ENVIRONMENT  # chapter 8 has another one
+    max_lag: ClassVar[int] = 0  # nobody plays ahead before chapter 8
 
     def __post_init__(self):
         choices(self, conversation=CONVERSATIONS)
@@ -68,32 +60,28 @@ class ReinforceConfig:
         return gymnasium.spec(self.environment).reward_threshold
 
     def worker_of(self, observer: int) -> str:
-        """Name of an observer's worker, by a number that nobody else has.
-
-        That of one that replaces another is by ``num_observers`` higher.
-        """
+        """Worker of an observer; its replacement's number is num_observers higher."""
         return f"observer{observer % self.num_observers}"
 
     def seed_of(self, observer: int, purpose: str) -> int:
-        """A seed of an observer's own for its "environments" or its "actions"."""
+        """An observer's own seed for its "environments" or its "actions"."""
         stream = ("environments", "actions").index(purpose)
         sequence = np.random.SeedSequence([self.seed, observer, stream])
         return int(sequence.generate_state(1)[0])
 
     def make_environments(self) -> VectorEnv:
-        """An observer's environments, which take their steps together."""
-        vectorized = "vector_entry_point"
-        return gymnasium.make_vec(self.environment, self.num_envs, vectorized)
+        """An observer's environments, which step together."""
+        return gymnasium.make_vec(self.environment, self.num_envs, "vector_entry_point")
 
     def make_policy(self) -> Policy:
-        """A policy for them, by torch's random state."""
+        """A policy for them, initialised from torch's random state."""
         one = gymnasium.make(self.environment)
         (size,), actions = one.observation_space.shape, one.action_space.n
         return Policy(size, int(actions))
 
 
 class Agent:
-    """Trains one policy on the episodes of observers, who call back, all at once."""
+    """Trains one policy on the episodes of observers, which call it concurrently."""
 
     def __init__(self, config: ReinforceConfig):
         self.config = config
@@ -107,7 +95,7 @@ class Agent:
         self._waiting = Rendezvous(self._select_together)
 
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
-        """Command every observer to run its episodes, and wait for all of them."""
+        """Have every observer run its episodes, and wait for all of them."""
         futures = self._command(agent_rref, observer_rrefs)
         both = zip(self._actors, futures, strict=True)
         return [actor.episodes(*future.wait()) for actor, future in both]
@@ -117,8 +105,8 @@ class Agent:
     ) -> tuple[int, float]:
         """Learn from a round of episodes: one step of Adam on :func:`~.policy_loss`.
 
-        Returns for ``Round`` how old the policy was that played, and the largest
-        ratio of its probabilities: none here, as it is the one that learns.
+        Returns the ``lag`` and ``max_ratio`` of the ``Round``: 0 and 1, since the
+        policy that played is the one that learns.
         """
         self.optimizer.zero_grad()
         policy_loss(self.policy, batch, self.config.gamma, weighting).backward()
@@ -126,11 +114,11 @@ class Agent:
         return 0, 1.0
 
     def select_action(self, observer: int, states: NDArray) -> NDArray:
-        """Actions (n,) for an observer's states (n, 4); called by the observer."""
+        """Choose actions (n,) in an observer's states (n, 4); called by it."""
         return self._actors[observer].select(states)
 
     def report_reward(self, observer: int, rewards: NDArray) -> None:
-        """Take the rewards (n,) of an observer's last actions; called by it."""
+        """Record the rewards (n,) of an observer's last actions; called by it."""
         self._actors[observer].rewards.append(rewards)
 
     def report_and_select(
@@ -144,26 +132,26 @@ class Agent:
     def report_and_wait(
         self, observer: int, rewards: bytes, states: bytes
     ) -> Future[bytes]:
-        """The same as bytes, answered by a future once all observers wait."""
+        """The same in bytes; the future completes once all observers are waiting."""
         if rewards:
             self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
-        rows = np.frombuffer(states, dtype=np.float32).reshape(-1, STATE_SIZE)
-        return self._waiting.enter(observer, rows)
+        rows = np.frombuffer(states, dtype=np.float32)
+        return self._waiting.enter(observer, rows.reshape(self.config.num_envs, -1))
 
     def report_and_leave(self, observer: int, rewards: NDArray) -> None:
-        """The observer's last rewards; the others need not wait for it any more."""
+        """Record an observer's last rewards; the others no longer wait for it."""
         self.report_reward(observer, rewards)
         self._waiting.leave(observer)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters, copied to the CPU, for those who act themselves."""
+        """The policy's parameters, copied to the CPU, for observers that act on it."""
         weights = self.policy.state_dict().items()
         return {name: value.to("cpu", copy=True) for name, value in weights}
 
     def report_steps(
         self, observer: int, states: NDArray, actions: NDArray, rewards: NDArray
     ) -> None:
-        """Take a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
+        """Record a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
         actor = self._actors[observer]
         actor.states, actor.actions, actor.rewards = states, actions, rewards
 
@@ -184,7 +172,7 @@ class Agent:
 
 
 class Observer:
-    """Runs episodes in its environments when the agent tells it to."""
+    """Runs episodes in its own environments when the agent asks for them."""
 
     def __init__(self, number: int, config: ReinforceConfig):
         self._talk = CONVERSATIONS[config.conversation](number, config)
@@ -193,16 +181,16 @@ class Observer:
         self._env.np_random = np.random.default_rng(seed)
 
     def run_episode(self, agent_rref) -> tuple[NDArray, NDArray]:
-        """What the agent commands; returns what :meth:`play_episodes` does."""
+        """:meth:`play_episodes` within a conversation; called by the agent."""
         self._talk.begin(agent_rref)
         ends = self.play_episodes()
         self._talk.end()
         return ends
 
     def play_episodes(self) -> tuple[NDArray, NDArray]:
-        """One episode in every environment: its length, and whether time cut it.
+        """Play an episode per environment: its length, and whether it was truncated.
 
-        Where it is over, the environment is stepped along, but nothing counts.
+        An environment whose episode has ended is still stepped, but nothing counts.
         """
         states, _ = self._env.reset()
         running = np.ones(self._env.num_envs, dtype=bool)
@@ -219,20 +207,20 @@ class Observer:
 
 
 class PerStep:
-    """Two calls a step, as in the original: the state for an action, then the reward.
+    """Two calls a step, as in the original: a state for an action, then the reward.
 
-    The observer's side of a conversation, in arrays: tensors take twice the time.
+    An observer's side of a conversation; arrays take half as long as tensors.
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
         self._number = number % config.num_observers
 
     def begin(self, agent_rref) -> None:
-        """A round of episodes starts; the reference is to the agent."""
+        """Start a round of episodes, with a reference to the agent."""
         self._agent = agent_rref.rpc_sync()
 
     def ask(self, states: NDArray) -> NDArray:
-        """Actions (n,) int64 for states (n, 4) float32."""
+        """Get actions (n,) int64 for states (n, 4) float32."""
         return self._agent.select_action(self._number, states)
 
     def tell(self, rewards: NDArray) -> None:
@@ -240,7 +228,7 @@ class PerStep:
         self._agent.report_reward(self._number, rewards)
 
     def end(self) -> None:
-        """All episodes are over."""
+        """End the round."""
 
 
 class Packed(PerStep):
@@ -261,10 +249,10 @@ class Packed(PerStep):
 
 
 class Batched(Packed):
-    """The same call, answered once all observers wait: one forward pass for all."""
+    """The same call, answered once all observers wait, by one forward pass."""
 
     def ask(self, states: NDArray) -> NDArray:
-        # Bytes, since arrays take longer to pickle and unpickle.
+        # Bytes pickle faster than arrays.
         sent = self._rewards.tobytes(), states.tobytes()
         actions = self._agent.report_and_wait(self._number, *sent)
         return np.frombuffer(actions, dtype=np.int64)
@@ -274,7 +262,7 @@ class Batched(Packed):
 
 
 class LocalPolicy(PerStep):
-    """Two calls a round: the weights come to the observer, its episodes go back."""
+    """Two calls a round: the observer fetches the weights and returns its episodes."""
 
     def __init__(self, number: int, config: ReinforceConfig):
         super().__init__(number, config)

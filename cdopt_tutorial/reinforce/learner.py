@@ -1,4 +1,4 @@
-"""The policy, and the rule by which it learns: REINFORCE, without any RPC."""
+"""The policy and its learning rule: REINFORCE, without any RPC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,38 +10,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-STATE_SIZE = 4  # CartPole: position, velocity, angle, angular velocity
-NUM_ACTIONS = 2  # push to the left, push to the right
-
 
 class Policy(nn.Module):
-    """Scores CartPole's two actions by one hidden layer, without the dropout of old.
+    """Scores actions, CartPole's by default: one hidden layer, and no dropout."""
 
-    Or as many actions as another environment has, for states of its size.
-    """
-
-    def __init__(
-        self,
-        state_size: int = STATE_SIZE,
-        num_actions: int = NUM_ACTIONS,
-        hidden: int = 128,
-    ):
+    def __init__(self, state_size: int = 4, num_actions: int = 2, hidden: int = 128):
         super().__init__()
         self.affine1 = nn.Linear(state_size, hidden)
         self.affine2 = nn.Linear(hidden, num_actions)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Scores (logits) of the actions, (..., 2), for states (..., 4)."""
+        """Scores (logits) of the actions, (..., 2), in states (..., 4)."""
         return self.affine2(F.relu(self.affine1(states)))
 
     @torch.no_grad()
     def scores(self, states: NDArray) -> Tensor:
-        """The same for acting, not learning: NumPy in, a tensor on the CPU out."""
+        """The same without gradients: from an array to a tensor on the CPU."""
         return self(torch.from_numpy(states).to(self.affine1.weight.device)).cpu()
 
 
 class Actor:
-    """Chooses an observer's actions, by a random stream of its own; notes its steps."""
+    """Draws an observer's actions from its own random stream, and records its steps."""
 
     def __init__(self, policy: Policy, seed: int):
         self.policy = policy
@@ -53,8 +42,8 @@ class Actor:
         return self.draw(states, self.policy.scores(states))
 
     def draw(self, states: NDArray, scores: Tensor) -> NDArray:
-        """The same, drawn from the softmax of the states' scores (n, 2)."""
-        # As torch.multinomial without its checks: a race of exponential clocks.
+        """The same from the states' scores (n, 2), whose softmax is sampled."""
+        # As torch.multinomial does without its checks: a race of exponential clocks.
         clocks = torch.empty_like(scores).exponential_(generator=self._generator)
         actions = (torch.softmax(scores, dim=1) / clocks).argmax(dim=1).numpy()
         self.states.append(states)
@@ -68,7 +57,7 @@ class Actor:
         return [np.array(part) for part in steps]
 
     def episodes(self, lengths: NDArray, truncated: NDArray) -> "Episodes":
-        """The same as episodes, of these lengths (n,), and truncated or not (n,)."""
+        """The same as episodes of these lengths (n,), some of them truncated (n,)."""
         parts = *self.take_steps(), lengths, truncated
         return Episodes(*map(torch.from_numpy, parts))
 
@@ -79,9 +68,9 @@ class Episodes:
 
     states: Tensor  #: (T, n, 4) float32, what the policy saw
     actions: Tensor  #: (T, n) int64, what it did
-    rewards: Tensor  #: (T, n) float32, what it got; 0 after an episode's end
+    rewards: Tensor  #: (T, n) float32, what it earned; 0 after an episode's end
     lengths: Tensor  #: (n,) int64, steps of each episode
-    truncated: Tensor  #: (n,) bool, cut by the time limit rather than ended by a fall
+    truncated: Tensor  #: (n,) bool, ended by the time limit rather than by a fall
 
     @property
     def taken(self) -> Tensor:
@@ -90,7 +79,7 @@ class Episodes:
 
     @property
     def totals(self) -> list[float]:
-        """The n episodes' undiscounted sums of rewards."""
+        """The undiscounted reward of each of the n episodes."""
         return self.rewards.sum(dim=0).tolist()
 
 
@@ -103,10 +92,10 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 
 
 def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
-    """Returns (T, n) of padded episodes, with truncation told from termination.
+    """Returns (T, n) of padded episodes; truncated ones are credited with a tail.
 
-    After the time limit an episode would have gone on: its tail is taken to be worth
-    what the start of one is worth on average in these.
+    Without the time limit such an episode would have gone on: its tail counts as much
+    as an episode's mean return from the start.
     """
     returns = discounted_returns(episodes.rewards, gamma)
     tail = torch.where(episodes.truncated, returns[0].mean(), 0.0)
@@ -115,7 +104,7 @@ def episode_returns(episodes: Episodes, gamma: float) -> Tensor:
 
 
 def log_probs(policy: Policy, episodes: Episodes) -> Tensor:
-    """(steps,) on the CPU: of each action taken, its log-probability here."""
+    """Log-probability of each action taken, (steps,) on the CPU."""
     device, taken = policy.affine1.weight.device, episodes.taken
     states, actions = episodes.states[taken], episodes.actions[taken]
     return _chosen(policy, states.to(device), actions.to(device)).cpu()
@@ -127,10 +116,10 @@ def policy_loss(
     gamma: float,
     weighting: Tensor | None = None,
 ) -> Tensor:
-    """REINFORCE's loss of a batch of episodes (Williams 1992), a scalar.
+    """REINFORCE's loss of a batch of episodes, a scalar (Williams 1992).
 
-    The mean over all steps of -log p(action) times the return, normalised (Li 2020),
-    and times the step's weight, if a weighting (steps,) is given.
+    The mean over all steps of -log p(action) times the normalised return (Li 2020),
+    and times the step's weight where a weighting (steps,) is given.
     """
     parts = [
         (e.states[e.taken], e.actions[e.taken], episode_returns(e, gamma)[e.taken])

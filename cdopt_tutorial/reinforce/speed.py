@@ -1,4 +1,4 @@
-"""How fast each conversation is, by its environments and by what their steps cost."""
+"""The speed of each conversation, by its environments and the cost of their steps."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +27,11 @@ Curve = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Job:
-    """A run whose speed is measured, with two observers, or in one process.
-
-    One process has the environments of both observers, and no RPC.
-    """
+    """A run to time: two observers, or one process with the environments of both."""
 
     name: str  #: of a conversation, or "one process"
     num_envs: int = 1  #: environments of each observer
-    cost_ms: float = 0.0  #: ms that an environment computes in each step, besides
+    cost_ms: float = 0.0  #: ms of computation added to each step of an environment
     rounds: int = 5  #: of an episode in every environment
 
     def run(self, device: str = "cpu") -> Run:
@@ -60,7 +57,7 @@ def measure(
 ) -> dict[Job, list[float]]:
     """Environment steps per second of jobs in each repeat, timed in turns.
 
-    `polling` is that of :func:`~.launch.launch`.
+    `polling` is an option of :func:`~.launch.launch`.
     """
     runs = [job.run(device) for job in jobs]
     paces = in_turns([runs] * repeats, polling=polling)
@@ -77,9 +74,9 @@ def in_turns(
     figure: Callable[[Training], Any] = pace,
     **options: Any,
 ) -> list[list[Any]]:
-    """A figure of each run, such as its pace, in each turn; a list for each run.
+    """A figure of each run, such as its pace, in each turn: a list per run.
 
-    All are in one launch, turn after turn, so that a slow second hits all alike.
+    All share one launch, turn after turn, so that a slow second hits all alike.
     """
     most = max(config.num_observers for _, _, config in turns[0])
     roles = {"agent": Role(_measure, (turns, figure))}
@@ -88,7 +85,7 @@ def in_turns(
 
 
 def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curve]]:
-    """The speeds over a field of the jobs, a curve per repeat, by the jobs' names."""
+    """Curves of the speeds over a field `x` of the jobs, one per repeat, by name."""
     found: dict[str, list[Curve]] = {}
     for name in dict.fromkeys(job.name for job in speeds):
         jobs = [job for job in speeds if job.name == name]
@@ -100,10 +97,10 @@ def curves(speeds: Mapping[Job, Sequence[float]], x: str) -> dict[str, list[Curv
 def predicted(
     cost_ms: float, added_ms: float, observers: int, cores: int, own_ms: float
 ) -> tuple[float, float]:
-    """Steps a second of one process, and of observers with one environment each.
+    """Steps per second of one process, and of observers with one environment each.
 
-    A step takes `cost_ms` and `own_ms`, and the calls of the observers add `added_ms`.
-    Observers step at the same time, as long as each has a core.
+    A step takes `cost_ms` plus `own_ms`, and the observers' calls add `added_ms`.
+    Observers step at the same time as long as each has a core.
     """
     step = cost_ms + own_ms
     together = step * max(1, observers / cores) + added_ms
@@ -111,7 +108,7 @@ def predicted(
 
 
 def turned(medians: Mapping[tuple[str, float], float], added_ms: float) -> dict:
-    """What the page's figure needs: speeds by name and cost, and what calls added."""
+    """The numbers of the page's figure: speeds by name and cost, and what calls add."""
     cheap = min(cost for _, cost in medians)
     names = list(dict.fromkeys(name for name, _ in medians))
     return {
@@ -129,9 +126,9 @@ def _measure(turns: Sequence[Sequence[Run]], figure: Callable) -> list[list[Any]
 
 
 class OneThread(OneProcess):
-    """The engine of one process, where observers play one after another.
+    """One process whose observers play one after another.
 
-    Threads would take turns at Python's lock, and cost more than they gain.
+    Threads would compete for Python's lock, and cost more than they gain.
     """
 
     def remote(self, worker: str, make: Callable, *args: Any) -> "_AtOnce":
@@ -156,7 +153,7 @@ class _Slow(VectorWrapper):
         self._seconds = cost * env.num_envs
 
     def step(self, actions: NDArray) -> tuple:
-        # Holds its core, as a simulator does; a sleep would leave it to others.
+        # Occupies its core, as a simulator does; a sleep would leave it to others.
         end = time.perf_counter() + self._seconds
         while time.perf_counter() < end:
             pass

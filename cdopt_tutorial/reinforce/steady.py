@@ -1,4 +1,4 @@
-"""An agent that goes on when an observer dies, with a new one in its place."""
+"""An agent that survives the death of an observer, with a new one in its place."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +14,14 @@ from cdopt_tutorial.reinforce.learner import Actor, Episodes
 
 @dataclass(frozen=True)
 class Lost:
-    """What the agent reports of an observer that died and is replaced."""
+    """What the agent reports when an observer died and is replaced."""
 
-    observer: str  #: its name, which the new one has as well
+    observer: str  #: its name, which its replacement takes over
     round: int  #: the round, from 1, in which nothing of it counts
 
 
 class SteadyAgent(Agent):
-    """Learns from the observers that are left; the engine must replace who dies."""
+    """Learns from the survivors; the engine must replace workers that die."""
 
     def __init__(self, config: ReinforceConfig, engine: Workers):
         super().__init__(config)
@@ -31,14 +31,14 @@ class SteadyAgent(Agent):
     def run_episode(
         self, agent_rref: Reference, observer_rrefs: list[Reference]
     ) -> list[Episodes]:
-        """The episodes of all that are left; again if there is none."""
+        """The episodes of all that survive; the round is repeated if none does."""
         self._round += 1
         batch: list[Episodes] = []
         while not batch:
             futures = self._command(agent_rref, observer_rrefs)
             for place, future in enumerate(futures):
-                # When the call fails, not when we wait: others may wait for it.
-                future.add_done_callback(partial(self._leave_if_lost, place))
+                # As soon as the call fails, since other observers may wait for it.
+                future.add_done_callback(partial(self._leave_if_failed, place))
             for place, future in enumerate(futures):
                 try:
                     batch.append(self._actors[place].episodes(*future.wait()))
@@ -54,10 +54,8 @@ class SteadyAgent(Agent):
         self._engine.report("agent", Lost(worker, self._round))
         return self._engine.remote(worker, Observer, number, config)
 
-    def _leave_if_lost(self, place: int, future: Future) -> None:
+    def _leave_if_failed(self, place: int, future: Future) -> None:
         try:
             future.value()
-        except WorkerLost:
-            self._waiting.leave(place)
         except Exception:
-            return  # whoever waits for the future gets it
+            self._waiting.leave(place)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
-import gymnasium
 from torch import Tensor
 from torch.utils.benchmark import set_torch_threads
 
@@ -15,20 +14,14 @@ from cdopt_tutorial.engines import Role, serve
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
-from cdopt_tutorial.reinforce.agent import (
-    ENVIRONMENT,
-    Agent,
-    Observer,
-    ReinforceConfig,
-)
-from cdopt_tutorial.reinforce.learner import STATE_SIZE, Episodes
+from cdopt_tutorial.reinforce.agent import Agent, Observer, ReinforceConfig
+from cdopt_tutorial.reinforce.learner import Episodes
 from cdopt_tutorial.reinforce.steady import SteadyAgent
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
-# Bytes that an episode in one environment takes: no pole falls in fewer than 8 steps,
-# and of each the state, the action and the reward are noted.
-EPISODE = 8 * (STATE_SIZE * 4 + 8 + 4)
+# Bytes of the shortest episode: 8 steps, with a state of 4 float32, action and reward.
+EPISODE = 8 * (4 * 4 + 8 + 4)
 
 
 @dataclass(frozen=True)
@@ -41,24 +34,22 @@ class Round:
     last_reward: float  #: mean of the round's episodes
     running_reward: float  #: the original's
     mean_reward: float  #: of the last 100 episodes
-    #: of the oldest episodes: rounds since the weights that played them.
-    lag: int = 0
-    #: the largest ratio of probabilities, before it is clipped.
-    max_ratio: float = 1.0
+    lag: int = 0  #: age, in rounds, of the oldest weights that played
+    max_ratio: float = 1.0  #: the largest ratio of probabilities, before clipping
 
 
 @dataclass
 class Score:
-    """How well the agent does, and whether its environment's authors call it solved."""
+    """How well the agent does, and whether its environment counts as solved."""
 
     #: total reward of every episode, in the order of the observers.
     rewards: list[float] = field(default_factory=list)
     running_reward: float = 0.0  #: the original's: an exponential average, from 0
     env_steps: int = 0  #: steps taken in all environments
     rounds: int = 0  #: times that the agent has learned
-    seconds: float = 0.0  #: from when this was made to the last round's end
+    seconds: float = 0.0  #: from the creation of this object to the last round's end
 
-    threshold = gymnasium.spec(ENVIRONMENT).reward_threshold  # chapter 8 has others
+    threshold = ReinforceConfig().threshold  # chapter 8 has another
 
     def __post_init__(self):
         self._begin = time.perf_counter()
@@ -66,7 +57,7 @@ class Score:
     def add(
         self, batch: Sequence[Episodes], lag: int = 0, max_ratio: float = 1.0
     ) -> Round:
-        """Count a round's episodes, from which the agent has learned by now."""
+        """Count a round's episodes, once the agent has learned from them."""
         new = [total for episodes in batch for total in episodes.totals]
         self.rewards += new
         for reward in new:
@@ -99,7 +90,7 @@ class Training:
     weights: dict[str, Tensor]  #: the trained policy's parameters, on the CPU
 
     def as_json(self) -> dict[str, Any]:
-        """What the command line writes; times in seconds."""
+        """What the command writes; times in seconds."""
         return {
             "solved": self.score.solved,
             "episodes": len(self.score.rewards),
@@ -109,7 +100,7 @@ class Training:
 
 
 def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training:
-    """The agent's role: make the observers, then train until it is solved."""
+    """The agent's role: make the observers, then train until the task is solved."""
     agent = SteadyAgent(config, engine) if engine.replaces else Agent(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
@@ -123,7 +114,7 @@ def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training
 def learn(
     engine: OneProcess | Workers, agent: Agent, batches: Iterable[Sequence[Episodes]]
 ) -> Training:
-    """The loop of all runs: learn from batches of episodes until it is solved."""
+    """The loop of all runs: learn from batches of episodes until solved."""
     score, rounds = Score(), []
     score.threshold = agent.config.threshold
     for batch in batches:
@@ -135,7 +126,7 @@ def learn(
 
 
 def check(config: ReinforceConfig) -> None:
-    """A ValueError if this machine has no memory for the workers, or their episodes."""
+    """A ValueError if this machine lacks memory for the workers or their episodes."""
     checks.workers(config, "num_observers", others=1)
     number = config.num_observers * config.num_envs * (config.max_lag + 1)
     checks.in_memory(f"a round in {number} environments", number * EPISODE)
@@ -149,16 +140,16 @@ def run(
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.
 
-    The role is the agent's; the options are those of :func:`~.launch.launch`. A
-    ValueError where :func:`check` refuses the config, a WorkerError if a worker failed.
+    ``role`` is the agent's, ``options`` are those of :func:`~.launch.launch`. Raises a
+    ValueError as :func:`check` does, and a WorkerError if a worker failed.
     """
     check(config)
     engine = engine or TorchRPC()
-    # One thread each: on a policy so small two would only wait for each other.
+    # One thread each: on so small a policy two would only wait for each other.
     roles = {"agent": Role(role, (engine, config))}
     observer = Role(serve, replaceable=True)
     roles |= {f"observer{i}": observer for i in range(config.num_observers)}
-    # An observer needs one for its episode, one to be answered; more slow small calls.
+    # One for an observer's episode, one for its answers; more would slow small calls.
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")
     return engine.launch(roles, **options)["agent"]
@@ -167,7 +158,7 @@ def run(
 def run_locally(config: ReinforceConfig) -> Training:
     """The same agent and observers in this process, without RPC.
 
-    It computes with one thread, as each worker does, or the bits would be others.
+    It computes with one thread, as each worker does, so that the bits are the same.
     """
     with set_torch_threads(1):
         return run_agent(OneProcess(), config)

@@ -1,4 +1,4 @@
-"""See what a policy does: frames of CartPole, before and after training."""
+"""Watch a policy: frames of CartPole, before and after training."""
 
 import os
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from cdopt_tutorial.reinforce.learner import Actor, Policy
 
 SEED = 0  # of the episode
 EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second
-PAUSE = 25  # pictures for which a film rests on its last one before it begins again
-DIVIDER = 4  # columns between two films, of a grey that is seen beside white and black
-FLOOR = 50  # white rows below the film, over which a browser lays its controls
+PAUSE = 25  # pictures for which a film rests on its last one before it starts again
+DIVIDER = 4  # grey columns between two films, visible beside white and black
+FLOOR = 50  # white rows below the film, where a browser lays its controls
 
 
 def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
-    """Pictures of a policy's episode, (200, 300, 3) uint8 each; called by chapter 1.
+    """Pictures of a policy's episode, (200, 300, 3) uint8 each.
 
-    An episode that counts ends when the pole leans by 12°; here it falls to the side.
+    In training an episode ends when the pole leans by 12°; here it falls all the way.
     """
-    # gymnasium draws with pygame, which greets on stdout and looks for a screen.
+    # gymnasium draws with pygame, which prints a greeting and looks for a screen.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     policy = Policy()
@@ -44,11 +44,10 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
 
 
 def side_by_side(left: list[NDArray], right: list[NDArray]) -> list[NDArray]:
-    """One film of two, as long as the longer one; the other begins again and again."""
+    """One film of two, as long as the longer one; the shorter one is repeated."""
     between = np.full((len(left[0]), DIVIDER, 3), 128, dtype=np.uint8)
     floor, pictures = ((0, FLOOR), (0, 0), (0, 0)), []
     for time in range(max(len(left), len(right))):
-        # A film rests at its end, and begins again.
         both = [f[min(time % (len(f) + PAUSE), len(f) - 1)] for f in (left, right)]
         picture = np.concatenate([both[0], between, both[1]], axis=1)
         pictures.append(np.pad(picture, floor, constant_values=255))
