@@ -1,4 +1,4 @@
-"""Acrobot-v1's environments, all moved at once; gymnasium has a loop over them only."""
+"""Acrobot-v1, vectorized; gymnasium only loops over its environments."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 class Acrobots(VectorEnv):
-    """Two-link pendulums that are to swing up; they move on after their episode's end.
+    """Two-link pendulums that must swing up; they go on after an episode's end.
 
-    Their equations, constants and rewards are those of gymnasium's ``AcrobotEnv``.
+    Equations, constants and rewards are those of gymnasium's ``AcrobotEnv``.
     """
 
     def __init__(self, num_envs: int):
@@ -21,14 +21,14 @@ class Acrobots(VectorEnv):
         self._most_steps = gymnasium.spec("Acrobot-v1").max_episode_steps
 
     def reset(self) -> tuple[NDArray, dict[str, Any]]:
-        """First states (n, 6), all of them hanging down."""
+        """First states (n, 6): all hang down."""
         self._steps = 0
         start = self.np_random.uniform(-0.1, 0.1, (4, self.num_envs))
         self._state = start.astype(np.float32).astype(np.float64)  # as gymnasium's
         return self._seen(), {}
 
     def step(self, actions: NDArray) -> tuple:
-        """States (n, 6), rewards (n,), who is up (n,), who is out of time (n,)."""
+        """States (n, 6), rewards (n,), which swung up (n,), whose time is over (n,)."""
         one, self._steps = self._one, self._steps + 1
         torques = np.array(one.AVAIL_TORQUE)[actions]
         moved = self._integrate(np.vstack((self._state, torques)), one.dt)
@@ -40,7 +40,7 @@ class Acrobots(VectorEnv):
         return self._seen(), np.where(up, 0.0, -1.0), up, late, {}
 
     def _integrate(self, state: NDArray, dt: float) -> NDArray:
-        """One step of Runge and Kutta's, of fourth order."""
+        """A Runge-Kutta step of fourth order."""
         slopes: list[NDArray] = []
         for ahead in (0, dt / 2, dt / 2, dt):
             at = state + ahead * slopes[-1] if slopes else state

@@ -1,4 +1,4 @@
-"""What age costs: how many episodes it takes to learn from rollouts of a fixed lag."""
+"""The cost of age: how many episodes it takes to learn from rollouts of a fixed lag."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -10,10 +10,10 @@ NUM_ENVS = 32
 LIMIT = 6_400
 
 
-def schedule(lag: int, num_observers: int = 2) -> Iterator[dict[int, int]]:
-    """Made up: every rollout is ``lag`` updates old, or of version 0; without end."""
+def schedule(lag: int) -> Iterator[dict[int, int]]:
+    """An endless schedule of two observers, whose rollouts are ``lag`` updates old."""
     for update in count():
-        yield dict.fromkeys(range(num_observers), max(0, update - lag))
+        yield dict.fromkeys((0, 1), max(0, update - lag))
 
 
 def episodes_needed(
@@ -25,10 +25,10 @@ def episodes_needed(
     device: str = "cpu",
     most: int = LIMIT,
 ) -> dict[str, Any]:
-    """Train in this process; how many "episodes" it took, and whether it is "solved".
+    """Train in this process: how many "episodes" it took, and whether it is "solved".
 
-    The ratio counts up to ``clip``; 0 leaves it out. After the ``most`` episodes it
-    ends, solved or not.
+    Ratios are clipped to ``clip``, or left out if it is 0. The run ends after ``most``
+    episodes, solved or not.
     """
     config = RolloutsConfig(
         environment=environment, max_lag=lag, clip=clip, lr=lr, seed=seed,

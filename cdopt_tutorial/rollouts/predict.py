@@ -1,7 +1,7 @@
-"""The speed and the lag of a run, from a few constants: its rules, in simulated time.
+"""Predict a run's speed and lag by playing its rules in simulated time.
 
-Observers and the agent take turns at the cores, first come, first served; a wait needs
-none. Waits are those of the run's seed, and episodes as long as were measured.
+Observers and the agent share the cores, first come, first served; waiting needs none.
+Waits follow from the run's seed; episodes are as long as the measured ones.
 """
 
 import heapq
@@ -19,28 +19,27 @@ from cdopt_tutorial.reinforce.agent import ENVIRONMENT
 from cdopt_tutorial.rollouts.simulator import wait_ms
 from cdopt_tutorial.rollouts.system import AheadAgent, RolloutsConfig, in_step
 
-Turn = tuple[float, float] | None  # seconds on a core and of a wait; or for others
+Turn = tuple[float, float] | None  # seconds on a core and of waiting; None: until woken
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that each part of a run takes on a machine; and lengths of episodes."""
+    """Seconds that each part of a run takes on a machine, and lengths of episodes."""
 
     call: float  #: both calls of an observer for a rollout
-    play: float  #: of a rollout besides its steps: weights, probabilities
-    forward: float  #: the policy, in a step
-    step: float  #: an observer's environments, in a step
-    trip: float  #: to a simulator and back, in a step
-    update: float  #: an update besides its rollouts
-    rollout: float  #: each rollout in an update
+    play: float  #: a rollout except its steps: weights, probabilities
+    forward: float  #: the policy, per step
+    step: float  #: an observer's environments, per step
+    trip: float  #: to a simulator and back, per step
+    update: float  #: an update except its rollouts
+    rollout: float  #: each rollout of an update
     cores: int
     num_envs: int  #: of each observer
-    #: of rollouts by policies that have not learned: their steps in a row, and in all
-    #: environments.
+    #: of rollouts by untrained policies: steps in a row, and summed over environments.
     lengths: list[tuple[int, int]]
 
     def parts(self, config: RolloutsConfig) -> dict[str, float]:
-        """Seconds of a step's computing, a rollout's, its waits, and an update."""
+        """Seconds of a step's and a rollout's work, of its waits, and of an update."""
         step = self.forward + self.step + (self.trip if config.step_ms else 0)
         steps = fmean(steps for steps, _ in self.lengths)
         rollout = self.call + self.play + steps * step
@@ -49,7 +48,7 @@ class Costs:
         return {"step": step, "rollout": rollout, "waits": waits, "update": update}
 
     def bounds(self, config: RolloutsConfig) -> dict[str, float]:
-        """Environment steps per second if nothing but one of these was in the way."""
+        """Environment steps per second if only one of these were the limit."""
         parts, k = self.parts(config), config.num_rollouts
         steps = fmean(steps for _, steps in self.lengths)
         turn = parts["rollout"] + parts["waits"]
@@ -60,7 +59,7 @@ class Costs:
         }
 
     def knee(self, config: RolloutsConfig) -> tuple[int, str]:
-        """How many observers are the first that are not the bound; and what is it."""
+        """The fewest observers that are not the limit themselves, and what is then."""
         for k in count(1):
             bounds = self.bounds(replace(config, num_observers=k, num_rollouts=k))
             if (limit := min(bounds, key=bounds.get)) != "observers":
@@ -70,23 +69,21 @@ class Costs:
 def predict(
     costs: Costs, config: RolloutsConfig, alone: bool = False
 ) -> tuple[float, float]:
-    """Environment steps per second, and the mean lag, of a run on workers.
+    """Environment steps per second and mean lag of a run on workers.
 
-    Or of one process, `alone`, which plays all parts. A ValueError if the costs are of
-    observers with another number of environments, or another environment.
+    With `alone`, of one process that plays all parts. A ValueError if the costs are
+    those of another environment, or of observers with more or fewer of them.
     """
-    if config.num_envs != costs.num_envs:
-        measured = f"but the costs are of observers with {costs.num_envs}"
-        raise ValueError(f"num_envs is {config.num_envs}, {measured}")
-    of_costs = config.environment == ENVIRONMENT
-    checks.check(config, "environment", of_costs, f"{ENVIRONMENT}, as calibrated")
+    for name, known in ("num_envs", costs.num_envs), ("environment", ENVIRONMENT):
+        fits = getattr(config, name) == known
+        checks.check(config, name, fits, f"{known}, as calibrated")
     run = _Run(costs, config)
     observers = map(run.observe, range(config.num_observers))
     return run.take([run.alone()] if alone else [run.learn(), *observers])
 
 
 class _Run(AheadAgent):
-    """The agent of a run in which nothing is played or learned; its rules are kept."""
+    """The agent of a run that keeps the rules, but plays and learns nothing."""
 
     def __init__(self, costs: Costs, config: RolloutsConfig):
         super().__init__(config, OneProcess())
@@ -95,12 +92,12 @@ class _Run(AheadAgent):
         self._updates = -(-config.max_episodes // episodes)
         self._steps, self._lags, self._acted = 0, [], False
         seeds = [config.seed_of(n, "environments") for n in range(config.num_observers)]
-        # Of each observer: its simulator's clock, and which episodes it plays.
+        # Each observer's simulator clock, and its choice of episodes.
         self._clocks = [default_rng(seed).spawn(1)[0] for seed in seeds]
         self._dice = [default_rng([seed, 1]) for seed in seeds]
 
     def take(self, processes: list[Iterator[Turn]]) -> tuple[float, float]:
-        """Let processes run until the first of them, which learns, has ended."""
+        """Run the processes until the first of them, which learns, has ended."""
         cores = [0.0] * self._costs.cores  # when each is free
         turns, idle = [(0.0, n) for n in range(len(processes))], []
         while True:
@@ -121,7 +118,7 @@ class _Run(AheadAgent):
                 idle, self._acted = [], False
 
     def alone(self) -> Iterator[Turn]:
-        """One process, which plays in step, and makes no calls."""
+        """One process, which plays in step and makes no calls."""
         for row in islice(in_step(self.config), self._updates):
             for number in row:
                 self._steps += yield from self._play(number, self._costs.play)
@@ -143,7 +140,7 @@ class _Run(AheadAgent):
             self._acted = True
 
     def observe(self, number: int) -> Iterator[Turn]:
-        """An observer. Of both calls, the agent sees an end and a beginning."""
+        """An observer, whose calls take effect halfway."""
         quarter = self._costs.call / 4
         while True:
             given = self.begin(number)

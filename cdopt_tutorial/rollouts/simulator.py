@@ -1,7 +1,7 @@
-"""Environments in a process of their own, as a robot or a game server is one.
+"""Environments in a process of their own, like a robot or a game server.
 
-Who steps them waits at a socket until the simulator answers, and leaves the core free.
-It is run by its path, and imports no torch, so that many of them start soon.
+Whoever steps them waits at a socket for the answer and leaves the core free. The file
+is run by its path and imports no torch, so that many simulators start quickly.
 """
 
 import subprocess
@@ -15,14 +15,13 @@ from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 WAITS = ("fixed", "heavy")
-SHAPE = 1.5  # of the Pareto distribution of heavy waits; their variance is infinite
+SHAPE = 1.5  # of the heavy waits' Pareto distribution, whose variance is infinite
 
 
 class Simulator:
-    """Stands for vectorized environments in another process, which ends with us.
+    """Vectorized environments in another process, which ends with this one.
 
-    It has what an observer needs of them: ``num_envs``, ``np_random`` to set, ``reset``
-    and ``close``, and ``step``, which takes ``step_ms`` milliseconds longer.
+    Each ``step`` takes ``step_ms`` milliseconds longer; ``np_random`` can only be set.
     """
 
     def __init__(self, environment: str, num_envs: int, step_ms: float, waits: str):
@@ -34,20 +33,20 @@ class Simulator:
         self._connection.send((environment, num_envs, step_ms, waits))
 
     def reset(self) -> tuple[NDArray, dict]:
-        """First states (n, 4), and what else the environments say."""
+        """First states (n, 4), and the environments' info."""
         return self._call("reset")
 
     def step(self, actions: NDArray) -> tuple:
-        """What the environments' own ``step`` returns, once they have answered."""
+        """What the environments' own ``step`` returns."""
         return self._call("step", actions)
 
     def close(self) -> None:
-        """Let the simulator end."""
+        """End the simulator."""
         self._connection.close()
         self._process.wait()
 
     def _set_random(self, generator: Generator) -> None:
-        # Without an answer, so that nobody waits while the simulator starts.
+        # Unanswered, so that nobody waits while the simulator starts.
         self._connection.send(("np_random", generator))
 
     np_random = property(fset=_set_random, doc="The random stream of all environments.")
@@ -58,16 +57,15 @@ class Simulator:
 
 
 def serve(connection: Connection) -> None:
-    """Be the simulator, until the other end of the connection has gone."""
+    """Be the simulator until the other end closes the connection."""
     environment, num_envs, step_ms, waits = connection.recv()
-    vectorized = {"vectorization_mode": "vector_entry_point"}
-    environments = gymnasium.make_vec(environment, num_envs, **vectorized)
+    environments = gymnasium.make_vec(environment, num_envs, "vector_entry_point")
     clock = default_rng(0)
     while True:
         match connection.recv():
             case "np_random", generator:
                 environments.np_random = generator
-                # Waits of their own for each, which draw nothing from the stream.
+                # Each simulator has its own waits, which draw nothing from the stream.
                 (clock,) = generator.spawn(1)
             case ("reset",):
                 connection.send(environments.reset())
@@ -89,4 +87,4 @@ if __name__ == "__main__":
     try:
         serve(Connection(int(sys.argv[1])))
     except (EOFError, ConnectionError, KeyboardInterrupt):
-        pass  # nobody steps it any more
+        pass  # its owner is gone

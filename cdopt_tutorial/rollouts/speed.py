@@ -1,4 +1,4 @@
-"""How many steps observers take in a second, and how long each part of it takes."""
+"""How many steps observers take per second, and how long each part takes."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from cdopt_tutorial.rollouts.predict import Costs
 from cdopt_tutorial.rollouts.system import Learner, Observer, RolloutsConfig, Training
 
 SEEDS, ROLLOUTS = 6, 10  # of a calibration: policies, and rollouts of each
-WAIT_MS = 1.0  # of each step in its simulator
+WAIT_MS = 1.0  # per step of its simulators
 
 
 def measure(
@@ -29,18 +29,16 @@ def measure(
     figure: Callable[[Training], Any] = pace,
     alone: Sequence[RolloutsConfig] = (),
 ) -> list[list[Any]]:
-    """Environment steps per second, or another figure; of each config, for each repeat.
+    """Environment steps per second, or another figure, of each config and repeat.
 
-    Each repeat has a seed of its own, and so other waits. After all others come those
-    that one process runs `alone`, waits and all.
+    Each repeat has its own seed, and so other waits. Last come those configs that one
+    process runs `alone`, waits and all.
     """
     runs = [(system.train, each) for each in configs]
     runs += [(system.train_alone, each) for each in alone]
+    engine = TorchRPC()
     turns = [
-        [
-            (role, TorchRPC(), replace(each, seed=each.seed + turn))
-            for role, each in runs
-        ]
+        [(role, engine, replace(of, seed=of.seed + turn)) for role, of in runs]
         for turn in range(repeats)
     ]
     return in_turns(turns, figure)
@@ -53,12 +51,12 @@ def pace_and_lag(found: Training) -> tuple[float, float]:
 
 
 def stored(name: str = "measured") -> dict[str, Any]:
-    """What `bench rollouts` has written for the book, or, as "lag", `bench lag`."""
+    """What `bench rollouts` wrote for the book or, as "lag", `bench lag`."""
     return json.loads((files(__package__) / f"{name}.json").read_text())
 
 
 def calibrate(num_envs: int = 1, device: str = "cpu") -> Costs:
-    """Measure the constants of a prediction, in some seconds on a quiet machine."""
+    """Measure the constants of a prediction: some seconds on a quiet machine."""
     size = {"num_observers": 1, "num_envs": num_envs, "max_lag": ROLLOUTS}
     config = RolloutsConfig(**size, device=device)
     roles = {"agent": Role(serve), "observer0": Role(_calibrate, (config,))}
@@ -66,7 +64,7 @@ def calibrate(num_envs: int = 1, device: str = "cpu") -> Costs:
 
 
 def _calibrate(config: RolloutsConfig) -> dict[str, Any]:
-    """The role of an observer, whose agent is on a worker of its own."""
+    """The role of an observer; its agent has another worker."""
     calls, plays, lengths = _rollouts(config)
     _, waited, _ = _rollouts(replace(config, step_ms=WAIT_MS))
     (per_step, play), (in_simulator, _) = _line(plays), _line(waited)
@@ -82,7 +80,7 @@ def _calibrate(config: RolloutsConfig) -> dict[str, Any]:
 
 
 def _rollouts(config: RolloutsConfig) -> tuple[list, list, list]:
-    """Seconds of calls; steps in a row and seconds of playing; and the lengths."""
+    """Seconds of the calls; (steps, seconds) of each play; and the lengths."""
     engine, calls, plays, lengths = TorchRPC(), [], [], []
     for seed in range(SEEDS):
         own = replace(config, seed=seed)
@@ -98,7 +96,7 @@ def _rollouts(config: RolloutsConfig) -> tuple[list, list, list]:
 
 
 def _updates(config: RolloutsConfig) -> list[tuple[int, float]]:
-    """The rollouts of updates, and their seconds."""
+    """Updates: how many rollouts each has, and its seconds."""
     learner, found = Learner(replace(config, lr=1e-9)), []
     observers = [Observer(number, config) for number in range(8)]
     for number in (1, 2, 4, 8) * ROLLOUTS:
@@ -115,7 +113,7 @@ def _timed(function: Callable, *args: Any) -> tuple[float, Any]:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Slope and intercept by medians, which a slow second does not move (Theil-Sen)."""
+    """Slope and intercept by medians, robust against a slow second (Theil-Sen)."""
     pairs = [(p, q) for p, q in combinations(points, 2) if p[0] != q[0]]
     slope = median((q[1] - p[1]) / (q[0] - p[0]) for p, q in pairs)
     return slope, median(y - slope * x for x, y in points)

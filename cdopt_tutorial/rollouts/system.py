@@ -1,11 +1,11 @@
 """Chapter 8's system: observers that play ahead while the agent learns.
 
 Each update of the agent takes one rollout from each of several observers. The next
-``max_lag`` updates are open to them as well, so that nobody waits for a slow observer
-at once, and no rollout is older than that. An observer says with which weights it has
-played, and how probable its actions were; the agent corrects for their age, and refuses
-a rollout if either claim is false. Who played for which update by weights of which
-version is the schedule of a run, from which one process repeats it.
+``max_lag`` updates are open to them as well, so that a slow observer does not hold up
+the others at once, yet no rollout is older than that. An observer reports which weights
+it played with and how probable its actions were; the agent corrects for their age, and
+refuses a rollout if either claim is false. The schedule of a run says who played for
+which update with which version of the weights; one process replays the run from it.
 """
 
 import threading
@@ -39,30 +39,28 @@ from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
 
 Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
-# Of log-probabilities that two workers compute from the same weights. On one machine
-# they are the same; over the code paths of a CPU they differed by at most 7e-7, but by
-# at least 0.2 with weights of the next version, over twenty updates.
+# Between log-probabilities that two workers compute from the same weights. On one
+# machine they agree; across code paths of a CPU they differed by at most 7e-7, but with
+# weights of the next version by at least 0.2, over twenty updates.
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
 class RolloutsConfig(ReinforceConfig):
-    """Settings of a run; a ValueError if one is out of its range, or no such device."""
+    """Settings of a run; a ValueError if one is out of range, or no such device."""
 
     conversation: ClassVar[str] = "local-policy"
     environment: str = ENVIRONMENT  #: "CartPole-v1", or "Acrobot-v1" without waits
-    num_envs: int = 16  #: environments of each observer, one episode of each a rollout
+    num_envs: int = 16  #: environments per observer, each with one episode per rollout
     log_interval: int = 10  #: updates between two log lines
-    #: updates for which observers play ahead; with 0 they wait for every update.
-    max_lag: int = 1
-    #: rollouts of an update, each of another observer; None takes one of each.
+    max_lag: int = 1  #: updates that observers play ahead; 0 makes them wait for each
+    #: rollouts per update, from different observers; by default one from each.
     num_rollouts: int | None = None
-    #: the largest ratio that counts, of an action's probability in the policy that
-    #: learns to that in the policy that played; 0 leaves the ratio out.
+    #: largest ratio of an action's probability in the policy that learns to that in the
+    #: policy that played; 0 leaves the ratio out.
     clip: float = 2.0
-    #: milliseconds that each step waits for its simulator; 0 has no simulator.
-    step_ms: float = 0.0
-    waits: str = "fixed"  #: those milliseconds: "fixed", or "heavy", with the same mean
+    step_ms: float = 0.0  #: ms that each step waits for its simulator; 0 needs none
+    waits: str = "fixed"  #: those ms: "fixed", or "heavy" with the same mean
 
     def __post_init__(self):
         super().__post_init__()
@@ -76,7 +74,7 @@ class RolloutsConfig(ReinforceConfig):
         checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
 
     def make_environments(self) -> Any:
-        """An observer's environments, in a simulator if their steps are to wait."""
+        """An observer's environments, in a simulator if their steps wait."""
         if self.environment != ENVIRONMENT:
             return Acrobots(self.num_envs)
         if not self.step_ms:
@@ -86,14 +84,12 @@ class RolloutsConfig(ReinforceConfig):
 
 @dataclass(frozen=True)
 class Rollout(Episodes):
-    """Episodes that an observer hands over, and the policy by which it played them."""
+    """Episodes that an observer hands over, and what it says of the policy in them."""
 
     observer: int  #: its number
     number: int  #: of rollouts that this observer has played before
     version: int  #: of the weights
-    #: (steps,), of the actions taken, in the policy that took them; in the order of
-    #: ``taken``.
-    log_probs: Tensor
+    log_probs: Tensor  #: (steps,), of the actions, in the policy that played
 
 
 class Observer(Player):
@@ -104,18 +100,18 @@ class Observer(Player):
         self._number, self._played = number, 0
 
     def play(self, version: int, weights: Weights) -> Rollout:
-        """One episode in each environment, all of them with these weights."""
+        """Play one episode in each environment with these weights."""
         actor = self._talk.actor
         actor.policy.load_state_dict(weights)
         episodes = actor.episodes(*self.play_episodes())
         before, self._played = self._played, self._played + 1
-        with torch.no_grad():  # of the policy itself, whatever has become of it
+        with torch.no_grad():  # of the policy as it is, not as it should be
             chances = log_probs(actor.policy, episodes)
         return Rollout(*vars(episodes).values(), self._number, before, version, chances)
 
     def play_ahead(self, agent_rref: Reference) -> None:
-        """Play until no update is to come; the agent calls it once."""
-        agent = agent_rref.rpc_sync(timeout=0)  # it answers when an update is open
+        """Play until there is no further update; called by the agent, once."""
+        agent = agent_rref.rpc_sync(timeout=0)  # it answers once an update is open
         while given := agent.begin(self._number):
             update, version, weights = given
             agent.hand_over(update, self.play(version, weights))
@@ -123,23 +119,22 @@ class Observer(Player):
 
 
 class Learner(Agent):
-    """Chapter 1's agent, with its weights at the last few versions."""
+    """Chapter 1's agent, which keeps the last few versions of its weights."""
 
     def __init__(self, config: RolloutsConfig):
         super().__init__(config)
         self.version = 0  #: updates so far
-        #: for each update, by observer: its weights' version.
-        self.schedule: Schedule = []
-        #: by version, as far back as an observer may lag; copies, which nobody changes.
+        self.schedule: Schedule = []  #: of the updates so far
+        #: by version, as far back as an observer may lag: copies, which never change.
         self.kept: dict[int, Weights] = {0: self.weights()}
         self._old = deepcopy(self.policy)
         self._played: Counter[int] = Counter()
 
     def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:
-        """Make an update: one step of Adam; return the largest lag and ratio.
+        """Make an update, one step of Adam, and return the largest lag and ratio.
 
         A ratio is an action's probability in the policy that learns over that in the
-        policy that played. A RuntimeError names a rollout that is not what it says.
+        policy that played. A RuntimeError names a rollout whose claims are false.
         """
         for rollout in batch:
             self._check(rollout)
@@ -157,7 +152,7 @@ class Learner(Agent):
 
     @torch.no_grad()
     def _check(self, rollout: Rollout) -> None:
-        """Refuse one that is too old, was not played by its weights, or is not next."""
+        """Refuse one that is too old, played by other weights, or out of turn."""
         what = f"a rollout of observer{rollout.observer} for update {self.version}"
         version, weights = rollout.version, self.kept.get(rollout.version)
         if weights is None:
@@ -175,8 +170,8 @@ class Learner(Agent):
 
     @torch.no_grad()
     def _ratios(self, rollout: Rollout) -> Tensor:
-        # For each rollout alone, as its observer has computed them: the same shapes
-        # give the same bits, so that the same weights give exactly 1.
+        # For each rollout alone, as its observer did: the same shapes give the same
+        # bits, so that the same weights give exactly 1.
         return (log_probs(self.policy, rollout) - rollout.log_probs).exp()
 
 
@@ -188,12 +183,12 @@ class Training(system.Training):
 
     @property
     def lags(self) -> Counter[int]:
-        """How many rollouts had which lag."""
+        """How many rollouts had each lag."""
         pairs = enumerate(self.schedule)
         return Counter(u - version for u, row in pairs for version in row.values())
 
     def as_json(self) -> dict[str, Any]:
-        """What the command line writes; times in seconds."""
+        """What the command writes; times in seconds."""
         return super().as_json() | {
             "lag": {str(lag): n for lag, n in sorted(self.lags.items())},
             "max_ratio": max(update.max_ratio for update in self.rounds),
@@ -202,26 +197,26 @@ class Training(system.Training):
 
 
 class AheadAgent(Learner):
-    """Learns from rollouts as they come in, and opens updates for more of them."""
+    """Learns from rollouts as they arrive, and opens updates for more of them."""
 
     def __init__(self, config: RolloutsConfig, engine: Workers):
         super().__init__(config)
         self._engine = engine
-        self._calls: dict[str, Future] = {}  # by worker, that has its observer play
-        # Replaced as one: nobody sees the weights of one version with another's number.
+        self._calls: dict[str, Future] = {}  # of play_ahead, by worker
+        # Replaced as a pair: no version is seen with the weights of another.
         self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
-        #: by update, by observer who plays for it: the rollout, or None so far
+        # By update and by the observer that plays for it: the rollout, or None so far.
         self._open: dict[int, dict[int, Rollout | None]] = {}
-        self._last: dict[int, int] = {}  # by observer, the update that it was given
+        self._last: dict[int, int] = {}  # by observer, the update that it got last
         self._asking: dict[int, Future] = {}
         self._lost: list[tuple[int, Exception]] = []
         self._over = False
 
     def begin(self, observer: int) -> Future:
-        """The update for which an observer is to play, a version, and its weights.
+        """An update to play for, a version, and its weights; called by an observer.
 
-        Answered once there is one, or with None after the last. Called by the observer.
+        The future completes once an update is open, or with None after the last.
         """
         with self._changed:
             self._asking[observer] = future = Future()
@@ -229,25 +224,25 @@ class AheadAgent(Learner):
         return future
 
     def hand_over(self, update: int, rollout: Rollout) -> None:
-        """Take a rollout from the observer that has played it for this update."""
+        """Take a rollout that was played for this update; called by its observer."""
         with self._changed:
             self._open[update][rollout.observer] = rollout
             self._changed.notify()
 
     def make(self, number: int) -> Reference:
-        """A new observer, on its worker; it does not play yet."""
+        """A new observer on its worker, which does not play yet."""
         worker = self.config.worker_of(number)
         return self._engine.remote(worker, Observer, number, self.config)
 
     def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
-        """Have observers play; the rollouts of each update, by their numbers."""
+        """Have observers play: the rollouts of each update, in the observers' order."""
         for number, observer in enumerate(observers):
             self._start(number, observer)
         while True:
             yield self.next_batch()
 
     def next_batch(self) -> list[Rollout]:
-        """Wait for the rollouts of the next update; replace who is lost meanwhile."""
+        """Wait for the rollouts of the next update; replace observers that are lost."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lost or self.is_complete())
@@ -265,27 +260,27 @@ class AheadAgent(Learner):
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
         found = super().finish_episode(batch)
-        self.open_next()  # not before, or the update would be open once more
+        self.open_next()  # not before, or this update would be open again
         return found
 
     def open_next(self) -> None:
-        """Leave the update that has been made behind; its version is the newest."""
+        """Close the update that was made; its version is now the newest."""
         with self._changed:
             del self._open[self.version - 1]
             self._newest = self.version, self.kept[self.version]
         self._answer()
 
     def end(self) -> None:
-        """No update is to come: wait until all observers have played, and ended."""
+        """End the run: wait until all observers have finished their last rollouts."""
         with self._changed:
             self._over = True
         self._answer()
         for call in self._calls.values():
             with suppress(*([WorkerLost] if self._engine.replaces else [])):
-                call.wait()  # whoever is lost now is not needed any more
+                call.wait()  # an observer that is lost now is no longer needed
 
     def leave(self, observer: int, call: Future) -> None:
-        """An observer has ended; a lost one leaves its open updates to others."""
+        """An observer has ended; if it failed, its open updates are left to others."""
         try:
             call.value()
         except Exception as error:
@@ -305,12 +300,12 @@ class AheadAgent(Learner):
         call.add_done_callback(partial(self.leave, number))
 
     def is_complete(self) -> bool:
-        """Whether all rollouts of the next update are there."""
+        """Whether all rollouts of the next update have arrived."""
         row = self._open.get(self.version, {})
         return len(row) == self.config.num_rollouts and None not in row.values()
 
     def _answer(self) -> None:
-        """Answer those who wait for an update, if one is open to them."""
+        """Answer the observers that wait for an update, where one is open to them."""
         with self._changed:
             ready = []
             for observer in list(self._asking):
@@ -325,7 +320,7 @@ class AheadAgent(Learner):
             future.set_result(answer)
 
     def _update_for(self, observer: int) -> int | None:
-        """The next update that it has not had, for which too few observers play."""
+        """The next update that it has not had and that lacks observers."""
         version, _ = self._newest
         first = max(version, self._last.get(observer, -1) + 1)
         for update in range(first, version + self.config.max_lag + 1):
@@ -335,7 +330,7 @@ class AheadAgent(Learner):
 
 
 def train(engine: Workers, config: RolloutsConfig) -> Training:
-    """The agent's role: have observers play ahead, and learn until it is solved."""
+    """The agent's role: have observers play ahead, and learn until solved."""
     agent = AheadAgent(config, engine)
     observers = [agent.make(number) for number in range(config.num_observers)]
     found = learn(engine, agent, agent.batches(observers))
@@ -351,7 +346,7 @@ def run(
 
 
 def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
-    """The schedule of those who wait for every update, and take turns; without end."""
+    """The endless schedule of observers that wait for every update and take turns."""
     for update in count():
         first = update * config.num_rollouts
         turns = range(first, first + config.num_rollouts)
@@ -361,9 +356,9 @@ def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
 def run_locally(
     config: RolloutsConfig, schedule: Iterable[dict[int, int]] | None = None
 ) -> Training:
-    """Train in this process by the schedule of a run, or without one, in step.
+    """Train in this process by the schedule of a run or, without one, in step.
 
-    It computes with one thread, as each worker does, or the bits would be others. A
+    It computes with one thread, as each worker does, so that the bits are the same. A
     ValueError names an entry that no run of this config can have.
     """
     with set_torch_threads(1):
@@ -386,10 +381,10 @@ def train_alone(
 def replay(
     learner: Learner, schedule: Iterable[dict[int, int]], observers: dict[int, Observer]
 ) -> Iterator[list[Rollout]]:
-    """The rollouts of a schedule, played here, each when it is to be learned from."""
+    """The rollouts of a schedule, each played here when it is learned from."""
     for row in schedule:
         _check_row(learner.config, learner.version, row)
-        for number in row.keys() - observers.keys():  # who replaces one that died
+        for number in row.keys() - observers.keys():  # which replace those that died
             observers[number] = Observer(number, learner.config)
         yield [observers[n].play(v, learner.kept[v]) for n, v in sorted(row.items())]
 
