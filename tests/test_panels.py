@@ -59,10 +59,6 @@ def test_equal_curves_stand_side_by_side_around_the_x_that_was_measured(ax):
     # Those of one x stay together.
     assert (places[-1, :-1] < places[0, 1:]).all()
     assert ax.get_xticks().tolist() == X
-
-
-def test_curves_are_told_by_line_and_marker_too(ax):
-    looks = {(line.get_color(), line.get_marker()) for line in ax.lines}
-    assert len(looks) == 3
+    assert len({line.get_marker() for line in ax.lines}) == 3
     (legend,) = ax.figure.legends
     assert [t.get_text() for t in legend.get_texts()] == ["one", "equal", "another"]

@@ -1,4 +1,4 @@
-"""The figures: what they hold, and that everyone can read them."""
+"""The figures: what they show, and that everyone can read them."""
 
 import itertools
 
@@ -240,14 +240,11 @@ def test_curve_of_a_run_that_stopped_keeps_its_last_value():
     assert sorted(map(tuple, ends)) == [(5, 50), (10, 10), (20, 20)]
 
 
-def test_curves_are_straight_between_points_on_the_axes_that_are_seen():
-    curves, named = {"a": [([1, 1000], [1e-4, 2])]}, {"xlabel": "x", "ylabel": "y"}
-    for log_x, log_y in itertools.product((False, True), repeat=2):
-        scales = ["log" if log else "linear" for log in (log_x, log_y)]
-        axes = named | dict(zip(("xscale", "yscale"), scales, strict=True))
-        (ax,) = plots.learning_curves(curves, threshold=0.5, **axes).axes
-        assert [ax.get_xscale(), ax.get_yscale()] == scales
-        assert ax.lines[0].get_xydata().tolist() == [[1, 1e-4], [1000, 2]]
+def test_curves_are_straight_between_their_points_on_the_axes_that_are_seen():
+    curves, axes = {"a": [([1, 1000], [1e-4, 2])]}, {"xscale": "log", "yscale": "log"}
+    (ax,) = plots.learning_curves(curves, **axes).axes
+    assert [ax.get_xscale(), ax.get_yscale()] == ["log", "log"]
+    assert ax.lines[0].get_xydata().tolist() == [[1, 1e-4], [1000, 2]]
 
 
 LONG = [

@@ -22,6 +22,7 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines import Role, Trace, launch, serve
+from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
@@ -48,27 +49,21 @@ from cdopt_tutorial.reinforce.steady import SteadyAgent
 
 def quadratic(rewards, gamma):
     """The definition: for each step, the sum over all later ones."""
-    steps = len(rewards)
-    return [
-        sum(gamma ** (k - t) * rewards[k] for k in range(t, steps))
-        for t in range(steps)
-    ]
+    starts = range(len(rewards))
+    return [sum(gamma ** (k - t) * rewards[k] for k in starts[t:]) for t in starts]
 
 
 def episodes(lengths, truncated=None, rewards=None, seed=0):
     """Made-up episodes of given lengths."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.as_tensor(lengths)
+    generator, lengths = torch.Generator().manual_seed(seed), torch.as_tensor(lengths)
     shape = int(lengths.max()), len(lengths)
     taken = torch.arange(shape[0])[:, None] < lengths
-    rewards = torch.ones(shape) if rewards is None else rewards
-    truncated = [False] * len(lengths) if truncated is None else truncated
     return Episodes(
         torch.randn(*shape, 4, generator=generator),
         torch.randint(2, shape, generator=generator),
-        rewards * taken,
+        (torch.ones(shape) if rewards is None else rewards) * taken,
         lengths,
-        torch.as_tensor(truncated),
+        lengths < 0 if truncated is None else torch.as_tensor(truncated),
     )
 
 
@@ -79,11 +74,10 @@ class TestReturns:
         gamma=st.floats(0, 1),
     )
     def test_agree_with_the_quadratic_formula(self, rewards, gamma):
-        ours = discounted_returns(torch.tensor(rewards, dtype=torch.float64), gamma)
-        torch.testing.assert_close(
-            ours, torch.tensor(quadratic(rewards, gamma), dtype=torch.float64),
-            rtol=1e-12, atol=1e-9,
-        )  # fmt: skip
+        given = torch.tensor(rewards, dtype=torch.float64)
+        expected = given.new_tensor(quadratic(rewards, gamma))
+        ours = discounted_returns(given, gamma)
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-9)
 
     @given(
         lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
@@ -94,9 +88,8 @@ class TestReturns:
         batch = episodes(lengths, rewards=rewards.reshape(max(lengths), len(lengths)))
         returns = episode_returns(batch, gamma)
         for i, length in enumerate(lengths):
-            alone = torch.tensor(
-                quadratic(batch.rewards[:length, i].double().tolist(), gamma)
-            )
+            alone = batch.rewards[:length, i].double().tolist()
+            alone = torch.tensor(quadratic(alone, gamma))
             torch.testing.assert_close(returns[:length, i], alone, rtol=1e-5, atol=1e-5)
 
     def test_go_on_after_the_time_limit_and_stop_after_a_fall(self):
@@ -111,9 +104,8 @@ class TestReturns:
         # The original's R went on from one observer's episode into the next one's.
         gamma, policy = 0.9, Policy(hidden=8)
         batch = [episodes([7], seed=1), episodes([3], seed=2)]
-        returns = torch.tensor(
-            [*quadratic([1.0] * 7, gamma), *quadratic([1.0] * 3, gamma)]
-        )
+        returns = quadratic([1.0] * 7, gamma) + quadratic([1.0] * 3, gamma)
+        returns = torch.tensor(returns)
         advantages = (returns - returns.mean()) / returns.std(correction=0)
         scores = policy(torch.cat([e.states[:, 0] for e in batch]))
         actions = torch.cat([e.actions[:, 0] for e in batch])
@@ -147,9 +139,12 @@ class TestEnvironment:
         assert config.seed_of(1, "actions") == more.seed_of(1, "actions")
         alike, agent = np.zeros((64, 4), dtype=np.float32), Agent(config)
         assert len({agent.select_action(i, alike).tobytes() for i in range(3)}) == 3
-        observers = [Observer(i, config) for i in range(3)]
-        starts = [watched(o).states[0] for o in observers for _ in range(2)]
-        assert len({start.tobytes() for start in starts}) == 6  # in each round, too
+        starts = set()
+        for observer in [Observer(i, config) for i in range(3)]:
+            for _ in range(2):  # in each round, too
+                observer.run_episode(LocalRef(pusher := Pusher()))
+                starts.add(pusher.states[0].tobytes())
+        assert len(starts) == 6
 
     def test_whoever_replaces_another_has_a_chance_that_nobody_had(self):
         ignore, number_of = lambda *_: None, lambda worker, kind, number, config: number
@@ -175,16 +170,12 @@ class TestEnvironment:
 
 @pytest.fixture
 def short_episodes(monkeypatch):
-    """Has episodes end after so many steps."""
+    """Ends episodes after so many steps."""
 
     def limit(steps):
         name, cartpole = f"Short{steps}-v0", gymnasium.spec("CartPole-v1")
-        gymnasium.register(
-            name,
-            entry_point=cartpole.entry_point,
-            vector_entry_point=cartpole.vector_entry_point,
-            max_episode_steps=steps,
-        )
+        spec = replace(cartpole, id=name, max_episode_steps=steps)
+        monkeypatch.setitem(gymnasium.registry, name, spec)
         monkeypatch.setattr(ReinforceConfig, "environment", name)
         return name
 
@@ -192,7 +183,7 @@ def short_episodes(monkeypatch):
 
 
 class Pusher:
-    """In the agent's place: pushes to the right, and keeps what it was told."""
+    """In the agent's place: pushes to the right, and keeps the states it was sent."""
 
     def __init__(self):
         self.states = []
@@ -205,27 +196,18 @@ class Pusher:
         pass
 
 
-def watched(observer):
-    pusher = Pusher()
-    observer.run_episode(LocalRef(pusher))
-    return pusher
-
-
 class TestScore:
-    @pytest.mark.parametrize("split", [1, 4])
-    def test_does_not_depend_on_how_many_ran_the_episodes(self, split):
+    @pytest.mark.parametrize(
+        "rounds", [([[10, 20]], [[30, 60]]), ([[10], [20]], [[30], [60]])]
+    )
+    def test_does_not_depend_on_how_many_ran_the_episodes(self, rounds):
         # The original took the minimum over the observers.
-        lengths = [10, 20, 30, 40]
         score = Score()
-        if split == 1:
-            score.add([episodes([length]) for length in lengths])
-        else:
-            score.add([episodes(lengths)])
-        running = 0.0
-        for length in lengths:
-            running = 0.05 * length + 0.95 * running
-        assert score.running_reward == pytest.approx(running)
-        assert (score.mean_reward, score.env_steps) == (25, 100)
+        first, second = (score.add(list(map(episodes, batch))) for batch in rounds)
+        running = 0.05 * 20 + 0.95 * 0.05 * 10
+        assert first == Round(1, 2, 30, 15.0, pytest.approx(running), 15.0)
+        running = 0.05 * 60 + 0.95 * (0.05 * 30 + 0.95 * running)
+        assert second == Round(2, 4, 120, 45.0, pytest.approx(running), 30.0)
 
     def test_is_solved_by_the_mean_of_a_hundred_episodes(self):
         score = Score()
@@ -236,32 +218,20 @@ class TestScore:
         assert Score.threshold == 475
 
     def test_only_the_last_hundred_count(self):
-        score = Score()
-        score.add([episodes([10] * 50 + [475] * 99)])
-        solved = [score.solved]
-        for length in (475, 474):
-            score.add([episodes([length])])
+        score, solved = Score(), []
+        for lengths in ([10] * 50 + [475] * 99, [475], [474]):
+            score.add([episodes(lengths)])
             solved.append(score.solved)
         assert solved == [False, True, False]
 
     @pytest.mark.parametrize(("most", "played"), [(60, 60), (300, 100)])
     def test_ends_the_run_once_it_is_solved(self, most, played, monkeypatch):
-        monkeypatch.setattr(
-            ReinforceConfig, "threshold", 1.0
-        )  # any hundred episodes reach it
+        # Any hundred episodes reach it.
+        monkeypatch.setattr(ReinforceConfig, "threshold", 1.0)
         config = ReinforceConfig(num_observers=1, num_envs=20, max_episodes=most)
         found = run_locally(config)
         assert len(found.score.rewards) == played
         assert found.score.solved == (played == 100)
-
-    def test_is_told_round_by_round(self):
-        score = Score()
-        first = score.add([episodes([10, 20])])
-        running = 0.05 * 20 + 0.95 * 0.05 * 10
-        assert first == Round(1, 2, 30, 15.0, pytest.approx(running), 15.0)
-        second = score.add([episodes([30]), episodes([60])])
-        running = 0.05 * 60 + 0.95 * (0.05 * 30 + 0.95 * running)
-        assert second == Round(2, 4, 120, 45.0, pytest.approx(running), 30.0)
 
 
 class TestTwin:
@@ -292,22 +262,32 @@ class TestTwin:
 FEW = {"num_observers": 2, "num_envs": 2, "max_episodes": 16, "seed": 3}
 
 
+def slow_down():
+    """Attached: every episode takes three seconds longer."""
+
+    def slowly(run_episode, *args):
+        time.sleep(3)
+        return run_episode(*args)
+
+    wrap(Observer.run_episode, slowly)
+
+
 @pytest.fixture(scope="module")
 def conversed():
     """All conversations by RPC, one after another: trainings, calls and reports."""
     configs = [ReinforceConfig(conversation, **FEW) for conversation in CONVERSATIONS]
     roles = {"agent": Role(reinforce_roles.train_each, (TorchRPC(), configs))}
     roles |= {f"observer{i}": Role(serve) for i in range(2)}
-    trace, told = Trace(), []
-    note = {"trace": trace, "on_report": lambda *report: told.append(report)}
-    trainings = launch(roles, rpc_threads=2, **note)["agent"]
-    return dict(zip(CONVERSATIONS, trainings, strict=True)), trace.calls, told
+    trace, reports = Trace(), []
+    watching = {"trace": trace, "on_report": lambda *report: reports.append(report)}
+    trainings = launch(roles, rpc_threads=2, **watching)["agent"]
+    return dict(zip(CONVERSATIONS, trainings, strict=True)), trace.calls, reports
 
 
 @pytest.mark.xdist_group("conversations")
 class TestConversations:
     def test_over_rpc_and_in_one_process_are_the_same(self, conversed):
-        trainings, _, told = conversed
+        trainings, _, reports = conversed
         rounds = []
         for conversation, remote in trainings.items():
             begin = time.perf_counter()
@@ -319,7 +299,7 @@ class TestConversations:
             assert remote.rounds == local.rounds
             assert [record.number for record in local.rounds] == [1, 2, 3, 4]
             rounds += local.rounds
-        assert told == [("agent", each) for each in rounds]
+        assert reports == [("agent", each) for each in rounds]
 
     def test_threads_of_the_caller_do_not_matter(self, monkeypatch):
         """More would cut the sums over a long round, and round them otherwise."""
@@ -345,16 +325,15 @@ class TestConversations:
     def test_an_episode_may_take_longer_than_a_call(self):
         # The original's had to end within the 60 s of any call.
         config = ReinforceConfig(num_envs=1, max_episodes=2)
-        found = run(config, attach=reinforce_roles.slow_down, rpc_timeout=2)
+        found = run(config, attach=slow_down, rpc_timeout=2)
         assert len(found.score.rewards) == 2
 
     def test_batched_answers_both_observers_in_one_pass(self):
         passes = []
         config = ReinforceConfig("batched", num_observers=2, num_envs=3)
         agent = Agent(config)
-        agent.policy.register_forward_hook(
-            lambda *content: passes.append(len(content[1][0]))
-        )
+        note = lambda _, inputs, __: passes.append(len(inputs[0]))  # noqa: E731
+        agent.policy.register_forward_hook(note)
         observers = [LocalRef(Observer(i, config)) for i in range(2)]
         first, second = agent.run_episode(LocalRef(agent), observers)
         together = min(len(first.rewards), len(second.rewards))
@@ -432,11 +411,9 @@ def test_the_agent_needs_room_beside_the_observers(monkeypatch):
 
 
 def test_the_agent_has_the_first_device_and_observers_the_next(monkeypatch):
-    workers = []
-    monkeypatch.setattr(
-        agent, "device_for", lambda device, worker: workers.append(worker) or "cpu"
-    )
-    config = ReinforceConfig(num_observers=2, conversation="local-policy")
+    workers, config = [], ReinforceConfig("local-policy", num_observers=2)
+    pick = lambda device, worker: workers.append(worker) or "cpu"  # noqa: E731
+    monkeypatch.setattr(agent, "device_for", pick)
     agent.Agent(config)
     for number in range(2):
         agent.LocalPolicy(number, config)

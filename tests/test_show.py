@@ -29,11 +29,6 @@ def some_figure():
     return plots.learning_curves(curves, xlabel="x", ylabel="y", threshold=3)
 
 
-def frames():
-    rng = np.random.default_rng(0)
-    return list(rng.integers(0, 256, (6, 30, 41, 3), dtype=np.uint8))
-
-
 def test_environment_names_what_the_chapter_ran_on():
     html = show.environment()._repr_html_()
     for word in ("Python", "torch", "gymnasium", "cdopt", "cores", "device"):
@@ -60,7 +55,7 @@ def test_environment_names_the_gpus_and_their_cuda(monkeypatch):
 
 @pytest.fixture
 def states(monkeypatch):
-    """All that the one display of a page was told to show, one after the other."""
+    """All states that the one display of a page showed, in their order."""
     shown = []
     handle = SimpleNamespace(update=lambda bar: shown.append(bar._repr_html_()))
 
@@ -216,15 +211,17 @@ def test_figures_are_the_same_each_time_and_share_no_ids():
 
 
 def test_video_is_part_of_the_page_and_decodes(tmp_path):
+    rng = np.random.default_rng(0)
+    frames = list(rng.integers(0, 256, (6, 30, 41, 3), dtype=np.uint8))
     how = {"fps": 10, "label": "A <cart>", "caption": "c", "poster": 4}
-    html, again = (show.video(frames(), **how).data for _ in range(2))
+    html, again = (show.video(frames, **how).data for _ in range(2))
     assert html == again
     assert 'aria-label="A &lt;cart&gt;"' in html and "<video controls loop" in html
     assert "<figcaption>c</figcaption>" in html
     assert html.count("data:") == 2 and "http" not in html
     poster, mp4 = re.findall(r"data:(?:image/png|video/mp4);base64,([^\"]+)", html)
     still = np.asarray(Image.open(io.BytesIO(base64.b64decode(poster))))
-    np.testing.assert_array_equal(still, frames()[4])
+    np.testing.assert_array_equal(still, frames[4])
     file = tmp_path / "v.mp4"
     file.write_bytes(base64.b64decode(mp4))
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
