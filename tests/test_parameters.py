@@ -13,11 +13,6 @@ def notebook(*sources: str, tagged: int = 1):
     return new_notebook(cells=cells)
 
 
-def injected(chapter, values):
-    inject(chapter, values)
-    return chapter
-
-
 def test_parameters_are_the_names_of_the_tagged_cell():
     source = "epochs: int = 3  # many\nsizes = {\n    'a': dict(x=1),\n}\n"
     source += "print(epochs)\na = b = [i for i in range(3)]"
@@ -25,15 +20,17 @@ def test_parameters_are_the_names_of_the_tagged_cell():
     for name in ("epochs", "sizes", "a", "b"):
         inject(chapter, {name: 2})
     for name in ("early", "other", "dict", "x", "print", "i"):
-        told = f"no parameter '{name}'; there are: epochs, sizes, a, b"
-        with pytest.raises(ValueError, match=told):
+        message = f"no parameter '{name}'; there are: epochs, sizes, a, b"
+        with pytest.raises(ValueError, match=message):
             inject(chapter, {name: 2})
 
 
-def test_values_stand_behind_the_others_of_the_cell():
+def test_values_stand_behind_the_others_of_the_cell_and_those_set_before():
     values = {"seeds": (1, 2), "device": "cuda:1"}
     chapter = notebook("epochs = 3\nseeds = [1]\ndevice = 'cpu'", "epochs")
-    _, given, use = injected(chapter, values).cells
+    for each in ({"device": "cuda:0"}, values):
+        inject(chapter, each)
+    _, given, use = chapter.cells
     assert given.source.startswith("epochs = 3\nseeds = [1]")
     names = {}
     for cell in (given, use):
@@ -49,13 +46,6 @@ def test_without_values_the_notebook_stays_as_it_is(tmp_path):
     with_value = read_chapter(tmp_path / "a.ipynb", {"x": 2})
     assert with_value.cells[1].source == "x = 1\n# Set from outside:\nx = 2"
     assert is_injected(with_value) and not is_injected(chapter)
-
-
-def test_what_was_set_before_is_overruled():
-    chapter = injected(injected(notebook("x = 1", "x"), {"x": 2}), {"x": 3})
-    names = {}
-    exec(chapter.cells[1].source, names)
-    assert names["x"] == 3
 
 
 def test_notebook_without_the_cell_is_refused():
