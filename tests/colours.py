@@ -1,4 +1,4 @@
-"""How colours are told apart."""
+"""How far apart colours are."""
 
 import numpy as np
 from matplotlib.colors import to_rgb

@@ -277,7 +277,7 @@ def test_a_legend_of_long_names_is_whole(number):
     assert ax.get_window_extent().width > 0.8 * style.WIDTH * fig.dpi
 
 
-# The figures in which methods of several chapters meet.
+# The figures that show methods of several chapters.
 TOGETHER = [
     ("dissolving, SGD", "dissolving, Adam", "dissolving, L-BFGS", "projection",
      "geoopt", "cayley", "householder", "matrix_exp"),

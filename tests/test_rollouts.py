@@ -65,7 +65,7 @@ class TestInStep:
     [
         (1, 0, {"seed": 4}), (2, 0, {}), (2, 1, {"seed": 5}), (5, 4, {}),
         (5, 1, {"num_rollouts": 2}), (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
-        (2, 1, {"clip": 0}),
+        (2, 1, {"clip": 0}), (2, 2, {"environment": "Acrobot-v1", "max_episodes": 12}),
     ],
 )  # fmt: skip
 def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag, more):
@@ -73,7 +73,9 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
     found = rollouts.run(settings)
     assert equal(found, rollouts.run_locally(settings, found.schedule))
     assert all(len(row) == settings.num_rollouts for row in found.schedule)
-    assert found.lags.total() == 60 // settings.num_envs == len(found.score.rewards) / 2
+    assert found.lags.total() * settings.num_envs == len(found.score.rewards)
+    assert len(found.score.rewards) == settings.max_episodes
+    assert found.score.threshold == settings.threshold
     assert max(found.lags) <= max_lag
     if max_lag == 0:
         assert equal(found, rollouts.run_locally(settings))
@@ -217,7 +219,7 @@ class TestAheadAgent:
         assert play.lags == [0]
 
     def test_an_update_is_not_open_once_more_while_it_is_made(self):
-        # Observers that asked in the meantime played for it again, for nothing.
+        # Observers that called in the meantime played for it again, for nothing.
         play = Play(config(1, max_lag=0))
         assert play.hand_over(0)
         batch = play.agent.next_batch()
