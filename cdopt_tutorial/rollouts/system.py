@@ -56,11 +56,11 @@ class RolloutsConfig(ReinforceConfig):
     max_lag: int = 1  #: updates that observers play ahead; 0 makes them wait for each
     #: rollouts per update, from different observers; by default one from each.
     num_rollouts: int | None = None
-    #: largest ratio of an action's probability in the policy that learns to that in the
-    #: policy that played; 0 leaves the ratio out.
+    #: cap on the ratio of an action's probability in the policy that learns to that in
+    #: the policy that played; 0 leaves the ratio out.
     clip: float = 2.0
-    step_ms: float = 0.0  #: ms that each step waits for its simulator; 0 needs none
-    waits: str = "fixed"  #: those ms: "fixed", or "heavy" with the same mean
+    step_ms: float = 0.0  #: ms that each step waits for a simulator; 0 runs without one
+    waits: str = "fixed"  #: the waits: "fixed", or "heavy" with the same mean
 
     def __post_init__(self):
         super().__post_init__()
