@@ -109,10 +109,9 @@ def test_the_stored_predictions_are_those_of_the_package():
     stored = speed.stored()
     costs = Costs(**stored["costs"])
     for run in random.Random(0).sample(stored["runs"], 12):
-        size = {"max_lag": run["max_lag"], "num_observers": run["num_observers"]}
-        kind = {"step_ms": run["step_ms"], "waits": run["waits"]}
+        how = {name: run[name] for name in ahead.SETTINGS}
         episodes = ahead.UPDATES * run["num_observers"]
-        of = RolloutsConfig(num_envs=1, max_episodes=episodes, **size, **kind)
+        of = RolloutsConfig(num_envs=1, max_episodes=episodes, **how)
         pairs = zip(run["predicted"], run["predicted_lag"], strict=True)
         for turn, pair in enumerate(pairs):
             found = predict(costs, replace(of, seed=of.seed + turn), run["alone"])
