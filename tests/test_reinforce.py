@@ -4,6 +4,7 @@ And one process against a program that shares nothing with it.
 """
 
 import os
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -158,6 +159,24 @@ class TestEnvironment:
         seeds = [config.seed_of(number, "environments") for number in numbers]
         seeds += [actor._generator.initial_seed() for actor in actors]
         assert len(set(seeds)) == 16
+
+    def test_an_observer_that_fails_keeps_no_other_waiting(self):
+        config, played = ReinforceConfig("batched", 2, num_envs=1), threading.Event()
+
+        class Fails:
+            def run_episode(self, agent_rref):
+                raise ValueError("no cart")
+
+        class Plays(Observer):
+            def run_episode(self, agent_rref):
+                super().run_episode(agent_rref)
+                played.set()
+
+        observers = [LocalRef(Fails()), LocalRef(Plays(1, config))]
+        steady = SteadyAgent(config, engine=None)
+        with pytest.raises(ValueError, match="no cart"):
+            steady.run_episode(LocalRef(steady), observers)
+        assert played.wait(60)
 
     def test_a_fall_in_the_last_step_is_a_fall(self, short_episodes):
         config = ReinforceConfig("per-step", 1, num_envs=1)
