@@ -1,4 +1,4 @@
-"""Learning rates compared: each method is trained at each rate, from each seed."""
+"""Learning rates compared: each method is trained at each rate, with each seed."""
 
 import math
 import statistics
@@ -19,10 +19,10 @@ SMOKE = {"steps": 25, "hidden": 8, "batch_size": 4, "seeds": COPYING_SEEDS[:1]}
 
 
 def copying(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Try the rates of chapter 3's recurrent models, on two tasks.
+    """Try learning rates for chapter 3's recurrent models, on two tasks.
 
-    The mean losses of each method at each rate, over its least one. A loss that is not
-    finite counts as infinite.
+    The mean losses of each method at each rate, over that of its best rate, which comes
+    first. A loss that is not finite counts as infinite.
     """
     lrs, values = COPYING_LRS[: 2 if smoke else None], {}
     for lr, (task, config) in product(lrs, TASKS.items()):
@@ -36,5 +36,5 @@ def copying(progress: Progress, smoke: bool, device: str) -> Measured:
     measured = []
     for of in values.values():
         best = min(of, key=lambda name: statistics.fmean(of[name]["loss"]))
-        measured += rows(of, {"loss": "nats"}, best, statistics.fmean)
+        measured += rows({best: of[best], **of}, {"loss": "nats"}, statistics.fmean)
     return measured, {"values": values}

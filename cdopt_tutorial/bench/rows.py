@@ -1,4 +1,4 @@
-"""What every bench measures with, and the rows that it reports."""
+"""What all benches share: measuring in turns, and the rows they report."""
 
 import os
 import platform
@@ -17,27 +17,27 @@ class Row:
     """One figure of a bench."""
 
     name: str
-    value: float  #: its median, or what else is said of several
+    value: float  #: an average, by default the median
     unit: str
-    baseline: str  #: name of the row that it is compared with; its own if of none
+    baseline: str  #: name of the row with which it is compared, or its own
     ratio: float  #: value over the baseline's value
-    least: float  #: of all that was measured
+    least: float  #: of all measurements
     most: float
 
 
 Progress = Callable[[str], None]
-Measured = tuple[list[Row], dict[str, Any]]  # and what else goes into the JSON
-Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # give a turn's figures
-Values = Mapping[str, Mapping[str, list[float]]]  # by variant and figure, of each turn
+Measured = tuple[list[Row], dict[str, Any]]  # the rows, and the rest of the JSON
+Variants = Mapping[str, Callable[[int], Mapping[str, float]]]  # figures of a turn
+Values = Mapping[str, Mapping[str, list[float]]]  # by variant and figure, for each turn
 Units = Mapping[str, str]
 
 
 def sweep(
     groups: Iterable[Variants], units: Units, smoke: bool, progress: Progress
 ) -> Measured:
-    """Measure variants, group by group; the rows, and every single value.
+    """Measure variants, group by group; the rows, and all values.
 
-    The first of a group is its baseline. In a smoke run each has one turn, else five.
+    The first of a group is its baseline. A smoke run has one turn, others five.
     """
     measured, values = [], {}
     for variants in groups:
@@ -48,7 +48,7 @@ def sweep(
 
 
 def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
-    """Every value of variants in turns, so that a slow minute hits all alike."""
+    """Measure variants in turns, so that a slow minute hits all alike; all values."""
     values: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
     for turn in range(1, turns + 1):
         for name, measure in variants.items():
@@ -59,19 +59,16 @@ def interleave(variants: Variants, turns: int, progress: Progress) -> Values:
 
 
 def rows(
-    values: Values,
-    units: Units,
-    baseline: str = "",
-    average: Callable = statistics.median,
+    values: Values, units: Units, average: Callable = statistics.median
 ) -> list[Row]:
-    """Averages over the baseline's, or the first variant's that has such a figure.
+    """Averages, and their ratios to that of the first variant with such a figure.
 
     Figures without a unit have no row.
     """
     found = []
     for figure, unit in units.items():
         of = {name: each[figure] for name, each in values.items() if figure in each}
-        base = baseline if baseline in of else next(iter(of), None)
+        base = next(iter(of), None)
         for name, measured in of.items():
             value, ends = average(measured), (min(measured), max(measured))
             row = f"{name}: {figure}", value, unit, f"{base}: {figure}"
@@ -82,9 +79,9 @@ def rows(
 def report(
     measured: list[Row], before: Sequence[float] = (), **more: Any
 ) -> dict[str, Any]:
-    """What a bench writes as JSON: the rows, where and when they were made, and more.
+    """What a bench writes as JSON: its rows, the machine, the date, and more.
 
-    The machine's load averages are those `before` the bench, and those of now.
+    The machine's load averages are those `before` the bench, and the current ones.
     """
     machine = {"cores": cpu_count(), "python": platform.python_version()}
     machine |= {"torch": torch.__version__, "system": platform.system()}
@@ -94,7 +91,7 @@ def report(
 
 
 def table(measured: list[Row]) -> str:
-    """The rows as text, a line each: the value, the least and most, the ratio."""
+    """The rows as text, one line each: value, least and most, ratio."""
     width = max(len(row.name) for row in measured)
     lines = []
     for row in measured:
