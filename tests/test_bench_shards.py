@@ -1,4 +1,4 @@
-"""The bench of a weight in shards: it counts what is so."""
+"""The bench of a sharded weight: its counts are those of the arithmetic."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ N, P, *_ = bench.SMOKE_SIZES[0]
 def smoke():
     """The rows of a smoke run, the rest, and the lines of its progress."""
     lines = []
-    return *bench.measure(lines.append, smoke=True), lines
+    return *bench.measure(lines.append, True, "cpu"), lines
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +31,16 @@ def values(smoke):
 
 def test_a_smoke_run_has_rows_of_all_variants(smoke):
     rows, more, lines = smoke
-    names = [
-        f"{name}, n={N}: {figure}" for figure in bench.UNITS for name in bench.VARIANTS
-    ]
-    searches = list(more["vectors"])
-    names += [f"{name}: {figure}" for figure in vectors.UNITS for name in searches]
+    steps, searches = [f"{name}, n={N}" for name in bench.VARIANTS], [*more["vectors"]]
+    names, baselines = [], []
+    for units, variants in (bench.UNITS, steps), (vectors.UNITS, searches):
+        for figure in units:
+            names += [f"{name}: {figure}" for name in variants]
+            baselines += [f"{variants[0]}: {figure}"] * len(variants)
     assert [row.name for row in rows] == names
-    assert {row.baseline for row in rows} == {
-        *(f"{bench.BASELINE}, n={N}: {figure}" for figure in bench.UNITS),
-        *(f"{searches[0]}: {figure}" for figure in vectors.UNITS),
-    }
+    assert [row.baseline for row in rows] == baselines
     turns = [line for line in lines if "svds" not in line]
-    assert turns == [f"{name}, turn 1" for name in [*more["values"][N], *searches]]
-    assert list(more["values"]) == [N]
+    assert turns == [f"{name}, turn 1" for name in steps + searches]
 
 
 def test_the_base_sends_two_sums_of_p_by_p_and_others_the_rows(values):
@@ -61,15 +58,13 @@ def test_the_base_sends_two_sums_of_p_by_p_and_others_the_rows(values):
 def test_memory_counts_the_shard_and_is_least_where_nothing_is_gathered(values):
     own = N // 2 * P * 4
     for found in values.values():
-        (peak,), (both,) = found["peak"], found["shard and peak"]
-        assert both == own + peak
-        assert peak >= 2 * own  # what a step gives, and what goes back
+        assert found["shard and peak"][0] >= 3 * own  # A(W), or W's step, and gradients
     base = values[bench.BASELINE]["shard and peak"][0]
     assert base <= 0.6 * values["gathered"]["shard and peak"][0]
 
 
 def play(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """What a step of each variant leaves: the weight, and the gradient if there is."""
+    """What a step of each variant changes: the weight, and its gradient if any."""
     dist.init_process_group("gloo", meeting("ranks"), rank=rank, world_size=2)
     mesh, left = init_device_mesh("cpu", (2,)), {}
     for name in bench.VARIANTS:
@@ -92,7 +87,7 @@ def test_steps_do_what_they_are_named_for():
         assert moves or grad.any()
 
 
-def test_the_peak_is_of_what_is_held_at_a_time():
+def test_the_peak_is_of_what_is_allocated_at_a_time():
     kept = []
 
     def step():

@@ -1,4 +1,4 @@
-"""Word vectors in shards: the same as in one process, and those of scipy."""
+"""Word vectors in shards: the same as in one process, and as scipy's."""
 
 from dataclasses import replace
 
@@ -50,8 +50,8 @@ def test_every_way_finds_the_leading_singular_vectors(matrix, way):
 
 
 def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
-    config = replace(FEW, max_steps=1, lr=0.1)
-    found, _ = rows(config, matrix)
+    found, _ = rows(replace(FEW, max_steps=1), matrix)
+    lr = vectors.WAYS["dissolved"].lr
     m = torch.from_numpy(matrix.toarray())
     sketch = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
     left, _, right = torch.linalg.svd(m @ sketch, full_matrices=False)
@@ -60,11 +60,11 @@ def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
     loss = -(m.T @ (x - x @ c / 2)).square().sum() / 2
     (loss + vectors.PENALTY_PARAM * c.square().sum()).backward()
     moved = 1.95 * x.grad  # Nesterov's first step
-    torch.testing.assert_close(found, x.detach() - 0.1 * moved, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, x.detach() - lr * moved, rtol=0, atol=1e-12)
 
 
-def test_a_limit_of_memory_names_who_met_it(matrix):
-    # X alone is larger than the limit; near to it, a thread would be what fails.
+def test_an_exceeded_limit_of_memory_names_the_rank(matrix):
+    # X alone exceeds the limit; closer to it, starting a thread might fail instead.
     many = sparse.vstack([matrix] * 300).tocsr()
     with pytest.raises(WorkerError, match="rank0 raised (?s:.*)allocate"):
         vectors.run(replace(FEW, p=120, memory=2**26), many, -1)
@@ -78,10 +78,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_bad_input_is_refused_in_a_line(matrix, said):
-    with pytest.raises(ValueError, match=said):
-        vectors.run(replace(FEW, **BAD[said]), matrix, -1)
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_refused_in_a_line(matrix, line):
+    with pytest.raises(ValueError, match=line):
+        vectors.run(replace(FEW, **BAD[line]), matrix, -1)
 
 
 @settings(max_examples=20, deadline=None)

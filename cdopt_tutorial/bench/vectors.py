@@ -1,7 +1,7 @@
-"""Word vectors to an accuracy, end to end, a process for each rank, one thread each.
+"""Word vectors to an accuracy, end to end, in one process per rank, of one thread.
 
-The words are IPython's. The largest matrix is of torch's, and shows which ways a rank's
-memory holds.
+The words are IPython's. The largest matrix, of torch's, shows which ways fit into a
+rank's memory.
 """
 
 import math
@@ -16,7 +16,7 @@ from cdopt_tutorial.data.near import load_near
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.sharding.vectors import SHARDED, WAYS, VectorsConfig, minimum, run
 
-UNITS = {"to the accuracy": "s", "steps": "1", "peak": "B"}
+UNITS = {"to the accuracy": "s", "steps": "1"}
 PAIRS = [(way, ranks) for way in SHARDED for ranks in (2, 1)]
 ALL = PAIRS + [(way, 1) for way in WAYS if way not in SHARDED]
 # n, p, ways and ranks, turns
@@ -26,12 +26,12 @@ LIMITED = (
     ("dissolved", 1), ("projected", 1), ("geoopt", 1), ("gathered", 2),
     ("dissolved", 2), ("projected", 2), ("dissolved", 4),
 )  # fmt: skip
-MEMORY = 2**30  # bytes of a rank that is limited
+MEMORY = 2**30  # bytes that a limited rank may allocate
 LARGEST = 500_000, 64  # n, p
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Time all ways in turns, at sizes that they can; in a smoke run, small ones."""
+def measure(progress: Progress, smoke: bool) -> Measured:
+    """Time each way at the sizes it can handle, in turns; smoke sizes are small."""
     measured, values = [], {}
     for n, p, chosen, turns in SMOKE_SIZES if smoke else SIZES:
         found = interleave(_variants(n, p, chosen, progress), turns, progress)
@@ -58,16 +58,16 @@ def _variants(
 def _figures(
     config: VectorsConfig, matrix: sparse.csr_matrix, least: float, _: int
 ) -> dict[str, float]:
-    """Those of the slowest, or largest, rank; no time where it did not get there."""
+    """Steps, and the slowest rank's time unless it missed the accuracy."""
     found = run(config, matrix, least)
-    figures = {"steps": found[0].steps, "peak": max(each.peak for each in found)}
     if found[0].gap[-1] > config.accuracy:
-        return figures
-    return figures | {"to the accuracy": max(each.seconds[-1] for each in found)}
+        return {"steps": found[0].steps}
+    seconds = max(each.seconds for each in found)
+    return {"steps": found[0].steps, "to the accuracy": seconds}
 
 
 def limited(progress: Progress) -> dict[str, str]:
-    """What becomes of five steps of each way where a rank's memory is limited."""
+    """How five steps of each way end where a rank's memory is limited."""
     (n, p), found = LARGEST, {}
     matrix = load_near("torch", n).matrix
     for way, ranks in LIMITED:
@@ -75,7 +75,7 @@ def limited(progress: Progress) -> dict[str, str]:
         progress(name)
         config = VectorsConfig(way, p, ranks, max_steps=5, memory=MEMORY)
         try:
-            took = run(config, matrix, -math.inf)[0].seconds[-1]
+            took = run(config, matrix, -math.inf)[0].seconds
             found[name] = f"{took / 5:.3g} s a step"
         except WorkerError as error:
             found[name] = str(error).strip().splitlines()[-1]

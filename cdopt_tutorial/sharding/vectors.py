@@ -1,8 +1,8 @@
-"""Word vectors whose rows lie in shards: the leading singular vectors of a matrix.
+"""Word vectors with sharded rows: the leading left singular vectors of a matrix.
 
-Minimise f(X) = -‖MᵀX‖² / 2 over X (n, p) with XᵀX = I, where M (n, m) is sparse, and m
-far less than n. Each rank has some of the n rows of M, and the same rows of X. For f
-and its gradient they send each other MᵀX, m x p numbers, once a step.
+Minimise f(X) = -‖MᵀX‖² / 2 over X (n, p) with XᵀX = I, where M (n, m) is sparse and m
+is far less than n. Each rank has some of the n rows of M, and the same rows of X. For f
+and its gradient the ranks sum up MᵀX, m x p numbers, once a step.
 """
 
 import resource
@@ -26,9 +26,8 @@ from cdopt_tutorial.constraints.fused import Sums
 from cdopt_tutorial.constraints.rivals import RULES, Rival, nearest
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.engines import Role, launch, process_group
-from cdopt_tutorial.engines.probes.counted import peak_memory
 
-EVERY = 5  # steps between two looks at how far it is
+EVERY = 5  # steps between two measurements of the gap
 PENALTY_PARAM = 0.1  # from 0.05 to 0.2 the number of steps is the same
 
 
@@ -36,8 +35,8 @@ PENALTY_PARAM = 0.1  # from 0.05 to 0.2 the number of steps is the same
 class Way:
     """One way to keep the constraint, and its optimizer, SGD with Nesterov's momentum.
 
-    Rates, √2 or 2 apart, need the fewest steps of those tried: on 2,000 words, and
-    of torch's parametrizations on 400.
+    Each rate needed the fewest steps on a grid √2 or 2 apart: on 2,000 words, or 400
+    for torch's parametrizations.
     """
 
     lr: float
@@ -48,7 +47,7 @@ class Way:
 WAYS = {
     "dissolved": Way(0.35),  # A maps the rows where they lie
     "gathered": Way(0.35),  # each rank gathers X, as FSDP2 does, and maps all of it
-    # The larger its rate, the nearer it is to orthogonal iteration, X = MMᵀX projected.
+    # As the rate grows it tends to orthogonal iteration: MMᵀX, projected.
     "projected": Way(64, momentum=0),
     "geoopt": Way(1, 0.9, alone=True),
     "cayley": Way(1.4, 0.9, alone=True),  # these three are torch's parametrizations
@@ -60,15 +59,14 @@ SHARDED = [name for name, way in WAYS.items() if not way.alone]
 
 @dataclass(frozen=True)
 class VectorsConfig:
-    """What is looked for, how, and how far."""
+    """Settings of a search; ValueError if one is out of range."""
 
     way: str = "dissolved"  #: one of ``WAYS``
     p: int = 64  #: columns of X
     num_ranks: int = 1
     accuracy: float = 1e-3  #: of f, relative to its minimum
     max_steps: int = 500
-    lr: float | None = None  #: None is the way's own
-    memory: int | None = None  #: bytes that a rank may take beside what it has
+    memory: int | None = None  #: bytes that a rank may allocate; None for no limit
 
     def __post_init__(self):
         check(self, "way", self.way in WAYS, " or ".join(WAYS))
@@ -81,17 +79,16 @@ class VectorsConfig:
 class Search:
     """What a rank found."""
 
-    #: of f at the feasible point of the same columns' span, relative to the minimum;
-    #: at the start, after every fifth step, and at the end.
+    #: of f from its minimum, relative, at the feasible point whose columns have the
+    #: same span; at the start, after every fifth step, and at the end.
     gap: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  #: of the steps until then
-    rows: Tensor | None = None  #: of X, at the end; those of this rank
-    steps: int = 0  #: that were taken
-    peak: int = 0  #: bytes that a step takes beside X and the optimizer's
+    seconds: float = 0.0  #: of all steps
+    rows: Tensor | None = None  #: this rank's rows of the final X
+    steps: int = 0  #: taken
 
 
 def minimum(matrix: sparse.csr_matrix, p: int) -> float:
-    """The least f, by scipy: half the sum of the p largest squared singular values."""
+    """The minimum of f, by scipy, from the p largest singular values."""
     values = svds(
         matrix.astype(float), p, random_state=0, return_singular_vectors=False
     )
@@ -99,7 +96,7 @@ def minimum(matrix: sparse.csr_matrix, p: int) -> float:
 
 
 def run(config: VectorsConfig, matrix: sparse.csr_matrix, least: float) -> list[Search]:
-    """What each rank found, which is given its rows of M, and the minimum of f."""
+    """What each rank finds, given its rows of M and the minimum of f."""
     n, ranks = matrix.shape[0], config.num_ranks
     cuts = torch.arange(n).chunk(ranks)  # as `Shard` cuts
     if len(cuts) < ranks:
@@ -113,7 +110,7 @@ def run(config: VectorsConfig, matrix: sparse.csr_matrix, least: float) -> list[
 def _search(
     rank: int, config: VectorsConfig, n: int, least: float, rows: sparse.csr_matrix
 ) -> Search:
-    """Go on from a start until f is near enough, or is no number."""
+    """A rank's role: take steps until the gap is small enough, or NaN."""
     process_group.join(rank, config.num_ranks, gpus=())
     mesh = init_device_mesh("cpu", (config.num_ranks,))
     if config.memory is not None:
@@ -123,45 +120,42 @@ def _search(
     layout = {"shape": (n, config.p), "stride": (config.p, 1), "run_check": False}
     start = DTensor.from_local(objective.start(config.p), mesh, [Shard(0)], **layout)
     step, current = make_step(config, objective, start)
-    spent = 0.0
     for found.steps in range(config.max_steps + 1):
         last = found.steps == config.max_steps
         if last or found.steps % EVERY == 0:
             found.gap.append(1 - objective.value(current()) / least)
-            found.seconds.append(spent)
             if last or not config.accuracy < found.gap[-1] < 2:
                 break
         began = time.perf_counter()
         step()
-        spent += time.perf_counter() - began
+        found.seconds += time.perf_counter() - began
     found.rows = current().clone()
-    found.peak = peak_memory(step)
     return found
 
 
 class Objective:
-    """f, of which this rank has some rows of M."""
+    """f, on a rank with some rows of M."""
 
     def __init__(self, rows: sparse.csr_matrix, mesh: DeviceMesh):
         self._rows = rows  # scipy's, whose products are as fast as torch's
         self._sums = Sums(wide=False, mesh=mesh, inner=(0,))  # over all ranks
 
     def start(self, p: int) -> Tensor:
-        """A feasible X, this rank's rows: the span of p random images of M."""
+        """This rank's rows of a feasible X, which spans p random images of M."""
         drawn = torch.Generator().manual_seed(0)
         sketch = torch.randn(self._rows.shape[1], p, generator=drawn)
         return nearest(_times(self._rows, sketch), self._sums)
 
     def images(self, x: Tensor) -> Tensor:
-        """MᵀX (m, p), of this rank's rows of X."""
+        """MᵀX (m, p), from this rank's rows of X."""
         return self._sums.inside(_times(self._rows.T, x))
 
     def gradient(self, x: Tensor) -> Tensor:
-        """That of f, this rank's rows of it."""
+        """This rank's rows of the gradient of f."""
         return -_times(self._rows, self.images(x))
 
     def value(self, x: Tensor) -> float:
-        """f at the feasible point whose columns span what those of X do."""
+        """f at the feasible point whose columns have the span of those of X."""
         images, gram = self.images(x).double(), self._sums.gram(x, x).double()
         return -torch.linalg.solve(gram, images.T @ images).trace().item() / 2
 
@@ -173,19 +167,19 @@ def _times(matrix: sparse.sparray, x: Tensor) -> Tensor:
 def make_step(
     config: VectorsConfig, objective: Objective, start: DTensor
 ) -> tuple[Callable[[], None], Callable[[], Tensor]]:
-    """A way's step, and this rank's rows of the point that it has come to."""
+    """A way's step, and a function that returns this rank's rows of the current X."""
     way = WAYS[config.way]
-    lr, how = config.lr or way.lr, {"momentum": way.momentum}
+    how = {"lr": way.lr, "momentum": way.momentum}
     if way.alone:
         weight, point = _alone(config.way, start)
     else:
         weight = nn.Parameter(start.clone())
         point = weight.to_local
     if config.way in RULES:
-        optimizer = Rival(config.way, {weight: surface("stiefel", weight)}, lr, **how)
+        optimizer = Rival(config.way, {weight: surface("stiefel", weight)}, **how)
     else:
         kind = geoopt.optim.RiemannianSGD if config.way == "geoopt" else optim.SGD
-        optimizer = kind([weight], lr, nesterov=True, **how)
+        optimizer = kind([weight], nesterov=True, **how)
     mapped = {"dissolved": _dissolved, "gathered": _gathered}.get(config.way)
 
     def step() -> None:
@@ -200,8 +194,8 @@ def make_step(
 
 
 def _alone(way: str, start: DTensor) -> tuple[nn.Parameter, Callable[[], Tensor]]:
-    """What an exact way moves, and how X follows from it."""
-    if way == "geoopt":  # by the Euclidean metric: its default makes an n x n matrix
+    """The parameter of an exact way, and a function that returns X."""
+    if way == "geoopt":  # with the Euclidean metric: the default needs n x n numbers
         manifold = geoopt.Stiefel(canonical=False)
         weight = geoopt.ManifoldParameter(start.to_local(), manifold=manifold)
         return weight, lambda: weight
@@ -217,7 +211,7 @@ def _dissolved(weight: nn.Parameter) -> tuple[Tensor, Tensor]:
 
 
 def _gathered(weight: nn.Parameter) -> tuple[Tensor, Tensor]:
-    # Each rank goes back from its own rows, and the gradients are added up.
+    # Each rank's backward pass starts at its own rows; the gradients are summed.
     whole = weight.full_tensor(grad_placements=[Partial()])
     mapped, distance = surface("stiefel", whole).map_and_distance(whole)
     own = mapped.chunk(dist.get_world_size())[dist.get_rank()]
