@@ -1,7 +1,7 @@
 """Chapter 8's speed and lag, measured, and predicted from a calibration.
 
-The calibration has one observer, and waits of 1 ms or none. Policies hardly learn, so
-that episodes stay as long as it has found them.
+The calibration has one observer, with waits of 1 ms or none. Policies hardly learn, so
+episodes stay as long as they were in the calibration.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ FIGURES = "measured", "lag", "predicted", "predicted_lag"
 
 
 def measure(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Measure a sweep in turns, each of them with its seed, and predict each run."""
+    """Measure a sweep in turns, each with its own seed, and predict each run."""
     turns = 1 if smoke else TURNS
     few = WAITS[1:2], LAGS[:2], (1, 2), 2
     jobs = dict(sweep(*(few if smoke else (WAITS, LAGS, OBSERVERS, UPDATES)), device))
@@ -47,8 +47,8 @@ def measure(progress: Progress, smoke: bool, device: str) -> Measured:
     return shown + rows(errors, {"error": "1"}), more
 
 
-def sweep(waits, lags, observers, updates: int, device: str = "cpu") -> Iterator:
-    """Names and configs of runs; those of one process come last."""
+def sweep(waits, lags, observers, updates: int, device: str) -> Iterator:
+    """Names and configs of runs; those in one process come last."""
     of = {"num_envs": 1, "lr": 1e-9, "device": device}
     for (kind, ms), lag, k in product(waits, lags, observers):
         size = {"num_observers": k, "max_lag": lag, "max_episodes": updates * k}
@@ -61,5 +61,5 @@ def sweep(waits, lags, observers, updates: int, device: str = "cpu") -> Iterator
 
 
 def error(values: dict[str, list[float]]) -> float:
-    """Of the median predicted speed, as a share of the median measured."""
+    """The median predicted speed's error, as a share of the median measured speed."""
     return abs(median(values["predicted"]) / median(values["measured"]) - 1)

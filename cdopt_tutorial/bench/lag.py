@@ -1,7 +1,7 @@
-"""What chapter 8's lag costs: episodes by rollouts of each age, and seconds of runs."""
+"""What chapter 8's lag costs: episodes by the age of rollouts, and seconds of runs."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,38 +14,33 @@ from cdopt_tutorial.rollouts.system import Training
 ENVIRONMENTS, LAGS = ("CartPole-v1", "Acrobot-v1"), (0, 2, 8)
 RATES, TUNING_SEEDS, SEEDS = (2e-2, 1e-2, 5e-3), (101, 102), (1, 2, 3, 4, 5)
 CLIPS = {"with the ratio": 2.0, "without it": 0.0}
-# Of the runs by the clock: now and then a step waits long, and in step all wait for it.
+# In the runs by the clock a step now and then waits long; without lag all wait for it.
 WAITING = {"num_observers": 8, "num_envs": 4, "step_ms": 2.0, "waits": "heavy"}
 
 
 def measure(
     progress: Progress, smoke: bool, device: str, path: Path | None
 ) -> Measured:
-    """Learn from rollouts of each age, by each seed; then play ahead, by the clock."""
+    """Learn from rollouts of each age, with each seed; then run by the clock."""
     lags, most = (LAGS[:2], 64) if smoke else (LAGS, age.LIMIT)
     few = 1 if smoke else None
     seeds, same = SEEDS[:few], {"device": device, "most": most}
     ways = [
         {"environment": environment, "lag": lag, "clip": clip}
         for environment, lag, clip in product(ENVIRONMENTS, lags, CLIPS.values())
-        if lag or clip  # in step every ratio is 1
+        if lag or clip  # without lag every ratio is 1
     ]
-    jobs = [
-        [way | {"lr": lr, "seed": seed} | same for seed in TUNING_SEEDS[:few]]
-        for way, lr in product(ways, RATES[:few])
-    ]
-    tuned = keep(path, age.episodes_needed, list(chain(*jobs)), progress)
-    best = [_best(run for run in tuned if run.items() >= way.items()) for way in ways]
-    jobs = [
-        way | {"lr": lr, "seed": seed} | same
-        for way, lr in zip(ways, best, strict=True)
-        for seed in seeds
-    ]
+    tries = product(ways, RATES[:few], TUNING_SEEDS[:few])
+    jobs = [way | {"lr": lr, "seed": seed} | same for way, lr, seed in tries]
+    tuned = keep(path, age.episodes_needed, jobs, progress)
+    for way in ways:
+        way["lr"] = _best(run for run in tuned if run.items() >= way.items())
+    jobs = [way | {"seed": seed} | same for way, seed in product(ways, seeds)]
     runs = keep(path, age.episodes_needed, jobs, progress)
     progress(f"runs by the clock, {len(seeds)} times")
     rates = {
-        way["lag"]: lr
-        for way, lr in zip(ways, best, strict=True)
+        way["lag"]: way["lr"]
+        for way in ways
         if way["environment"] == ENVIRONMENTS[0] and way["clip"]
     }
     limits = {"max_episodes": most, "device": device, **WAITING}
@@ -70,7 +65,7 @@ def _best(runs: Iterable[dict[str, Any]]) -> float:
 
 
 def by_lag(runs: Sequence[dict[str, Any]], environment: str) -> Values:
-    """Episodes of one environment's runs, with the ratio and without it."""
+    """The episodes of an environment's runs, by lag, with the ratio and without it."""
     names, found = {clip: name for name, clip in CLIPS.items()}, {}
     for run in runs:
         if run["environment"] == environment:
@@ -80,7 +75,7 @@ def by_lag(runs: Sequence[dict[str, Any]], environment: str) -> Values:
 
 
 def needed(found: Training) -> dict[str, Any]:
-    """Seconds and episodes of a run, and whether it solved its environment."""
+    """A run's seconds and episodes, and whether it solved its environment."""
     score = found.score
     episodes = len(score.rewards)
     return {"seconds": score.seconds, "episodes": episodes, "solved": score.solved}

@@ -1,4 +1,4 @@
-"""The runs of a long study, on all cores; a file keeps each that has ended."""
+"""The runs of a long study, on all cores; a file keeps each finished one."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from joblib import cpu_count
 from cdopt_tutorial.bench.rows import Progress
 from cdopt_tutorial.engines import share
 
-Job = dict[str, Any]  # keyword arguments of a run, as JSON has them
+Job = dict[str, Any]  # keyword arguments of a run, in JSON's types
 
 
 def keep(
@@ -21,9 +21,9 @@ def keep(
     jobs: Sequence[Job],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Each job with what the function returned for it, in the order of the jobs.
+    """Each job merged with what the function returned for it, in the jobs' order.
 
-    A line of the file is one of these; a job that it has is not run again.
+    The file has a line for each finished job, which is not run again.
     """
     kept = _read(path)
     missing = [(function, job) for job in jobs if _key(job) not in kept]
@@ -49,7 +49,7 @@ def _read(path: Path | None) -> dict[str, dict[str, Any]]:
     found = {}
     if path is not None and path.exists():
         for line in (text := path.read_text()).splitlines():
-            with suppress(ValueError):  # the last one, if it was being written
+            with suppress(ValueError):  # the last one, if its writing was cut short
                 job, result = json.loads(line)
                 found[_key(job)] = result
         if text and not text.endswith("\n"):

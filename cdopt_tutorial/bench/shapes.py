@@ -1,7 +1,7 @@
-"""A constrained step by the shape of its weight: measured, and foreseen by a rule.
+"""A constrained step by the shape of its weight: measured, and predicted by a rule.
 
-A rule is a constant and a multiple of a method's work, fitted to some shapes; others
-check it.
+A rule is a constant plus a multiple of a method's work, fitted to some shapes and
+checked on others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from scipy.optimize import nnls
 from cdopt_tutorial.bench.rows import Measured, Progress, Values, sweep
 from cdopt_tutorial.dissolving import costs
 
-Shape = tuple[int, int]  # n inputs, p outputs: as many orthonormal rows
+Shape = tuple[int, int]  # n inputs, and p outputs, which are orthonormal rows
 FITTED: Sequence[Shape] = (
     (64, 64), (64, 16), (256, 64), (256, 256), (1024, 64), (1024, 256),
 )  # fmt: skip
 CHECKED: Sequence[Shape] = (128, 32), (512, 64), (512, 128), (512, 512), (4096, 64)
 LARGEST = 1024  # n of torch's parametrizations, which take minutes beyond
-# Multiplications, but for a factor: of products of n x p with p x p, and with a batch;
-# or of n x n matrices, to which torch's maps complete a weight that is not square.
+# Multiplications, up to a factor: products of n x p with p x p and with a batch; or
+# those of n x n matrices, to which torch's maps complete a weight that is not square.
 WORK: Mapping[str, Callable[[int, int], float]] = dict.fromkeys(
     costs.VARIANTS, lambda n, p: n * p * (p + costs.BATCH_SIZE)
 ) | {
@@ -34,7 +34,7 @@ WORK: Mapping[str, Callable[[int, int], float]] = dict.fromkeys(
 
 
 def measure(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Time each method at all shapes that it can; fit the rules, and check them."""
+    """Time each method at the shapes it can handle; fit the rules, and check them."""
     fitted, checked = (((8, 4), (16, 4)), ((16, 8),)) if smoke else (FITTED, CHECKED)
     groups = [variants(*shape, device) for shape in (*fitted, *checked)]
     measured, more = sweep(groups, {"step": "s"}, smoke, progress)
@@ -63,7 +63,7 @@ def _step(step: costs.Step, _: int) -> dict[str, float]:
 
 
 def fit(values: Values, name: str, shapes: Sequence[Shape]) -> list[float]:
-    """Seconds of a step, and of a unit of work, with the least relative errors."""
+    """A constant and the seconds per unit of work, with the least relative errors."""
     points = [(n, p) for n, p in shapes if f"{name}, {n} x {p}" in values]
     seconds = [median(values[f"{name}, {n} x {p}"]["step"]) for n, p in points]
     parts = [
@@ -73,6 +73,6 @@ def fit(values: Values, name: str, shapes: Sequence[Shape]) -> list[float]:
 
 
 def foreseen(rule: Sequence[float], name: str, n: int, p: int) -> float:
-    """Seconds of a method's step."""
+    """Predicted seconds of a method's step."""
     constant, each = rule
     return constant + each * WORK[name](n, p)

@@ -1,7 +1,7 @@
 """The speed of the systems, on every engine.
 
-Each bench calls ``progress`` with a line before each measurement, and returns the rows,
-and what else goes into the JSON; ``smoke`` asks for a run of seconds.
+Each bench calls ``progress`` with a line before each measurement, and returns the rows
+and the rest of the JSON; with ``smoke`` it takes seconds.
 """
 
 import statistics
@@ -25,7 +25,7 @@ from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.agent import DEFAULT_NUM_ENVS
 from cdopt_tutorial.training import measured_bytes
 
-WARM_UP = 5  # steps that do not count: buffers are made, DDP sorts its buckets
+WARM_UP = 5  # steps that do not count: they make buffers, and DDP sorts its buckets
 ALONE = "one process"  # with one thread
 UNITS = {
     "environment steps": "1/s", "time to solve": "s", "step": "s", "bytes": "B/step",
@@ -39,8 +39,8 @@ ENGINES: Mapping[str, Callable[[], Workers | None]] = {
 }
 
 
-# The system; the config of every run, but for what a smoke run has instead, and each
-# variant, of which the baseline is the first; and what makes a job of a config.
+# For each system: its module, the config of all runs, what a smoke run changes in it,
+# what each variant changes, the baseline first, and what makes a job of a config.
 SYSTEMS = {
     "reinforce": (
         reinforce, reinforce.ReinforceConfig(), {"max_episodes": 4},
@@ -77,7 +77,7 @@ SYSTEMS = {
 
 
 def systems(name: str, progress: Progress, smoke: bool, device: str) -> Measured:
-    """Measure a system's variants; in a smoke run the first three."""
+    """Measure a system's variants, or in a smoke run the first three."""
     system, config, smaller, variants, job = SYSTEMS[name]
     runs = {}
     for variant, settings in islice(variants.items(), 3 if smoke else None):
@@ -88,7 +88,7 @@ def systems(name: str, progress: Progress, smoke: bool, device: str) -> Measured
 
 
 def engines(progress: Progress, smoke: bool, device: str) -> Measured:
-    """Measure three systems, and workers that do nothing, on every engine."""
+    """Measure three systems, and calls that do nothing, on every engine."""
     steps, tokens = (WARM_UP + 2, (6_000, 500)) if smoke else (60, (60_000, 5_000))
     few = {"max_steps": steps, "device": device}
     config = rnn.RNNConfig(embedding=64, hidden=64, dropout=0.0, **few)
@@ -113,11 +113,11 @@ def engines(progress: Progress, smoke: bool, device: str) -> Measured:
 def figures(
     system: ModuleType, job: Any, engine: Workers | None, turn: int
 ) -> dict[str, float]:
-    """Of one run: its environment steps a second, or its slowest trainer's step.
+    """One run's environment steps per second, and its time to solve, if it did.
 
-    And in how many seconds it solved; and in the first turn, how much a step sends.
+    Of other systems the slowest trainer's step, and in the first turn the bytes of one.
     """
-    if isinstance(job, reinforce.ReinforceConfig):  # each turn has its own seed
+    if isinstance(job, reinforce.ReinforceConfig):  # with a seed for each turn
         score = _run(system, replace(job, seed=turn), engine).score
         found = {"environment steps": score.env_steps / score.seconds}
         return found | ({"time to solve": score.seconds} if score.solved else {})
@@ -134,12 +134,12 @@ def figures(
 def _run(system: ModuleType, job: Any, engine: Workers | None) -> Any:
     if engine is not None:
         return system.run(job, engine, deadline=3600)
-    with set_torch_threads(1):  # two would only wait for each other on small models
+    with set_torch_threads(1):  # on models this small two would wait for each other
         return system.run_locally(job)
 
 
 def nothing(engine: Workers | None, calls: int, _: int) -> dict[str, float]:
-    """A call that does nothing, and the start and end of its two workers."""
+    """Seconds of a call that does nothing, and of its two workers' start and end."""
     if engine is None:
         return {}
     begin = time.perf_counter()
@@ -149,7 +149,7 @@ def nothing(engine: Workers | None, calls: int, _: int) -> dict[str, float]:
 
 
 def _call(engine: Workers, worker: str, calls: int) -> tuple[float, float]:
-    """Median seconds of a call, and of all; a worker's role."""
+    """A worker's role: median seconds of a call, and the total."""
     reference, seconds = engine.remote(worker, list), []
     for _ in range(calls):
         begin = time.perf_counter()

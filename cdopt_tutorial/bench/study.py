@@ -1,13 +1,13 @@
-"""The studies of chapters 4 and 6: each kind tuned by itself, trained to the end.
+"""The studies of chapters 4 and 6: each kind is tuned by itself, then trained.
 
-A rate is the best of a grid if its neighbours are worse, by the mean over the tuning
-seeds of the first half of the held-out text; then each other schedule is tried at it.
-What is reported are other seeds, on the other half.
+A rate is best if its neighbours on a grid are worse, by the mean loss of the tuning
+seeds on the first half of the held-out text; the other schedules are tried at that
+rate. The report has other seeds, and the other half.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from statistics import fmean
 
@@ -27,7 +27,7 @@ Train = Callable[[Sequence[Setting], Sequence[int]], dict[Setting, list[dict]]]
 def measure(
     study: Study, progress: Progress, smoke: bool, device: str, path: Path | None
 ) -> Measured:
-    """Tune each kind's rate, decay and warm-up, and train it from each seed."""
+    """Tune each kind's rate, decay and warm-up, and train it with each seed."""
     steps, kinds = study.steps, study.kinds
     if smoke:
         steps, kinds = 2 * study.every, ("free", "Stiefel")
@@ -36,16 +36,15 @@ def measure(
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
         names = "kind", "lr", "decay", "warm_up"
         jobs = [
-            dict(zip(names, of, strict=True)) | {"seed": s, "steps": steps} | on
-            for of, s in product(settings, seeds)
+            dict(zip(names, setting, strict=True))
+            | {"seed": seed, "steps": steps, "device": device}
+            for setting, seed in product(settings, seeds)
         ]
         found = keep(path, study.converge, jobs, progress)
         runs.extend(found)
-        size = len(seeds)
-        parts = [found[i * size : (i + 1) * size] for i in range(len(settings))]
-        return dict(zip(settings, parts, strict=True))
+        each = iter(found)
+        return {setting: list(islice(each, len(seeds))) for setting in settings}
 
-    on = {"device": device}
     chosen = tune(train, kinds, TUNING_SEEDS[: 1 if smoke else None])
     found = train(chosen, SEEDS[: 1 if smoke else None])
     values = {
@@ -66,7 +65,7 @@ def measure(
 
 
 def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setting]:
-    """The setting of each kind with the least loss of the text that is tuned on."""
+    """Each kind's setting with the least loss of the tuning text."""
     losses: dict[Setting, float] = {}
 
     def try_all(settings: Sequence[Setting]) -> None:
@@ -78,7 +77,7 @@ def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setti
         return min((of for of in losses if of[0] == kind), key=losses.get)
 
     new = [(kind, lr, *SCHEDULES[0]) for kind, lr in product(kinds, FIRST)]
-    while new:  # until no best rate is at an end of those that were tried
+    while new:  # until both neighbours of each best rate have been tried
         try_all(new)
         new = []
         for kind in kinds:
