@@ -1,4 +1,4 @@
-"""What each rank has of the model, and what a step costs: bytes sent, and memory."""
+"""Which part of the model each rank owns, and what a step costs in bytes and memory."""
 
 import math
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ STEPS = 6
 
 
 class Predicted(NamedTuple):
-    """What one step of a constrained weight costs each rank, at least."""
+    """The least that one step of a constrained weight costs each rank."""
 
-    bytes: float  #: that it sends
+    bytes: float  #: sent
     products: float  #: multiplications
-    numbers: float  #: that it keeps
+    numbers: float  #: kept in memory
 
 
 def predicted(n: int, p: int, num_ranks: int, itemsize: int) -> dict[str, Predicted]:
-    """Costs of a Stiefel weight of n x p numbers, of `itemsize` bytes, by its cut.
+    """Costs of a Stiefel weight of n x p numbers, of `itemsize` bytes each.
 
-    A step maps it forward and backward: "rows" needs two all-reduces of p x p numbers,
-    and "gathered" an all-gather and a reduce-scatter of all; both by rings. Kept are
-    the weight, its map and its gradient, and two matrices of p x p.
+    A step maps it forward and backward: by "rows" with two all-reduces of p x p
+    numbers, "gathered" with an all-gather and a reduce-scatter of the whole, all in
+    rings. Kept are the weight, its map, its gradient and two matrices of p x p.
     """
     others, products, square = (num_ranks - 1) / num_ranks, 5 * n * p * p, p * p
     rows = 4 * others * square * itemsize, products / num_ranks
@@ -44,7 +44,7 @@ def predicted(n: int, p: int, num_ranks: int, itemsize: int) -> dict[str, Predic
 
 
 def curves(p: int, num_ranks: int) -> dict[str, list[tuple[list[int], list[float]]]]:
-    """kB of float32 that a rank sends in a step, by rows; a curve for each cut."""
+    """kB of float32 that a rank sends in a step, over n, as curves for each way."""
     sizes = [2**k for k in range(7, 18)]
     found = [predicted(n, p, num_ranks, 4) for n in sizes]
     names = {"rows": "cut into rows", "gathered": "gathered"}
@@ -56,11 +56,11 @@ def curves(p: int, num_ranks: int) -> dict[str, list[tuple[list[int], list[float
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a weight that lies on one rank."""
+    """The part of a weight that one rank owns."""
 
     shape: tuple[int, ...]  #: of the whole weight
-    begin: tuple[int, ...]  #: where the part begins in it
-    size: tuple[int, ...]  #: how large it is
+    begin: tuple[int, ...]  #: the part's first indices in it
+    size: tuple[int, ...]  #: the part's own shape
 
     @property
     def count(self) -> int:
@@ -71,9 +71,8 @@ class Part:
 def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
     """For each job and each of its ranks, the parts of its parameters, by name.
 
-    The models are made as they are for a training, but on the CPU, on as many ranks as
-    the first job has, which must be the number of all. Names are those of the layers'
-    weights.
+    The models are built as for training, but on the CPU. All jobs must have the same
+    number of ranks. Names are those of the layers' weights.
     """
     ranks = range(jobs[0].config.num_ranks)
     found = launch({f"rank{k}": Role(_parts, (jobs, k)) for k in ranks})
@@ -100,14 +99,14 @@ def _part(value: Tensor) -> Part:
 
 
 def measured_bytes(job: Job) -> float:
-    """Bytes that all ranks together send in a step, by their sockets."""
+    """Bytes that all ranks together send in a step, counted at their sockets."""
     return training.measured_bytes(run, job, STEPS)
 
 
 def measured_memory(job: Job) -> int:
-    """Bytes of tensors that a rank holds at a step's peak; of the rank with the most.
+    """Bytes of tensors at a step's peak, on the rank that holds most, on the CPU.
 
-    Its parameters, what its optimizer keeps, and what a step takes beyond; on the CPU.
+    They are its parameters, its optimizers' state, and what a step allocates.
     """
     ranks = range(job.config.num_ranks)
     return max(launch({f"rank{k}": Role(_memory, (job, k)) for k in ranks}).values())
@@ -117,11 +116,11 @@ def _memory(job: Job, rank: int) -> int:
     process_group.join(rank, job.config.num_ranks, gpus=())
     trainer = make_trainer(job, rank, "cpu")
     batches = trainer.batches()
-    trainer.step(*next(batches))  # the optimizer makes its buffers in the first one
+    trainer.step(*next(batches))  # the first one allocates the optimizers' state
     batch = next(batches)
-    kept = tree_leaves([list(each.state.values()) for each in trainer.optimizers])
-    kept = [each for each in kept if isinstance(each, Tensor)]
-    kept += trainer.model.parameters()
-    here = (each.to_local() if is_sharded(each) else each for each in kept)
+    states = [optimizer.state_dict() for optimizer in trainer.optimizers]
+    kept = tree_leaves([states, *trainer.model.parameters()])
+    tensors = [each for each in kept if isinstance(each, Tensor)]
+    here = (each.to_local() if is_sharded(each) else each for each in tensors)
     size = sum(each.nbytes for each in here)
     return size + peak_memory(lambda: trainer.step(*batch))

@@ -1,6 +1,5 @@
 """The settings, and the model: a small transformer, free or constrained."""
 
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,28 +23,28 @@ STRATEGIES = "ddp", "fsdp", "tp", "2d", *STAGED
 
 @dataclass(frozen=True)
 class ShardConfig(Training):
-    """Settings of a run; a ValueError if one is out of its range, or no such device."""
+    """Settings of a run; ValueError if one is out of range, or the device missing."""
 
     #: how the model is spread over the ranks: "ddp", a copy on each; "fsdp", each
-    #: parameter in shards, gathered to be used; "tp", tensor parallel, each layer
-    #: computed in parts; "2d", both, tensor parallel in pairs; "pipeline", some layers
-    #: on each; or "pipeline-ddp", two stages, each replicated.
+    #: parameter in shards, gathered for use; "tp", tensor parallel, each layer computed
+    #: in parts; "2d", both, tensor parallel in pairs; "pipeline", some layers on each;
+    #: or "pipeline-ddp", two stages, each replicated.
     strategy: str = "fsdp"
     num_ranks: int = 2  #: ranks, at least 1
     #: of constrained weights: "none", "stiefel", "oblique" or "sphere"
     manifold: str = "stiefel"
-    #: which: "attention", the queries, keys and values of each head and what joins the
-    #: heads; or "mlp", the two layers behind them.
+    #: which weights: "attention", the queries, keys and values of each head and the
+    #: output projection; or "mlp", the two layers after them.
     where: str = "attention"
     penalty_param: float = 0.05  #: factor of ‖C(W)‖² in the loss, above 0
     num_layers: int = 2  #: blocks of attention and an MLP
     width: int = 64  #: of a token's vector, a multiple of num_heads
     num_heads: int = 4  #: heads of each attention
-    seq_len: int = 32  #: tokens that a prediction may look at
-    batch_size: int = 16  #: sequences in a step, of all ranks together
+    seq_len: int = 32  #: tokens that a prediction can see
+    batch_size: int = 16  #: sequences in a step, over all ranks
     #: "sgd", "adam", or "muon" for the blocks' matrices; or one that constrains weights
-    #: without a map: "projected", "landing", "pogo", "penalty" or "manifold-muon". Adam
-    #: moves the rest beside both Muons, and SGD beside the others.
+    #: without a map: "projected", "landing", "pogo", "penalty" or "manifold-muon". The
+    #: other parameters are moved by Adam beside both Muons, else by SGD.
     optimizer: str = "adam"
     lr: float = 3e-3  #: its learning rate, above 0
     momentum: float = 0.9  #: of all but Adam, 0 to below 1
@@ -83,22 +82,20 @@ class ShardConfig(Training):
             fits = self.num_heads % parts == 0
             check(self, "num_heads", fits, f"a multiple of {parts}: each has some")
         if self.strategy in STAGED:
-            what = "num_ranks" if self.strategy == "pipeline" else "num_layers"
-            allowed = f"at most num_layers, {self.num_layers}"
-            allowed = allowed if what == "num_ranks" else "at least 2, for two stages"
-            check(self, what, parts <= self.num_layers, allowed)
-            copies *= parts  # a batch goes through the stages in as many pieces
+            fits = self.num_layers >= parts
+            check(self, "num_layers", fits, f"at least {parts}, one for each stage")
+            copies *= parts  # a batch passes the stages in as many pieces
         fits = self.batch_size % copies == 0
         check(self, "batch_size", fits, f"a multiple of {copies}: each has a part")
 
     @property
     def keeps(self) -> bool:
-        """Whether the optimizer keeps the weights on the manifold, with no map."""
+        """Whether the optimizer enforces the constraint, without a map."""
         return self.optimizer not in ("sgd", "adam", "muon")
 
     @property
     def mesh(self) -> tuple[int, int]:
-        """How many have data of their own, and how many ranks work on the same."""
+        """How many groups of ranks have their own data, and the ranks in each."""
         if self.strategy in IN_PAIRS:
             return self.num_ranks // 2, 2
         copies = self.num_ranks if self.strategy in ("ddp", "fsdp") else 1
@@ -107,15 +104,15 @@ class ShardConfig(Training):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained on what."""
+    """A training: the settings and the text."""
 
     config: ShardConfig  #: of the run
-    #: a text, by default the one of chapters 2 and 4.
+    #: the text, by default that of chapters 2 and 4.
     corpus: Corpus = field(default_factory=lambda: load_corpus(max_vocab=MAX_VOCAB))
 
 
 class Tokens(nn.Module):
-    """Numbers of tokens (batch, seq_len) to vectors (batch, seq_len, width)."""
+    """Embeds tokens (batch, seq_len) as vectors (batch, seq_len, width)."""
 
     def __init__(self, vocab_size: int, seq_len: int, width: int):
         super().__init__()
@@ -123,13 +120,13 @@ class Tokens(nn.Module):
         self.places = nn.Embedding(seq_len, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Each token's vector, and that of its place."""
+        """Each token's vector plus that of its position."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         return self.words(tokens) + self.places(places)
 
 
 class Attention(nn.Module):
-    """Causal attention; on a rank with some of the heads it computes those."""
+    """Causal attention, by the heads that this rank has."""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
@@ -138,7 +135,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = projections
 
     def forward(self, x: Tensor) -> Tensor:
-        """What each token gathers from itself and those before it, shaped as x."""
+        """What each token takes from itself and earlier ones, of the shape of x."""
         q, k, v = (
             layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for layer in (self.q, self.k, self.v)
@@ -148,7 +145,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a layer four times as wide, each added to what comes in."""
+    """Attention, then an MLP four times as wide, each added to its input."""
 
     def __init__(self, width: int, num_heads: int):
         super().__init__()
@@ -159,29 +156,30 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors (batch, seq_len, width) to vectors of that shape."""
+        """Vectors (batch, seq_len, width) to vectors of the same shape."""
         x = x + self.attention(self.before_attention(x))
         return x + self.down(F.gelu(self.up(self.before_mlp(x))))
 
 
 def transformer(config: ShardConfig, vocab_size: int) -> nn.Sequential:
-    """The free model, by its seed the same wherever it is made.
+    """The unconstrained model, the same on every rank by its seed.
 
     From tokens (batch, seq_len) to scores (batch, seq_len, vocab_size) of the next.
     """
-    width, parts = config.width, OrderedDict[str, nn.Module]()
+    width, model = config.width, nn.Sequential()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        parts["tokens"] = Tokens(vocab_size, config.seq_len, width)
+        model.tokens = Tokens(vocab_size, config.seq_len, width)
         for number in range(config.num_layers):
-            parts[f"block{number}"] = Block(width, config.num_heads)
-        norm, words = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
-        parts["scores"] = nn.Sequential(OrderedDict(norm=norm, words=words))
-    return nn.Sequential(parts).to(config.torch_dtype)
+            model.add_module(f"block{number}", Block(width, config.num_heads))
+        model.scores = nn.Sequential()
+        model.scores.norm = nn.LayerNorm(width)
+        model.scores.words = nn.Linear(width, vocab_size, bias=False)
+    return model.to(config.torch_dtype)
 
 
 def constrain(model: nn.Module, config: ShardConfig) -> None:
-    """Put the chosen weights on their manifold, wherever they lie."""
+    """Put the chosen weights on their manifold, however they are sharded."""
     if config.manifold == "none":
         return
     on = config.manifold, config.penalty_param
@@ -189,13 +187,12 @@ def constrain(model: nn.Module, config: ShardConfig) -> None:
         if config.keeps:
             start = surface("stiefel", layer.weight, heads).nearest(layer.weight)
             layer.weight = nn.Parameter(start)
-            continue
-        # Unit rows, or a unit weight, are the same in one block as in several.
-        dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
+        else:  # unit rows, or a unit weight, are the same in one block as in several
+            dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
 
 
 def chosen_layers(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
-    """The layers whose weights are constrained, and how many heads each has."""
+    """The layers whose weights are constrained, and the number of heads of each."""
     found: dict[nn.Linear, int] = {}
     for part in model.modules():
         if isinstance(part, Block) and config.where == "mlp":
@@ -208,28 +205,31 @@ def chosen_layers(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]
 
 
 def kept(model: nn.Module, config: ShardConfig) -> dict[str, tuple[Tensor, Surface]]:
-    """The weights that the optimizer keeps by itself, by name; after all is spread."""
+    """The weights that the optimizer constrains, by name; once the model is spread."""
     if not config.keeps:
         return {}
-    names = {module: name for name, module in model.named_modules()}
-    weights = {
-        f"{names[layer]}.weight": (layer.weight, heads)
-        for layer, heads in chosen_layers(model, config).items()
-    }
-    return {n: (w, surface("stiefel", w, heads)) for n, (w, heads) in weights.items()}
+    names, found = {module: name for name, module in model.named_modules()}, {}
+    for layer, heads in chosen_layers(model, config).items():
+        on = surface("stiefel", layer.weight, heads)
+        found[f"{names[layer]}.weight"] = layer.weight, on
+    return found
 
 
 def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:
-    """What moves a model's parameters, all together; on each rank, of its own."""
+    """Those that move all of a model's parameters; on each rank, for its own part."""
     if config.optimizer not in RULES:
         return [make_optimizer(model.parameters(), config)]
     weights = dict(kept(model, config).values())
     if config.optimizer == "muon":
-        blocks = [part for part in model.modules() if isinstance(part, Block)]
-        matrices = [p for part in blocks for p in part.parameters() if p.ndim == 2]
-        weights = {p: surface("stiefel", p) for p in matrices}
+        weights = {p: surface("stiefel", p) for p in block_matrices(model)}
     rest = [p for p in model.parameters() if p not in weights]
     beside = "adam" if config.optimizer in BY_MUON else "sgd"
     how = config.lr, config.momentum, config.penalty_param
     rival = Rival(config.optimizer, weights, *how)
     return [make_optimizer(rest, replace(config, optimizer=beside)), rival]
+
+
+def block_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices of the blocks, which Muon moves."""
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    return [p for block in blocks for p in block.parameters() if p.ndim == 2]

@@ -1,4 +1,4 @@
-"""Does a constraint help here? What chapter 6's study trains."""
+"""Does a constraint help here? The models of chapter 6's study."""
 
 import math
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.sharding.model import (
     Job,
     ShardConfig,
+    block_matrices,
     chosen_layers,
     constrain,
     transformer,
@@ -19,22 +20,22 @@ from cdopt_tutorial.sharding.model import (
 from cdopt_tutorial.sharding.system import Trainer, held_out_loss
 from cdopt_tutorial.study import Study
 
-# Small, so that many runs are short: one pass over the text has 322 steps.
+# Small, to keep many runs short: one pass over the text takes 322 steps.
 CONFIG = ShardConfig("ddp", num_ranks=1, seq_len=16, device="cpu")
 WAYS = CONTROLS[0], "Stiefel", *CONTROLS[1:]
-# Of each kind, how its weights are trained, and which ones.
+# For each kind, how weights are trained, and which ones.
 KINDS = {"free": ("free", ()), "Muon": ("Muon", ())}
 KINDS |= {way: (way, ("attention",)) for way in WAYS}
 KINDS |= {f"{way}, MLP too": (way, ("attention", "mlp")) for way in WAYS}
-DISSOLVED = "Stiefel", "Stiefel, MLP too"
 
 
 class Transformer:
     """One run: a model of a kind, and its training in this process."""
 
     def __init__(self, kind: str, lr: float, seed: int, device: str):
-        on = {"manifold": "stiefel" if kind in DISSOLVED else "none", "device": device}
-        self.config = replace(CONFIG, lr=lr, seed=seed, **on)
+        manifold = "stiefel" if KINDS[kind][0] == "Stiefel" else "none"
+        how = {"manifold": manifold, "lr": lr, "seed": seed, "device": device}
+        self.config = replace(CONFIG, **how)
         job = Job(self.config)
         with torch.random.fork_rng(devices=[]):  # torch's parametrizations draw numbers
             torch.manual_seed(seed)
@@ -44,13 +45,8 @@ class Transformer:
         self.trainer = Trainer(job, self.model, self.model)
         if kind == "Muon":
             self.trainer.optimizers = muon_and_adam(self.model, lr)
-        else:
-            self.trainer.optimizers = [optim.Adam(self.model.parameters(), lr)]
         self.batches = self.trainer.batches()
-        halves = job.corpus.valid.chunk(2)
-        self.jobs = [
-            replace(job, corpus=replace(job.corpus, valid=half)) for half in halves
-        ]
+        self.halves = job.corpus.valid.chunk(2)
 
     def step(self, lr: float) -> None:
         """Train on the next batch."""
@@ -62,11 +58,12 @@ class Transformer:
 
     def look(self) -> tuple[float, float]:
         """The losses of both halves of the held-out text, in nats."""
-        return tuple(held_out_loss(job, self.model) for job in self.jobs)
+        seq_len = self.config.seq_len
+        return tuple(held_out_loss(self.model, half, seq_len) for half in self.halves)
 
     @torch.no_grad()
     def distance(self) -> float:
-        """How far from orthonormal the attentions' blocks are, all together."""
+        """How far from orthonormal the blocks of all attentions are together."""
         squares = [
             surface("stiefel", layer.weight, b).distance(layer.weight.double()).item()
             for layer, b in chosen_layers(self.model, self.config).items()
@@ -80,11 +77,10 @@ STUDY = Study(__package__, tuple(KINDS), Transformer, 1_600, every=80, patience=
 def make(
     kind: str, config: ShardConfig, vocab_size: int
 ) -> tuple[nn.Sequential, list[Callable[[], None]]]:
-    """The model of a kind, and what follows each step.
+    """The model of a kind, and what to call after each step.
 
-    A seed's all start alike, but for what is orthonormal. The same weights begin
-    orthonormal, and as the same ones, where they are held, by whatever means, and where
-    they only start so.
+    With one seed all kinds start alike, except for orthonormal weights. Those are the
+    same whether they stay orthonormal, by whatever means, or only start so.
     """
     model, (way, parts) = transformer(config, vocab_size), KINDS[kind]
     afterwards = []
@@ -92,19 +88,17 @@ def make(
         chosen = replace(config, manifold="stiefel", where=part)
         if way == "Stiefel":
             constrain(model, chosen)
-            continue
-        layers = chosen_layers(model, chosen).items()
-        afterwards += [treat(way, each, blocks=blocks) for each, blocks in layers]
+        else:
+            layers = chosen_layers(model, chosen).items()
+            afterwards += [treat(way, layer, blocks=heads) for layer, heads in layers]
     return model, afterwards
 
 
 def muon_and_adam(model: nn.Module, lr: float) -> list[optim.Optimizer]:
     """Adam, and torch's own Muon for the blocks' matrices."""
-    matrices, rest = [], []
-    for name, value in model.named_parameters():
-        inside = name.startswith("block") and value.ndim == 2
-        (matrices if inside else rest).append(value)
-    # Its updates scaled to the size of Adam's, so that one rate serves both (Liu et
+    matrices = block_matrices(model)
+    rest = [p for p in model.parameters() if p not in set(matrices)]
+    # Its updates are scaled to the size of Adam's, so that one rate serves both (Liu et
     # al., "Muon is scalable for LLM training", 2025); no other kind decays weights.
     as_adam = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     return [optim.Adam(rest, lr), optim.Muon(matrices, lr, **as_adam)]

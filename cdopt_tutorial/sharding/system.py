@@ -1,4 +1,4 @@
-"""The system: ranks that share out one model, its data, or both, and train it."""
+"""The system: ranks that split one model, its data, or both, and train it."""
 
 import math
 import statistics
@@ -46,18 +46,18 @@ from cdopt_tutorial.sharding.model import (
 from cdopt_tutorial.training import History
 
 STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
-# How tensor parallel cuts a block: by heads, and through the middle of the MLP. The
-# names mean the transposed weight: Colwise cuts its rows.
+# How tensor parallel cuts a block: by heads, and through the middle of the MLP. Torch
+# means the transposed weight: Colwise cuts rows.
 BY_ROWS = "attention.q", "attention.k", "attention.v", "up"
-CUTS = {name: ColwiseParallel() for name in BY_ROWS}
-CUTS |= {"attention.out": RowwiseParallel(), "down": RowwiseParallel()}
+CUTS = dict.fromkeys(BY_ROWS, ColwiseParallel())
+CUTS |= dict.fromkeys(("attention.out", "down"), RowwiseParallel())
 
 
 def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
-    """Spread a free model over the ranks, and constrain it; what each calls.
+    """Spread a free model over the ranks and constrain it; returns what to call.
 
-    On every rank, with the same model. The order matters: tensor parallel cuts plain
-    layers, dissolving maps what is left of them, and FSDP cuts what dissolving trains.
+    Every rank calls this with the same model. The order matters: tensor parallelism
+    cuts plain layers, dissolving maps the parts, and FSDP cuts the trained weights.
     """
     kind, names = device.partition(":")[0], ("data", "parts")
     mesh = init_device_mesh(kind, config.mesh, mesh_dim_names=names)
@@ -76,7 +76,7 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
 
 
 def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
-    """The layers of one rank of a pipeline: its blocks, and what is at the ends."""
+    """The layers of one rank of a pipeline, of which the blocks are shared evenly."""
     blocks = len(model) - 2
     inner = (1 + blocks * number // num_ranks for number in range(1, num_ranks))
     ends = [0, *inner, len(model)]
@@ -84,14 +84,14 @@ def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
 
 
 class Trainer:
-    """One rank, or one process: its model, its data, and how it learns."""
+    """One rank, or one process: its model, its data, and its optimizers."""
 
-    stages: dist.ProcessGroup | None = None  # of the ranks that have other layers
+    stages: dist.ProcessGroup | None = None  # a pipeline's
 
     def __init__(self, job: Job, model: nn.Module, forward: nn.Module, copy: int = 0):
         self.job, self.config = job, job.config
         self.model, self.forward = model, forward
-        self.copy = copy  # which of the ranks with data of their own
+        self.copy = copy  # whose part of each batch it takes
         self.device = device_of(model)
         free = job.config.manifold == "none" or job.config.keeps
         self.constraints = None if free else Constraints(model)
@@ -99,7 +99,7 @@ class Trainer:
         self.optimizers = optimizers(model, job.config)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
-        """One step with all ranks; the mean loss of these tokens, in nats."""
+        """A step, together with all ranks; the mean loss of these tokens, in nats."""
         loss = self.backward(tokens, targets)
         if self.config.clip is not None:
             self.clip(self.config.clip)
@@ -109,17 +109,17 @@ class Trainer:
         return loss
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
-        """The gradients of a batch (batch, seq_len), and of the penalty."""
+        """Add the gradients of a batch (batch, seq_len) and of the penalty."""
         loss = next_word_loss(self.forward(tokens), targets)
         penalty = 0.0 if self.constraints is None else self.constraints.penalty()
         (loss + penalty).backward()
         return loss.item()
 
     def clip(self, largest: float) -> None:
-        """Scale the gradients so that their norm, of all ranks, is at most ``largest``.
+        """Scale the gradients so that their norm over all ranks is at most ``largest``.
 
-        Torch's own ``clip_grad_norm_`` takes no gradients of several meshes, nor plain
-        ones beside them, and knows of one stage of a pipeline only.
+        Torch's own ``clip_grad_norm_`` refuses gradients of several meshes, or plain
+        ones beside them, and sees only one stage of a pipeline.
         """
         found = [p.grad for p in self.model.parameters() if p.grad is not None]
         total = sum(whole(each.square().sum()) for each in found)
@@ -129,25 +129,24 @@ class Trainer:
         for gradient in found:
             gradient.mul_(factor)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's tokens and their next ones, (batch, seq_len), without end."""
+    def batches(self) -> Iterator[Tensor]:
+        """This rank's tokens and the next ones, (2, batch, seq_len), without end."""
         copies, _ = self.config.mesh
         stream = stream_of(self.job).shard(self.copy, copies)
         while True:
             for tokens, targets in stream.windows():
                 if len(tokens) == self.config.seq_len:
-                    # Stacked, since torch 2.11's stages refuse what is a mere view.
-                    tokens, targets = torch.stack((tokens.T, targets.T))
-                    yield tokens.to(self.device), targets.to(self.device)
+                    # Copied, because torch 2.11's stages refuse views.
+                    yield torch.stack((tokens.T, targets.T)).to(self.device)
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters, whole, on the CPU, by name; every rank must ask for them."""
+        """The whole parameters by name, on the CPU; all ranks must call this."""
         named = self.model.named_parameters()
         return {name: whole(value).detach().cpu() for name, value in named}
 
 
 class StageTrainer(Trainer):
-    """One rank of a pipeline, or of several: some of the layers, all of its data."""
+    """One rank of one or several pipelines: some of the layers, all of its data."""
 
     def __init__(self, job: Job, model: nn.Sequential, rank: int):
         (copies, parts), kind = job.config.mesh, device_of(model).type
@@ -155,8 +154,8 @@ class StageTrainer(Trainer):
         mesh = init_device_mesh(kind, job.config.mesh, mesh_dim_names=names)
         group, forward = mesh["data"].get_group(), model
         if copies > 1:
-            # Without a look for unused ones DDP would take each piece of a batch for
-            # parameters of its own, and fail in the second step (torch 2.13).
+            # Unless DDP looks for unused parameters, it takes each piece of a batch for
+            # a step of its own, and fails in the second step (torch 2.13).
             how = {"process_group": group, "find_unused_parameters": True}
             forward = DistributedDataParallel(model, **how)
         super().__init__(job, model, forward, rank // parts)
@@ -166,7 +165,7 @@ class StageTrainer(Trainer):
         self.schedule = ScheduleGPipe(self.stage, parts, loss_fn=next_word_loss)
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
-        """The same, in as many parts as there are ranks; the loss is the last one's."""
+        """The same, in as many pieces as stages; only the last one knows the loss."""
         losses: list[Tensor] = []
         given = (tokens,) if self.stage.is_first else ()
         wanted = targets if self.stage.is_last else None
@@ -182,37 +181,36 @@ def next_word_loss(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def stream_of(job: Job) -> Stream:
-    """The text that is trained on, in a column for each sequence of a batch."""
+    """The training text, with a column for each sequence of a batch."""
     return Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has come to."""
+    """What a run returns."""
 
     config: ShardConfig  #: of the run
-    ranks: Sequence[History]  #: what each has seen; NaN is the loss where it has none
+    ranks: Sequence[History]  #: one each; losses are NaN on a rank that sees none
 
     @property
     def losses(self) -> list[float]:
         """Mean loss of each step's tokens, in nats, without the penalty."""
-        steps = zip(*(rank.losses for rank in self.ranks), strict=True)
-        seen = ([each for each in step if not math.isnan(each)] for step in steps)
-        return [statistics.fmean(each) if each else math.nan for each in seen]
+        losses = [rank.losses for rank in self.ranks]
+        return torch.tensor(losses, dtype=torch.float64).nanmean(0).tolist()
 
     @property
     def step_seconds(self) -> float:
-        """Median of a step, on the slowest rank."""
+        """Median seconds of a step, on the slowest rank."""
         return max(statistics.median(each.step_seconds) for each in self.ranks)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The parameters, whole, by name."""
+        """The whole parameters by name."""
         return {n: w for rank in self.ranks for n, w in rank.weights.items()}
 
     @property
     def feasibility(self) -> Feasibility | None:
-        """How far the weights are from their manifolds, all of the model's."""
+        """How far all of the model's weights are from their manifolds."""
         layers = {}
         for found in sum((rank.feasibility for rank in self.ranks), []):
             layers |= found.layers
@@ -236,7 +234,7 @@ def train(trainer: Trainer, history: History) -> History:
 
 
 def make_trainer(job: Job, rank: int, device: str) -> Trainer:
-    """What one rank trains with; on that rank, once it is in the process group."""
+    """One rank's trainer; made on that rank, once it has joined the process group."""
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary)).to(device)
     _, parts = config.mesh
@@ -256,7 +254,7 @@ def run_rank(job: Job, rank: int) -> History:
 
 
 def check(job: Job) -> None:
-    """A ValueError if there is no memory for the ranks or the model, or no window."""
+    """ValueError if the ranks or the model exceed memory, or a sequence the text."""
     config, words = job.config, len(job.corpus.vocabulary)
     checks.workers(config, "num_ranks", others=0)
     layers = 12 * config.width**2 * config.num_layers
@@ -270,10 +268,10 @@ def check(job: Job) -> None:
 
 
 def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
-    """Train on ranks, each a process of its own.
+    """Train on ranks, each in its own process.
 
-    The options are those of :func:`~.launch.launch`. A ValueError where :func:`check`
-    refuses the job, a WorkerError if a rank failed.
+    The options are those of :func:`~.launch.launch`. Raises ValueError if :func:`check`
+    refuses the job, WorkerError if a rank fails.
     """
     check(job)
     ranks = range(job.config.num_ranks)
@@ -284,7 +282,7 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
 
 
 def run_locally(job: Job) -> Result:
-    """The same training in this process: the whole model, with the whole batches."""
+    """The same training in this process: the whole model, on whole batches."""
     config = replace(job.config, strategy="ddp", num_ranks=1)
     job = replace(job, config=config)
     model = transformer(config, len(job.corpus.vocabulary))
@@ -293,21 +291,20 @@ def run_locally(job: Job) -> Result:
     return Result(config, [train(Trainer(job, model, model), History())])
 
 
-@torch.no_grad()
 def perplexity(job: Job, weights: Mapping[str, Tensor]) -> float:
-    """Of the held-out text, by the model with these weights; in this process."""
+    """Perplexity of the held-out text, with these weights; in this process."""
     config = job.config
     model = transformer(config, len(job.corpus.vocabulary))
     constrain(model, config)
     model.load_state_dict(weights)
-    return data.perplexity(held_out_loss(job, model))
+    return data.perplexity(held_out_loss(model, job.corpus.valid, config.seq_len))
 
 
 @torch.no_grad()
-def held_out_loss(job: Job, model: nn.Module) -> float:
-    """Mean of the held-out text's tokens, in nats; by a model of this process."""
+def held_out_loss(model: nn.Module, text: Tensor, seq_len: int) -> float:
+    """Mean loss of a text's tokens, in nats; by a model in this process."""
     total, count, device = 0.0, 0, device_of(model)
-    for tokens, targets in Stream(job.corpus.valid, job.config.seq_len, 16).windows():
+    for tokens, targets in Stream(text, seq_len, 16).windows():
         tokens, targets = tokens.to(device), targets.to(device)
         loss = next_word_loss(model(tokens.T), targets.T)
         total, count = total + loss.item() * targets.numel(), count + targets.numel()
