@@ -1,6 +1,6 @@
 """Roles for the tests of the bare programs; they must be importable by workers.
 
-The programs themselves are modules that the tests write to where workers find them.
+The programs themselves are modules that the tests write where workers find them.
 """
 
 import importlib
@@ -25,7 +25,7 @@ ALL_REDUCE = torch.ops.c10d_functional.all_reduce
 
 
 def values(shape):
-    """Numbers to begin with, by the shape alone: on a server threads race to draw."""
+    """Initial numbers, by the shape alone, because threads of a server race to draw."""
     generator = torch.Generator().manual_seed(math.prod(shape))
     return 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -37,7 +37,7 @@ def begin(module):
 
 
 def attach():
-    """As the program's own workers are, but in float64 and with a known start."""
+    """Set up a worker as the program does, but in float64 and with known weights."""
     torch.jit._state.disable()
     torch.set_default_dtype(torch.float64)
     for kind in (nn.Embedding, nn.Linear, nn.LSTM):
@@ -79,7 +79,7 @@ def train_shards(rank):
     with CommDebugMode() as counted:
         bare = module.train(rank, meeting("ranks"))
     text = module.read_text()
-    start = module.starts(int(text.max()) + 1)  # the random stream goes on from there
+    start = module.starts(int(text.max()) + 1)  # and the random stream goes on from it
     found = {"bare": bare, "start": start, "package": train_parts(module, text, *start)}
     whole = {who: dict(zip(names, each, strict=True)) for who, each in found.items()}
     return whole | {"all-reduces": counted.get_comm_counts()[ALL_REDUCE]}
@@ -114,7 +114,7 @@ def train_fsdp(rank):
 
 
 def train_fsdp_alone():
-    """The same in one process, with the joint batch, by the package's `dissolve`."""
+    """The same in one process, on the joint batch, by the package's `dissolve`."""
     module = importlib.import_module("bare_fsdp")
     torch.manual_seed(0)
     model = module.Transformer()

@@ -1,4 +1,4 @@
-"""What makes torch complain, in plain torch: each case as it fails, and mended."""
+"""What makes torch complain, in plain torch: each case fails, and works once mended."""
 
 import io
 import multiprocessing
@@ -47,7 +47,7 @@ def python(*arguments):
         raise RuntimeError(done.stderr)
 
 
-# In one process, before it has a process group.
+# In one process, without a process group.
 
 
 def spawn_at_the_top(mended):
@@ -107,7 +107,7 @@ def save_parametrized(mended):
     torch.save(model.state_dict() if mended else model, io.BytesIO())
 
 
-# In each of two processes that are a group.
+# In both processes of a group.
 
 
 def cut_parametrized(mended):
@@ -158,7 +158,7 @@ def checkpoint_twice(mended):
 
 def call_alone(mended):
     group = dist.new_group()
-    dist.all_reduce(torch.ones(1), group=group)  # so that they are connected
+    dist.all_reduce(torch.ones(1), group=group)  # which connects them
     group.set_timeout(timedelta(seconds=30 if mended else 0.5))
     if mended or dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1), group=group)
@@ -258,15 +258,15 @@ CALLER += pickle_reference, long_call, send_from_a_gpu, init_rpc_twice, callee_d
 
 
 def look(cases, folder, *arguments):
-    """Call each twice, the mended one first, since the other may leave ruins."""
+    """Run each twice, first mended, because a failure may leave things broken."""
     for case in cases:
         for mended in True, False:
-            said = ""
+            text = ""
             try:
                 case(mended, *arguments)
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-            (folder / f"{case.__name__}-{mended}").write_text(said)
+                text = f"{type(error).__name__}: {error}"
+            (folder / f"{case.__name__}-{mended}").write_text(text)
 
 
 def alone(folder, rank):

@@ -29,7 +29,7 @@ from cdopt_tutorial.engines.launcher.process_group import join
 from cdopt_tutorial.engines.probes.counted import Sent
 
 RANKS = 4
-#: By name: the manifold, the blocks of a weight, and whether it is turned.
+#: By name: the manifold, the blocks of a weight, and whether it is transposed.
 KINDS = {
     "stiefel": ("stiefel", 1, None),
     "stiefel, 4 blocks": ("stiefel", 4, None),
@@ -37,9 +37,9 @@ KINDS = {
     "oblique columns": ("oblique", 1, True),
     "oblique columns, 4 blocks": ("oblique", 4, True),
     "sphere": ("sphere", 1, None),
-    "grassmann": (grassmann_torch, 1, False),  # which has no map in parts
+    "grassmann": (grassmann_torch, 1, False),  # it has no map in parts
 }
-# Of a block: uneven on 2 and on 3 ranks, with empty shards, square, of 4 axes.
+# Of a block: uneven on 2 and 3 ranks, with empty shards, square, with 4 axes.
 SHAPES = [(7, 3), (3, 7), (5, 5), (1, 4), (4, 2, 3, 3)]
 
 
@@ -49,7 +49,7 @@ def surface_of(kind: str, weight: Tensor) -> Surface:
 
 
 def meshes() -> dict[str, DeviceMesh]:
-    """Of 2, of 3 and of 2 x 2 ranks; all ranks must make them, and some are in each."""
+    """Of 2, 3 and 2 x 2 ranks; every rank must make all of them."""
     return {
         "2": DeviceMesh("cpu", [0, 1]),
         "3": DeviceMesh("cpu", [1, 2, 3]),
@@ -58,7 +58,7 @@ def meshes() -> dict[str, DeviceMesh]:
 
 
 def off(one: Tensor, other: Tensor) -> float:
-    """The largest difference, as a part of the largest element if that is above 1."""
+    """The largest difference, relative to the largest element if that is above 1."""
     one, other = (whole(each).detach() for each in (one, other))
     if one.shape != other.shape:
         return math.inf
@@ -67,16 +67,16 @@ def off(one: Tensor, other: Tensor) -> float:
 
 
 def error_of(action: Callable[..., Any], *args: Any) -> str:
-    """The line of an error."""
+    """The text of an error, or none."""
     try:
         action(*args)
-    except (ValueError, RuntimeError) as error:  # NotImplementedError is one
+    except (ValueError, RuntimeError) as error:  # which NotImplementedError is
         return str(error)
     return ""
 
 
 def play_maps(rank: int) -> dict:
-    """The largest differences of each kind on each mesh, and what else is compared."""
+    """The largest differences of each kind on each mesh, and other comparisons."""
     join(rank, RANKS, ())
     found: dict = {}
     for name, mesh in meshes().items():
@@ -114,7 +114,7 @@ def weights(kind: str, mesh: DeviceMesh) -> Iterator[tuple]:
 def differences(
     kind: str, value: Tensor, spread: Callable[[Tensor], DTensor]
 ) -> dict[str, float]:
-    """Of a weight in shards from the plain one: results, gradients and the nearest."""
+    """How far a sharded weight's results and gradients are from a plain one's."""
     plain, shards = value.clone().requires_grad_(), spread(value).requires_grad_()
     on, onto = surface_of(kind, plain), drawn(value.shape, 1)
     expected, given = results(on, plain, onto), results(on, shards, spread(onto))
@@ -128,7 +128,7 @@ def results(on: Surface, weight: Tensor, onto: Tensor) -> dict[str, Tensor]:
     """A(W), ‖C(W)‖² with it and alone, three gradients, and the nearest."""
     mapped, distance = on.map_and_distance(weight)
     alone, some = on.distance(weight), torch.full_like(distance, 0.7)
-    # Of their product with `onto`, whose own backward pass a DTensor takes long for.
+    # As of their product with `onto`, whose backward pass is slow for a DTensor.
     (of_map,) = torch.autograd.grad(mapped, weight, onto, retain_graph=True)
     (both,) = torch.autograd.grad([mapped, distance], weight, [onto, some])
     (of_alone,) = torch.autograd.grad(alone, weight)
@@ -136,12 +136,12 @@ def results(on: Surface, weight: Tensor, onto: Tensor) -> dict[str, Tensor]:
     found |= {"of map": of_map, "of both": both, "of alone": of_alone}
     try:
         return found | {"nearest": on.nearest(weight.detach())}
-    except ValueError:  # as of a wide one on the Grassmann manifold
+    except ValueError:  # as for a wide one on the Grassmann manifold
         return found | {"nearest": torch.zeros_like(weight)}
 
 
 def strided(mesh: DeviceMesh, value: Tensor) -> DTensor:
-    """A weight cut by tensor parallel, and what is left again, on the same axis."""
+    """A weight cut by tensor parallel, and its parts by FSDP along the same axis."""
     layer = nn.Linear(*reversed(value.shape), **F64)
     with torch.no_grad():
         layer.weight.copy_(value)
@@ -153,7 +153,7 @@ def strided(mesh: DeviceMesh, value: Tensor) -> DTensor:
 
 
 def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
-    """What autocast changes in a map, and in a product beside it."""
+    """What autocast changes in a map, and in a plain product."""
     value = drawn((8, 3), 0).float()
     on = surface_of("stiefel", value)
     shards = distribute_tensor(value, mesh, [Shard(0), Replicate()])
@@ -165,10 +165,10 @@ def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
     return {"ours": max(map(off, given, plain)), "control": control}
 
 
-# Numbers that a rank hands in: in sums of C, of one number, or of a part of the weight.
+# Numbers that a rank sends: in sums of C, of a scalar, or of its part of the weight.
 C, SCALAR, PART, HALF = 4 * 4, 1, 12 * 4, 6 * 4
-#: By name: a kind, a shape, the placements, and the numbers that collectives get, as
-#: `sharded.map_and_distance` says, on the way there and back.
+#: By name: a kind, a shape, the placements, and the numbers in each collective of the
+#: forward and backward pass, as `sharded.map_and_distance` says.
 TALK = {
     "replicated": ("stiefel", (24, 4), "RR", []),
     "long side": ("stiefel", (24, 4), "SR", [C, C]),
@@ -190,7 +190,7 @@ TALK = {
 
 
 def heard(mesh: DeviceMesh, kind: str, shape: tuple, letters: str) -> tuple[int, int]:
-    """Number and bytes of the collectives of a map with its distance, and back."""
+    """Number and bytes of the collectives of a map with its distance, and backward."""
     cuts = {"R": Replicate(), "S": Shard(0), "C": Shard(1)}
     placements = [cuts[letter] for letter in letters]
     weight = distribute_tensor(drawn(shape, 0), mesh, placements).requires_grad_()

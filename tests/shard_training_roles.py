@@ -55,7 +55,7 @@ OPTIMIZERS: dict[str, Callable] = {
     "Adam": lambda p: torch.optim.Adam(p, 1e-2),
     "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
 }
-#: To what a penalty leaves of a gradient cut by columns, older FSDP adds what is whole.
+#: Older FSDP adds the whole gradient to the penalty's, which is cut by columns.
 OLD = torch.__version__ < (2, 13)
 
 
@@ -73,23 +73,23 @@ class Block(nn.Module):
 
 
 LAYERS = ("up", "down", "last")
-#: Of each layer, where they are not all on one.
+#: The manifold of each layer, where they differ.
 MIXED = {"up": "oblique", "down": "oblique", "last": "sphere"}
-#: Layers of CDOpt's own, by a name beside those of the manifolds.
+#: CDOpt's own layers, by names beside those of the manifolds.
 CDOPT = {"CDOpt's stiefel": stiefel_torch, "CDOpt's oblique": oblique_torch}
 
 
-def hold_(model: Block, manifold: str) -> Block:
+def dissolve_(model: Block, manifold: str) -> Block:
     for name, layer in model.named_children():
         on = MIXED[name] if manifold == "mixed" else manifold
-        # The tall weight is of three square blocks; a sphere takes none.
+        # The tall weight has three square blocks; a sphere takes none.
         blocks = 3 if name == "up" and on != "sphere" else 1
         constraints.dissolve(layer, manifold=on, blocks=blocks)
     return model
 
 
 def of_cdopt(manifold: str) -> nn.Module:
-    """A layer that widens and one that narrows, which CDOpt treats otherwise."""
+    """A layer that widens and one that narrows, which CDOpt treats differently."""
     options = {"manifold_class": CDOPT[manifold], "penalty_param": 0.1, **F64}
     first, last = (Linear_cdopt(*size, **options) for size in ((6, 8), (8, 7)))
     return nn.Sequential(first, nn.Tanh(), last)
@@ -99,11 +99,11 @@ def of_cdopt(manifold: str) -> nn.Module:
 def begin(manifold: str) -> nn.Module:
     """The same on every rank, a little off the manifolds."""
     torch.manual_seed(0)
-    model = of_cdopt(manifold) if manifold in CDOPT else hold_(Block(), manifold)
+    model = of_cdopt(manifold) if manifold in CDOPT else dissolve_(Block(), manifold)
     for parameter in model.parameters():
-        if parameter.requires_grad:  # which CDOpt's identity does not
+        if parameter.requires_grad:  # unlike CDOpt's identity matrix
             parameter.add_(0.05 * torch.randn_like(parameter))
-            parameter.data = parameter.data.contiguous()  # CDOpt has turned some
+            parameter.data = parameter.data.contiguous()  # CDOpt transposes some
     return model
 
 
@@ -118,10 +118,10 @@ class Loop:
 
     optimizer: str = "SGD"
     clip: float | None = None
-    micro: int = 1  #: batches whose gradients are added up to one step
-    fresh: bool = False  #: whether the penalty is asked of the model after the pass
-    parts: int = 1  #: into how many parts a batch is cut
-    part: int = 0  #: and which this rank has
+    micro: int = 1  #: batches whose gradients are summed for a step
+    fresh: bool = False  #: whether the constraints are looked up after the pass
+    parts: int = 1  #: how many parts a batch is cut into
+    part: int = 0  #: the one that this rank has
 
     def __call__(
         self, model: nn.Module, optimizer: Any = None, steps: range = range(STEPS)
@@ -129,7 +129,9 @@ class Loop:
         if optimizer is None:
             groups = undecayed(model) if self.optimizer == "AdamW" else None
             optimizer = OPTIMIZERS[self.optimizer](groups or model.parameters())
-        held = constraints.Constraints(model)
+        penalty = constraints.Constraints(model).penalty
+        if self.fresh:
+            penalty = functools.partial(constraints.penalty, model)
         for step in steps:
             optimizer.zero_grad()
             for number in range(self.micro):
@@ -137,8 +139,7 @@ class Loop:
                     model.set_requires_gradient_sync(number == self.micro - 1)
                 x, y = (self.mine(each, number) for each in batch(step))
                 loss = F.mse_loss(model(x).double(), y)
-                now = constraints.penalty(model) if self.fresh else held.penalty()
-                ((loss + now) / self.micro).backward()
+                ((loss + penalty()) / self.micro).backward()
             if self.clip:
                 clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
@@ -149,14 +150,14 @@ class Loop:
 
 
 def undecayed(model: nn.Module) -> list[dict]:
-    """A model's parameters, with no weight decay on those that are constrained."""
-    held = [weight for weight, _ in constraints_of(model).values()]
-    free = [p for p in model.parameters() if all(p is not each for each in held)]
-    return [{"params": held, "weight_decay": 0.0}, {"params": free}]
+    """A model's parameters, with no weight decay on the constrained ones."""
+    constrained = [weight for weight, _ in constraints_of(model).values()]
+    free = [p for p in model.parameters() if p not in set(constrained)]
+    return [{"params": constrained, "weight_decay": 0.0}, {"params": free}]
 
 
 def alone(manifold: str, loop: Loop) -> nn.Module:
-    """What one process has in the end."""
+    """The model that one process has trained."""
     return copy.deepcopy(_alone(manifold, loop))
 
 
@@ -166,7 +167,7 @@ def _alone(manifold: str, loop: Loop) -> nn.Module:
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Those that are trained, whole."""
+    """The trained ones, whole."""
     model = model.module if isinstance(model, DistributedDataParallel) else model
     named = model.named_parameters()
     return {name: whole(p).detach() for name, p in named if p.requires_grad}
@@ -178,7 +179,7 @@ def furthest(one: nn.Module, other: nn.Module) -> float:
     return max(off(ours[name], theirs[name]) for name in theirs)
 
 
-# The ways to distribute a model; each gives it, its number of batches and its own.
+# Ways to distribute a model; each returns it, the number of data shards, and its own.
 
 
 def by_ddp(mesh: DeviceMesh, start: nn.Module, manifold: str) -> tuple:
@@ -196,10 +197,10 @@ def by_fsdp(mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **opti
 @torch.no_grad()
 def by_tensor(mesh: DeviceMesh, start: Block, manifold: str, last: Any) -> tuple:
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "last": last}
-    model = hold_(parallelize_module(Block(), mesh, plan), manifold)
+    model = dissolve_(parallelize_module(Block(), mesh, plan), manifold)
     values = parameters(start)
     for name, parameter in model.named_parameters():
-        # As they are: to assign a weight would project it.
+        # By a copy, because an assignment would project the weight.
         parameter.copy_(placed(values[name], parameter))
     return model, 1, 0
 
@@ -211,7 +212,7 @@ def by_both(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
 
 def by_checkpoints(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
     for name in LAYERS:
-        checkpoint(start.get_submodule(name))  # computed anew on the way back
+        checkpoint(start.get_submodule(name))  # recomputed in the backward pass
     return by_fsdp(mesh, start, manifold, LAYERS)
 
 
@@ -223,7 +224,7 @@ def by_mapping_first(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
 @torch.no_grad()
 def from_meta(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
     with torch.device("meta"):
-        model = hold_(Block(), manifold)
+        model = dissolve_(Block(), manifold)
     values, found = parameters(start), by_fsdp(mesh, model, manifold, LAYERS)
     for name, parameter in model.to_empty(device="cpu").named_parameters():
         parameter.copy_(placed(values[name], parameter))
@@ -254,7 +255,7 @@ MAPPED_FIRST = "fsdp, mapped first"
 
 @dataclass(frozen=True)
 class Case:
-    """A run in shards to be compared with that of one process."""
+    """A run in shards, to be compared with one process."""
 
     way: str
     mesh: str
@@ -273,18 +274,18 @@ class Case:
 
 
 def exported(model: nn.Module) -> Block:
-    """A plain model of the mapped weights, whole, of which all ranks have a copy."""
+    """A plain model with the whole mapped weights; all ranks have a copy."""
     whole_ones = StateDictOptions(full_state_dict=True)
-    free, held = Block(), hold_(Block(), "stiefel")
-    held.load_state_dict(get_model_state_dict(model, options=whole_ones))
-    for layer in held.children():
+    plain, dissolved = Block(), dissolve_(Block(), "stiefel")
+    dissolved.load_state_dict(get_model_state_dict(model, options=whole_ones))
+    for layer in dissolved.children():
         remove_parametrizations(layer, "weight")
-    free.load_state_dict(held.state_dict())
-    return free
+    plain.load_state_dict(dissolved.state_dict())
+    return plain
 
 
 def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
-    """The differences of parameters and feasibilities; what a projection leaves."""
+    """Differences of parameters and feasibilities, and what a projection leaves."""
     found = {"parameters": furthest(model, expected)}
     ours, before = parameters(model), parameters(start)
     found["moved"] = min(off(ours[name], before[name]) for name in before)
@@ -298,7 +299,7 @@ def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
 
 
 def cases() -> Iterator[Case]:
-    """All that this torch can do: each way, and what else matters to some of them."""
+    """All that this torch can do: each way, and options that matter to some of them."""
     new = ("fsdp by columns", "fsdp and tensor") if OLD else ()
     ways = [way for way in WAYS if way not in (*new, *RECIPE, MAPPED_FIRST)]
     for number, way in enumerate(ways):
@@ -324,7 +325,7 @@ def cases() -> Iterator[Case]:
 
 
 def play_training(rank: int, folder: Path) -> dict:
-    """What each case found, and then what is compared on two ranks."""
+    """The results of each case, and of the comparisons on two ranks."""
     join(rank, RANKS, ())
     there = meshes()
     found: dict = {}
@@ -339,7 +340,7 @@ def play_training(rank: int, folder: Path) -> dict:
 
 
 def embedding(mesh: DeviceMesh) -> dict[str, float]:
-    """A table cut by rows or by columns: the gradients' difference from one process."""
+    """How far a cut table's gradients are from one process's, by the way it is cut."""
     found = {}
     for style in BY_ROWS, BY_COLUMNS:
         torch.manual_seed(0)
@@ -356,7 +357,7 @@ def embedding(mesh: DeviceMesh) -> dict[str, float]:
 
 
 def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
-    """A model that is whole on each rank since a pass is measured and projected."""
+    """Measures and projects a model that a forward pass has left whole on each rank."""
     model, *_ = by_fsdp(mesh, begin("stiefel"), "stiefel")
     expected, x = begin("stiefel"), batch(0)[0]
     with torch.no_grad():
@@ -375,7 +376,7 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def half(mesh: DeviceMesh) -> dict[str, float]:
-    """Gradients in bfloat16 from one process's, and those from float64's; relative."""
+    """How far bfloat16 gradients are from one process's, and those from float64's."""
     policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     found = {}
     for way in "sharded", "bfloat16", "float64":
@@ -401,9 +402,9 @@ def half(mesh: DeviceMesh) -> dict[str, float]:
 
 
 def mixed(mesh: DeviceMesh) -> dict[str, Any]:
-    """Plain and sharded parameters, moved where torch's default is all in one call.
+    """Plain and sharded parameters, moved with torch's default set to foreach.
 
-    On a GPU it is, and then torch refuses them together; here it is only made so.
+    That is the default on a GPU, where torch refuses them together.
     """
     found: dict[str, Any] = {}
     for name, kind in ("sgd", torch.optim.SGD), ("adam", torch.optim.Adam):
@@ -426,7 +427,7 @@ def _as_on_a_gpu(*_: Any, **__: Any) -> tuple[bool, bool]:
 
 
 def copies(mesh: DeviceMesh) -> dict[Any, int]:
-    """What dissolved layers keep between a pass and its penalty, under each way."""
+    """How many weights dissolved layers keep between a pass and its penalty."""
     found = {}
     for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
         model, parts, part = WAYS[way](mesh, begin("stiefel"), "stiefel")
@@ -444,17 +445,17 @@ def kept(model: nn.Module) -> int:
 
 
 def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
-    """How far a compiled layer in shards is from itself; in one graph but for FSDP.
+    """How far a compiled layer in shards is from itself; in one graph except for FSDP.
 
-    Torch breaks the graph there itself, at the hooks that gather the weights.
+    There torch itself breaks the graph, at the hooks that gather the weights.
     """
     found, (x, _) = {}, batch(0)
     for way, manifold in ("fsdp", "stiefel"), ("tensor, columns last", "oblique"):
         model, *_ = WAYS[way](mesh, begin(manifold), manifold)
-        held, gradients = constraints.Constraints(model), []
+        penalty, gradients = constraints.Constraints(model).penalty, []
 
-        def loss(x: Tensor, model=model, held=held) -> Tensor:
-            return model(x).square().mean() + held.penalty()
+        def loss(x: Tensor, model=model, penalty=penalty) -> Tensor:
+            return model(x).square().mean() + penalty()
 
         whole_graph = way != "fsdp"
         compiled = torch.compile(loss, fullgraph=whole_graph, backend="aot_eager")
@@ -468,7 +469,7 @@ def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
 
 
 def orders(mesh: DeviceMesh) -> dict[str, str]:
-    """What the wrong orders are told."""
+    """The errors of wrong orders."""
     found = {}
     kinds, styles = (nn.Linear, nn.Embedding), (ColwiseParallel, RowwiseParallel)
     for kind, style in itertools.product(kinds, styles):
@@ -490,7 +491,7 @@ ADAM, FIRST, SECOND = Loop("Adam"), range(STEPS // 2), range(STEPS // 2, STEPS)
 
 
 def checkpoints(there: dict[str, DeviceMesh], folder: Path) -> dict:
-    """Saved on 2 ranks and on 2 x 2, loaded on 3: what these find at the end."""
+    """Saved on 2 ranks and on 2 x 2, loaded on 3: how these compare at the end."""
     for name, way in ("2", by_fsdp), ("2 x 2", by_both):
         mesh = there[name]
         if mesh.get_coordinate() is not None:
@@ -513,7 +514,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, di
 
 
 def gone_on(folder: Path, model: nn.Module, parts=1, part=0, group=None) -> dict:
-    """What is found of a model that goes on from a checkpoint."""
+    """How a model that goes on from a checkpoint compares at the end."""
     optimizer = OPTIMIZERS["Adam"](model.parameters())
     state = state_of(model, optimizer)
     here = not dist.is_initialized()

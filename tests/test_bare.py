@@ -1,4 +1,4 @@
-"""The bare programs: complete, alone, private, and equal to the package's systems."""
+"""The bare programs: complete, independent, private, and equal to the package."""
 
 import ast
 import importlib
@@ -44,20 +44,20 @@ MODULES = {
     "bare_ahead": {"torch", "gymnasium"},
     "bare_ray": {"ray", "bare_hosts"},
 }
-# Of libraries that are not installed here: they can only be read.
+# For libraries that are not installed here: they can only be read.
 ELSEWHERE = sorted((this_project().root / "book/elsewhere").glob("*.py"))
 
 
 def program(name, more=""):
-    """A program's text, with more code between its definitions and its start."""
+    """A program's text, with more code between its definitions and its main part."""
     definitions, *start = TEXTS[name].partition('\nif __name__ == "__main__":\n')
     return "".join([definitions, f"\n{more}\n" if more else "", *start])
 
 
 def imported(text):
     """The modules outside of Python's library that a program imports."""
-    nodes, names = list(ast.walk(ast.parse(text))), []
-    for node in nodes:
+    names = []
+    for node in ast.walk(ast.parse(text)):
         names += [each.name for each in node.names] if type(node) is ast.Import else []
         names += [node.module] if type(node) is ast.ImportFrom else []
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
@@ -83,12 +83,11 @@ def test_one_for_another_library_fits_the_page_that_installs_it(path):
     (own,) = [part for part in page.split("\n## ") if shows in part]
     for name in imported(text):
         pip = "scikit-learn" if name == "sklearn" else name
-        # A command may go on in the next line.
-        own = own.replace("\\\n", "")
+        own = own.replace("\\\n", "")  # a command may continue on the next line
         assert re.search(rf"pip install .*\b{pip}(==|<|\n| )", own), name
 
 
-# What makes a run short, behind the definitions; chapter 7 runs its own, and checks.
+# What makes a run short, after the definitions; chapter 7 runs and checks its own two.
 SHORT = {
     "bare_reinforce": "GOAL = 15",
     "bare_ahead": "GOAL = 20",
@@ -100,8 +99,8 @@ SHORT = {
 }
 # Of the runner, and of each run.
 PROCESSES = 1 + (1 + 3) + (1 + 3) + (1 + 2) + (1 + 4) + 2 * (1 + 2)
-# Runs them in processes that have imported torch already, as have their workers. The
-# chapters run each as it stands.
+# Runs them in processes that have already imported torch, and so have their workers.
+# The chapters run each as it stands.
 RUNNER = """
 import functools, os, runpy, sys
 import gymnasium, torch.distributed.optim, torch.distributed.tensor
@@ -120,7 +119,7 @@ for name in sys.argv[1:]:
 
 
 class Runs:
-    """Short runs, one after another, in an empty folder, and what was seen of them."""
+    """Short runs, one after another, in an empty folder, and what they did."""
 
     def __init__(self, folder):
         self.folder, self.seen, self.listening = folder, set(), set()
@@ -128,7 +127,7 @@ class Runs:
             (folder / f"{name}.py").write_text(program(name, more))
         (folder / "tmp").mkdir()
         env = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
-        # The programs set two of these for workers that begin anew, and so read them.
+        # The programs set two of these too late for workers that are forked.
         env |= {"PYTORCH_JIT": "0", "PYTHONWARNINGS": "ignore:You are using a Backend"}
         env["TMPDIR"] = str(folder / "tmp")
         command = [sys.executable, "-c", RUNNER, *SHORT]
@@ -140,7 +139,7 @@ class Runs:
             self.codes = process.stdout.read().split()[1::2]
 
     def look(self, process):
-        with suppress(psutil.Error):  # it has just gone
+        with suppress(psutil.Error):  # it has just ended
             self.seen.add(process)
             for each in process.children(recursive=True):
                 self.seen.add(each)
@@ -155,7 +154,7 @@ def done(tmp_path_factory):
 
 @pytest.mark.xdist_group("bare")
 class TestByItself:
-    def test_ends_without_a_word_of_complaint(self, done):
+    def test_ends_without_a_complaint(self, done):
         assert done.codes == ["0"] * len(SHORT)
         assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 6
 
@@ -165,7 +164,7 @@ class TestByItself:
     def test_leaves_nothing_behind(self, done):
         assert len(done.seen) >= PROCESSES
         wait_for_end(list(done.seen))
-        # Torch's own cache, which every program that makes an optimizer begins.
+        # Torch's own cache, which is made with the first optimizer.
         left = [path.name for path in done.folder.glob("tmp/*")]
         assert all(name.startswith("torchinductor_") for name in left), left
         files = {f"{name}.{kind}" for name in SHORT for kind in ("py", "err")}
@@ -174,7 +173,7 @@ class TestByItself:
 
 @pytest.fixture
 def importable(tmp_path, monkeypatch):
-    """Makes a program a module that workers import, too."""
+    """Makes a program a module that workers can import, too."""
 
     def write(name, more=""):
         (tmp_path / f"{name}.py").write_text(program(name, more))
@@ -186,9 +185,9 @@ def importable(tmp_path, monkeypatch):
 
 
 class OneProcess:
-    """Stands for `rpc` in the agent's program: runs every call here, and at once.
+    """Replaces `rpc` in the agent's program: runs every call here, at once.
 
-    Observers have the package's random streams, environments and actions each.
+    Each observer has the package's random streams for environments and actions.
     """
 
     RRef = LocalRef
@@ -224,7 +223,7 @@ def test_the_agent_gets_the_rewards_of_the_package(importable, monkeypatch):
     module.train()
     limits = {"seed": config.seed, "max_episodes": len(plain.rewards)}
     ours = run_locally(ReinforceConfig("per-step", **limits))
-    assert max(plain.rewards) < 500  # else the time limit, which it does not know
+    assert max(plain.rewards) < 500  # the time limit, which it does not know
     assert len(plain.rewards) > 20 and ours.score.rewards == plain.rewards
     for one, other in zip(ours.weights.values(), plain.agent.parameters(), strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-3, atol=1e-4)
@@ -278,53 +277,46 @@ def test_the_rnn_comes_to_the_parameters_of_the_package(importable):
     assert max_difference(found, history.weights) <= 1e-10
 
 
-class TestHybrid:
-    @pytest.fixture
-    def trained(self, importable):
-        """The program, its joint batches, what it came to, and where it began."""
-        module = importable("bare_hybrid", "TRAINED, EPOCHS = 320, 1")
-        roles = {f"trainer{rank}": Role(serve) for rank in range(2)}
-        roles |= {"master": Role(bare_roles.drive_hybrid), "ps": Role(serve)}
-        one, other = launch(roles, attach=bare_roles.attach)["master"]
-        assert max_difference(one, other) == 0
-        begin = {name: bare_roles.values(w.shape) for name, w in one.items()}
-        begin["table.weight"] = torch.zeros_like(one["table.weight"])
-        assert max_difference(one, begin) > 0.01  # they moved
-        return module, module.read_bags()[: module.TRAINED], one, begin
+def hybrid_in_one_process(module, rows, begin):
+    weights = {name: w.clone().requires_grad_() for name, w in begin.items()}
+    optimizer = torch.optim.SGD(weights.values(), lr=module.LR)
+    for batch in rows.split(module.BATCH_SIZE):
+        vectors = weights["table.weight"][batch[:, 1:]].sum(1)
+        scores = F.linear(vectors, weights["dense.weight"], weights["dense.bias"])
+        optimizer.zero_grad()
+        F.cross_entropy(scores, batch[:, 0]).backward()
+        optimizer.step()
+    return {name: w.detach() for name, w in weights.items()}
 
-    def test_comes_to_the_parameters_of_one_process_and_of_the_package(self, trained):
-        module, rows, found, begin = trained
-        here = self.one_process(module, rows, begin)
-        assert max_difference(found, here) <= 1e-10
-        there = self.package(module, rows, begin)
-        assert max_difference(found, there) <= 1e-10
 
-    @staticmethod
-    def one_process(module, rows, begin):
-        weights = {name: w.clone().requires_grad_() for name, w in begin.items()}
-        optimizer = torch.optim.SGD(weights.values(), lr=module.LR)
-        for batch in rows.split(module.BATCH_SIZE):
-            vectors = weights["table.weight"][batch[:, 1:]].sum(1)
-            scores = F.linear(vectors, weights["dense.weight"], weights["dense.bias"])
-            optimizer.zero_grad()
-            F.cross_entropy(scores, batch[:, 0]).backward()
-            optimizer.step()
-        return {name: w.detach() for name, w in weights.items()}
+def hybrid_of_the_package(module, rows, begin):
+    config = hybrid.HybridConfig(
+        embedding=module.WIDTH, lr=module.LR, momentum=0.0, epochs=1,
+        batch_size=module.BATCH_SIZE, dtype="float64", device="cpu",
+    )  # fmt: skip
+    # The package shuffles; in this order its joint batches are the program's.
+    generator = torch.Generator().manual_seed(1000 * config.seed)
+    rows = rows[torch.randperm(len(rows), generator=generator).argsort()]
+    bags = Bags(rows[:, 1:].flatten(), module.BAG * torch.arange(len(rows)), rows[:, 0])
+    few = bags.select(torch.arange(8))
+    data = BagSplit(bags, few, few, num_tokens=module.TOKENS, num_classes=8)
+    return hybrid.run(hybrid.Job(config, data, begin)).weights
 
-    @staticmethod
-    def package(module, rows, begin):
-        config = hybrid.HybridConfig(
-            embedding=module.WIDTH, lr=module.LR, momentum=0.0, epochs=1,
-            batch_size=module.BATCH_SIZE, dtype="float64", device="cpu",
-        )  # fmt: skip
-        # The package shuffles; laid out so, its joint batches are the program's.
-        generator = torch.Generator().manual_seed(1000 * config.seed)
-        rows = rows[torch.randperm(len(rows), generator=generator).argsort()]
-        offsets = module.BAG * torch.arange(len(rows))
-        bags = Bags(rows[:, 1:].flatten(), offsets, rows[:, 0])
-        held = bags.select(torch.arange(8))
-        data = BagSplit(bags, held, held, num_tokens=module.TOKENS, num_classes=8)
-        return hybrid.run(hybrid.Job(config, data, begin)).weights
+
+def test_the_hybrid_comes_to_the_parameters_of_one_process_and_of_the_package(
+    importable,
+):
+    module = importable("bare_hybrid", "TRAINED, EPOCHS = 320, 1")
+    roles = {f"trainer{rank}": Role(serve) for rank in range(2)}
+    roles |= {"master": Role(bare_roles.drive_hybrid), "ps": Role(serve)}
+    found, other = launch(roles, attach=bare_roles.attach)["master"]
+    assert max_difference(found, other) == 0
+    begin = {name: bare_roles.values(w.shape) for name, w in found.items()}
+    begin["table.weight"] = torch.zeros_like(found["table.weight"])
+    assert max_difference(found, begin) > 0.01  # they moved
+    rows = module.read_bags()[: module.TRAINED]
+    for train in hybrid_in_one_process, hybrid_of_the_package:
+        assert max_difference(found, train(module, rows, begin)) <= 1e-10
 
 
 def test_threads_of_the_caller_do_not_matter_on_hosts(importable, monkeypatch):
@@ -348,8 +340,8 @@ def test_shards_come_to_the_parameters_of_the_package(importable):
     for found in launch(ranks, attach=bare_roles.in_float64).values():
         assert max_difference(found["bare"], found["start"]) > 0.01  # they moved
         assert max_difference(found["bare"], found["package"]) <= 1e-10
-        # A step: the constraint and the scores; the constraint's gradient by both
-        # factors; and that of the vectors, within Adam.
+        # In a step: for the constraint and the scores; for the constraint's gradient
+        # with respect to both factors; and for that of the vectors, within Adam.
         assert found["all-reduces"] == (2 + 2 + 1) * steps
 
 
@@ -359,9 +351,9 @@ def test_fsdp_comes_to_the_parameters_of_the_package_in_one_process(importable):
     roles |= {"alone": Role(bare_roles.train_fsdp_alone)}
     ranks = launch(roles, attach=bare_roles.in_float64)
     alone = ranks.pop("alone")
-    held = [weight for name, weight in alone.items() if name.endswith("original")]
-    assert len(held) == module.BLOCKS
-    for weight in held:
+    dissolved = [weight for name, weight in alone.items() if name.endswith("original")]
+    assert len(dissolved) == module.BLOCKS
+    for weight in dissolved:
         assert torch.dist(weight.T @ weight, torch.eye(8).double()) < 1e-12
     for found in ranks.values():
         assert max_difference(found, alone) <= 1e-10

@@ -1,4 +1,4 @@
-"""The page of other programs' messages: each is said, and no longer once mended."""
+"""The page of other programs' messages: each appears, and no more once mended."""
 
 import re
 import subprocess
@@ -12,14 +12,14 @@ from clumsy import pattern
 TERM = re.compile(r"^(`.+`)(?: \(by hand\)| \(not run\))?\n: ", re.MULTILINE)
 CASES = [case.__name__ for case in roles.ALONE + roles.CALLER]
 CASES += [f"{rank}/{case.__name__}" for case in roles.GROUP for rank in (0, 1)]
-HALF = "1/call_alone", "1/peer_dies"  # here only the other rank complains
+HALF = "1/call_alone", "1/peer_dies"  # where only the other rank complains
 
 pytestmark = pytest.mark.xdist_group("messages")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What each case said, in a file."""
+    """The message of each case, in a file."""
     folder = tmp_path_factory.mktemp("messages")
     (folder / "0").mkdir()
     (folder / "1").mkdir()
@@ -30,23 +30,22 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def entries(project) -> list[list[re.Pattern]]:
-    """The messages of each entry that is said to be provoked here."""
+    """The messages of each entry that the page says is provoked here."""
     page = (project.root / "book/messages.md").read_text()
     assert len(TERM.findall(page)) == len(re.findall("^: ", page, re.MULTILINE))
     here = [each[1] for each in TERM.finditer(page) if each[0].endswith("`\n: ")]
     return [[*map(pattern, re.findall("`(.+?)`", term))] for term in here]
 
 
-def test_what_is_said_is_on_the_page_and_nothing_once_it_is_mended(folder, entries):
+def test_each_message_is_on_the_page_and_there_is_none_once_mended(folder, entries):
     for case in CASES:
         assert (folder / f"{case}-True").read_text() == "", case
         if case not in HALF:
-            said = (folder / f"{case}-False").read_text()
-            assert any(each.search(said) for entry in entries for each in entry), said
+            text = (folder / f"{case}-False").read_text()
+            assert any(each.search(text) for entry in entries for each in entry), text
 
 
-# Of a peer that has died gloo says one thing or another.
-def test_of_every_entry_something_is_said(folder, entries):
-    said = "\n".join(file.read_text() for file in folder.glob("**/*-False"))
-    for entry in entries:
-        assert any(each.search(said) for each in entry), entry
+def test_of_every_entry_a_message_appears(folder, entries):
+    text = "\n".join(file.read_text() for file in folder.glob("**/*-False"))
+    for entry in entries:  # gloo has several for a peer that has died
+        assert any(each.search(text) for each in entry), entry

@@ -1,4 +1,4 @@
-"""Constrained weights train in shards as they do in one process."""
+"""Constrained weights train in shards as in one process."""
 
 import pytest
 import shard_training_roles as roles
@@ -19,14 +19,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def played(folder):
-    """What 4 ranks found."""
+    """The results of 4 ranks."""
     ranks = {f"rank{i}": Role(roles.play_training, (i, folder)) for i in range(4)}
     return launch(ranks, deadline=240)
 
 
 @pytest.fixture
 def of_two(played):
-    """What the first two found in a role of that name."""
+    """The results of the first two ranks, by the name of a comparison."""
     return lambda what: [played[f"rank{i}"][what] for i in range(2)]
 
 
@@ -66,7 +66,7 @@ def test_a_table_cut_by_rows_or_by_columns_and_compiled_layers(of_two, what):
 
 
 def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(of_two):
-    """FSDP leaves a root's weights whole after a pass, and forgets what is written."""
+    """After a pass FSDP leaves a root's weights whole, and drops writes to them."""
     for found in of_two("after_evaluation"):
         assert found["before"] > 0.1 and found["feasibility"] <= 1e-12
         assert found["projection"] <= 1e-12 and found["left"] <= 1e-12
@@ -89,12 +89,12 @@ def test_plain_and_sharded_parameters_move_together_as_on_a_gpu(of_two):
 def test_under_fsdp_no_layer_keeps_a_weight(of_two):
     for found in of_two("copies"):
         assert found["fsdp"] == found["fsdp per layer"] == 0
-        assert found["ddp"] > 0 and found["tensor, rows last"] > 0  # till the penalty
+        assert found["ddp"] > 0 and found["tensor, rows last"] > 0  # until the penalty
         others = [left for way, left in found.items() if isinstance(way, tuple)]
         assert len(others) == 8 and not any(others)  # before the pass, and after all
 
 
-def test_a_wrong_order_is_told_the_right_one(of_two):
+def test_a_wrong_order_raises_an_error_that_names_the_right_one(of_two):
     after = "is dissolved already: parallelize_module first, dissolve after it"
     expected = {
         f"{style} {kind}": f"'weight' of {kind} {after}"
@@ -108,4 +108,4 @@ def test_a_wrong_order_is_told_the_right_one(of_two):
         assert len(found) == len(expected) + 1
         for name, line in expected.items():
             assert found[name].startswith(line) and "\n" not in found[name]
-        assert "only support nn.Linear" in found["CDOpt"]  # whose layer torch refuses
+        assert "only support nn.Linear" in found["CDOpt"]  # torch refuses its layer
