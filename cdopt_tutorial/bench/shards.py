@@ -57,13 +57,13 @@ def measure(progress: Progress, smoke: bool, device: str) -> Measured:
 def _measure_rank(rank: int, sizes: Sequence, device: str) -> dict[int, Values]:
     chosen = process_group.join(rank, RANKS, gpus_of(device)).device
     mesh, values = init_device_mesh(chosen.partition(":")[0], (RANKS,)), {}
-    tell = report if rank == 0 else lambda _: None
+    note = report if rank == 0 else lambda _: None
     for n, p, turns in sizes:
         variants = {
             f"{name}, n={n}": partial(_figures, *make_step(name, n, p, mesh))
             for name in VARIANTS
         }
-        values[n] = interleave(variants, turns, tell)
+        values[n] = interleave(variants, turns, note)
     return values
 
 
