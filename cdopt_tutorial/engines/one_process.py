@@ -1,4 +1,4 @@
-"""The engine of one process: every object is here, every call is a plain call."""
+"""The engine of one process: every object is here, and every call is a plain one."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,9 +8,9 @@ from cdopt_tutorial.engines.seam.reference import LocalRef
 
 
 class OneProcess:
-    """Runs a system in this process, where nobody is told how far it has come."""
+    """Runs a system in this process, which reports to nobody."""
 
-    replaces: ClassVar[bool] = False  # there is nobody to lose
+    replaces: ClassVar[bool] = False  # there is no worker to lose
 
     def __init__(self):
         self._named: dict[str, LocalRef] = {}
@@ -18,11 +18,12 @@ class OneProcess:
     def remote(
         self, worker: str, make: Callable, *args: Any, name: str = ""
     ) -> LocalRef:
-        """Make an object here; the same object for everyone who asks by one name."""
-        if name in self._named:
-            return self._named[name]
-        made = LocalRef(make(*args))
-        return self._named.setdefault(name, made) if name else made
+        """Make an object here; a name always gives the same object."""
+        if not name:
+            return LocalRef(make(*args))
+        if name not in self._named:
+            self._named[name] = LocalRef(make(*args))
+        return self._named[name]
 
     def reference(self, value: Any) -> LocalRef:
         """A reference to an object of this process."""
@@ -32,5 +33,5 @@ class OneProcess:
         """One step's context: plain autograd needs none."""
         return nullcontext()
 
-    def report(self, worker: str, record: Any) -> None:
-        """Tell nobody: the caller waits for the end."""
+    def report(self, record: Any) -> None:
+        """Nothing: the caller gets the result at the end."""

@@ -1,4 +1,4 @@
-"""What the engines of workers share: objects on them, by whatever network."""
+"""What the engines with workers share: objects on them, over whatever network."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,10 +13,10 @@ from cdopt_tutorial.engines.seam.reference import Ref
 
 @dataclass(frozen=True)
 class Workers:
-    """Runs a system on workers, and travels to them with the roles."""
+    """Runs a system on workers; it is sent to them with their roles."""
 
     way: str = "distributed"  #: of a gradient: distributed autograd, or a "cut"
-    #: whether one starts anew where it died, if its role is replaceable
+    #: whether a worker that died is started again, if its role is replaceable
     replaces: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -25,12 +25,12 @@ class Workers:
             raise ValueError(f"way is {self.way!r}, but must be {allowed}")
 
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
-        """What each role returned, by name; as :func:`.launch`, with its options."""
+        """Start the roles by :func:`.launch`; return what each returned, by name."""
         return launch(roles, **options)
 
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
-        """Make an object on a worker; the same for everyone who asks by one name."""
-        return network.current().call(worker, _make, (name, make, *args))
+        """Make an object on a worker; a name always gives the same object."""
+        return network.current().call(worker, Ref.named, (name, make, *args))
 
     def reference(self, value: Any) -> Ref:
         """A reference to an object of this worker."""
@@ -40,10 +40,6 @@ class Workers:
         """One step's context."""
         return gradients.context(self.way)
 
-    def report(self, worker: str, record: Any) -> None:
-        """Tell the parent what this worker has to tell."""
+    def report(self, record: Any) -> None:
+        """Send the parent a record."""
         process.report(record)
-
-
-def _make(name: str, make: Callable, *args: Any) -> Ref:
-    return Ref.named(name, make, *args) if name else Ref.to(make(*args))

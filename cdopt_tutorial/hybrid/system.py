@@ -282,7 +282,7 @@ class Trainer:
         of_epoch, images = history.losses[first:], history.images[first:]
         mean = sum(of_epoch) / max(1, sum(images))
         history.progress.append(Progress(epoch + 1, len(history.losses), mean, valid))
-        self.engine.report(f"trainer{self.task.rank}", history.progress[-1])
+        self.engine.report(history.progress[-1])
 
     @torch.no_grad()
     def score(self, bags: Bags | None) -> Score | None:

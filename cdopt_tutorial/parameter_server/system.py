@@ -340,7 +340,7 @@ class Trainer:
         steps, last = len(self.history.losses), self.history.losses[-REPORT_EVERY:]
         progress = Progress(epoch + 1, steps, sum(last) / max(1, len(last)), valid)
         self.history.progress.append(progress)
-        self.engine.report(f"trainer{self.rank}", progress)
+        self.engine.report(progress)
 
 
 @torch.no_grad()

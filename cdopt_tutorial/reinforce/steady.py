@@ -51,7 +51,7 @@ class SteadyAgent(Agent):
         self._numbers[place] += config.num_observers
         number = self._numbers[place]
         self._actors[place] = Actor(self.policy, config.seed_of(number, "actions"))
-        self._engine.report("agent", Lost(worker, self._round))
+        self._engine.report(Lost(worker, self._round))
         return self._engine.remote(worker, Observer, number, config)
 
     def _leave_if_failed(self, place: int, future: Future) -> None:

@@ -119,7 +119,7 @@ def learn(
     score.threshold = agent.config.threshold
     for batch in batches:
         rounds.append(score.add(batch, *agent.finish_episode(batch)))
-        engine.report("agent", rounds[-1])
+        engine.report(rounds[-1])
         if score.solved or len(score.rewards) >= agent.config.max_episodes:
             break
     return Training(score, rounds, agent.weights())

@@ -253,7 +253,7 @@ class AheadAgent(Learner):
             if not (self._engine.replaces and isinstance(error, WorkerLost)):
                 raise error
             lost = Lost(self.config.worker_of(number), self.version)
-            self._engine.report("agent", lost)
+            self._engine.report(lost)
             number += self.config.num_observers
             self._start(number, self.make(number))
 

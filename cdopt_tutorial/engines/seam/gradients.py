@@ -1,14 +1,15 @@
-"""Gradients that cross from worker to worker, and the step that they lead to.
+"""Gradients that cross from worker to worker, and the step taken with them.
 
-In one process autograd does it all. *Distributed autograd* notes what every call
-carries. For an *explicit cut* an object's owner keeps the graph, and is called again.
+In one process autograd does it all. *Distributed autograd* records what each call
+carries. With an *explicit cut* the owner of an object keeps its part of the graph, and
+is called again for the backward pass.
 """
 
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -24,7 +25,7 @@ WAYS = ("distributed", "cut")
 
 @contextmanager
 def context(way: str) -> Iterator[Context]:
-    """One step's context, by one of ``WAYS``; whoever has the loss enters it."""
+    """One step's context, by one of ``WAYS``, on the worker that has the loss."""
     if way == "distributed":
         with dist_autograd.context() as context_id:
             yield context_id
@@ -37,10 +38,11 @@ def context(way: str) -> Iterator[Context]:
 
 
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
-    """Call a method of a module where it lives; tensors stay part of the graph.
+    """Call a method of a module on its owner; tensors stay part of the graph.
 
-    What needs a gradient is itself an argument, and no parameter, which would arrive
-    without a graph. With an explicit cut a tensor or several come back.
+    A tensor that needs a gradient must be an argument by itself, and not an
+    ``nn.Parameter``, which would arrive without a graph. With an explicit cut the
+    method must return one tensor or several.
     """
     cut = getattr(_this_thread, "cut", None)
     if cut is not None and torch.is_grad_enabled():
@@ -49,7 +51,7 @@ def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
 
 
 def backward(context: Context, loss: Tensor) -> None:
-    """Carry a loss back to every parameter that it depends on, wherever that is."""
+    """Backpropagate a loss to every parameter it depends on, on whichever worker."""
     if isinstance(context, int):
         dist_autograd.backward(context, [loss])
     else:
@@ -57,12 +59,12 @@ def backward(context: Context, loss: Tensor) -> None:
 
 
 def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """What a context has, on their owner, for the parameters that it has touched."""
+    """A context's gradients, on their owner, of those parameters that have one."""
     if isinstance(context, int):
         kept = dist_autograd.get_gradients(context)
     else:
         kept = _kept_gradients.get(context, {})
-    # In one process, and for what a cut's caller owns itself, they are in .grad.
+    # In one process, and on the caller's side of a cut, they are in .grad.
     found = {p: kept[p] if p in kept else p.grad for p in parameters}
     return {p: gradient for p, gradient in found.items() if gradient is not None}
 
@@ -70,9 +72,9 @@ def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Te
 def take_sum(
     contexts: Iterable[Context], parameters: Iterable[Tensor]
 ) -> dict[Tensor, Tensor]:
-    """The sum over several contexts, on the parameters' owner, which forgets them.
+    """The sum over several contexts, on the parameters' owner, which then drops them.
 
-    Added in the order of the contexts, because rounding depends on it.
+    They are added in the order of the contexts, because rounding depends on it.
     """
     parameters, total = list(parameters), {}
     for context in contexts:
@@ -83,22 +85,17 @@ def take_sum(
 
 
 def forget(context: Context) -> None:
-    """Free what a cut's context has kept on this owner; torch frees its own itself."""
+    """Free what this owner keeps for a cut's context; torch frees its own contexts."""
     _kept_gradients.pop(context, None)
 
 
-class Choice(Protocol):
-    """What a config says of its optimizer: "sgd" or "adam", and its numbers."""
+def make_optimizer(parameters: Iterable[Tensor], config: Any) -> optim.Optimizer:
+    """A config's ``optimizer``, "sgd" or "adam", with its ``lr`` and ``momentum``.
 
-    optimizer: str
-    lr: float
-    momentum: float
-
-
-def make_optimizer(parameters: Iterable[Tensor], config: Choice) -> optim.Optimizer:
-    """The optimizer of some parameters, on the worker that owns them."""
-    # One by one, also on a GPU: what torch does there to a list at once takes no plain
-    # and sharded ones together, which tensor parallelism has.
+    Made on the worker that owns the parameters.
+    """
+    # One by one, on a GPU too: torch's operators on lists can't mix plain and sharded
+    # parameters, as tensor parallelism does.
     how = {"lr": config.lr, "foreach": False}
     if config.optimizer == "adam":
         return optim.Adam(parameters, **how)
@@ -106,17 +103,17 @@ def make_optimizer(parameters: Iterable[Tensor], config: Choice) -> optim.Optimi
 
 
 def squared_norm(found: Iterable[Tensor]) -> float:
-    """Sum of the squares of all gradients' elements."""
+    """The sum of the squares of all elements."""
     return sum(gradient.square().sum().item() for gradient in found)
 
 
 def clip_factor(squared_norm: float, largest: float | None) -> float:
-    """Factor on all gradients, the same as ``torch.nn.utils.clip_grad_norm_`` takes."""
+    """The factor by which ``torch.nn.utils.clip_grad_norm_`` scales all gradients."""
     return 1.0 if largest is None else min(1.0, largest / (squared_norm**0.5 + 1e-6))
 
 
 def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
-    """One step with these gradients; none is left to move a parameter once more."""
+    """Take one step with these gradients, and clear them, lest they be used twice."""
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
     optimizer.step()
@@ -126,9 +123,9 @@ def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None
 _this_thread = threading.local()  # the cut that it is in
 _numbers = itertools.count()
 _adding = threading.Lock()
-# Autograd would not come back for integers, as of a lookup: one more needs a gradient.
+# Without it autograd would run no backward pass for a lookup, of integers only.
 _anchor = torch.zeros((), requires_grad=True)
-# On the owners: graphs by context and key, gradients by context.
+# On an owner: graphs by context and key, gradients by context.
 _kept_graphs: dict[tuple[str, int], tuple[list[Tensor], Sequence[Tensor]]] = {}
 _kept_gradients: dict[str, dict[Tensor, Tensor]] = {}
 
@@ -151,7 +148,7 @@ class _Cut(torch.autograd.Function):
 
 
 def _forward(module: nn.Module, context: str, key: int, method, needs, args) -> Any:
-    """Runs on the owner: the call itself, whose graph is kept."""
+    """Runs on the owner: the call itself; its graph is kept."""
     args = [
         arg.detach().requires_grad_(need) if isinstance(arg, Tensor) else arg
         for arg, need in zip(args, needs, strict=True)

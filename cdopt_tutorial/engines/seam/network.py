@@ -3,44 +3,34 @@
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.internal import RemoteException
 from torch.futures import Future
 
 
-class Network(Protocol):
-    """What carries calls between workers.
+class Network:
+    """Carries calls between workers, here those of the RPC group of ``launch``.
 
-    A call is as of ``rpc.rpc_sync``: a function, its arguments, those by name, and a
-    time-out in seconds, 0 for none; from the arguments on they may be left out.
+    A call is that of ``rpc.rpc_sync``: a function, its positional and its keyword
+    arguments, and a timeout in seconds, 0 for none. All but the function are optional.
     """
 
     def own_name(self) -> str:
         """This worker's name; empty where there are no others."""
-
-    def call(self, worker: str, function: Callable, *call: Any) -> Any:
-        """Run a function on a worker; if it answers by a future, wait for that there.
-
-        What the function or the future raises there is raised here.
-        """
-
-    def call_async(self, worker: str, function: Callable, *call: Any) -> Future:
-        """The same, for which nobody waits here."""
-
-
-class TorchNetwork:
-    """The RPC group that a worker of ``launch`` has joined."""
-
-    def own_name(self) -> str:
         joined = rpc.api._is_current_rpc_agent_set()
         return rpc.get_worker_info().name if joined else ""
 
     def call(self, worker: str, function: Callable, args: tuple = (), *more: Any):
+        """Run a function on a worker; if it returns a future, wait for that there.
+
+        What the function or the future raises there is raised here.
+        """
         return rpc.rpc_sync(worker, _answer, (function, *args), *more)
 
     def call_async(self, worker: str, function: Callable, args: tuple = (), *more: Any):
+        """The same, but return a future of torch at once."""
         return rpc.rpc_async(worker, _answer, (function, *args), *more)
 
 
@@ -60,20 +50,20 @@ def _finish(answer: Future, done: Future) -> None:
     try:
         answer.set_result(done.value())
     except Exception as error:
-        # Torch would answer by the exception that a future has, as if it were a result.
+        # Torch would return the exception of a future as if it were a result.
         said = f"On {rpc.get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
         answer.set_result(RemoteException(said, type(error)))
 
 
-_current: Network = TorchNetwork()
+_current: Any = Network()
 
 
 def current() -> Network:
-    """The one that this process is in."""
+    """The network that this process is in."""
     return _current
 
 
-def enter(network: Network) -> None:
-    """Reach the others by this one from now on."""
+def enter(network: Any) -> None:
+    """Reach the others by another network from now on, which has the same methods."""
     global _current
     _current = network

@@ -1,7 +1,6 @@
 """References to objects, on this worker or on another: the seam of all systems.
 
-A reference has the interface of torch's ``RRef``, which is one; here are two more.
-Whichever it is, ``_call`` carries its calls.
+A reference has the interface of torch's ``RRef``; two kinds of our own are here.
 """
 
 import threading
@@ -22,7 +21,7 @@ class Reference(Protocol):
     """Stands for an object, here or on another worker; the interface of ``RRef``."""
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The object's methods, each of which waits for its answer; in seconds."""
+        """The object's methods, each of which waits for its result; in seconds."""
         return _Methods(partial(_call, self, timeout))
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -62,10 +61,10 @@ class LocalRef(Reference):
 
 @dataclass(frozen=True)
 class Ref(Reference):
-    """Names an object on a worker; a call through it costs less than one by an RRef.
+    """Names an object on a worker; calls through it cost less than through an RRef.
 
-    It counts no users, as an RRef does: it pickles, and the object stays until its
-    worker ends. Methods may answer later, by a future, and be called while they call.
+    It does not count its users, as an RRef does: so it pickles, and the object stays
+    until its worker ends. Methods may return a future, and be called while they call.
     """
 
     worker: str  #: name of the worker that has the object; empty without others
@@ -79,7 +78,12 @@ class Ref(Reference):
 
     @staticmethod
     def named(name: str, make: Callable, *args: Any) -> "Ref":
-        """The same to the object of a name; whoever asks first has it made."""
+        """A reference to the object of that name, made when it is first asked for.
+
+        Without a name it is a new object each time.
+        """
+        if not name:
+            return Ref.to(make(*args))
         with _making:
             if name not in _named:
                 _named[name] = make(*args)
@@ -99,7 +103,7 @@ class Ref(Reference):
 
 
 _objects: dict[int, Any] = {}  # of this process, that have been referred to
-_named: dict[str, Any] = {}  # those that are asked for by a name
+_named: dict[str, Any] = {}
 _making = threading.RLock()
 
 
@@ -131,11 +135,11 @@ def _call_async(
 
 
 def serve_call(reference: Reference, method, /, *args: Any, **kwargs: Any) -> Any:
-    """What a call leads to on the object's owner, in whichever thread answers it.
+    """Run a call on the object's owner, in whichever thread answers it.
 
-    The thread learns before with how many it computes. Torch would tell it at its first
-    parallel operator, or way back, and a product of matrices is neither: one thread
-    would compute it, and later ones several, with other bits.
+    A new thread must first learn how many threads it computes with. Torch sets that at
+    the first parallel operator or backward pass, and a matrix product is neither: it
+    would run on one thread, later ones on several, and differ in the last bits.
     """
     torch.get_num_threads()
     return call_method(reference.local_value(), method, *args, **kwargs)
