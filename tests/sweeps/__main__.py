@@ -1,13 +1,12 @@
-"""`make lost`, `make soak`, `make machines`: run a sweep, and print its table."""
+"""`make lost`, `make soak`, `make machines`: run a sweep, and say what came of it."""
 
 import argparse
+import json
 import sys
-from functools import partial
 from importlib import import_module
 
 from hosts import check
 
-from cdopt_tutorial.bench.rows import report, table
 from cdopt_tutorial.commands.common import add_run_flags, write_json
 from sweeps import matrix
 
@@ -27,11 +26,19 @@ def main() -> int:
             check()
         except ValueError as why:
             parser.error(str(why))
-    sweep = import_module(f"sweeps.{args.sweep}")
-    measured, more = sweep.measure(partial(print, flush=True), args.smoke)
-    write_json(args.json, report(measured, **more))
-    print(table(measured))
-    return 0
+    return disturb(args)
+
+
+def disturb(args: argparse.Namespace) -> int:
+    """Disturb runs, a line of JSON for each; 1 if one did not end as promised."""
+    runs, wrong = [], []
+    for run in import_module(f"sweeps.{args.sweep}").disturbed(args.smoke):
+        print(json.dumps(run), flush=True)  # so that nothing is lost on the way
+        runs.append(run)
+        wrong += [run["what"]] if run["wrong"] else []
+    write_json(args.json, {"runs": runs})
+    print(f"{len(runs)} runs, not as promised: {', '.join(wrong) or 'none'}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,31 +1,35 @@
-"""What becomes of runs of which a worker is killed, or a host cut off, at any moment.
+"""Runs in which a worker is killed, or a host is cut off, at any moment.
 
 Each must end in time and name who was lost, or come to the result that it should have;
 and no process may be left on any host.
 """
 
 import json
+import math
+import os
 import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
+import hosts
+import psutil
 import torch
-from hosts import NET, Hosts
+from hosts import NET, RAY_PORT, Hosts, Runs
+from running import COMMAND
 
-from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines.actors.actor import ALONE
 from cdopt_tutorial.engines.launcher.launch import JOIN
 from cdopt_tutorial.engines.seam.reference import LocalRef
-from cdopt_tutorial.engines.torchrun.peers import LOST
+from cdopt_tutorial.engines.watch.late import LOST
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
 from cdopt_tutorial.reinforce.steady import Lost
-from sweeps.disturbed import GLANCE, Disturbed, Environment, Way, place, share
 
 NARROW = "--embedding 16 --hidden 16"
 CONFIG = ReinforceConfig(lr=1e-4, max_episodes=1000)
@@ -43,9 +47,25 @@ SYSTEMS = {
 LIMITS = {"no loss": 600.0, "kill": JOIN + LOST, "cut": JOIN + ALONE + LOST}
 TOLERANCE = 1e-10  # of a result, against one process
 STRIDE = 5  # between two moments, so that they differ for each system and worker
+GLANCE = 0.05  # seconds between two looks whether all workers are there
 
 _victims = {system: cycle(names.split()) for system, names in SYSTEMS.items()}
 _cuts = cycle(f"{how} host{host}" for how in ("cut", "unplug") for host in (1, 2))
+
+
+@dataclass(frozen=True)
+class Way:
+    """An engine on some hosts, and how many workers are killed and hosts cut off."""
+
+    engine: str
+    hosts: int
+    kills: int
+    cuts: int = 0
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether Ray has been started on the hosts before."""
+        return self.engine == "ray" and self.hosts > 1
 
 
 WAYS = {
@@ -60,101 +80,186 @@ SMOKE = {
 }
 
 
-@dataclass
-class Found:
-    """What became of one run."""
+Place = tuple[Hosts, dict[str, str] | None]
 
-    way: str
+
+@dataclass
+class Run:
+    """A run, and what became of it."""
+
+    what: str  #: its way, and the kind of its loss
     system: str
     kind: str  #: of the loss, a key of ``LIMITS``
-    whom: str = ""  #: the worker, or how which host was cut off
-    moment: float = 0.0  #: when, in seconds since there was whom it is about
+    whom: str = ""  #: the worker, or how which host is cut off; empty for nobody
+    moment: float = 0.0  #: when, in seconds since the workers were there
+    ended: bool = False  #: before that moment
     seconds: float = 0.0  #: from then until all had ended
     wrong: str = ""  #: what is not as promised
     left: int = 0  #: processes
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
+def disturbed(smoke: bool) -> Iterator[dict[str, Any]]:
     """Lose workers and hosts at moments swept over runs: 50 and 20, or 1 and 1."""
-    found: list[Found] = []
     for name, way in (SMOKE if smoke else WAYS).items():
         lengths: dict[str, float] = {}  # of undisturbed runs, by what is trained
-        with place(way) as whole:
-            for planned in _planned(name, way):
-                planned.moment *= lengths.get(planned.system, 0.0)
-                run = _until_lost(planned, way, whole)
+        with _place(way) as whole:
+            for run in _planned(name, way):
+                run.moment *= lengths.get(run.system, 0.0)
+                _until_lost(run, way, whole)
                 lengths.setdefault(run.system, run.seconds)
-                found.append(run)
-                progress(json.dumps(asdict(run)))  # so that nothing is lost on the way
-    return _rows(found), {"runs": [asdict(each) for each in found]}
+                yield asdict(run)
 
 
-def _planned(name: str, way: Way) -> Iterator[Found]:
+@contextmanager
+def _place(way: Way) -> Iterator[Place]:
+    """Hosts for runs, and the environment that a run needs there."""
+    with Hosts(way.hosts) as made:
+        with made.cluster() if way.on_cluster else nullcontext() as environment:
+            yield made, environment
+
+
+def _planned(name: str, way: Way) -> Iterator[Run]:
     """First those without a loss; the others' moments are shares of their lengths."""
-    losses = way.kills + way.cuts
-    for system in list(SYSTEMS)[:losses]:
-        yield Found(name, system, "no loss")
+    for system in list(SYSTEMS)[: way.kills + way.cuts]:
+        yield Run(f"{name}, no loss", system, "no loss")
     systems = cycle(SYSTEMS)
     for kind, times in ("kill", way.kills), ("cut", way.cuts):
         for number in range(times):
             moment = (number * STRIDE % times + 0.5) / times
             system = next(systems)
             whom = next(_victims[system] if kind == "kill" else _cuts)
-            yield Found(name, system, kind, whom, moment)
+            yield Run(f"{name}, {kind}", system, kind, whom, moment)
 
 
-def _rows(found: Sequence[Found]) -> list[Row]:
-    """Of each way and kind: how many runs, what became of them, how long it took."""
-    rows = []
-    for way, kind in dict.fromkeys((each.way, each.kind) for each in found):
-        runs = [each for each in found if (each.way, each.kind) == (way, kind)]
-        figures = {"runs": len(runs), "as promised": sum(not r.wrong for r in runs)}
-        figures["processes left"] = sum(each.left for each in runs)
-        figures["longest time in s"] = max(each.seconds for each in runs)
-        for figure, value in figures.items():
-            name = f"{way}, {kind}: {figure}"
-            rows.append(Row(name, value, "", name, 1.0, value, value))
-    return rows
-
-
-def _until_lost(planned: Found, way: Way, whole: tuple[Hosts, Environment]) -> Found:
-    """What becomes of it; again, at half the moment, where it ends before the loss."""
+def _until_lost(run: Run, way: Way, whole: Place) -> None:
+    """Run it; again, at half the moment, where it ended before the loss."""
     while True:
-        run = replace(planned)
         # A host that is cut off is of no use to the next run.
-        with place(way) if run.kind == "cut" else nullcontext(whole) as here:
-            _run(run, way, *here)
-        too_short = planned.moment < GLANCE  # to lose anybody in it
-        if run.whom == planned.whom or run.wrong or too_short:
-            return run
-        planned.moment /= 2
+        with _place(way) if run.kind == "cut" else nullcontext(whole) as place:
+            _run(run, way, place)
+        if not run.ended or run.wrong or run.moment < GLANCE:
+            return
+        run.moment /= 2
 
 
-def _run(run: Found, way: Way, made: Hosts, environment: Environment) -> None:
+def _run(run: Run, way: Way, place: Place) -> None:
     """Start it, lose whom it is to lose, wait for its end; note what came of it."""
     with tempfile.TemporaryDirectory() as folder:
-        file, names = Path(folder, "found.json"), SYSTEMS[run.system].split()
-        arguments = [*run.system.split(), "--json", str(file)]
-        disturbed = Disturbed(way, made, environment, names, arguments)
+        file = Path(folder, "found.json")
+        watch = Watch(run, way, place, file)
         try:
-            if not disturbed.lose(run.kind, run.whom, run.moment):
-                run.whom = ""
+            run.ended = not watch.lose()
             lost = time.monotonic()
-            # Torchrun itself waits for hosts that it has lost, and for minutes.
-            run.left = disturbed.wait(LIMITS[run.kind], torchrun="host" not in run.whom)
+            watch.wait(lost + LIMITS[run.kind])
             run.seconds = time.monotonic() - lost
         finally:
-            told = disturbed.end()
+            told = watch.end()
         run.wrong = _wrong(run, way, file, told)
     if run.left:
         run.wrong += f" {run.left} processes were left"
 
 
-def _wrong(run: Found, way: Way, file: Path, told: list[tuple[int, str]]) -> str:
+class Watch:
+    """A run under way, with all that is below it."""
+
+    def __init__(self, run: Run, way: Way, place: Place, file: Path):
+        made, environment = place
+        self._run, self._way, self._made = run, way, made
+        self._before, self._seen = made.processes(), set[psutil.Process]()
+        arguments = [*run.system.split(), "--json", str(file)]
+        if way.engine == "rpc" and way.hosts > 1:
+            workers = [len(each) for each in _share(run.system)]
+            self._runs = made.torchrun(workers, *arguments)
+        else:
+            there = ["--address", f"{NET}.1:{RAY_PORT}"] if way.on_cluster else []
+            command = [*COMMAND, *arguments, *there, "--engine", way.engine]
+            self._runs = Runs([made.start(1, *command, env=environment)])
+        self._agents = {psutil.Process(each.pid) for each in self._runs.agents}
+
+    def lose(self) -> bool:
+        """Kill or cut off at the moment; False if the run has ended by then."""
+        kind, whom = self._run.kind, self._run.whom
+        limit = math.inf
+        while self._runs.agents[0].poll() is None:
+            self._look()
+            wanted = [whom] if kind == "kill" else SYSTEMS[self._run.system].split()
+            found = list(map(self._find, wanted))
+            if all(found):
+                limit = min(limit, time.monotonic() + self._run.moment)
+            if all(found) and time.monotonic() >= limit:
+                if kind == "kill":
+                    found[0].kill()
+                elif kind == "cut":
+                    how, host = whom.split(" host")
+                    getattr(self._made, how)(int(host))
+                return True
+            time.sleep(GLANCE)
+        return False
+
+    def wait(self, limit: float) -> None:
+        """Wait until all has ended; torchrun itself waits minutes for a lost host."""
+        without = self._agents if "host" in self._run.whom else set()
+        while True:
+            self._look()
+            self._run.left = len(hosts.still_running(self._seen - without, 0))
+            if not self._run.left or time.monotonic() > limit:
+                return
+            time.sleep(0.2)
+
+    def end(self) -> list[tuple[int, str]]:
+        """Each host's code and output; what still runs is killed."""
+        self._runs.kill()
+        for process in self._seen:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        told = [agent.communicate()[0] for agent in self._runs.agents]
+        return [(a.returncode, t) for a, t in zip(self._runs.agents, told, strict=True)]
+
+    def _look(self) -> None:
+        """Note what there is: of a cluster's own processes only our workers count."""
+        found = self._made.processes() - self._before
+        if self._way.on_cluster:
+            found = {each for each in found if "RayWorker" in _name(each)}
+        self._seen |= found.union(hosts.tree(self._runs.agents))
+
+    def _find(self, worker: str) -> psutil.Process | None:
+        """The process of a worker, once there is one."""
+        is_it = _is_on_ray if self._way.engine == "ray" else _is_launched
+        found = (p for p in self._seen if is_it(p, worker) and hosts.runs(p))
+        return next(found, None)
+
+
+def _share(system: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Which workers are on which of two hosts, under torchrun."""
+    names = SYSTEMS[system].split()
+    half = len(names) - len(names) // 2
+    return names[:half], names[half:]
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""
+
+
+def _is_launched(process: psutil.Process, worker: str) -> bool:
+    """Whether it is that worker, by whose name its process goes."""
+    return _name(process) == worker
+
+
+def _is_on_ray(process: psutil.Process, worker: str) -> bool:
+    """Whether it is that worker, whose pace is kept in memory of its name."""
+    with suppress(OSError):  # it has ended, or closes a file: the next look is soon
+        files = Path(f"/proc/{process.pid}/fd").iterdir()
+        return f"/memfd:{worker} (deleted)" in map(os.readlink, files)
+    return False
+
+
+def _wrong(run: Run, way: Way, file: Path, told: list[tuple[int, str]]) -> str:
     """What is not as promised: neither who was lost nor the result that should be."""
     if file.exists():  # which is written at the end
         return "" if _is_right(file, told[0][1]) else f"another result: {told}"
-    if not run.whom:
+    if run.ended or not run.whom:
         return f"failed by itself: {told}"
     expected = _expected(run, way, len(told))
     both = zip(expected, told, strict=True)
@@ -163,7 +268,7 @@ def _wrong(run: Found, way: Way, file: Path, told: list[tuple[int, str]]) -> str
     return "" if named and failed else f"said {told}, expected {expected}"
 
 
-def _expected(run: Found, way: Way, outputs: int) -> list[str]:
+def _expected(run: Run, way: Way, outputs: int) -> list[str]:
     """What each output must say of whom was lost."""
     if run.kind == "cut":
         silent = r"on host{h} has not been heard from for 15 s"
@@ -177,7 +282,7 @@ def _expected(run: Found, way: Way, outputs: int) -> list[str]:
         return [line]
     if way.engine == "ray":
         return [rf"{line} \(on (host\d|{NET}\.\d)\)"]
-    host = 1 if run.whom in share(SYSTEMS[run.system].split())[0] else 2
+    host = 1 if run.whom in _share(run.system)[0] else 2
     return [line + ("" if each == host else rf" \(on host{host}\)") for each in (1, 2)]
 
 

@@ -8,14 +8,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import psutil
 from jupyter_client.manager import start_new_kernel
 
-from cdopt_tutorial.bench.rows import Measured, Progress, Row
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.scratch import PREFIX
 
@@ -34,24 +34,14 @@ CELLS = (
 )
 
 
-def measure(progress: Progress, smoke: bool = False) -> Measured:
-    """Disturb runs 50 times in each way, or twice, and count what is left."""
+def disturbed(smoke: bool) -> Iterator[dict[str, Any]]:
+    """Disturb runs 50 times in each way, or twice, and count what each leaves."""
     times = 2 if smoke else 50
     launch({"worker": Role(serve)})  # the fork server stays
-    measured, wrong, before = [], {}, _left()
-    for name, disturb in WAYS.items():
-        progress(f"{name}, {times} times")
-        told = [disturb((number + 0.5) / times) for number in range(times)]
-        wrong[name] = [each for each in told if each]
-        row = f"{name}: not as promised"
-        number = len(wrong[name])
-        measured.append(Row(row, number, f"of {times}", row, 1.0, number, number))
-        for figure, value in _left().items():
-            share = value / before[figure] if before[figure] else 1.0 + value
-            against = f"before: {figure}"
-            ends = against, share, value, value
-            measured.append(Row(f"{name}: {figure}", value, "", *ends))
-    return measured, {"before": before, "wrong": wrong}
+    for what, disturb in WAYS.items():
+        for number in range(times):
+            wrong = disturb((number + 0.5) / times)
+            yield {"what": what, "wrong": wrong, **_left()}
 
 
 def _left() -> dict[str, float]:
