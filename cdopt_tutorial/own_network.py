@@ -1,11 +1,11 @@
 """A network of its own for the fork server, and for the workers that it starts.
 
-torch RPC asks nobody who he is and runs what it is sent, and every user of a machine
-can reach its loopback device. So workers get a network namespace of their own, in which
-there is nobody else. See namespaces(7).
+torch RPC runs whatever it is sent, by anybody, and every user of a machine can reach
+its loopback device. So workers get a network namespace to themselves; see
+namespaces(7).
 
-Nothing but Python's own is imported here: a process that has threads already, as with
-numpy, may not enter a user namespace.
+Only Python's own modules are imported here: a process with threads, such as numpy's,
+may not enter a user namespace.
 """
 
 import ctypes
@@ -30,19 +30,19 @@ def enter() -> None:
     user, group, own = os.getuid(), os.getgid(), 0
     try:
         _check(_libc.unshare(CLONE_NEWNET))
-    except PermissionError:  # who is not root is allowed it as root of a namespace
+    except PermissionError:  # a user other than root may as root of a namespace
         own = CLONE_NEWUSER
         _check(_libc.unshare(own | CLONE_NEWNET))
-        # Changed rights hide a process from its own user's, who pass memory around.
+        # Else its user's other processes, which share memory with it, can't see it.
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        # In there, be the user and the group that one was outside.
+        # Be the same user and group inside as outside.
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
         up = struct.pack("16sh22x", b"lo", IFF_UP)
         fcntl.ioctl(device, SIOCSIFFLAGS, up)
-    if own:  # be no more than outside: what it starts may not look at who can more
+    if own:  # drop the namespace's rights: children can't see a process with more
         _check(_libc.capset(struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)))
 
 
@@ -53,7 +53,7 @@ def _check(failed: int) -> None:
 
 
 def is_allowed() -> bool:
-    """Try it in a process that is thrown away: half a way in would lead nowhere."""
+    """Try it in a process of its own, since one that fails halfway is of no use."""
     child = os.fork()
     if child == 0:
         with suppress(OSError):

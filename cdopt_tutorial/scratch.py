@@ -1,7 +1,7 @@
 """Temporary folders, all in one, which is removed when their process ends.
 
-If that is killed, its fork server removes it; if it had none, or that was killed as
-well, the next process that makes such a folder does.
+If the process is killed, its fork server removes it; if that is gone, too, the next
+process that makes such a folder does.
 """
 
 import atexit
@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "cdopt_tutorial-"
-VARIABLE = "CDOPT_TUTORIAL_SCRATCH"  # tells a fork server what to remove at its end
+VARIABLE = "CDOPT_TUTORIAL_SCRATCH"  # names what a fork server removes at its end
 
 _making = threading.Lock()  # or two threads would make this process's folder twice
 
 
 @contextmanager
 def scratch() -> Iterator[str]:
-    """A new folder that only this user can read, with all that is in it for a time.
+    """A new folder that only this user can read, removed on exit.
 
     OSError if none can be made.
     """
@@ -35,14 +35,14 @@ def scratch() -> Iterator[str]:
 
 @functools.cache
 def of_process(pid: int) -> str:
-    """The folder that holds all the others of this process, whose number it is.
+    """The folder that holds all others of this process.
 
-    It is locked as long as the process lives: one without a lock is nobody's any more.
+    It is locked as long as the process lives; one without a lock is nobody's any more.
     """
     _sweep()
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
-        with suppress(OSError):  # somebody sweeps it before it is locked
+        with suppress(OSError):  # another process sweeps it before it is locked
             fcntl.flock(_open(folder), fcntl.LOCK_EX)
         if os.path.isdir(folder):
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -55,7 +55,7 @@ def remove_all() -> None:
 
 
 def _sweep() -> None:
-    """Remove this user's folders of processes that are no more."""
+    """Remove this user's folders of processes that are gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or in use
             lock = _open(folder)

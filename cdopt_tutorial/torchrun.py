@@ -1,6 +1,6 @@
-"""What torchrun tells each process that it starts, by the environment.
+"""What torchrun tells each process that it starts, through the environment.
 
-Nothing of torch is imported here: a command asks before it imports what is slow.
+Torch is not imported here, since a command needs this before its slow imports.
 """
 
 import ctypes
@@ -18,22 +18,22 @@ def enter() -> None:
     """Have this process terminated when torchrun is killed, if that has started it."""
     if is_here():
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of prctl(2)
-        # Or a store that has gone buries who was lost: in a stack of C++ at each call.
+        # Or calls to a store that is gone bury the worker's name in stacks of C++.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def is_first() -> bool:
-    """Whether this process tells of the run, and writes what it found."""
+    """Whether this process prints and writes the results of the run."""
     return not is_here() or os.environ["RANK"] == "0"
 
 
 def restarts() -> int:
-    """How often torchrun has started all processes again, after one had failed."""
+    """How often torchrun has restarted all processes, after one had failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_here() else 0
 
 
 class Unfit(ValueError):
-    """What torchrun was told, or its environment, does not fit a run."""
+    """How torchrun was started, or its environment, does not fit a run."""
 
 
 def own_worker(names: Sequence[str]) -> str:

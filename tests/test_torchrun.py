@@ -96,6 +96,7 @@ def join(monkeypatch):
     """What a process knows of a run's workers; all of them have one store."""
     kept = HashStore()
     monkeypatch.setattr(peers, "open_store", lambda path: PrefixStore(path, kept))
+    monkeypatch.setattr(peers, "_hosts", {})
     monkeypatch.setenv("WORLD_SIZE", "3")
 
     def enter(rank, names):

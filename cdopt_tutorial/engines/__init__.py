@@ -1,8 +1,8 @@
 """Named roles in processes of their own, and how they call each other.
 
 The ``run`` of a system takes an engine, from ``torch_rpc``, ``on_ray`` or
-``on_monarch``; its ``run_locally`` has that of ``one_process``. They stand on rooms,
-from the top down: ``actors``, ``launcher`` (where a killed worker is noticed),
+``on_monarch``; its ``run_locally`` takes that of ``one_process``. They stand on rooms,
+from the top down: ``actors``, ``launcher`` (which notices a killed worker),
 ``torchrun``, ``seam``, ``watch``, ``probes``.
 """
 

@@ -1,4 +1,4 @@
-"""How processes are started: forked from a server that no interrupt reaches."""
+"""Start processes: they are forked from a server that no interrupt reaches."""
 
 import functools
 import multiprocessing
@@ -22,35 +22,35 @@ from multiprocessing.process import BaseProcess
 
 from cdopt_tutorial import own_network, scratch
 
-# Imported once for all workers; not our own systems, which a reader may edit.
+# Imported once for all workers, but for our own systems, which a reader may edit.
 PRELOAD = (
     "cdopt_tutorial.fork_server",  # first: it needs a process without threads
     "torch.distributed.rpc",
     "torch.distributed.optim",
-    "torch._dynamo",  # whoever makes an optimizer imports it, in a second
+    "torch._dynamo",  # which takes a second, and an optimizer imports it
     "gymnasium.envs.classic_control",
     "cdopt.nn",
     "cloudpickle",
     "cdopt_tutorial.engines.launcher.process",
 )
 
-UNKNOWN = 255  # the exit code of who was forked, where the server can't tell it
+UNKNOWN = 255  # the exit code where the server can't say it
 MOMENT = 0.3  # seconds in which a server that was killed has ended
 
 
 class _Popen(popen_forkserver.Popen):
-    """Has the server start a process, in which the parent's script does not run."""
+    """Has the server start a process that does not rerun the parent's script."""
 
     def _launch(self, process: BaseProcess) -> None:
         known = spawn.get_preparation_data(process.name)
         known = {key: known[key] for key in known if not key.startswith("init_main")}
-        context.set_spawning_popen(self)  # by which pipes are handed on
+        context.set_spawning_popen(self)  # collects the pipes to pass on
         try:
             sent = [reduction.ForkingPickler.dumps(each) for each in (known, process)]
         finally:
             context.set_spawning_popen(None)
         self.sentinel, end = forkserver.connect_to_new_process(self._fds)
-        ends = os.dup(end), self.sentinel  # the first tells the process that we live
+        ends = os.dup(end), self.sentinel  # the first shows the process that we live
         self.finalizer = util.Finalize(self, util.close_fds, ends)
         with open(end, "wb") as pipe:
             pipe.writelines(sent)
@@ -64,9 +64,9 @@ class Process(context.ForkServerProcess):
 
 
 def start(start_all: Callable[[], None]) -> Future:
-    """Start processes in a thread of their own, which a server that is stopped holds.
+    """Start processes in a thread of its own, which a stopped server blocks forever.
 
-    An interrupt in between would leave a start half done.
+    In the main thread an interrupt could leave a start half done.
     """
     forkserver.set_forkserver_preload(list(PRELOAD))
     thread = ThreadPoolExecutor(1)
@@ -76,8 +76,8 @@ def start(start_all: Callable[[], None]) -> Future:
 
 
 def _start(start_all: Callable[[], None]) -> None:
-    resource_tracker.ensure_running()  # it would unblock them again
-    # What this thread starts hears no Ctrl-C, nor a kernel's interrupt: we answer.
+    resource_tracker.ensure_running()  # which would unblock the signal again
+    # What this thread starts ignores Ctrl-C and a kernel's interrupt: we handle them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     # The server makes its socket in this folder, and removes it should we be killed.
     folder = scratch.of_process(os.getpid())
@@ -86,7 +86,7 @@ def _start(start_all: Callable[[], None]) -> None:
     config["tempdir"], os.environ[scratch.VARIABLE] = _short(folder), folder
     try:
         forkserver.ensure_running()
-        start_all()  # which starts the server again, if that has been ended meanwhile
+        start_all()  # starts the server again if it has been ended meanwhile
     finally:
         config.clear()
         config.update(before)
@@ -95,7 +95,7 @@ def _start(start_all: Callable[[], None]) -> None:
 
 @functools.cache
 def _short(folder: str) -> str:
-    """A folder's path as short as a socket's must be, which this process alone has."""
+    """A path to the folder, in this process only, short enough for a socket."""
     return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
@@ -108,9 +108,9 @@ def end_server() -> None:
 
 
 def server_ends() -> bool:
-    """Whether the fork server has ended, or does so within a moment."""
+    """Whether the fork server has ended by now, or within a moment."""
     time.sleep(MOMENT)
-    seen = os.WEXITED | os.WNOHANG | os.WNOWAIT  # not reaped, which Python will do
+    seen = os.WEXITED | os.WNOHANG | os.WNOWAIT  # leave it to Python to reap
     return os.waitid(os.P_PID, forkserver._forkserver._forkserver_pid, seen) is not None
 
 
@@ -118,12 +118,12 @@ def check_network(pid: int) -> None:
     """Warn, once, if a worker is in the machine's network, and not by choice."""
     if os.environ.get(own_network.VARIABLE) == "host":
         return
-    with suppress(OSError):  # it has ended, or its user may not know
+    with suppress(OSError):  # it has ended, or we may not look
         if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
             _warn()
 
 
-@functools.cache  # once, whatever becomes of the filters of warnings
+@functools.cache  # so once, whatever the filters of warnings
 def _warn() -> None:
     text = "workers share this machine's network: see the page 'Who can reach a run'"
     warnings.warn(text, stacklevel=1)

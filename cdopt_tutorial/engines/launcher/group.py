@@ -1,8 +1,8 @@
 """The processes of one run: start them, watch over them, end them.
 
-A worker that was killed is noticed in ``_take_messages``, one that was stopped in
-``_look_for_stopped``, one that is late in ``_look_for_late``: the parent has the
-deadlines, since torch's own rendezvous has no useful time-out.
+``_take_messages`` notices a worker that was killed, ``_look_for_stopped`` one that was
+stopped, ``_look_for_late`` one that is late: the parent keeps the deadlines, since
+torch's own rendezvous has no useful timeout.
 """
 
 import base64
@@ -29,10 +29,8 @@ from cdopt_tutorial.engines.watch.pace import read_pace
 
 STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
-GRACE_LOST_PEER = 3.0  # the same, where it only says that a peer has gone
+GRACE_LOST_PEER = 3.0  # the same after one that only says that a peer is gone
 EXIT = 5.0  # seconds that a finished worker may take to leave
-
-Report = Callable[[str, Any], None] | None
 
 # How well a failure explains the others; the lowest number is reported.
 _DIED, _RAISED, _LATE, _LOST_PEER = range(4)
@@ -48,12 +46,12 @@ class _Worker(Watched):
     unread: bytearray = field(default_factory=bytearray)
 
     def take(self) -> list[tuple]:
-        """The messages that have come in whole since the last time; never waits."""
-        # ``Connection.recv`` would, for the rest from a worker that has been stopped.
+        """The complete messages since the last call; EOFError if the worker is gone."""
+        # ``Connection.recv`` would wait for the rest from a worker that was stopped.
         ready = self.connection.poll()  # else its process has ended
         part = os.read(self.connection.fileno(), 2**20) if ready else b""
         if not part:
-            raise EOFError  # it has gone
+            raise EOFError
         self.unread += part
         if b"\n" not in part:
             return []
@@ -63,7 +61,7 @@ class _Worker(Watched):
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """An interrupt in between is answered at the end, so that nothing is half done."""
+    """Handle an interrupt only at the end, so that nothing is left half done."""
     handler, came = signal.getsignal(signal.SIGINT), []
     here = threading.current_thread() is threading.main_thread()
     if not here or not callable(handler):
@@ -81,16 +79,16 @@ def _interrupts_later() -> Iterator[None]:
 class Group:
     """The workers of one run, which leaves no process behind.
 
-    Of a run on several hosts, those of this one: others have no role here, and
-    ``look_elsewhere`` raises a WorkerError if one of them failed, in at most
-    ``explains_in()`` seconds.
+    Of a run on several hosts it has those of this host: the others' roles are None, and
+    ``look_elsewhere`` raises a WorkerError, within ``explains_in()`` seconds, if one of
+    them failed.
     """
 
     def __init__(
         self,
         settings: process.Settings,
         packed: Mapping[str, bytes | None],
-        on_report: Report,
+        on_report: Callable[[str, Any], None] | None,
         look_elsewhere: Callable[[], None] = lambda: None,
         explains_in: Callable[[], float] = lambda: GRACE_LOST_PEER,
     ):
@@ -100,7 +98,7 @@ class Group:
         self._failures: list[tuple[int, WorkerError]] = []
 
     def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
-        """By name: what the role returned, the record of its calls, bytes received."""
+        """By name: what the role returned, its recorded calls, and bytes received."""
         self._begin = time.monotonic()
         starting = None
         try:
@@ -121,7 +119,7 @@ class Group:
                     self._end(starting)
 
     def _await_start(self, starting: futures.Future, deadline: float) -> None:
-        """Wait until all have been started; a stopped fork server starts none."""
+        """Wait until all have been started, which a stopped fork server never does."""
         try:
             starting.result(deadline)
         except TimeoutError:
@@ -133,7 +131,7 @@ class Group:
         for rank, (name, role) in enumerate(self._packed.items()):
             if role is None:
                 continue
-            # By a file: on a pipe, one that is stopped before it reads holds us up.
+            # A pipe would hold us up if the worker is stopped before it reads.
             self._settings.path(name, "role").write_bytes(role)
             ours, theirs = Pipe(duplex=False)
             args = (self._settings, name, rank, theirs)
@@ -141,14 +139,14 @@ class Group:
             now = time.monotonic()
             worker = _Worker(name=name, heard=now, process=child, connection=ours)
             self._workers.append(worker)
-            with theirs:  # closed here, or our end would not see the worker go
+            with theirs:  # closed here, or our end would not see the worker's end
                 try:
                     child.start()
                 except (EOFError, BrokenPipeError) as error:
                     raise WorkerError(name, "was killed as it started") from error
 
     def _take_messages(self, timeout: float) -> None:
-        """Handle what workers have sent by now, and note who has gone."""
+        """Handle what workers have sent, and note which are gone."""
         waited = {}
         for worker in self._workers:
             if not worker.settled:
@@ -201,21 +199,21 @@ class Group:
                 self._fail(_DIED, worker.name, reason)
 
     def _look_for_late(self, deadline: float, join_deadline: float) -> None:
-        """Fail the run for a worker that is late, and say where its threads are."""
+        """Fail the run for a worker that is late, and show its threads' stacks."""
         for worker in self._workers:
             worker.pace = read_pace(self._settings.path(worker.name, "pace"))
         late = find_late(self._workers, self._begin, join_deadline)
         if not (late := late or self._find_last(deadline)):
             return
         worker = next(w for w in self._workers if w.name == late[0])
-        if worker.phase != "starting":  # it can't tell yet
+        if worker.phase != "starting":  # then it could not show any yet
             with suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGUSR1)
                 time.sleep(TICK)
         self._fail(_LATE, *late, self._log(worker))
 
     def _find_last(self, deadline: float) -> tuple[str, str] | None:
-        """Who still runs at the deadline of the run."""
+        """Which worker still runs at the deadline of the run."""
         if time.monotonic() <= self._begin + deadline:
             return None
         running = [w for w in self._workers if w.phase == "running"]
@@ -235,7 +233,7 @@ class Group:
         self._failures.append((rank, kind(worker, reason, details)))
 
     def _cause(self) -> WorkerError:
-        """The failure that explains the others, after a moment for it to show."""
+        """The failure that best explains the others, for which it waits a moment."""
         begin = time.monotonic()
         while True:
             rank, cause = min(self._failures, key=lambda failure: failure[0])
@@ -257,7 +255,7 @@ class Group:
         for worker in started:
             _kill(worker.process.pid)
         if not _join([worker.process for worker in started]):
-            forking.end_server()  # it would tell us that they have ended
+            forking.end_server()  # stopped, since it has not reported their ends
         for worker in started:
             worker.process.join()
             worker.process.close()
@@ -266,7 +264,7 @@ class Group:
 
 
 def show_line(worker: str, stream: str, line: str) -> None:
-    """Print what a worker has printed, under its name."""
+    """Print a worker's line under its name."""
     print(f"[{worker}] {line}", file=getattr(sys, stream))
 
 
@@ -285,7 +283,7 @@ def _is_stopped(pid: int | None) -> bool:
 
 
 def _kill(pid: int) -> None:
-    """Kill a worker and what it started: a worker leads a process group of its own."""
+    """Kill a worker and what it started: each worker leads a process group."""
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

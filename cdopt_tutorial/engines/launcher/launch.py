@@ -22,20 +22,20 @@ from cdopt_tutorial.scratch import scratch
 
 # Seconds for all to join: on two cores, at a load of 20, Ray's took more than 60.
 JOIN = 120.0
-MOST_THREADS = 256  # with which a worker answers calls
+MOST_THREADS = 256  # that answer a worker's calls
 
 
 @dataclass(frozen=True)
 class Role:
     """What one worker does: a function and its arguments, which are pickled."""
 
-    #: of a module that the worker can import, or of the notebook or script.
+    #: from a module that the worker can import, or from the notebook or script.
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int = 1  #: threads of torch's operators in this worker
-    #: whether the system goes on with a new worker that knows nothing, if this one
-    #: dies; on engines that start one.
+    #: whether the system goes on with a fresh worker if this one dies, on an engine
+    #: that starts one.
     replaceable: bool = False
 
 
@@ -63,9 +63,9 @@ def launch(
     Under torchrun only the role of this process's rank is started here; the results
     are those of all.
 
-    Workers have a network of their own, in which there is nobody else; set the
-    variable CDOPT_TUTORIAL_NETWORK to "host" before the first run if a role needs the
-    machine's. Where the kernel refuses it, a warning says so once.
+    Workers have a network to themselves. Set the variable CDOPT_TUTORIAL_NETWORK to
+    "host" before the first run if a role needs the machine's. Where the kernel refuses
+    a network, a warning says so once.
 
     Args:
         roles: the workers' names and roles.
@@ -75,18 +75,18 @@ def launch(
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
         polling: whether idle workers poll shared memory, and so answer calls sooner,
-            but take of the cores that others compute on. Else they wait at sockets.
-        attach: called in every worker first, see :mod:`~.attach`.
+            but take time on cores that others compute on. Else they wait at sockets.
+        attach: called first in every worker, see :mod:`~.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
             role sends by :func:`~.process.report`.
-        trace: filled with every call of the run by a reference.
+        trace: filled with every call through a reference.
         wire: filled with the bytes of the run, for which the workers must not poll.
-        play: of an engine that starts the workers by other means.
+        play: what an engine starts the workers by, if not by processes of this host.
 
     ValueError, before any process starts: a role can't be sent, an argument is out of
     range, a module was edited since its import; OSError if this process may not open
-    as many files as the workers need. WorkerError, when all have been ended:
-    one raised, died, exited early, was stopped, did not join, or got no further.
+    as many files as the workers need. WorkerError, once all have been ended: one of
+    them raised, died, exited early, was stopped, did not join, or got no further.
     """
     _check_roles(roles)
     _check("deadline", deadline, deadline > 0, "above 0")
@@ -105,7 +105,7 @@ def launch(
         settings = Settings(
             world_size=len(roles),
             folder=folder,
-            # By a file, so no port is opened for it, and nothing is left of it.
+            # A file, so that no port is opened, and nothing stays.
             init_method=f"file://{folder}",
             interface=LOOPBACK,
             rpc_timeout=rpc_timeout,
@@ -145,7 +145,7 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
 
 
 def check_open_files(workers: int, polling: bool) -> None:
-    """An OSError where torch's C++ would end the process, and say little of it."""
+    """OSError where torch's C++ would end the process and hardly say why."""
     needed = 96 + 64 * workers if polling else 32 + 8 * workers
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < needed:

@@ -1,8 +1,7 @@
 """Pickle what workers are to run, and refuse at once what they could not load.
 
-What a module has goes by its name. What is of ``__main__``, a notebook or a script,
-goes by value into the ``__main__`` of every worker, where torch's pickler finds it.
-Whatever a worker could not load is a ValueError that names the worker.
+What a module defines is pickled by name. What ``__main__`` defines, a notebook or a
+script, goes by value into every worker's ``__main__``, where torch's pickler finds it.
 """
 
 import importlib.util
@@ -18,9 +17,9 @@ import cloudpickle
 
 
 def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Pickle a content for each worker; and the modules that any of them needs.
+    """Pickle a content for each worker; return also the modules that any of them needs.
 
-    A ValueError names what can't be pickled, or imported by a fresh process.
+    A ValueError names the worker, and what can't be pickled or imported there.
     """
     packed, definitions, modules = {}, {}, set()
     for worker, content in contents.items():
@@ -32,7 +31,7 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             reason = str(error).strip().partition("\n")[0] or repr(error)
             what = f"its role can't be sent to a worker: {type(error).__name__}"
             raise ValueError(f"{worker}: {what}: {reason}") from error
-    if definitions:  # of any worker, so all must have them
+    if definitions:  # all workers need those of any
         for worker, content in contents.items():
             packed[worker] = _dumps((definitions, content), {}, set())
     return packed, tuple(sorted(modules))
@@ -46,17 +45,19 @@ def unpack(packed: bytes) -> Any:
 
 
 def main_namespace() -> dict[str, Any]:
-    """What stands for the ``__main__`` of the process that loads a pickle."""
+    """The namespace of this process's ``__main__``."""
     return vars(sys.modules["__main__"])
 
 
 class _MainNamespace:
+    """Stands in a pickle for the ``__main__`` of the process that loads it."""
+
     def __reduce__(self):
         return main_namespace, ()
 
 
 def _dumps(content: Any, definitions: dict[str, Any], modules: set[str]) -> bytes:
-    """A pickle; notes the definitions of ``__main__`` and the modules that it needs."""
+    """A pickle; adds to the definitions of ``__main__`` and the modules it needs."""
     file = io.BytesIO()
     _Pickler(file, definitions, modules).dump(content)
     return file.getvalue()
@@ -74,7 +75,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(file)
         self._definitions, self._modules = definitions, modules
         self._main = main_namespace()
-        # Functions share the worker's __main__: what one assigns, another one sees.
+        # Functions share the worker's __main__: what one assigns, the others see.
         self.globals_ref[id(self._main)] = _MainNamespace()
 
     def reducer_override(self, value: Any) -> Any:
@@ -100,7 +101,7 @@ class _Pickler(cloudpickle.Pickler):
                 "notebook, and launch again"
             )
         for each in accumulate(module.split("."), "{}.{}".format):
-            # `import` itself looks there, too, when another thread has begun with it.
+            # Where `import` itself looks whether another thread is importing it.
             spec = getattr(sys.modules.get(each), "__spec__", None)
             if getattr(spec, "_initializing", False):
                 raise _NotImportable(

@@ -1,7 +1,7 @@
 """What runs inside a worker: join the others, play the role, report to the parent.
 
-The role comes by a file; messages go through a pipe: how far the worker is, what it
-prints and reports, and at last its result, or the error with which it failed.
+The role comes in a file. Through a pipe go the worker's phase, what it prints and
+reports, and at last its result, or the error with which it failed.
 """
 
 import base64
@@ -34,28 +34,28 @@ from cdopt_tutorial.engines.torchrun.store import register_schemes
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.errors import WorkerError, origin
 
-FOREVER = 2e6  # seconds that torch can still count; 0 is no time to meet at a store
+FOREVER = 2e6  # seconds that torch can still count; to a store 0 means no time at all
 LOOPBACK = "lo"
 
-# Texts by which torch says that the other end of a call has gone.
+# Texts by which torch says that the other end of a call is gone.
 _LOST_PEER = ("eof", "ECONNRESET", "EPIPE", "connection", "Connection", "shut down")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all workers of a run need to know to join it; see ``launch``."""
+    """What all workers of a run need in order to join it; see ``launch``."""
 
     world_size: int
     folder: str  # the run's own, which only this user can read
-    init_method: str  # the address under which its groups meet
+    init_method: str  # the address at which its groups form
     interface: str  # the network device that workers listen on
     rpc_timeout: float
     rpc_threads: int
     polling: bool
-    modules: tuple[str, ...]  # what any role needs; every worker imports it first
+    modules: tuple[str, ...]  # that any role needs; every worker imports them first
     traced: bool
     counted: bool
-    replaceable: tuple[str, ...] = ()  # who may begin anew, where an engine can
+    replaceable: tuple[str, ...] = ()  # may be started again, where the engine can
 
     def path(self, worker: str, kind: str) -> Path:
         """A worker's file: its "role", its "pace", or the "log" of its libraries."""
@@ -65,7 +65,7 @@ class Settings:
 class Channel:
     """The worker's end of the pipe to its parent, for several threads.
 
-    A message is a line, so that its reader sees where it ends.
+    Each message is a line, so that the reader sees where it ends.
     """
 
     def __init__(self, connection: Connection):
@@ -73,8 +73,8 @@ class Channel:
         self._file = open(connection.fileno(), "wb", closefd=False)
 
     def send(self, kind: str, *content: Any) -> None:
-        # As values: with multiprocessing's own pickler torch would pass tensors as
-        # file descriptors, which die with the sender.
+        # With multiprocessing's own pickler, torch would pass tensors as file
+        # descriptors, which die with the sender.
         line = base64.b64encode(pickle.dumps((kind, *content))) + b"\n"
         with self._lock:
             self._file.write(line)
@@ -94,24 +94,24 @@ class Forwarded(io.TextIOBase):
         return len(text)
 
 
-_channel: Any = None  # what has a Channel's ``send``
+_channel: Any = None  # has a Channel's ``send``
 _settings: Settings | None = None
 
 
 def serve() -> None:
-    """A role that does nothing by itself: it answers calls until all are done."""
+    """A role that only answers calls, until all roles are done."""
 
 
 def report(record: Any) -> None:
-    """Send a record, which must pickle, to ``on_report``; nothing if not launched."""
+    """Send ``on_report`` a record, which must pickle; in no worker it does nothing."""
     if _channel is not None:
         _channel.send("report", pickle.dumps(record))
 
 
 def load(settings: Settings, packed: bytes) -> Any:
-    """A worker's role; what any of them needs is imported, and what attaches called."""
-    # Before the first call comes: of the threads that answer, two that import at once
-    # can get in each other's way.
+    """A worker's role, once its modules are imported and ``attach`` has been called."""
+    # Imports come before the first call: two threads that import at once, to answer
+    # calls, can get in each other's way.
     for module in settings.modules:
         importlib.import_module(module)
     attach, role = pack.unpack(packed)
@@ -122,8 +122,8 @@ def load(settings: Settings, packed: bytes) -> Any:
 
 
 def play(role: Any) -> bytes:
-    """Run a role in its worker; what it returned, which must pickle."""
-    torch.set_num_threads(role.num_threads)  # an actor's thread is not that of `load`
+    """Run a role in its worker; return its result, pickled."""
+    torch.set_num_threads(role.num_threads)  # an actor calls `load` in another thread
     try:
         return pickle.dumps(role.function(*role.args, **role.kwargs))
     finally:
@@ -131,20 +131,20 @@ def play(role: Any) -> bytes:
 
 
 def forward_output() -> None:
-    """What this worker prints goes to its parent from now on."""
+    """Send what this worker prints to its parent from now on."""
     sys.stdout = Forwarded(_channel, "stdout")
     sys.stderr = Forwarded(_channel, "stderr")
 
 
 def finish_output() -> None:
-    """Print what was printed without the end of its line."""
+    """Send the last line even if it does not end."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Forwarded) and stream.line:
             stream.write("\n")
 
 
 def unpickled(worker: str, what: str, content: bytes) -> Any:
-    """What a worker sent; a WorkerError that names it if that can't be read here."""
+    """What a worker sent; a WorkerError that names it if that can't be unpickled."""
     try:
         return pickle.loads(content)
     except Exception as error:
@@ -153,38 +153,38 @@ def unpickled(worker: str, what: str, content: bytes) -> Any:
 
 
 def fail(error: WorkerError) -> None:
-    """Fail the run for an error that this worker can't raise, since it waits."""
+    """Fail the run from a thread, while this worker's main thread waits."""
     if _channel is not None:
         _channel.send("failed", error, False)
 
 
 def meeting(name: str) -> str:
-    """A process group's ``init_method``, by a name that all in it give, and no others.
+    """The ``init_method`` of a process group, whose members all give it the same name.
 
-    In a process that was not launched the environment says where they meet.
+    A process that was not launched takes the address from the environment.
     """
     return "env://" if _settings is None else f"{_settings.init_method}/{name}"
 
 
 def enter(settings: Settings, channel: Any) -> None:
-    """Make this process a worker of a run, which sends messages by a channel."""
+    """Make this process a worker of a run, which sends its messages by a channel."""
     global _channel, _settings
     _channel, _settings = channel, settings
 
 
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    _set_thread_name(name)  # by which `top` and `ps` tell who is who
+    _set_thread_name(name)  # as `top` and `ps` show it
     _leave_with_parent()
     channel = Channel(connection)
     enter(settings, channel)
-    # Its path is that of a file of the parent's, which this process has not.
+    # Its path leads through an open file of the parent's.
     multiprocessing.current_process()._config.pop("tempdir", None)
     try:
         pace.begin(settings.path(name, "pace"))
         _log_output(settings.path(name, "log"))
         forward_output()
-    except FileNotFoundError:  # the parent ends, and its folder has gone already
+    except FileNotFoundError:  # the parent is ending, and its folder is gone
         os._exit(1)
     try:
         _play(settings, name, rank, channel)
@@ -204,15 +204,15 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
     channel.send("phase", "serving")
     received = wire.count() if settings.counted else None
     rpc.shutdown()
-    finish_output()  # of calls that were answered meanwhile
+    finish_output()  # of calls answered meanwhile
     channel.send("result", result, trace.collect(), received)
 
 
 def _leave_with_parent() -> None:
-    """This process, and what it starts, ends when the parent does."""
+    """End this process, and what it starts, when the parent ends."""
     os.setpgid(0, 0)
-    # Linux kills us with the fork server, which reaches a stopped process too. The
-    # server ends once nobody but the parent holds its "alive" pipe.
+    # Linux kills us with the fork server, even if we are stopped. The server ends once
+    # nobody holds its "alive" pipe but the parent.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)
     sentinel = multiprocessing.parent_process().sentinel
@@ -225,7 +225,7 @@ def _leave_with_parent() -> None:
 
 
 def _log_output(path: Path) -> None:
-    """What C++ libraries print goes into the worker's log; so do stacks, if asked."""
+    """Write what C++ libraries print to the worker's log, and stacks on SIGUSR1."""
     log = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -233,18 +233,18 @@ def _log_output(path: Path) -> None:
 
 
 def join(settings: Settings, name: str, rank: int) -> None:
-    """Join the RPC group; listen on one device only, which is the loopback's here."""
+    """Join the RPC group, listening on one network device only."""
     for variable in ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         os.environ[variable] = settings.interface
     register_schemes()
-    # Torch says so at each ``init_rpc``, of its own use of its own class.
+    # A warning of torch's at each ``init_rpc``, about its own use of its own class.
     text = "You are using a Backend .* as a ProcessGroup"
     warnings.filterwarnings("ignore", message=text)
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=meeting("rendezvous"),
         rpc_timeout=settings.rpc_timeout or FOREVER,
         num_worker_threads=settings.rpc_threads,
-        # None takes the fastest, by shared memory. Sockets don't poll, and count.
+        # None means shared memory, the fastest. Sockets don't poll, and count bytes.
         _transports=None if settings.polling else ["uv"],
         _channels=None if settings.polling else ["basic"],
     )
@@ -252,11 +252,11 @@ def join(settings: Settings, name: str, rank: int) -> None:
 
 
 def describe(name: str, error: BaseException) -> WorkerError:
-    """An exception of a worker as text: who raised it, what, and the traceback."""
+    """A worker's exception as text: who raised it, what, and the traceback."""
     if isinstance(error, WorkerError):
         return error
     details = "".join(traceback.format_exception(error))
-    # As text it can't fail, whatever its own ``__str__`` does.
+    # Formatting can't fail, whatever its own ``__str__`` does.
     found = origin("".join(traceback.format_exception_only(error)).strip())
     if found is not None and found[0] != name:
         worker, kind, remote = found
@@ -270,9 +270,9 @@ def describe(name: str, error: BaseException) -> WorkerError:
 
 
 def _has_lost_peer(error: BaseException) -> bool:
-    """Whether it only says that another worker has gone."""
+    """Whether it only says that another worker is gone."""
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
-        return True  # nor does the store answer, through which they meet
+        return True  # it was the one with the store
     if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
         return False
     message = str(error)

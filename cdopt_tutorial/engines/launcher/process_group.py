@@ -1,4 +1,4 @@
-"""A process group of workers: where each of them computes, and how they talk."""
+"""A process group of workers: where each computes, and how they communicate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from cdopt_tutorial.engines.launcher.process import meeting
 
 @dataclass(frozen=True)
 class Devices:
-    """Where the members of a group compute, and how they talk to each other."""
+    """Where a member of a group computes, and how the members communicate."""
 
     backend: str  #: of the process group, "gloo" or "nccl"
-    device: str  #: of one member
-    why: str  #: the reason, to be told
+    device: str  #: of this member
+    why: str  #: the reason for both, to be printed
 
 
 def devices(
@@ -26,10 +26,10 @@ def devices(
     who: str = "ranks",
     ddp_only: bool = False,
 ) -> Devices:
-    """Choose for one member by all GPUs; NCCL refuses two members on one of them.
+    """Choose for one member, given all GPUs; NCCL refuses two members on one of them.
 
-    Then it is gloo, which takes from a GPU what DDP exchanges and not what others do:
-    shards and stages compute on the CPU there.
+    Then the backend is gloo. It exchanges a GPU's tensors for DDP only, so shards and
+    stages compute on the CPU.
     """
     if not gpus:
         return Devices("gloo", "cpu", "gloo: no GPU is used")
@@ -43,11 +43,11 @@ def devices(
 
 
 def join(rank: int, world_size: int, gpus: Sequence[str], **choice: Any) -> Devices:
-    """Enter the default process group, until the process ends; once on each member.
+    """Join the default process group, until the process ends; called by each member.
 
     The arguments are those of :func:`devices`, which chooses.
     """
-    # To destroy it after an all-reduce hangs at times: it waits for gloo with the GIL.
+    # Destroying it after an all-reduce hangs at times: it waits for gloo with the GIL.
     chosen = devices(rank, world_size, gpus, **choice)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first

@@ -1,4 +1,4 @@
-"""Share out jobs that need nothing of each other, as the seeds of a study."""
+"""Share out independent jobs, such as the seeds of a study."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,9 +14,9 @@ def share(
     on_done: Callable[[int, Any], None] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Run a function once for each job, and return what it returned, in their order.
+    """Run a function once for each job; return the results in the order of the jobs.
 
-    A job is the positional arguments of a run; ``on_done(jobs_done, result)`` comes
+    A job is a tuple of positional arguments; ``on_done(jobs_done, result)`` is called
     after each. Workers, at least 1, have one thread each, so their number does not
     change the results. Options and errors are those of ``launch``.
     """

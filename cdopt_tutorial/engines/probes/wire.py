@@ -1,9 +1,10 @@
 """How many bytes a run sends, read from the workers' own sockets.
 
-Linux counts what each TCP connection has carried (``TCP_INFO``, since 4.1). Not seen
-are shared memory, so NCCL on one host either, and connections closed before the end.
+Linux counts what each TCP connection has carried (``TCP_INFO``, since 4.1). It misses
+shared memory, and so NCCL on one host, and connections closed before the end.
 """
 
+import os
 import socket
 import struct
 from contextlib import suppress
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 import psutil
 from torch.distributed.rpc import api
 
-_BYTES_RECEIVED = struct.Struct("=128xQ")  # where it stands in the kernel's tcp_info
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # its place in the kernel's tcp_info
 
 
 @dataclass
@@ -29,11 +30,11 @@ class Wire:
 
 def count() -> int:
     """Bytes that this worker has received; called once its role has returned."""
-    # All wait for each other twice: no call is under way anywhere when they begin to
-    # count, and nobody leaves, which sends messages, until all have.
+    # All wait for each other twice: no call is under way when they begin to count, and
+    # nobody leaves, which sends messages, before all have counted.
     agent = api._get_current_rpc_agent()
-    api._wait_all_workers()  # for the others' roles, without a limit as ``join`` has
-    agent.join()  # by the file of the rendezvous: this is not on any socket
+    api._wait_all_workers()  # for the others' roles; unlike ``join``, without a limit
+    agent.join()  # through the rendezvous file, so over no socket
     received = received_bytes()
     agent.join()
     return received
@@ -45,11 +46,8 @@ def received_bytes() -> int:
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN:
             continue
-        with suppress(OSError):  # closed since it was listed
-            end = socket.socket(fileno=connection.fd)
-            try:
-                info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-                total += _BYTES_RECEIVED.unpack(info)[0]
-            finally:
-                end.detach()  # it is not ours to close
+        # It may have been closed since it was listed.
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as end:
+            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+            total += _BYTES_RECEIVED.unpack(info)[0]
     return total

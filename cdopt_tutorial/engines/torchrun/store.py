@@ -1,8 +1,7 @@
-"""Where process groups meet that can't meet by a file: at an address of a scheme here.
+"""Stores in which process groups form that can't use a file, and network devices.
 
-``torchrun://path/group`` is in the store that torchrun keeps for all hosts, and
-``network://worker/group`` in one that a worker keeps for all who can call it. An
-``Unfit`` says which network device is not on this host.
+The address ``torchrun://path/group`` is in the store that torchrun keeps for all hosts,
+and ``network://worker/group`` in one that a worker keeps for all that can call it.
 """
 
 import functools
@@ -25,15 +24,15 @@ PATIENCE = timedelta(seconds=10)  # for an answer of torchrun's store
 
 
 def open_store(path: str) -> dist.Store:
-    """A part of torchrun's store, the same for all who name it alike."""
+    """The part of torchrun's store under a path."""
     master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # The store outlives the processes: those before a restart have left their keys.
+    # The store outlives the processes, and those before a restart have left keys in it.
     store = dist.TCPStore(*master, timeout=PATIENCE)
     return dist.PrefixStore(f"{restarts()}/{path}", store)
 
 
 class NetworkStore(dist.Store):
-    """What torch's TCPStore does, but by calls to a worker: it opens no port."""
+    """Does what torch's TCPStore does, but by calls to a worker, and opens no port."""
 
     def __init__(self, keeper: str):
         super().__init__()
@@ -43,10 +42,10 @@ class NetworkStore(dist.Store):
         here = network.current()
         if here.own_name() == self._keeper:
             return _call_kept(method, *args)
-        # For as long as it takes: the keeper's store has a time-out itself.
+        # Without a limit, since the keeper's store has its own timeout.
         return here.call(self._keeper, _call_kept, (method, *args), {}, 0)
 
-    # What torch asks a store for, by these names.
+    # What torch calls.
     set = functools.partialmethod(_call, "set")
     get = functools.partialmethod(_call, "get")
     add = functools.partialmethod(_call, "add")
@@ -54,27 +53,27 @@ class NetworkStore(dist.Store):
     wait = functools.partialmethod(_call, "wait")
 
 
-_kept = dist.HashStore()  # by this process, if it is the keeper
+_kept = dist.HashStore()  # if this process is the keeper
 
 
 def _call_kept(method: str, *args: Any) -> Any:
     return getattr(_kept, method)(*args)
 
 
-@functools.cache  # torch holds its C++ part only, and Python would take ours away
+@functools.cache  # torch holds its C++ part only, and Python would free ours
 def _store_of(keeper: str) -> NetworkStore:
     return NetworkStore(keeper)
 
 
 @functools.cache  # torch refuses a scheme that it has
 def register_schemes() -> None:
-    """Let torch's groups meet at addresses of both schemes, in this process."""
+    """Let torch's groups form at addresses of both schemes, in this process."""
     _register(TORCHRUN, lambda run, group: open_store(run + group))
     _register(NETWORK, lambda keeper, path: dist.PrefixStore(path, _store_of(keeper)))
 
 
 def _register(scheme: str, open_path: Callable[[str, str], dist.Store]) -> None:
-    """Let torch's groups meet at ``scheme://host/path``, in the store of the two."""
+    """Let groups form at ``scheme://host/path``, in the store opened for the two."""
 
     def handle(address: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
         url = urlparse(address)
@@ -86,22 +85,22 @@ def _register(scheme: str, open_path: Callable[[str, str], dist.Store]) -> None:
 
 
 def interface(host: str | None = None) -> str:
-    """The device by which this host reaches one, or the device that is named.
+    """The network device that leads to a host, or the one named by ``INTERFACE``.
 
-    Without a host it is that of torchrun's first process. Raises ``Unfit`` if there is
-    no device of that name.
+    The host is by default that of torchrun's first process. ``Unfit`` if there is no
+    device of that name.
     """
     if named := os.environ.get(INTERFACE):
         return device(named)
     address = (host or os.environ["MASTER_ADDR"], 1)
     family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as end:
-        end.connect(first)  # sends nothing, but chooses an address of this host
+        end.connect(first)  # sends nothing, only chooses an address of this host
         return device_of(end.getsockname()[0])
 
 
 def device(name: str) -> str:
-    """The name of a device of this host; ``Unfit`` if there is none of that name."""
+    """The name, if this host has such a network device; else ``Unfit``."""
     devices = psutil.net_if_addrs()
     if name not in devices:
         known = ", ".join(sorted(devices))
@@ -110,6 +109,6 @@ def device(name: str) -> str:
 
 
 def device_of(address: str) -> str:
-    """The device of this host that has an address."""
+    """The network device of this host that has an address."""
     devices = psutil.net_if_addrs().items()
     return next(name for name, has in devices if address in [a.address for a in has])

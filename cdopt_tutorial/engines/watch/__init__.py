@@ -1,4 +1,4 @@
-"""Who of a run's workers is late (``late``), and the one error that says so.
+"""Which of a run's workers is late (``late``), and the one error that says so.
 
-A worker writes how far it has come (``pace``) for whoever watches over it.
+A worker writes down its progress (``pace``) for whoever watches over it.
 """

@@ -2,15 +2,15 @@
 
 import re
 
-# How torch marks, in an exception that crosses a worker, where it was and what it was.
+# How torch marks an exception that crosses workers: where it was raised, and its class.
 _MARK = re.compile(r"On WorkerInfo\(id=\d+, name=([^)]+)\):(?:\\n|\s)*(\w*)")
 
 
 class WorkerError(RuntimeError):
     """A worker failed, and its run was ended; see ``launch``.
 
-    ``worker`` failed first, for this ``reason``, such as ``"was killed by SIGKILL"``;
-    ``details`` is its traceback, or the last that it printed.
+    ``worker`` failed first, and ``reason`` says how, such as "was killed by SIGKILL";
+    ``details`` is its traceback, or the end of its log.
     """
 
     def __init__(self, worker: str, reason: str, details: str = ""):
@@ -27,12 +27,12 @@ class WorkerError(RuntimeError):
 
 
 class WorkerLost(WorkerError):
-    """A worker's process is no more; where that can be replaced, the run may go on."""
+    """A worker's process is gone; where it can be replaced, the run may go on."""
 
 
 def origin(message: str) -> tuple[str, str, str] | None:
     """Worker, class and remote traceback of an exception; None if it is our own."""
-    marks = list(_MARK.finditer(message))  # of each worker that it crossed
+    marks = list(_MARK.finditer(message))  # one for each worker that it crossed
     if not marks:
         return None
     worker, kind = marks[-1].groups()  # the deepest

@@ -1,8 +1,8 @@
-"""Who of a run's workers is late: to join, to get further, or to give a sign of life.
+"""Which worker is late: to join, to get further, or to give a sign of life.
 
-Whoever watches over workers keeps a :class:`Watched` of each and asks :func:`find_late`
-every moment: ``group`` for processes of this host, ``driver`` for actors, ``peers``
-for the processes of torchrun. That a process has been killed is noticed in ``group``.
+Whoever watches over workers keeps a :class:`Watched` of each and calls
+:func:`find_late` every moment: ``group`` for processes of this host, ``driver`` for
+actors, ``peers`` for the processes of torchrun.
 """
 
 import math
@@ -14,18 +14,18 @@ from cdopt_tutorial.engines.watch.pace import Pace
 
 TICK = 0.2  # seconds between two looks at the workers
 LOST = 15.0  # seconds without a sign of life, after which a worker counts as lost
-TOGETHER = 2.0  # seconds within which those on one host fall silent
+TOGETHER = 2.0  # seconds within which the workers of one host fall silent
 
 
 @dataclass(eq=False)
 class Watched:
-    """What is known of one worker where it is watched."""
+    """What its watcher knows of a worker."""
 
     name: str
     phase: str = "starting"  # then joining, running, serving, done or failed
-    pace: Pace | None = None  # how far it is in work that it does in step
-    host: str = ""  # as a message names it, where there are several
-    heard: float = math.inf  # when it gave a sign, by time.monotonic, if it must
+    pace: Pace | None = None  # its progress in work that it does in step
+    host: str = ""  # for messages, where there are several
+    heard: float = math.inf  # its last sign of life, by time.monotonic, if it owes any
     patience: float = LOST  # seconds without one
 
     @property
@@ -36,10 +36,10 @@ class Watched:
 def find_late(
     workers: Collection[Watched], begin: float, join_deadline: float, own: str = ""
 ) -> tuple[str, str] | None:
-    """The name of who is late, and the reason as a ``WorkerError`` has it, or None.
+    """The name of the late worker and the reason, as a ``WorkerError`` has it, or None.
 
-    ``begin`` is when the run began, by ``time.monotonic``, and ``own`` the name of the
-    worker on this process's host, where others run elsewhere.
+    ``begin`` is when the run began, by ``time.monotonic``; ``own`` is the name of this
+    process's worker, where others run on other hosts.
     """
     joining = [w for w in workers if w.phase == "starting"]
     joining = joining or [w for w in workers if w.phase == "joining"]
@@ -49,7 +49,7 @@ def find_late(
 
 
 def _find_behind(workers: Collection[Watched]) -> tuple[str, str] | None:
-    """Of workers in step the one that got no further: who is ahead waits for it."""
+    """Of workers in step, the one furthest behind, for which the others wait."""
     in_step = [w for w in workers if w.pace and not w.settled]
     fewest = min((w.pace.places for w in in_step), default=0)
     for w in in_step:
@@ -60,11 +60,11 @@ def _find_behind(workers: Collection[Watched]) -> tuple[str, str] | None:
 
 
 def _find_silent(workers: Collection[Watched], own: str) -> tuple[str, str] | None:
-    """Who is lost, once somebody's silence is longer than is borne.
+    """The worker that is lost, once one has been silent for longer than its patience.
 
-    Of those on one host the first is named. Who is cut off himself hears of nobody, not
-    even of himself; the last that he heard may well have been of others. So he names
-    nobody on his own host.
+    Of those on one host the first is named. A process that is itself cut off hears from
+    nobody, not even from its own worker, and may have heard from any other last. So it
+    prefers to name one on another host.
     """
     over = {w: time.monotonic() - w.heard - w.patience for w in workers}
     longest = max(workers, key=over.__getitem__)
