@@ -1,4 +1,4 @@
-"""The engine of Monarch, PyTorch's own actors, which is beta: on this host only."""
+"""The engine of Monarch, PyTorch's own actors, which are beta: on this host only."""
 
 import os
 import pwd
@@ -20,28 +20,28 @@ LOGS = Path("/tmp")  # Monarch can't be told another place
 class OnMonarch(OnActors):
     """Runs a system on actors of Monarch; a ValueError if it is not installed.
 
-    A worker that dies ends the run, which names it within half a minute. Monarch keeps
-    a log of its own in /tmp, in a folder with the user's name, which stays there; where
-    another user may write in that folder, there is no run.
+    A worker that dies ends the run, which names it within half a minute. Monarch leaves
+    a log in a folder of /tmp with the user's name; a folder of another user's is
+    refused.
     """
 
     name: ClassVar[str] = "monarch"
 
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
-        # Its sockets lie in folders that others may enter; nobody else enters this one.
+        # Its sockets lie in folders that anybody may enter, but nobody enters this one.
         os.environ["TMPDIR"] = plans[0].settings.folder
         with suppress(KeyError):  # of a user without a name
             claim(LOGS / pwd.getpwuid(os.getuid()).pw_name)
-        # Not before: it is an extra, and starts threads as it is imported.
+        # Not at the top: it is an extra, and starts threads as it is imported.
         from cdopt_tutorial.engines.actors import monarch_worker
 
         return monarch_worker.actors(plans)
 
 
 def claim(folder: Path) -> None:
-    """Make a folder in which nobody else reads or writes, or see that it is one.
+    """Make a folder, or close it, so that nobody else can read or write in it.
 
-    A WorkerError if it is another user's, who could have us write where he likes.
+    A WorkerError if it is another user's, who could make us write anywhere.
     """
     with suppress(FileExistsError):
         folder.mkdir(0o700)

@@ -1,4 +1,4 @@
-"""The engine of Ray: the same workers as actors, on this host or on a cluster."""
+"""The engine of Ray: workers as actors, on this host or on a cluster."""
 
 import os
 import re
@@ -17,13 +17,13 @@ from cdopt_tutorial.engines.seam.reference import Ref
 from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.own_network import VARIABLE
 
-# What Ray would do besides: ask no caller, tell its makers, listen on all devices.
+# By default Ray serves any caller, reports to its makers, and listens on all devices.
 QUIET = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-PAUSE = 0.2  # seconds between two looks whether a worker has begun anew
+PAUSE = 0.2  # seconds between two looks whether a worker has been started again
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OnRay(OnActors):
 
     name: ClassVar[str] = "ray"
     replaces: ClassVar[bool] = True
-    #: of a cluster, "host:port", or "auto" for that of this host; None starts one
+    #: of a cluster: "host:port", or "auto" for that of this host; None starts one
     address: str | None = None
 
     def __post_init__(self):
@@ -42,7 +42,7 @@ class OnRay(OnActors):
             raise ValueError(f"address is {self.address!r}, but must be {allowed}")
 
     def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
-        """The same, on a worker that may be about to begin anew."""
+        """The same, on a worker that may be about to be started again."""
         limit = time.monotonic() + AGAIN
         while True:
             try:
@@ -73,7 +73,7 @@ class OnRay(OnActors):
 
 @contextmanager
 def _in_host_network() -> Iterator[None]:
-    """The driver of a cluster must reach it: in a run's own network there is nobody."""
+    """Let the driver reach a cluster, which it can't in a network of its own."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "host"
     forking.end_server()

@@ -1,8 +1,8 @@
-"""What an actor does to be one of the workers, whoever starts it and carries calls.
+"""What an actor does to be a worker, whichever library starts it and carries calls.
 
-The ``driver`` makes it by a :class:`WorkerPlan`, has it ``play`` once all have joined,
-and asks again and again what there is to ``take``: messages, as a launched worker sends
-them to its parent. An actor that is asked nothing for long ends itself.
+The ``driver`` makes it from a :class:`WorkerPlan`, has it ``play`` its role once all
+have joined, and keeps calling ``take`` for its messages, which are those that a
+launched worker sends its parent. An actor that is not called for long ends itself.
 """
 
 import os
@@ -28,35 +28,35 @@ from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.watch import pace
 from cdopt_tutorial.engines.watch.errors import WorkerError
 
-ALONE = 30.0  # seconds that a worker goes on without a word from who watches it
+ALONE = 30.0  # seconds that a worker goes on without a call from the driver
 
 
 class Actors(ABC):
-    """How a library carries calls to the actors of a run, from the driver or another.
+    """How a library carries calls to a run's actors, from the driver or from another.
 
-    What ``ask`` returns is the library's own, for ``wait`` or ``future``. To a worker
-    it is the :class:`.Network` of its run: the contents of calls travel as bytes, since
-    libraries are slow with tensors, or hand on arrays that can't be written to.
+    What ``ask`` returns is the library's own, for ``wait`` or ``future``. Workers use
+    it as a :class:`.Network`. Calls travel as bytes, since the libraries are slow with
+    tensors, or deliver arrays that can't be written to.
     """
 
-    worker = ""  # that calls by it; empty for the driver
-    timeout = 0.0  # seconds for a call, 0 for no end
+    worker = ""  # the caller; empty for the driver
+    timeout = 0.0  # seconds for a call, 0 for no limit
 
     @abstractmethod
     def ask(self, worker: str, method: str, *args: Any) -> Any:
         """Begin a call of an actor's method."""
 
     @abstractmethod
-    def wait(self, asked: Any, timeout: float | None) -> Any:
-        """The answer, within so many seconds."""
+    def wait(self, request: Any, timeout: float | None) -> Any:
+        """The result, for which it waits so many seconds."""
 
     @abstractmethod
-    def future(self, asked: Any) -> futures.Future:
-        """The answer, for which nobody waits here."""
+    def future(self, request: Any) -> futures.Future:
+        """A future of the result."""
 
     @abstractmethod
     def named(self, worker: str) -> AbstractContextManager[None]:
-        """Turns the library's errors of a call to a worker into the book's."""
+        """Turns the library's errors of a call to a worker into our own."""
 
     def own_name(self) -> str:
         return self.worker
@@ -69,10 +69,10 @@ class Actors(ABC):
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> Any:
-        asked = self._ask(worker, function, args, kwargs)
+        request = self._ask(worker, function, args, kwargs)
         timeout = self.timeout if timeout == UNSET_RPC_TIMEOUT else timeout
         with self.named(worker):
-            return pickle.loads(self.wait(asked, timeout or None))
+            return pickle.loads(self.wait(request, timeout or None))
 
     def call_async(self, worker: str, *call: Any) -> Future:
         future: Future = Future()
@@ -96,34 +96,34 @@ class Actors(ABC):
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What an actor needs to become a worker, and to become it again."""
+    """What an actor needs to become a worker, also when it is started again."""
 
     settings: process.Settings  #: of the run
     name: str  #: its own
     packed: bytes  #: its role
     path: list[str]  #: where modules are looked for
-    join_deadline: float  #: seconds until the driver asks it for the first time
+    join_deadline: float  #: seconds until the driver calls it for the first time
 
 
 class ActorWorker(ABC):
-    """A worker in which a role is played, and others' calls are answered."""
+    """A worker that plays a role and answers the others' calls."""
 
     def __init__(self, plan: WorkerPlan):
         self._name = plan.name
-        self._messages: list[tuple] = []  # until the driver asks for them
+        self._messages: list[tuple] = []  # until the driver takes them
         self._until = time.monotonic() + plan.join_deadline + ALONE
         threading.Thread(target=self._end_alone, daemon=True).start()
-        with self._failure_told():  # or it would just be dead
+        with self._failure_sent():  # or it would just be dead
             self._join(plan)
             self.send("phase", "running", socket.gethostname())
 
     @abstractmethod
     def _enter(self, plan: WorkerPlan) -> tuple[Actors, str]:
-        """How to reach the others, and the device on which process groups listen."""
+        """How to reach the others, and the network device for process groups."""
 
     def _join(self, plan: WorkerPlan) -> None:
         process.enter(plan.settings, self)
-        # Whoever looks into a host's /proc finds the worker by its memory's name.
+        # Named, so that the worker can be found in a host's /proc.
         self._pace = Path(f"/proc/self/fd/{os.memfd_create(plan.name)}")
         pace.begin(self._pace)
         others, os.environ["GLOO_SOCKET_IFNAME"] = self._enter(plan)
@@ -135,23 +135,23 @@ class ActorWorker(ABC):
         self._role = process.load(plan.settings, plan.packed)
 
     @contextmanager
-    def _failure_told(self) -> Iterator[None]:
+    def _failure_sent(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             self.send("failed", process.describe(self._name, error))
 
     def send(self, kind: str, *content: Any) -> None:
-        """Keep what the worker has to tell; in place of the pipe to a parent."""
+        """Keep a message for the driver; in place of the pipe to a parent."""
         self._messages.append((kind, *content))
 
     def play(self) -> None:
-        """Run the role, and tell what it returned."""
-        with self._failure_told():
+        """Run the role, and keep its result for the driver."""
+        with self._failure_sent():
             self.send("result", process.play(self._role))
 
     def call(self, content: bytes) -> bytes:
-        """Run what another worker asks for."""
+        """Run another worker's call."""
         caller, function, args, kwargs = pickle.loads(content)
         try:
             result = function(*args, **kwargs)
@@ -166,9 +166,9 @@ class ActorWorker(ABC):
             raise WorkerError(self._name, reason, cause.details) from None
 
     def take(self) -> tuple[list[tuple], pace.Pace | None]:
-        """What there is to tell since the last time, and how far the worker has come.
+        """The messages since the last time, and the worker's progress.
 
-        Its deadline is in seconds from now: clocks differ from host to host.
+        The deadline in it is in seconds from now, since clocks differ between hosts.
         """
         self._until = time.monotonic() + ALONE
         found = pace.read_pace(self._pace)
@@ -179,7 +179,7 @@ class ActorWorker(ABC):
         return taken, found
 
     def _end_alone(self) -> None:
-        """End where the driver has gone silent: a cluster would keep us for minutes."""
+        """End once the driver is silent: a cluster would keep us for minutes."""
         while time.monotonic() < self._until:
             time.sleep(1)
         os._exit(1)

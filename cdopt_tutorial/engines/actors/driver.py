@@ -1,8 +1,8 @@
-"""Engines of actors: a driver, a process of its own, starts them and watches over them.
+"""Engines with actors: a driver, a process of its own, starts and watches over them.
 
-So a run on this host has a network of its own, too. In go the roles of ``launch``; out
-come what they returned, or a WorkerError that names who failed. An engine, ``on_ray``
-or ``on_monarch``, only says how its library makes actors and asks them.
+``launch`` runs it in its network, so a run on this host has a network of its own here,
+too. The outcome is what the roles returned, or a WorkerError that names who failed. An
+engine, ``on_ray`` or ``on_monarch``, only says how its library makes and calls actors.
 """
 
 import os
@@ -27,7 +27,7 @@ from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
 from cdopt_tutorial.engines.workers import Workers
 
-AGAIN = 60.0  # seconds in which a worker that died has begun anew
+AGAIN = 60.0  # seconds in which a worker that died has been started again
 MOMENT = 0.01  # seconds between two looks at workers that are done
 
 
@@ -36,9 +36,8 @@ class OnActors(Workers, ABC):
     """Runs a system on actors; a ValueError if what they need is not installed."""
 
     way: str = field(default="cut", init=False)  # there is no other
-    #: that it is called by, as are its driver, its package and our extra
-    name: ClassVar[str]
-    many_hosts: ClassVar[bool] = False  #: so that messages name them
+    name: ClassVar[str]  #: also of its driver, its package and our extra
+    many_hosts: ClassVar[bool] = False  #: whether messages name hosts
 
     def __post_init__(self):
         name = self.name
@@ -52,14 +51,14 @@ class OnActors(Workers, ABC):
 
     @abstractmethod
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:
-        """The actors of a run, as long as it lasts; in the driver's process."""
+        """The actors of a run, while it lasts; called in the driver's process."""
 
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
-        """What each role returned, by name; as :func:`.launch`, with its options.
+        """Start the roles as :func:`.launch` does; return what each returned, by name.
 
-        What is of torch RPC has no meaning here: threads, polling; a trace or a wire
-        is refused. Where the engine replaces workers, roles that are replaceable begin
-        anew where their actor dies.
+        Options of torch RPC have no effect here: threads, polling; a trace or a wire is
+        refused. If the engine replaces workers, replaceable ones are started again when
+        they die.
         """
         for name in ("trace", "wire"):
             if options.get(name) is not None:
@@ -74,7 +73,7 @@ class OnActors(Workers, ABC):
         on_report: Callable[[str, Any], None] | None,
         deadlines: tuple[float, float],
     ) -> dict[str, tuple[Any, None, None]]:
-        def hand_on(_: str, message: tuple) -> None:
+        def pass_on(_: str, message: tuple) -> None:
             worker, kind, *content = message
             if kind == "output":
                 show_line(worker, *content)
@@ -84,7 +83,7 @@ class OnActors(Workers, ABC):
         role = Role(_drive, (self, settings, packed, deadlines[1]))
         content, modules = pack.pack({self.name: (None, role)})
         alone = replace(settings, world_size=1, modules=modules)
-        done = Group(alone, content, hand_on).run(*deadlines)
+        done = Group(alone, content, pass_on).run(*deadlines)
         results, _, _ = done[self.name]
         return {
             name: (process.unpickled(name, "returned", result), None, None)
@@ -100,9 +99,9 @@ def _drive(
 ) -> dict[str, bytes]:
     """The driver's role: what the workers' roles returned, by name, pickled."""
     _guard()
-    # What the library says is for who looks into a failure, and in the log.
+    # What the library prints goes into the log, which a failure shows.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
-    # Process groups meet at the first worker.
+    # Process groups form at the first worker.
     settings = replace(settings, init_method=f"{store.NETWORK}://{next(iter(packed))}")
     given = sys.path, join_deadline
     plans = [WorkerPlan(settings, *each, *given) for each in packed.items()]
@@ -113,11 +112,11 @@ def _drive(
 
 
 def _guard() -> None:
-    """Start a process that ends this one's group as soon as this one has ended.
+    """Start a process that kills this one's group as soon as this one has ended.
 
-    It may be killed before it can do so itself, and Ray's agents would stay a minute.
+    If this one were killed, Ray's agents would stay a minute.
     """
-    read, _ = os.pipe()  # whose other end nobody else has, and nobody closes
+    read, _ = os.pipe()  # only this process has the other end, and never closes it
     command = ["sh", "-c", 'read _; kill -9 "-$0"', str(os.getpgid(0))]
     moved = [(os.POSIX_SPAWN_DUP2, read, 0)]
     os.posix_spawnp("sh", command, os.environ, setsid=True, file_actions=moved)
@@ -128,13 +127,13 @@ def _guard() -> None:
 class _Actor(Watched):
     """The driver's view of one worker."""
 
-    asked: futures.Future | None = None  # what there is to take
-    takes: int = 0  # answers to that
+    taking: futures.Future | None = None  # of a call of ``take``
+    takes: int = 0  # calls answered
     result: bytes = b""
 
 
 class Driver:
-    """Has the roles of one run played by its actors, and watches over these."""
+    """Has the actors of one run play its roles, and watches over them."""
 
     def __init__(
         self,
@@ -153,12 +152,12 @@ class Driver:
         """What the roles returned, by name, pickled; a WorkerError if one failed."""
         try:
             for worker in self._workers:
-                worker.asked = self._ask(worker, "take")
+                worker.taking = self._ask(worker, "take")
             self._until(lambda worker: worker.phase == "running")
             for worker in self._workers:
                 self._ask(worker, "play")
             self._until(lambda worker: worker.phase == "done")
-            # What was on its way when all were done, and what has come since.
+            # Messages on their way when all were done, and those since.
             last = {worker: worker.takes + 2 for worker in self._workers}
             self._until(lambda worker: worker.takes >= last[worker], MOMENT)
         except WorkerError as error:
@@ -169,25 +168,25 @@ class Driver:
         return self._actors.future(self._actors.ask(worker.name, method))
 
     def _until(self, reached: Callable[[_Actor], bool], pause: float = TICK) -> None:
-        """Hear the workers until each has come so far; a WorkerError if one is late."""
+        """Take messages until each worker is so far; a WorkerError if one is late."""
         while not all(map(reached, self._workers)):
             time.sleep(pause)
             for worker in self._workers:
-                if worker.asked.done():
-                    self._hear(worker)
+                if worker.taking.done():
+                    self._take(worker)
             if late := find_late(self._workers, self._begin, self._join_deadline):
                 raise WorkerError(*late)
 
-    def _hear(self, worker: _Actor) -> None:
-        """What a worker has to tell; nobody else may ask, or it would be lost."""
+    def _take(self, worker: _Actor) -> None:
+        """Handle a worker's messages, and call it again."""
         try:
             with self._actors.named(worker.name):
-                messages, pace = worker.asked.result()
+                messages, pace = worker.taking.result()
         except WorkerLost:
             again = worker.name in self._replaceable and worker.phase == "done"
             if not again or time.monotonic() > worker.heard + AGAIN:
                 raise
-            worker.patience = AGAIN  # it is about to begin anew
+            worker.patience = AGAIN  # it is about to be started again
         else:
             worker.heard, worker.patience = time.monotonic(), LOST
             if pace is not None:
@@ -195,13 +194,13 @@ class Driver:
             for message in messages:
                 self._handle(worker, *message)
         worker.takes += 1
-        worker.asked = self._ask(worker, "take")
+        worker.taking = self._ask(worker, "take")
 
     def _handle(self, worker: _Actor, kind: str, *content: Any) -> None:
         match kind, content:
             case "phase", (phase, host):
                 worker.host = host if self._many_hosts else ""
-                if worker.phase != "done":  # and has only begun anew
+                if worker.phase != "done":  # else it was only started again
                     worker.phase = phase
             case "result", (result,):
                 worker.phase, worker.result = "done", result
@@ -211,12 +210,12 @@ class Driver:
                 process.report((worker.name, kind, *content))
 
     def _with_host(self, error: WorkerError) -> WorkerError:
-        """The same, which names the host as well, where there are several."""
+        """The same error with the worker's host, where there are several."""
         hosts = {worker.name: worker.host for worker in self._workers}
         by_name = error.worker in hosts and self._many_hosts
         if not by_name or error.reason.startswith("on "):
             return error
-        # Before it has joined, Ray at least knows its address, or what it waits for.
+        # Of a worker that has not joined, Ray's own message may have the address.
         found = re.search(r"^\s*ip: (\S+)|ipv4:([\d.]+):", error.details, re.M)
         known = hosts[error.worker] or (found and (found[1] or found[2]))
         reason = f"{error.reason} (on {known})" if known else error.reason

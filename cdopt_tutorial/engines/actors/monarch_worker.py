@@ -1,4 +1,4 @@
-"""A run's actors on Monarch, and how each of them calls the others.
+"""A run's actors on Monarch, and how they call each other.
 
 Imported by the driver and the actors only: Monarch starts threads as it is imported.
 """
@@ -22,7 +22,7 @@ from cdopt_tutorial.engines.watch.errors import WorkerLost
 
 
 class MonarchActors(Actors):
-    """Reaches actors by handles; each gets them from the driver as it is to play."""
+    """Reaches actors by handles, which the driver sends each with the call to play."""
 
     def __init__(self, num_workers: int, handles: Mapping[str, Any] | None = None):
         self.handles = handles or {}
@@ -32,14 +32,14 @@ class MonarchActors(Actors):
         given = (self.handles,) if method == "play" else args
         return self.handles[worker].do.call_one(method, *given)
 
-    def wait(self, asked: monarch.Future, timeout: float | None) -> Any:
-        done, result = asked.get(timeout)
+    def wait(self, request: monarch.Future, timeout: float | None) -> Any:
+        done, result = request.get(timeout)
         if not done:
             raise pickle.loads(result)
         return result
 
-    def future(self, asked: monarch.Future) -> futures.Future:
-        return self._waiting.submit(self.wait, asked, None)
+    def future(self, request: monarch.Future) -> futures.Future:
+        return self._waiting.submit(self.wait, request, None)
 
     @contextmanager
     def named(self, worker: str) -> Iterator[None]:
@@ -62,16 +62,16 @@ class _Worker(ActorWorker):
 
 
 class MonarchWorker(Actor):
-    """A worker that is an actor of Monarch; each plan is of one process."""
+    """A worker that is an actor of Monarch; there is a plan for each process."""
 
     def __init__(self, plans: Sequence[WorkerPlan]):
-        # Whoever is called may call the caller: each needs a thread for each other.
+        # A callee may call its caller: each needs a thread for each of the others.
         self._threads = futures.ThreadPoolExecutor(2 * len(plans) + 4)
         self._worker = _Worker(plans[current_rank().rank])
 
     @concurrent_endpoint
     async def do(self, method: str, *args: Any) -> tuple[bool, Any]:
-        """In a thread, so that other calls are answered; errors keep their types."""
+        """Call in a thread, so that others are answered; errors keep their types."""
         loop, run = asyncio.get_running_loop(), getattr(self._worker, method)
         try:
             return True, await loop.run_in_executor(self._threads, run, *args)

@@ -1,4 +1,4 @@
-"""A run's cluster and its actors on Ray, and how each of them calls the others.
+"""A run's cluster and actors on Ray, and how they call each other.
 
 Imported by the driver and the actors only: Ray reads the environment as it is imported.
 """
@@ -30,13 +30,13 @@ from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
 
 WATCH = 0.5  # seconds between two looks at Ray's own processes
 ANSWER = 5.0  # seconds for a cluster to answer at all
-CLUSTER = 60.0  # seconds for it to let us in
+CLUSTER = 60.0  # seconds to join it
 DAEMONS = "gcs_server", "raylet"  # of a cluster of this host, which the driver starts
-OBJECTS = 200 * 2**20  # bytes of shared memory that local actors hand things over by
+OBJECTS = 200 * 2**20  # bytes of shared memory in which local actors pass objects
 
 
 class RayActors(Actors):
-    """Finds actors by their names, if it has no handles of them yet."""
+    """Finds actors by their names, unless it has their handles already."""
 
     def __init__(self, handles: Mapping[str, Any] | None = None):
         self._handles = dict(handles or {})
@@ -46,11 +46,11 @@ class RayActors(Actors):
             self._handles[worker] = ray.get_actor(worker)
         return getattr(self._handles[worker], method).remote(*args)
 
-    def wait(self, asked: ray.ObjectRef, timeout: float | None) -> Any:
-        return ray.get(asked, timeout=timeout)  # faster than by its future
+    def wait(self, request: ray.ObjectRef, timeout: float | None) -> Any:
+        return ray.get(request, timeout=timeout)  # faster than its future
 
-    def future(self, asked: ray.ObjectRef) -> futures.Future:
-        return asked.future()
+    def future(self, request: ray.ObjectRef) -> futures.Future:
+        return request.future()
 
     @contextmanager
     def named(self, worker: str) -> Iterator[None]:
@@ -71,14 +71,14 @@ class RayWorker(ActorWorker):
     """A worker that is an actor of Ray."""
 
     def _enter(self, plan: WorkerPlan) -> tuple[Actors, str]:
-        # Where Ray itself listens: the loopback's, or that of the cluster's node.
+        # The device on which Ray itself listens.
         return RayActors(), device_of(ray.util.get_node_ip_address())
 
 
 @contextmanager
 def actors(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[Actors]:
-    """The actors of a run, on a cluster of this host alone or on one that is there."""
-    # Whoever is called may call the caller: each needs a thread for each other.
+    """The actors of a run, on a new cluster of this host or on an existing one."""
+    # A callee may call its caller: each needs a thread for each of the others.
     options = {"num_cpus": 1, "max_concurrency": 2 * len(plans) + 4}
     with cluster(plans, address):
         handles = {}
@@ -91,8 +91,8 @@ def actors(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[Actors]
 
 @contextmanager
 def cluster(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[None]:
-    """Ray, joined; a WorkerError if that fails, or a process of Ray ends."""
-    # Actors find each other by their names, among those of one run.
+    """Join Ray; a WorkerError if that fails, or if a process of Ray's ends."""
+    # The names of actors are those of one run.
     options = {"namespace": secrets.token_hex(8), "log_to_driver": False}
     reason = f"can't join the cluster at {address}"
     if address is None:
@@ -100,7 +100,7 @@ def cluster(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[None]:
         options |= _local(len(plans), plans[0].settings.folder)
     seconds = plans[0].join_deadline
     seconds = seconds if address is None else min(CLUSTER, seconds)
-    # Ray itself tries for many minutes, such as where the cluster has TLS and we not.
+    # Ray itself tries for many minutes, for instance if only the cluster has TLS.
     late = WorkerError("ray", f"{reason} in {seconds:g} s")
     limit = threading.Timer(seconds, process.fail, [late])
     limit.start()
@@ -123,24 +123,24 @@ def cluster(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[None]:
 
 
 def _local(workers: int, folder: str) -> dict[str, Any]:
-    """Options of a cluster of this host: it lies in a folder that nobody else enters.
+    """Options of a cluster of this host, in a folder that only this user can enter.
 
-    In its own, Ray lets everybody write.
+    Ray opens its own folder to everybody.
     """
     inner = os.path.join(folder, "ray")
     os.mkdir(inner)
-    # Of a socket's path the system allows 107 characters, and Ray adds 62.
-    held = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    # A socket's path has at most 107 characters, of which Ray takes 62.
+    opened = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
     options = {"num_cpus": workers, "object_store_memory": OBJECTS}
-    short = f"/proc/{os.getpid()}/fd/{held}"
+    short = f"/proc/{os.getpid()}/fd/{opened}"
     return options | {"include_dashboard": False, "_temp_dir": short}
 
 
 def _watch_daemons(over: threading.Event) -> None:
-    """Fail the run if a daemon ends or is stopped: Ray would wait, and not say who."""
+    """Fail the run if a daemon ends or is stopped, for which Ray itself would wait."""
     children = {each.name(): each for each in psutil.Process().children()}
     daemons = {name: children[name] for name in DAEMONS if name in children}
-    stopped = dict.fromkeys(daemons, 0)  # at so many looks, one after another
+    stopped = dict.fromkeys(daemons, 0)  # in how many looks in a row
     while not over.wait(WATCH):
         for name, each in daemons.items():
             status = each.status() if each.is_running() else psutil.STATUS_ZOMBIE

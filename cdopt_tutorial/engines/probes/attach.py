@@ -1,4 +1,4 @@
-"""What is about a system and not part of it attaches from outside, in its workers."""
+"""Wrap functions of a system from outside, in its workers."""
 
 import functools
 import operator
@@ -10,8 +10,8 @@ from typing import Any
 def wrap(function: Callable, around: Callable[..., Any]) -> None:
     """Put ``around(function, *args, **kwargs)`` in place of a function or a method.
 
-    Called on workers, by what is handed to ``launch`` as ``attach``. Whoever has
-    imported the function by its name, not its module, keeps the bare one.
+    Called in workers, by the function given to ``launch`` as ``attach``. A module that
+    has imported the function by name keeps the bare one.
     """
     path, _, name = function.__qualname__.rpartition(".")
     module = sys.modules[function.__module__]

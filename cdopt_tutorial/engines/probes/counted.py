@@ -7,17 +7,17 @@ from torch.autograd.profiler import profile
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Each is given the tensor that it sends as its first argument.
+# The first argument of each is the tensor that it sends.
 SENDS = "c10d::allreduce_", "_c10d_functional::all_gather_into_tensor"
 SILENT = "_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"
 
 
 class Sent(TorchDispatchMode):
-    """Counts collectives, and as bytes those of the tensors that this rank gives them.
+    """Counts collectives, and the bytes of the tensors that this rank gives them.
 
-    With two ranks that is what crosses the wire: of S bytes on k ranks, a ring's
-    all-reduce sends 2 S (k - 1) / k each, and an all-gather S (k - 1). Raises
-    NotImplementedError for collectives other than these two.
+    With two ranks these are the bytes sent: of S bytes on k ranks, a ring's all-reduce
+    sends 2 S (k - 1) / k from each, and an all-gather S (k - 1). NotImplementedError
+    for any other collective.
     """
 
     def __init__(self):
@@ -28,7 +28,7 @@ class Sent(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # first it does what it does with its parts
+            return NotImplemented  # first DTensor turns it into calls on local parts
         name = func.name().partition(".")[0]
         if name in SENDS:
             given = args[0] if isinstance(args[0], list) else [args[0]]
@@ -40,10 +40,10 @@ class Sent(TorchDispatchMode):
 
 
 def peak_memory(step: Callable[[], None]) -> int:
-    """The most bytes that a step holds at a time beyond those held at its start.
+    """The most bytes that a step holds at a time, beyond those at its start.
 
-    They are what torch gives out on the CPU, temporaries within operators included;
-    gloo's own buffers are not.
+    They are what torch allocates on the CPU, including temporaries within operators but
+    not gloo's own buffers.
     """
     used = peak = 0
     with profile(profile_memory=True) as profiled:

@@ -1,8 +1,8 @@
-"""Who called whom, and when: recorded at both ends, by the clock that a host shares.
+"""Who called whom, and when: recorded at both ends, by the host's one clock.
 
-A traced worker reaches the others through :class:`Recording`, which notes each call by
-a reference. Not seen is what torch sends without one, such as distributed autograd's
-backward pass. The bytes of a whole run, envelopes too, are counted by ``wire``.
+A traced worker reaches the others through :class:`Recording`, which notes each call
+through a reference. It misses what torch sends otherwise, such as distributed
+autograd's backward pass. ``wire`` counts the bytes of a whole run, envelopes included.
 """
 
 import io
@@ -27,11 +27,11 @@ class Call:
     caller: str  #: name of the worker that called
     callee: str  #: name of the worker that answered
     method: str  #: the function or method called
-    sent: int  #: when the caller handed it to the network
+    sent: int  #: when the caller gave it to the network
     started: int  #: when the callee began to run it
     ended: int  #: when the callee had its result
-    received: int  #: when the caller had the answer
-    bytes: int = 0  #: of what it carried there and back, without torch's envelope
+    received: int  #: when the caller had the result
+    bytes: int = 0  #: that it carried there and back, without torch's envelope
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Span:
     ended: int
 
     def as_call(self) -> Call:
-        """The same as a call of the worker to itself, for a timeline."""
+        """As a call of the worker to itself, for a timeline."""
         times = self.started, self.started, self.ended, self.ended
         return Call(self.worker, self.worker, self.name, *times)
 
@@ -53,29 +53,29 @@ class Span:
 class Trace:
     """Every call of one run; pass it to ``launch``, read it afterwards."""
 
-    calls: list[Call] = field(default_factory=list)  #: in the order of their sending
-    spans: list[Span] = field(default_factory=list)  #: in the order of their starts
+    calls: list[Call] = field(default_factory=list)  #: sorted by ``sent``
+    spans: list[Span] = field(default_factory=list)  #: sorted by ``started``
 
     def fill(self, parts: list["Trace"]) -> None:
-        """Join what the workers of a run recorded; called by ``launch``."""
+        """Merge what the workers of a run recorded; called by ``launch``."""
         calls = [call for part in parts for call in part.calls]
         spans = [span for part in parts for span in part.spans]
         self.calls = sorted(calls, key=lambda call: call.sent)
         self.spans = sorted(spans, key=lambda span: span.started)
 
 
-_own: Trace | None = None  # what this worker records, if it does
+_own: Trace | None = None  # this worker's, if it records one
 _name = ""  # of this worker
 
 
 def collect() -> Trace | None:
-    """What this process recorded; None where nobody did."""
+    """What this process recorded, if it did."""
     return _own
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Mark a worker's own work in the trace; does nothing where none is recorded."""
+    """Mark a worker's own work in the trace; without a trace it does nothing."""
     if _own is None:
         yield
         return
@@ -87,17 +87,17 @@ def span(name: str) -> Iterator[None]:
 
 
 def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
-    """The result, whose backward pass as far as the arguments is a span of its own.
+    """Make the backward pass from a result to the arguments a span; return the result.
 
-    Called by whoever computed the result from the arguments, on its worker; without a
-    trace, or a graph, it does nothing.
+    Called on the worker that computed the result from the arguments; without a trace,
+    or a graph, it does nothing.
     """
     if _own is None or result.grad_fn is None:
         return result
     nodes, starts = _nodes(result, args), []
     left = itertools.count(len(nodes) - 1, -1)
 
-    def end(*_: Any) -> None:  # must not hold the nodes, which hold it
+    def end(*_: Any) -> None:  # must not refer to the nodes, which refer to it
         if next(left) == 0:
             _note(name, starts.pop())
 
@@ -110,7 +110,7 @@ def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
 def _nodes(result: Tensor, args: Iterable) -> list:
     """Autograd's nodes from a result back to arguments and leaves, the result's first.
 
-    An argument that came from another worker ends here, at its node "recv".
+    An argument from another worker ends at its own node, "recv".
     """
     given = {arg.grad_fn for arg in args if isinstance(arg, Tensor)}
     found, todo = [], [result.grad_fn]
@@ -124,7 +124,7 @@ def _nodes(result: Tensor, args: Iterable) -> list:
 
 
 def mark_until_done(name: str, future: Future) -> Future:
-    """The future; a span lasts from now until it is done, where a trace is recorded."""
+    """Make the time until a future is done a span of the trace; return the future."""
     if _own is not None:
         started = time.monotonic_ns()
         future.add_done_callback(lambda _: _note(name, started))
@@ -136,9 +136,9 @@ def _note(name: str, started: int) -> None:
 
 
 class Recording:
-    """What a traced worker calls the others by: another network, and notes of it.
+    """The network of a traced worker: notes each call, and passes it to another.
 
-    Whoever makes one records from then on.
+    The process records from its construction on.
     """
 
     def __init__(self, worker: str, network: Any):
@@ -160,23 +160,23 @@ class Recording:
 
 
 def _through(call: Callable, args: tuple, kwargs: Any = None, *timeout: float) -> tuple:
-    """With what ``_timed`` is called in a function's place."""
+    """The arguments with which ``_timed`` is called in a function's place."""
     return (call, args, kwargs or {}), None, *timeout
 
 
 def _timed(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Runs on the callee: what the call gives, and when it began and ended."""
+    """Runs on the callee: the result, and when the call began and ended."""
     started = time.monotonic_ns()
     result = function(*args, **kwargs)
-    if isinstance(result, Future):  # it answers later
+    if isinstance(result, Future):
         return _then(result, lambda value: (value, started, time.monotonic_ns()))
     return result, started, time.monotonic_ns()
 
 
 def _noted(worker: str, call: tuple, sent: int, answer: tuple[Any, int, int]) -> Any:
-    """The result of a call that was answered, and is noted."""
+    """Note a call that was answered; return its result."""
     result, *ran = answer
-    # What workers call runs something for them, and that is the second argument.
+    # The second argument says what a call runs on the object that is the first.
     method = call[1][1]
     if not isinstance(method, str):
         method = getattr(method, "__qualname__", type(method).__name__)
@@ -187,16 +187,16 @@ def _noted(worker: str, call: tuple, sent: int, answer: tuple[Any, int, int]) ->
 
 
 def _bytes(value: Any) -> int:
-    """What a value takes as a message: its pickle, and the numbers of its tensors."""
+    """A value's size as a message: its pickle, and the elements of its tensors."""
     sizer = _Sizer(stream := io.BytesIO())
     sizer.dump(value)
     return stream.tell() + sizer.numbers
 
 
 class _Sizer(pickle.Pickler):
-    """Pickles as RPC does, which sends tensors by themselves; an RRef is its name."""
+    """Pickles as RPC does, which sends tensors separately, and an RRef as a name."""
 
-    numbers = 0  # of bytes in tensors
+    numbers = 0  # bytes of tensors
 
     def persistent_id(self, value: Any) -> str | None:
         if isinstance(value, Tensor):
@@ -205,7 +205,7 @@ class _Sizer(pickle.Pickler):
 
 
 def _then(future: Future, change: Callable) -> Future:
-    """What ``Future.then`` does, except that errors keep their types."""
+    """``Future.then``, except that errors keep their types."""
     changed: Future = Future()
 
     def finish(done: Future) -> None:

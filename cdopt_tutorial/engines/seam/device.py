@@ -1,4 +1,4 @@
-"""The device to compute on: what is asked for, checked against what is there."""
+"""The device to compute on: what is requested, checked against what there is."""
 
 import re
 
@@ -9,11 +9,11 @@ _NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 
 
 def pick_device(wish: str) -> str:
-    """Turn a wish into the device that is used: "cpu", "cuda", or a GPU by its number.
+    """The device for a wish: "cpu", "cuda", or a GPU by its number, as "cuda:1".
 
-    It takes no memory on a GPU. "auto" is "cuda" if there is a GPU, else "cpu"; "cuda"
-    is whichever GPU torch takes, or all of them where a system shares them out.
-    Anything that is not here is a ValueError.
+    "auto" is "cuda" if there is a GPU, else "cpu". "cuda" is whichever GPU torch takes,
+    or all of them where a system shares them out. ValueError if there is none such. It
+    takes no memory on a GPU.
     """
     if wish == "auto":
         return "cuda" if gpus_of("cuda") else "cpu"
@@ -25,18 +25,18 @@ def pick_device(wish: str) -> str:
 
 
 def gpus_of(device: str) -> tuple[str, ...]:
-    """The GPUs here that a device stands for, to share out: all for "cuda"."""
-    # Torch counts the GPUs of a driver that is too old for it as well.
+    """The GPUs of this host that a device stands for: all for "cuda"."""
+    # Torch also counts GPUs whose driver is too old for it.
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = tuple(f"cuda:{number}" for number in range(count))
     return here if device == "cuda" else tuple(gpu for gpu in here if gpu == device)
 
 
 def device_for(device: str, worker: int) -> str:
-    """The device of one of a system's workers, by its number; asked on that worker.
+    """The device of a system's worker, by its number; called on that worker.
 
-    Workers share out the GPUs that a device stands for, one after the other. Where it
-    stands for none, as "cpu", it is itself.
+    Workers share out the GPUs that a device stands for. One that stands for none, such
+    as "cpu", is everybody's.
     """
     gpus = gpus_of(device)
     return gpus[worker % len(gpus)] if gpus else device
@@ -48,7 +48,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def wait_for(device: str | torch.device) -> None:
-    """Wait until a GPU has done all that it was given; to be timed, it must have."""
+    """Wait until a GPU has done all its work, so that it can be timed."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""Where calls from several workers wait for each other, and are answered together."""
+"""Where calls from several workers wait for each other and are answered together."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -10,8 +10,8 @@ from torch.futures import Future
 class Rendezvous:
     """Collects what each expected guest brings, then answers all of them at once.
 
-    No RPC thread blocks. ``answer`` gets what the guests brought, by guest and in
-    ascending order, whoever came first, and returns their answers by guest.
+    No RPC thread blocks. ``answer`` gets what the guests brought, by guest in ascending
+    order, whoever came first, and returns the answers by guest.
     """
 
     def __init__(self, answer: Callable[[dict], dict], guests: Iterable = ()):
@@ -20,11 +20,11 @@ class Rendezvous:
         self._waiting: dict[Any, tuple[Any, Future]] = {}
 
     def expect(self, guests: Iterable) -> None:
-        """From now on these are the guests who are waited for."""
+        """Wait for these guests from now on."""
         self._expected = set(guests)
 
     def enter(self, guest: Any, brought: Any = None) -> Future:
-        """Come; the future completes once all the others have come, too."""
+        """Add a guest; the future completes once all the others are there, too."""
         future: Future = Future()
         with self._lock:
             if guest not in self._expected:
@@ -34,7 +34,7 @@ class Rendezvous:
         return future
 
     def leave(self, guest: Any) -> None:
-        """Do not wait for this guest any more, nor answer it."""
+        """No longer wait for this guest, nor answer it."""
         with self._lock:
             self._expected.discard(guest)
             self._waiting.pop(guest, None)
