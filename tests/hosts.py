@@ -36,7 +36,7 @@ def check() -> None:
 
 
 class Hosts:
-    """As many hosts as are asked for, of which the first is torchrun's master."""
+    """A number of hosts, of which the first is torchrun's master."""
 
     def __init__(self, number: int):
         own = f"cdopt{os.getpid()}-{next(_made)}"
@@ -65,7 +65,7 @@ class Hosts:
         self._end.close()
 
     def cut(self, number: int) -> None:
-        """Take a host off the bridge: what is sent is lost, and nobody is told."""
+        """Take a host off the bridge: packets are lost, and nobody notices."""
         ip("-n", self._bridge, "link", "set", f"port{number}", "nomaster")
 
     def unplug(self, number: int) -> None:
@@ -82,8 +82,8 @@ class Hosts:
         """All that run on the hosts, but those with a network of their own."""
         found = set()
         for name in self.names:
-            told = subprocess.run(["ip", "netns", "pids", name], capture_output=True)
-            for pid in told.stdout.split():
+            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True)
+            for pid in pids.stdout.split():
                 with suppress(psutil.NoSuchProcess):
                     found.add(psutil.Process(int(pid)))
         return found
@@ -154,8 +154,8 @@ class Runs:
 
     def workers(self, host: int) -> dict[str, psutil.Process]:
         """Those that run roles there, by their names, once they do."""
-        begun = time.monotonic()
-        while time.monotonic() < begun + PATIENCE:
+        begin = time.monotonic()
+        while time.monotonic() < begin + PATIENCE:
             with suppress(psutil.NoSuchProcess):  # torchrun is starting others
                 ranks = self.ranks(host)
                 servers = [each for rank in ranks for each in rank.children()]
@@ -169,21 +169,22 @@ class Runs:
         raise AssertionError(f"no workers on host {host}: {self.end(1)}")
 
     def wait_for(self, text: str) -> None:
-        """Read what the first host tells, until it has told this."""
+        """Read what the first host prints, up to this text."""
         assert any(text in line for line in self.agents[0].stdout), self.end()
 
     def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
         """Each host's code and output, within so many seconds, with nothing left."""
-        limit, told = time.monotonic() + timeout, []
+        limit, ends = time.monotonic() + timeout, []
         seen = set(tree(self.agents))
         try:
             for agent in self.agents:
                 left = max(1.0, limit - time.monotonic())
-                told.append((agent.communicate(timeout=left)[0], agent.returncode))
+                output, _ = agent.communicate(timeout=left)
+                ends.append((agent.returncode, output))
         finally:
             self.kill()
         assert not (still := still_running(seen)), still
-        return [(code, text) for text, code in told]
+        return ends
 
     def kill(self) -> None:
         """End what is left of it."""

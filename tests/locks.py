@@ -8,8 +8,8 @@ from typing import Any
 class Second:
     """A thread that does something, and a lock that tells when it has come there.
 
-    ``come`` starts the thread, once, and waits until it is held up by the lock; or
-    until it is done, where nothing holds it up.
+    ``come`` starts the thread, once, and waits until the lock stops it; or
+    until it is done, where nothing stops it.
     """
 
     def __init__(self, does: Callable[[], Any]):

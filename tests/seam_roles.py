@@ -67,7 +67,7 @@ def step(engine, ref, scale=1.0):
 
 
 def left(engine, ref, scale):
-    """What a context leaves on the owner, asked for twice, for it stays there."""
+    """What a context leaves on the owner, fetched twice, since it stays there."""
     with engine.context() as context:
         gradients.backward(context, losses(ref, scale)[1])
         return [ref.rpc_sync().leave(context, forget) for forget in (False, True)]
@@ -124,17 +124,17 @@ class Host:
         self._all = Rendezvous(all_that_was_brought, range(guests))
         self._none = Rendezvous(lambda brought: 1 / 0, range(guests))
 
-    def meet(self, guest, brought):
+    def enter(self, guest, brought):
         return self._all.enter(guest, brought)
 
     def fail(self, guest):
         return self._none.enter(guest)
 
 
-def meet(engine, guest, guests, rounds):
+def gather(engine, guest, guests, rounds):
     """What everyone brought, round by round; and what is raised there for all."""
     host = engine.remote("ps", Host, guests, name="host").rpc_sync()
-    met = [host.meet(guest, (guest, number)) for number in range(rounds)]
+    met = [host.enter(guest, (guest, number)) for number in range(rounds)]
     try:
         return met, host.fail(guest)
     except RuntimeError as error:  # as torch raises what was raised elsewhere
@@ -164,7 +164,7 @@ def take_part(engine, guest, guests):
         "steps": [step(engine, shared, scale) for _ in range(3)],
         "left": left(engine, shared, scale),
         "threads": double(engine, 10),
-        "met": meet(engine, guest, guests, 20),
+        "met": gather(engine, guest, guests, 20),
         "references": references(engine),
     }
 

@@ -20,7 +20,7 @@ from running import Script, listeners, wait_for_end
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
-from cdopt_tutorial.engines.launcher import forking, pack
+from cdopt_tutorial.engines.launcher import forking
 from cdopt_tutorial.engines.launcher.process import LOOPBACK
 from cdopt_tutorial.engines.watch.errors import origin
 from cdopt_tutorial.scratch import of_process
@@ -144,31 +144,16 @@ class TestRefusal:
             with pytest.raises(ValueError, match=refused):
                 launch({"worker": Role(serve)}, **{option: value})
 
-    def test_what_is_sent_is_not_run_here(self):
-        made = []
-        pack.pack({"worker": Made(made)})
-        assert made == []
 
-
-class Made:
-    """Made anew where it is unpickled, and notes that."""
-
-    def __init__(self, made):
-        self._made = made
-
-    def __reduce__(self):
-        return self._made.append, (1,)
-
-
-SENT, TOLD = "returned what can't be unpickled", "reported what can't be unpickled"
 #: The headline of what becomes of a system, and what else is said.
 FAILURES = [
     ("a exited with code 0 before it finished", "", {"a": Role(os._exit, (0,))}),
     ("a exited with code 4 before it finished", "", {"a": Role(sys.exit, (4,))}),
-    (f"a {SENT}", "no number", {"a": Role(roles.Unreadable)}),
-    (f"a {TOLD}", "no number", {"a": Role(roles.report_unreadable)}),
+    ("a returned what can't be unpickled", "no number", {"a": Role(roles.Unreadable)}),
+    ("a reported what can't be unpickled", "no number",
+     {"a": Role(roles.report_unreadable)}),
     ("a raised Silent", "", {"a": Role(roles.raise_silent)}),
-    # And not the one who has lost it.
+    # And not the one that has lost it.
     ("b raised RuntimeError", "seven times six",
      {"a": Role(roles.lose_peer), "b": Role(roles.raise_later)}),
     ("a was stopped (SIGSTOP) and did not go on", "",
@@ -221,7 +206,7 @@ class TestFailure:
         reason = stopped if number == "SIGSTOP" else "was killed by SIGKILL"
         system = {
             "agent": calling("observer0", time.sleep, LONG),
-            # It says so before a worker has been stopped for long enough to count.
+            # It fails before a worker has been stopped for long enough to count.
             "peer": Role(roles.lose_peer),
             "observer0": Role(roles.send_self, (number,)),
         }
@@ -324,7 +309,7 @@ def test_workers_go_with_a_killed_parent(tmp_path):
     place.mkdir()
     with Script(SCRIPT, place) as process:
         first = int(process.stdout.readline())
-        time.sleep(0.5)  # until the others have begun, too
+        time.sleep(0.5)  # until the others run, too
         # Not the tracker of multiprocessing, which is Python's own.
         below = process.below()
         below = [each for each in below if "tracker" not in str(each.cmdline())]

@@ -35,8 +35,8 @@ def test_its_log_is_where_nobody_else_writes(tmp_path):
         folder.chmod(0o777)
     link = tmp_path / "link"
     link.symlink_to(folder)
-    told = "^monarch would keep its log in .*/link, which is not this user's folder$"
-    with pytest.raises(WorkerError, match=told):
+    refused = "^monarch would keep its log in .*/link, which is not this user's folder$"
+    with pytest.raises(WorkerError, match=refused):
         claim(link)
     assert folder.stat().st_mode & 0o777 == 0o777
 
@@ -65,31 +65,31 @@ class TestSystems:
         assert max_difference(found.weights, local.weights) <= 1e-10
 
     def test_what_workers_print_and_report_comes_to_the_caller(self, capsys):
-        told = []
+        records = []
         speakers = {
             "agent": Role(roles.speak),
             "half": Role(print, ("a line",), {"end": ""}),
             "other": Role(roles.report_all, (list(range(50)),)),
         }
-        OnMonarch().launch(speakers, on_report=lambda *record: told.append(record))
+        OnMonarch().launch(speakers, on_report=lambda *record: records.append(record))
         printed = capsys.readouterr().out
         assert "[agent] to be heard\n" in printed
         assert "[half] a line\n" in printed
-        assert told == [("other", number) for number in range(50)]
+        assert records == [("other", number) for number in range(50)]
 
     def test_a_worker_that_dies_is_named(self):
         with pytest.raises(WorkerError, match="^agent died"):
             run(ReinforceConfig(num_envs=2), OnMonarch(), attach=ray_roles.lose_agent)
 
     @pytest.mark.parametrize(
-        "role, told",
+        "role, reason",
         [
             (Role(divmod, (1, 0)), "raised ZeroDivisionError"),
             (Role(roles.Unreadable), "returned what can't be unpickl"),
         ],
     )
-    def test_what_a_worker_raises_or_nobody_can_read_is_told(self, role, told):
-        with pytest.raises(WorkerError, match=f"^agent {told}"):
+    def test_what_a_worker_raises_or_nobody_can_read_is_named(self, role, reason):
+        with pytest.raises(WorkerError, match=f"^agent {reason}"):
             OnMonarch().launch({"agent": role, "other": Role(serve)})
 
     def test_one_that_is_stopped_is_named_and_nothing_is_left(self):

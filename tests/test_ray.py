@@ -63,12 +63,12 @@ def test_shards_have_the_parameters_of_one_process():
 
 def test_an_observer_that_dies_costs_its_round_and_is_replaced():
     config = ReinforceConfig(num_envs=4, max_episodes=100)
-    told = []
+    records = []
     # In the first round of its third life, and later ones of those before.
     dies = partial(ray_roles.lose_observer, [3, 4, 1])
-    on_report = lambda _, record: told.append(record)  # noqa: E731
+    on_report = lambda _, record: records.append(record)  # noqa: E731
     training = run(config, OnRay(), attach=dies, on_report=on_report)
-    lost = [record for record in told if isinstance(record, Lost)]
+    lost = [record for record in records if isinstance(record, Lost)]
     assert lost == [Lost("observer1", number) for number in (3, 7, 8)]
     assert training.score.rewards == without(config, tuple(lost))
     assert training.score.rewards != run_locally(config).score.rewards
@@ -98,15 +98,15 @@ def test_a_training_that_dies_ends_as_that_of_one_process(
     job = rnn.Job(config, corpus, keep=tmp_path / "kept.pt")
     if len(deaths) == 1:
         (tmp_path / "trainer").touch()  # its death is over
-    told = []
+    restarts = []
     histories = rnn.run(
         job,
         engine(),
         max_restarts=len(deaths),
-        on_restart=lambda error, job: told.append((error.headline, job.resume)),
+        on_restart=lambda error, job: restarts.append((error.headline, job.resume)),
         attach=partial(ray_roles.die_once, tmp_path, 25, 15),
     )
-    places = [(reason, kept.epoch, kept.window) for reason, kept in told]
+    places = [(reason, kept.epoch, kept.window) for reason, kept in restarts]
     assert places == deaths
     alone = rnn.run_locally(rnn.Job(config, corpus))
     if len(histories) == 1:  # else each has the losses of its own columns
@@ -145,17 +145,17 @@ def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
             command = [*COMMAND, "hybrid", *map(str, arguments), *there]
             return made.start(1, *command, env=environment)
 
-        told, _ = begin(*smoke).communicate(timeout=PATIENCE)
+        output, _ = begin(*smoke).communicate(timeout=PATIENCE)
         assert json.loads(file.read_text())["max_parameter_difference"] <= TOLERANCE
         running = begin(*endless)
         while "epoch" not in (line := running.stdout.readline()):
             assert line, running.wait()
         there = [each for each in made.processes() if "RayWorker" in each.name()]
         made.cut(2)
-        told, _ = running.communicate(timeout=PATIENCE)
+        output, _ = running.communicate(timeout=PATIENCE)
         assert running.returncode == 1
         named = r"^cdopt-tutorial: \w+ on host2 has not been heard from for 15 s$"
-        assert re.search(named, told, re.M), told
+        assert re.search(named, output, re.M), output
         wait_for_end(there, ALONE)
         assert len(there) == 4  # also those behind the cut
 
@@ -180,9 +180,9 @@ def test_what_does_not_answer_as_a_cluster_is_named(other):
         there = f"127.0.0.1:{1 if other == 'none' else server.server_port}"
         if other == "http":
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        told = f"^ray can't join the cluster at {there}"
-        told += "" if other == "none" else " in 10 s$"
-        with pytest.raises(WorkerError, match=told):
+        expected = f"^ray can't join the cluster at {there}"
+        expected += "" if other == "none" else " in 10 s$"
+        with pytest.raises(WorkerError, match=expected):
             run(ReinforceConfig(), OnRay(address=there), join_deadline=10)
         if other == "http":
             server.shutdown()
@@ -196,7 +196,7 @@ def test_what_does_not_answer_as_a_cluster_is_named(other):
     ],
 )  # fmt: skip
 def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late):
-    told = f"^ray has lost its {name}$" if late else EARLY
+    expected = f"^ray has lost its {name}$" if late else EARLY
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     rounds = threading.Event()
 
@@ -211,13 +211,13 @@ def test_a_daemon_that_is_killed_or_stopped_is_named(name, number, late):
 
     threading.Thread(target=kill, daemon=True).start()
     endless = ReinforceConfig(lr=1e-9, max_episodes=10**7)
-    with pytest.raises(WorkerError, match=told):
+    with pytest.raises(WorkerError, match=expected):
         run(endless, OnRay(), on_report=lambda *_: rounds.set())
 
 
 def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
-    told = "trace is for torch RPC, and not for the engine ray"
-    with pytest.raises(ValueError, match=told):
+    refused = "trace is for torch RPC, and not for the engine ray"
+    with pytest.raises(ValueError, match=refused):
         OnRay().launch({"a": Role(serve)}, trace=Trace())
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")

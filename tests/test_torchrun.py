@@ -41,16 +41,16 @@ def test_trains_as_one_process(arguments, workers, rate, tmp_path):
     with hosts(len(workers)) as made:
         if rate is not None:
             made.slow(len(workers), rate)
-        told = made.torchrun(workers, *arguments, "--json", str(file)).end()
+        ends = made.torchrun(workers, *arguments, "--json", str(file)).end()
     found = json.loads(file.read_text())
     if arguments[0] == "reinforce":
         alone = run_locally(ReinforceConfig(max_episodes=40))
         assert found["rewards"] == alone.score.rewards
     else:
-        assert [code for code, _ in told] == [0] * len(workers), told
+        assert [code for code, _ in ends] == [0] * len(workers), ends
         assert found["max_parameter_difference"] <= 1e-10
     # The first one tells of it, and no other.
-    said = [re.search("pisode|from one process", text) is not None for _, text in told]
+    said = [re.search("pisode|from one process", text) is not None for _, text in ends]
     assert said == [True] + [False] * (len(workers) - 1)
 
 
@@ -152,11 +152,11 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
         trainer.kill()
         wait_for_end(ranks)  # all of which begin again
         before = place(kept)
-        # Had it begun anew, it would first keep an earlier place.
+        # From the start, it would first keep an earlier place.
         wait_until(lambda: place(kept) != before)
         assert place(kept) > before
-        ((code, told),) = run.end()
-    assert code == 0, told
+        ((code, output),) = run.end()
+    assert code == 0, output
     found = json.loads(file.read_text())
     narrow = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
     config = RNNConfig(max_steps=200, save_every=20, **narrow)
@@ -186,5 +186,5 @@ def test_a_device_that_is_not_there_is_refused(by_torchrun, monkeypatch, capsys)
 def test_each_process_has_one_worker(by_torchrun, capsys):
     assert main(["reinforce"]) == 2
     workers = "3 workers, agent, observer0, observer1"
-    told = f"torchrun has started 2 processes, but this run has {workers}"
-    assert capsys.readouterr().err == f"cdopt-tutorial: {told}\n"
+    line = f"torchrun has started 2 processes, but this run has {workers}"
+    assert capsys.readouterr().err == f"cdopt-tutorial: {line}\n"

@@ -39,8 +39,8 @@ def test_the_four_moments_are_in_order(recorded):
         least = seconds.get(call.method, 0)
         assert call.ended - call.started > 0.97e9 * least
     sent = [call.sent for call in recorded[0].calls]
-    begun = [each.started for each in recorded[0].spans]
-    assert sent == sorted(sent) and begun == sorted(begun)
+    started = [each.started for each in recorded[0].spans]
+    assert sent == sorted(sent) and started == sorted(started)
 
 
 def test_bytes_of_a_call_are_its_own_and_its_answer_s(recorded):

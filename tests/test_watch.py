@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -96,11 +96,11 @@ class Library(Actors):
             future.set_result((answer, self._pace))
         return future
 
-    def wait(self, asked, timeout):
+    def wait(self, request, timeout):
         raise NotImplementedError("the driver waits for several")
 
-    def future(self, asked):
-        return asked
+    def future(self, request):
+        return request
 
     def named(self, worker):
         return nullcontext()
@@ -137,33 +137,6 @@ class TestDriver:
             Library(RUNNING, DONE, pace=pace._replace(until=-1.0)).run()
 
 
-class Dead(Library):
-    """All calls fail, as if those who are called had died."""
-
-    def ask(self, worker, method, *args):
-        future = Future()
-        future.set_exception(EOFError())
-        return future
-
-    def wait(self, asked, timeout):
-        return asked.result(timeout)
-
-    @contextmanager
-    def named(self, worker):
-        try:
-            yield
-        except EOFError:
-            raise WorkerLost(worker, "died") from None
-
-
-def test_a_call_that_fails_names_who_was_called():
-    network = Dead()
-    network.worker, network.timeout = "agent", 1.0
-    for way in network.call, lambda *call: network.call_async(*call).wait():
-        with pytest.raises(WorkerLost, match="^observer0 died"):
-            way("observer0", print)
-
-
 class Here(ActorWorker):
     """A worker of no library of actors."""
 
@@ -183,7 +156,7 @@ def test_an_actors_deadline_is_in_seconds_from_now():
     packed, modules = pack.pack({"actor": (None, Role(time.sleep, (0,)))})
     settings = process.Settings(1, "", "", "lo", 60.0, 4, False, modules, False, False)
     role = Role(take_on_the_way, (settings, packed["actor"]))
-    told, found = launch({"a": role})["a"]
-    assert told == [("phase", "running", socket.gethostname())]
+    messages, found = launch({"a": role})["a"]
+    assert messages == [("phase", "running", socket.gethostname())]
     assert (found.places, found.seconds, found.waits_for) == (1, 5.0, "server")
     assert found.until <= 5.0

@@ -56,14 +56,14 @@ def main():
     for number, line in enumerate(sys.stdin):
         system, polling = json.loads(line)
         go = Path(sys.argv[1], f"go{number}")
-        begun = []
+        records = []
 
-        def begin(*record, go=go, begun=begun):
-            if not begun:
+        def begin(*record, go=go, records=records):
+            if not records:
                 print(json.dumps("under way"), flush=True)
                 sys.stdin.readline()
                 go.touch()
-            begun.append(record)
+            records.append(record)
 
         options = {"attach": partial(hold, go), "polling": polling, "on_report": begin}
         run = {"reinforce": reinforced, "rnn": served, "hybrid": combined}[system]

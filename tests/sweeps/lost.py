@@ -153,8 +153,8 @@ def _run(run: Run, way: Way, place: Place) -> None:
             watch.wait(lost + LIMITS[run.kind])
             run.seconds = time.monotonic() - lost
         finally:
-            told = watch.end()
-        run.wrong = _wrong(run, way, file, told)
+            outputs = watch.end()
+        run.wrong = _wrong(run, way, file, outputs)
     if run.left:
         run.wrong += f" {run.left} processes were left"
 
@@ -212,8 +212,9 @@ class Watch:
         for process in self._seen:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        told = [agent.communicate()[0] for agent in self._runs.agents]
-        return [(a.returncode, t) for a, t in zip(self._runs.agents, told, strict=True)]
+        outputs = [agent.communicate()[0] for agent in self._runs.agents]
+        codes = [agent.returncode for agent in self._runs.agents]
+        return list(zip(codes, outputs, strict=True))
 
     def _look(self) -> None:
         """Note what there is: of a cluster's own processes only our workers count."""
@@ -255,17 +256,17 @@ def _is_on_ray(process: psutil.Process, worker: str) -> bool:
     return False
 
 
-def _wrong(run: Run, way: Way, file: Path, told: list[tuple[int, str]]) -> str:
+def _wrong(run: Run, way: Way, file: Path, outputs: list[tuple[int, str]]) -> str:
     """What is not as promised: neither who was lost nor the result that should be."""
     if file.exists():  # which is written at the end
-        return "" if _is_right(file, told[0][1]) else f"another result: {told}"
+        return "" if _is_right(file, outputs[0][1]) else f"another result: {outputs}"
     if run.ended or not run.whom:
-        return f"failed by itself: {told}"
-    expected = _expected(run, way, len(told))
-    both = zip(expected, told, strict=True)
+        return f"failed by itself: {outputs}"
+    expected = _expected(run, way, len(outputs))
+    both = zip(expected, outputs, strict=True)
     named = all(re.search(line, text, re.M) for line, (_, text) in both)
-    failed = run.kind == "cut" or {code for code, _ in told} == {1}
-    return "" if named and failed else f"said {told}, expected {expected}"
+    failed = run.kind == "cut" or {code for code, _ in outputs} == {1}
+    return "" if named and failed else f"said {outputs}, expected {expected}"
 
 
 def _expected(run: Run, way: Way, outputs: int) -> list[str]:
@@ -286,12 +287,12 @@ def _expected(run: Run, way: Way, outputs: int) -> list[str]:
     return [line + ("" if each == host else rf" \(on host{host}\)") for each in (1, 2)]
 
 
-def _is_right(file: Path, told: str) -> bool:
+def _is_right(file: Path, outputs: str) -> bool:
     """Whether a result is that of one process, which loses the same observers."""
     found = json.loads(file.read_text())
     if "rewards" not in found:
         return found["max_parameter_difference"] <= TOLERANCE
-    lost = re.findall(r"(\w+) died and is replaced: .* in round (\d+)", told)
+    lost = re.findall(r"(\w+) died and is replaced: .* in round (\d+)", outputs)
     return found["rewards"] == without(CONFIG, tuple(Lost(n, int(r)) for n, r in lost))
 
 

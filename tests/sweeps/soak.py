@@ -71,16 +71,16 @@ def _stopped_command(moment: float) -> str:
     stop, command = next(_stops)
     arguments = [sys.executable, "-m", "cdopt_tutorial", *command.split()]
     # Not before Python runs our code, which takes it a tenth of a second.
-    begun = time.monotonic() + 0.15 + moment * SECONDS
+    stop_at = time.monotonic() + 0.15 + moment * SECONDS
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(arguments, preexec_fn=_hear_all, **pipes) as process:
-        time.sleep(max(0.0, begun - time.monotonic()))
+        time.sleep(max(0.0, stop_at - time.monotonic()))
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(stop)
         error = process.communicate()[1]
     left = psutil.wait_procs(below, GONE)[1]
-    told = re.fullmatch(r"cdopt-tutorial: [\w ]+\n", error)
-    if told and process.returncode == STOPS[stop] and not left:
+    said = re.fullmatch(r"cdopt-tutorial: [\w ]+\n", error)
+    if said and process.returncode == STOPS[stop] and not left:
         return ""
     return f"{command} {stop.name}: {process.returncode}, left {left}, said {error}"
 

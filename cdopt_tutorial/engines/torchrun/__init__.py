@@ -1,5 +1,1 @@
-"""A run whose processes torchrun started, on this host or on several.
-
-Each process launches its own worker. ``peers`` exchanges, through torchrun's ``store``,
-what becomes of them, and notices a host that falls silent.
-"""
+"""A run whose processes torchrun started; each launches its own worker."""

@@ -1,4 +1,1 @@
-"""Which of a run's workers is late (``late``), and the one error that says so.
-
-A worker writes down its progress (``pace``) for whoever watches over it.
-"""
+"""Which of a run's workers is late, and the one error that says so."""
