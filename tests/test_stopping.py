@@ -244,11 +244,6 @@ class TestCommand:
         wait_for_end(below)
         assert not left(place)
 
-    def test_that_trains_with_several_trainers(self, place, corpus):
-        with Script(command(RNN.format(corpus=corpus)), place) as process:
-            process.wait_for("Training")
-            self.end(process, signal.SIGINT, place)
-
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As nohup does: who is deaf to a signal remains so."""
         deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"

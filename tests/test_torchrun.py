@@ -15,7 +15,7 @@ from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.engines.torchrun import peers, store
 from cdopt_tutorial.engines.watch.errors import WorkerError
-from cdopt_tutorial.engines.watch.late import LOST
+from cdopt_tutorial.engines.watch.pace import LOST
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally

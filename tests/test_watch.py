@@ -16,8 +16,7 @@ from cdopt_tutorial.engines.actors.actor import Actors, ActorWorker, WorkerPlan
 from cdopt_tutorial.engines.actors.driver import Driver
 from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.watch.errors import WorkerLost
-from cdopt_tutorial.engines.watch.late import LOST, Watched, find_late
-from cdopt_tutorial.engines.watch.pace import Pace
+from cdopt_tutorial.engines.watch.pace import LOST, Pace, Watched, find_late
 
 HOSTS = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
 

@@ -27,7 +27,7 @@ from running import COMMAND
 from cdopt_tutorial.engines.actors.actor import ALONE
 from cdopt_tutorial.engines.launcher.launch import JOIN
 from cdopt_tutorial.engines.seam.reference import LocalRef
-from cdopt_tutorial.engines.watch.late import LOST
+from cdopt_tutorial.engines.watch.pace import LOST
 from cdopt_tutorial.reinforce import Agent, Observer, ReinforceConfig, Score
 from cdopt_tutorial.reinforce.steady import Lost
 

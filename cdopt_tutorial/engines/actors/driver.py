@@ -24,7 +24,7 @@ from cdopt_tutorial.engines.launcher.group import Group, show_line
 from cdopt_tutorial.engines.launcher.launch import Role
 from cdopt_tutorial.engines.torchrun import store
 from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
+from cdopt_tutorial.engines.watch.pace import LOST, TICK, Watched, find_late
 from cdopt_tutorial.engines.workers import Workers
 
 AGAIN = 60.0  # seconds in which a worker that died has been started again

@@ -24,8 +24,7 @@ import psutil
 
 from cdopt_tutorial.engines.launcher import forking, process
 from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.watch.late import TICK, Watched, find_late
-from cdopt_tutorial.engines.watch.pace import read_pace
+from cdopt_tutorial.engines.watch.pace import TICK, Watched, find_late, read_pace
 
 STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better

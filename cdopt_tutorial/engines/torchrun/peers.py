@@ -20,7 +20,7 @@ from torch.distributed import QueueEmptyError
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.engines.torchrun.store import open_store
 from cdopt_tutorial.engines.watch.errors import WorkerError
-from cdopt_tutorial.engines.watch.late import LOST, TICK, Watched, find_late
+from cdopt_tutorial.engines.watch.pace import LOST, TICK, Watched, find_late
 
 UNKNOWN = "its host"  # of a worker whose process has not been heard from
 
