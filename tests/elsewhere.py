@@ -1,4 +1,4 @@
-"""A device that is not here: "meta" in a GPU's place, and what comes back from it."""
+"""A stand-in for a GPU: the device "meta", and numbers that come back from it."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ MOVES = (aten._to_copy.default, aten.copy_.default)
 
 
 class Elsewhere(TorchDispatchMode):
-    """Computes on "meta" by a GPU's rules, and answers where numbers return.
+    """Computes on "meta" by a GPU's rules, and gives numbers where they return.
 
     An operator on tensors of both devices is an error, as it is on a GPU, unless the
     CPU's are scalars. Only a move, or ``item``, leads back to the CPU: zeros stand for
@@ -35,7 +35,7 @@ class Elsewhere(TorchDispatchMode):
 
 
 def move(func, args, kwargs):
-    """Whatever copies; from "meta" to the CPU, zeros."""
+    """Run a copying operator; from "meta" to the CPU it gives zeros."""
     if func is aten.copy_.default:
         to, source = args[:2]
         leaves = source.is_meta and not to.is_meta
@@ -47,7 +47,7 @@ def move(func, args, kwargs):
 
 
 def tensors_in(value) -> list[Tensor]:
-    """Those in nested lists, tuples and dicts."""
+    """The tensors in nested lists, tuples and dicts."""
     return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 

@@ -23,10 +23,10 @@ import pytest
 
 PORT, RAY_PORT = 29500, 6379
 TORCHRUN = sys.executable, "-m", "torch.distributed.run"
-PATIENCE = 120  # seconds for a run, on a machine that is busy
+PATIENCE = 120  # seconds for a run on a busy machine
 NET = "10.213.0"  # of the bridge; nothing leads out of it
 
-_made = count()  # by this process: some may be there at the same time
+_made = count()  # by this process, maybe several at a time
 
 
 def check() -> None:
@@ -73,13 +73,13 @@ class Hosts:
         ip("-n", self.names[number - 1], "link", "set", "eth0", "down")
 
     def slow(self, number: int, rate: str) -> None:
-        """Let a host send no faster than at a rate, such as ``2mbit``, from now on."""
+        """Limit a host's sending from now on to a rate, such as ``2mbit``."""
         bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
         own = ["-n", self.names[number - 1], "qdisc", "add", "dev", "eth0", "root"]
         subprocess.run(["tc", *own, *bucket], check=True)
 
     def processes(self) -> set[psutil.Process]:
-        """All that run on the hosts, but those with a network of their own."""
+        """All that run on the hosts, except in networks of their own."""
         found = set()
         for name in self.names:
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True)
@@ -91,7 +91,7 @@ class Hosts:
     def start(
         self, number: int, *command: str, **options: Any
     ) -> subprocess.Popen[str]:
-        """A command on one of the hosts, of that number, which calls itself host<n>."""
+        """Start a command on the host of that number, which is named host<n>."""
         inside = ["ip", "netns", "exec", self.names[number - 1], "unshare", "--uts"]
         inside += ["sh", "-c", f'hostname host{number} && exec "$@"', "sh"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
@@ -102,7 +102,7 @@ class Hosts:
     def torchrun(
         self, workers: list[int], *arguments: str, max_restarts: int = 0
     ) -> "Runs":
-        """The command on so many workers of each host."""
+        """Run the package's command with so many workers on each host."""
         own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
         own += ["--master-port", str(PORT), "--monitor-interval", "1"]
         own += ["--max-restarts", str(max_restarts)]
@@ -115,7 +115,7 @@ class Hosts:
 
     @contextmanager
     def cluster(self) -> Iterator[dict[str, str]]:
-        """Ray on all hosts, with a place for two workers on each; what callers need."""
+        """Ray on all hosts, for two workers on each; yields its clients' settings."""
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         environment = {**os.environ, **token, "RAY_USAGE_STATS_ENABLED": "0"}
         every = ["--num-cpus=2", "--object-store-memory=100000000", "--block"]
@@ -123,7 +123,7 @@ class Hosts:
             first = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
             first += [f"--temp-dir={folder}"]
             nodes: list[subprocess.Popen] = []
-            # Who joins a cluster whose first host has died would wait forever.
+            # A host that joins a cluster whose first host has died would wait forever.
             late = threading.Timer(PATIENCE, kill, [nodes])
             late.start()
             try:
@@ -132,13 +132,13 @@ class Hosts:
                     own += [f"--node-ip-address={NET}.{number}", *every]
                     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *own]
                     nodes.append(self.start(number, *ray, env=environment))
-                    # It says so once all of it runs.
+                    # It prints this once all of it runs.
                     assert any("--block" in line for line in nodes[-1].stdout), number
                 late.cancel()
                 yield environment
             finally:
                 late.cancel()
-                # Asked to end, they would wait for each other.
+                # With SIGTERM they would wait for each other.
                 kill(nodes)
 
 
@@ -153,15 +153,15 @@ class Runs:
         return psutil.Process(self.agents[host - 1].pid).children()
 
     def workers(self, host: int) -> dict[str, psutil.Process]:
-        """Those that run roles there, by their names, once they do."""
+        """The workers there by their names, once they run."""
         begin = time.monotonic()
         while time.monotonic() < begin + PATIENCE:
-            with suppress(psutil.NoSuchProcess):  # torchrun is starting others
+            with suppress(psutil.NoSuchProcess):  # torchrun is restarting them
                 ranks = self.ranks(host)
                 servers = [each for rank in ranks for each in rank.children()]
                 found = [each for server in servers for each in server.children()]
                 named = {each.name(): each for each in found}
-                for server in servers:  # whose name they bear at first
+                for server in servers:  # whose name they have at first
                     named.pop(server.name(), None)
                 if ranks and len(named) == len(ranks):
                     return named
@@ -173,7 +173,7 @@ class Runs:
         assert any(text in line for line in self.agents[0].stdout), self.end()
 
     def end(self, timeout: float = PATIENCE) -> list[tuple[int, str]]:
-        """Each host's code and output, within so many seconds, with nothing left."""
+        """Each host's exit code and output, within so many seconds; nothing is left."""
         limit, ends = time.monotonic() + timeout, []
         seen = set(tree(self.agents))
         try:
@@ -187,7 +187,7 @@ class Runs:
         return ends
 
     def kill(self) -> None:
-        """End what is left of it."""
+        """Kill what is left of it."""
         kill(self.agents)
 
 
@@ -202,7 +202,7 @@ def tree(processes: list[subprocess.Popen]) -> Iterator[psutil.Process]:
 
 
 def kill(processes: list[subprocess.Popen]) -> None:
-    """End them, and all below."""
+    """Kill them, and all below them."""
     for process in list(tree(processes)):
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -219,7 +219,7 @@ def still_running(processes: Iterable[psutil.Process], seconds: float = 10) -> l
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it still runs: an orphan, once dead, is for the system to reap."""
+    """Whether it still runs; a dead orphan is left for the system to reap."""
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -234,13 +234,13 @@ def _sweep() -> None:
 
 
 def ip(*arguments: str) -> None:
-    """Configure the network; what it says is shown if it fails."""
+    """Configure the network."""
     subprocess.run(["ip", *arguments], check=True)
 
 
 @contextmanager
 def hosts(number: int) -> Iterator[Hosts]:
-    """So many; where they can't be made the test is skipped, but not in CI."""
+    """So many hosts; where none can be made the test is skipped, but not in CI."""
     need_hosts()
     with Hosts(number) as made:
         yield made
@@ -260,7 +260,7 @@ def lack(why: str) -> None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """It must hold within so many seconds."""
+    """The condition must hold within so many seconds."""
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit

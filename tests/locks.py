@@ -1,4 +1,4 @@
-"""Threads that come while another one is at work, without a clock."""
+"""Threads that come while another is at work, without a clock."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Second:
-    """A thread that does something, and a lock that tells when it has come there.
+    """A thread that does something, and a lock that shows when it has got there.
 
     ``come`` starts the thread, once, and waits until the lock stops it; or
     until it is done, where nothing stops it.

@@ -1,4 +1,4 @@
-"""Roles for the tests of Ray, and what dies in them; importable by the workers."""
+"""What dies in the tests of Ray; importable by the workers."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from cdopt_tutorial.reinforce import Agent, Observer
 
 
 def lose_observer(rounds):
-    """Observer 1 dies in the middle of that round of each of its lives."""
+    """Observer 1 dies in each life, in the middle of that life's given round."""
     lives = []
 
     def make(function, observer, number, config):
@@ -36,7 +36,7 @@ def lose_agent():
 
 
 def die_once(folder, trainer_step, owner_step):
-    """The trainer dies in that step of the training, later on the server in its own."""
+    """The trainer dies in one step of the training, and later the server in another."""
     of_trainer, of_owner = folder / "trainer", folder / "owner"
     steps = []
 

@@ -23,7 +23,7 @@ from cdopt_tutorial.engines.watch import pace
 
 
 class TwoArguments(Exception):
-    """An exception that can't be made again from its text alone."""
+    """An exception that can't be rebuilt from its text alone."""
 
     def __init__(self, what, why):
         super().__init__(f"{what}: {why}")
@@ -58,7 +58,7 @@ def identify(*args, **kwargs):
 
 
 def write_as_it_ends(path):
-    """A thread of it has something to do yet, which takes a moment, at the end."""
+    """Write the file in a thread, a moment after the main thread has ended."""
 
     def write():
         threading.main_thread().join()
@@ -76,7 +76,7 @@ def call(other, method, *args):
 
 
 def converse(other, calls):
-    """Calls of every kind: remote, sync, async, answered later."""
+    """Calls of every kind: remote, sync, async, with a later result."""
     rref = rpc.remote(other, Counter)
     for _ in range(calls):
         rref.rpc_sync().add(torch.ones(3))
@@ -86,7 +86,7 @@ def converse(other, calls):
 
 
 def leave_call(other, seconds):
-    """A call that nobody waits for, and that takes so long."""
+    """Start a call that takes so long, and do not wait for it."""
     rpc.rpc_async(other, sleep, args=(seconds,))
 
 
@@ -99,7 +99,7 @@ def one_step(seconds):
 
 
 def keep_pace(*seconds):
-    """A worker's steps, which take so long."""
+    """Take steps of these durations."""
     for each in seconds:
         one_step(each)
     passed(math.inf)
@@ -107,13 +107,13 @@ def keep_pace(*seconds):
 
 
 def between(*args, **kwargs):
-    """Attached: each step is at this place."""
-    # Of the module that the workers share, whichever copy is attached.
+    """Attached: put this place around each step."""
+    # In the module that the workers import, whichever copy is attached.
     sys.modules[__name__].places = partial(pace.place, *args, **kwargs)
 
 
 def dawdle(seconds):
-    """One step, and then nothing for a time."""
+    """One step, and then a pause."""
     one_step(0)
     time.sleep(seconds)
 
@@ -153,11 +153,11 @@ def report_and_sleep(seconds):
 
 
 def threads_of_a_product():
-    """How many threads are made for one, in the thread in which this is called."""
+    """How many threads a matrix product starts, in the calling thread."""
     x = torch.randn(400, 400)
     before = set(os.listdir("/proc/self/task"))
     torch.mm(x, x)
-    return len(set(os.listdir("/proc/self/task")) - before)  # one may have ended
+    return len(set(os.listdir("/proc/self/task")) - before)  # some may have ended
 
 
 def prefer(device):
@@ -172,7 +172,7 @@ def meet_and_sleep(rank, seconds):
 
 
 def hold_the_interpreter():
-    """No other thread of this process gets to run for as good as ever."""
+    """Keep all other threads of this process from running, for ages."""
     re.match("(a+)+$", 60 * "a" + "b")
 
 
@@ -213,7 +213,7 @@ def report_unreadable():
 
 
 class Silent(Exception):
-    """It can't even say what it is."""
+    """An error whose text can't be made."""
 
     def __str__(self):
         raise ArithmeticError
@@ -224,7 +224,7 @@ def raise_silent():
 
 
 class SlowToArrive:
-    """Takes so many seconds in the worker, before the worker can join."""
+    """Takes so many seconds to unpickle, before the worker can join."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -238,7 +238,7 @@ def offer_counter():
 
 
 def use_reference(other):
-    """Calls through a reference to an object that another worker made."""
+    """Call methods of an object that another worker made."""
     ref = rpc.rpc_sync(other, offer_counter)
     counter = ref.rpc_sync()
     results = [ref.worker, counter.add(10), counter.add(10), counter.add_later(5)]
@@ -250,7 +250,7 @@ def use_reference(other):
 
 
 def ask_for_module(other, function):
-    """Whether another worker has the module of a function, before it is called."""
+    """Whether another worker has imported the module of a function."""
     return rpc.rpc_sync(other, has_module, args=(function.__module__,))
 
 

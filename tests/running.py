@@ -22,7 +22,7 @@ def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> No
 
 @contextmanager
 def endless(engine: str, folder: Path, *before: str):
-    """A run that would take hours, once it trains, and what is below it."""
+    """A run that would take hours, once it trains, and the processes below it."""
     command = [*before, *COMMAND, "reinforce", "--lr=1e-9", "--max-episodes=10000000"]
     with subprocess.Popen(
         [*command, "--engine", engine], env=os.environ | {"TMPDIR": str(folder)},
@@ -34,7 +34,7 @@ def endless(engine: str, folder: Path, *before: str):
 
 
 def preload_little() -> None:
-    """Have this process's fork server import what every worker needs, and no more.
+    """Have this process's fork server import only what every worker needs.
 
     What it imports besides only saves time in training, and takes a second itself.
     """
@@ -49,7 +49,7 @@ LISTENS, ACCEPTS = "0A", "00010000"  # states of a socket in /proc/net
 
 
 def listeners(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
-    """Where a process listens: addresses with ports, and Unix sockets without a file.
+    """Where a process listens: addresses and ports, and names of Unix sockets.
 
     psutil would look for them in the network of this process, not of that one.
     """
@@ -64,7 +64,7 @@ def listeners(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
 
 
 def listening(pid: int | str) -> list[tuple[tuple[str, int], str]]:
-    """Address, port and inode of all who listen in the network of a process."""
+    """Address, port and inode of all that listen in the network of a process."""
     found = []
     for line in _table(pid, "tcp") + _table(pid, "tcp6"):
         _, local, _, state, _, _, _, _, _, inode, *_ = line
@@ -90,7 +90,7 @@ def _table(pid: int | str, kind: str) -> list[list[str]]:
 
 
 def _address(text: str) -> str:
-    """As one writes it; the kernel's tables have words of four bytes, reversed."""
+    """In the usual notation; the kernel's tables have reversed words of four bytes."""
     whole = bytes.fromhex(text)
     words = [whole[start : start + 4][::-1] for start in range(0, len(whole), 4)]
     return str(ip_address(b"".join(words)))
@@ -118,7 +118,7 @@ class Script(subprocess.Popen):
 
 
 class Talk(subprocess.Popen):
-    """A script of ours, with which one exchanges lines."""
+    """A script of the tests, with which they exchange lines."""
 
     def __init__(self, script, *args, **env):
         super().__init__(

@@ -48,7 +48,7 @@ class Part(nn.Module):
 
 
 def losses(ref, scale):
-    """A loss through three calls, one of which gives lists; own parameter included."""
+    """A loss through three calls, one returning a list, and a parameter of our own."""
     own = nn.Parameter(torch.full((2,), scale, dtype=torch.float64))
     rows = gradients.call(ref, "rows", torch.tensor([0, 1, 1]))
     scores, total = gradients.call(ref, "scores", torch.tanh(rows), 2.0)
@@ -74,7 +74,7 @@ def left(engine, ref, scale):
 
 
 class Doubled(torch.autograd.Function):
-    """Notes with how many threads each of its ways is computed."""
+    """Notes how many threads its forward and its backward pass have."""
 
     @staticmethod
     def forward(ctx, x, seen):
@@ -89,7 +89,7 @@ class Doubled(torch.autograd.Function):
 
 
 def openmp_threads():
-    """Those that this thread would take now; to ask torch itself would change it."""
+    """How many this thread would use now; torch's own answer would change it."""
     found = [each for each in threadpool_info() if each["user_api"] == "openmp"]
     return max(each["num_threads"] for each in found)
 
@@ -107,7 +107,7 @@ class Doubling(nn.Module):
 
 
 def double(engine, times):
-    """With how many threads calls, and their ways back, were computed."""
+    """How many threads calls, and their backward passes, had."""
     ref = engine.remote("ps", Doubling)
     for _ in range(times):
         with engine.context() as context:
@@ -118,7 +118,7 @@ def double(engine, times):
 
 
 class Host:
-    """Where callers meet, or are turned away together."""
+    """Where callers are answered, or fail, together."""
 
     def __init__(self, guests):
         self._all = Rendezvous(all_that_was_brought, range(guests))
@@ -132,17 +132,17 @@ class Host:
 
 
 def gather(engine, guest, guests, rounds):
-    """What everyone brought, round by round; and what is raised there for all."""
+    """What everyone brought, round by round; and the error raised for all."""
     host = engine.remote("ps", Host, guests, name="host").rpc_sync()
     met = [host.enter(guest, (guest, number)) for number in range(rounds)]
     try:
         return met, host.fail(guest)
-    except RuntimeError as error:  # as torch raises what was raised elsewhere
+    except RuntimeError as error:  # as which torch raises it here
         return met, str(error)
 
 
 def references(engine):
-    """What a name says of its object, and how it can be called."""
+    """What a reference knows of its object, and all ways to call it."""
     ref = engine.remote("ps", list, (3, 1, 2))
     here = engine.reference([7])
     return {
@@ -157,7 +157,7 @@ def references(engine):
 
 
 def take_part(engine, guest, guests):
-    """All of it, beside the other guests, who share a part on ``ps``."""
+    """All of the above, beside other guests that share a part on ``ps``."""
     scale = 1.0 + guest
     shared = engine.remote("ps", Part, 3, name="part")
     return {
@@ -183,14 +183,14 @@ class Slow(torch.autograd.Function):
 
 
 def later(value, seconds):
-    """A future that is done in so many seconds."""
+    """A future that completes after so many seconds."""
     future = torch.futures.Future()
     threading.Timer(seconds, future.set_result, (value,)).start()
     return future
 
 
 class Callee(Counter):
-    """Answers at once, after a while, or later."""
+    """Returns at once, after a while, or by a future."""
 
     def sleep(self, seconds):
         time.sleep(seconds)
@@ -200,7 +200,7 @@ class Callee(Counter):
 
 
 def converse(engine):
-    """Calls of every kind, with marks in between; a gradient by a marked way."""
+    """Calls of every kind, with spans; the gradient of a marked function."""
     ref = engine.remote("ps", Callee)
     with span("calling"):
         ref.rpc_sync().add(torch.ones(1000))
@@ -210,7 +210,7 @@ def converse(engine):
     assert ref.rpc_async().answer_later(7, 0.3).wait() == 7
     gradients.call(ref, Callee.add, 1)
     apply(rpc.remote("ps", Callee), Callee.add, 1)
-    lock = engine.remote("ps", threading.Lock)  # which could not be sent
+    lock = engine.remote("ps", threading.Lock)  # which does not pickle
     lock.rpc_sync().locked()
     return gradient_of_a_marked_function()
 

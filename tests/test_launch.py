@@ -25,7 +25,7 @@ from cdopt_tutorial.engines.launcher.process import LOOPBACK
 from cdopt_tutorial.engines.watch.errors import origin
 from cdopt_tutorial.scratch import of_process
 
-LONG = 300  # seconds; nothing that takes so long may be waited for
+LONG = 300  # seconds; no test may wait that long
 
 pytestmark = pytest.mark.usefixtures("limited")
 
@@ -37,7 +37,7 @@ def workers_alive():
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_server():
-    launch({"warm": Role(serve)})  # it stays, and is not counted
+    launch({"warm": Role(serve)})  # the fork server stays
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_a_single_variable_is_not_torchrun(name, monkeypatch):
 
 class TestResults:
     def test_each_role_gets_its_name_its_rank_and_its_arguments(self):
-        # With other sizes and ranks, one run after another.
+        # One run after another, with other sizes and ranks.
         for names in ("cba", "ab"):
             given = (1,), {"two": 2}
             results = launch({name: Role(roles.identify, *given) for name in names})
@@ -94,7 +94,7 @@ class TestResults:
         said = ["[other] half", "[worker] to be heard"]
         assert sorted(captured.out.splitlines()) == said
         assert "[worker]" in captured.err and "to be heeded" in captured.err
-        # Nobody else reads the files of the run, and they do not stay.
+        # Nobody else can read the files of the run, and none stays.
         assert set(modes) == {0o700}
         assert not list(folder.glob("*/worker.role"))
 
@@ -112,8 +112,8 @@ class TestResults:
         }
         found = launch(system)
         assert capfd.readouterr() == ("", "")
-        # What any role needs is imported by all, before threads that answer calls
-        # would do so, two at a time.
+        # All import what any role needs, before threads that answer calls could do so
+        # at the same time.
         assert found["asking"] is True
         assert (tmp_path / "file").exists()  # so the worker was not killed
 
@@ -145,7 +145,7 @@ class TestRefusal:
                 launch({"worker": Role(serve)}, **{option: value})
 
 
-#: The headline of what becomes of a system, and what else is said.
+#: The headline, a part of the details, and the system that fails so.
 FAILURES = [
     ("a exited with code 0 before it finished", "", {"a": Role(os._exit, (0,))}),
     ("a exited with code 4 before it finished", "", {"a": Role(sys.exit, (4,))}),
@@ -178,7 +178,7 @@ class TestFailure:
         assert (str(again), again.worker) == (str(error), "observer0")
 
     def test_one_that_is_killed_as_it_starts_is_named(self, monkeypatch):
-        def start(process):  # as multiprocessing's, where the worker is gone at once
+        def start(process):  # as multiprocessing's does if the worker is gone
             raise EOFError
 
         monkeypatch.setattr(forking.Process, "start", start)
@@ -187,7 +187,7 @@ class TestFailure:
 
     @pytest.mark.parametrize(
         ("made", "kind"),
-        [  # of which one comes by way of a third worker
+        [  # the first of them by way of a third worker
             (calling("b", roles.call, "c", "fail", "KeyError"), "KeyError"),
             (Role(roles.call, ("c", "fail_oddly")), "TwoArguments"),
         ],
@@ -214,7 +214,7 @@ class TestFailure:
         assert error.headline == f"observer0 {reason}"
 
     def test_a_worker_that_is_stopped_as_it_starts(self):
-        # Its role takes long to read, so it is caught before it has done so.
+        # Its role is large, so it is stopped while it reads that.
         before = set(workers_alive())
 
         def catch():
@@ -259,7 +259,7 @@ STEPS_AT_SERVER = partial(roles.between, 2.0, "server")
 
 
 class TestPace:
-    """Who works in step with others, and gets no further, is named."""
+    """A worker that works in step with others, and gets no further, is named."""
 
     @pytest.mark.parametrize(
         "attach, late", [(STEPS, "b"), (STEPS_AT_SERVER, "server")]
@@ -278,7 +278,7 @@ class TestPace:
         assert error.worker == "b"
 
     def test_nobody_who_keeps_pace_is(self):
-        # Each step has two seconds, and all of them together take longer.
+        # Each step may take two seconds; all of them together take longer.
         steps = {"a": (0, 0.5, 0), "b": (1.2, 0, 1.2)}
         system = {name: Role(roles.keep_pace, each) for name, each in steps.items()}
         assert launch(system, attach=STEPS)["b"] is None
@@ -304,13 +304,13 @@ launch(named, on_report=lambda _, pid: print(pid, flush=True))
 
 
 def test_workers_go_with_a_killed_parent(tmp_path):
-    """All of them, their server and the files of the run, though it can do nothing."""
+    """All workers, their server and the files of the run, with no help from it."""
     place = tmp_path / "temporary"
     place.mkdir()
     with Script(SCRIPT, place) as process:
         first = int(process.stdout.readline())
         time.sleep(0.5)  # until the others run, too
-        # Not the tracker of multiprocessing, which is Python's own.
+        # The tracker of multiprocessing is Python's own.
         below = process.below()
         below = [each for each in below if "tracker" not in str(each.cmdline())]
         (server,) = {psutil.Process(first).ppid()} & {each.pid for each in below}
@@ -327,7 +327,7 @@ def test_workers_go_with_a_killed_parent(tmp_path):
 
 
 def test_workers_listen_on_loopback_only():
-    # Whatever the environment or the name of the host would have them take.
+    # Whatever the environment and the host name suggest.
     others = set(psutil.net_if_addrs()) - {LOOPBACK}
     prefer = partial(roles.prefer, min(others, default="none0"))
     listening = []

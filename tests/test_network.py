@@ -24,7 +24,7 @@ needs_user_namespaces = pytest.mark.skipif(
 
 
 def listeners_below(talk):
-    """Ports and names on which those listen whom its fork server has started.
+    """Ports and names on which the processes of its fork server listen.
 
     But no port on which somebody else listens in our network, by chance.
     """
@@ -38,7 +38,7 @@ def listeners_below(talk):
 
 @pytest.fixture
 def mark(tmp_path):
-    """A folder in which anybody may write that he was here."""
+    """A folder in which any user may leave a mark."""
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
     folder = tmp_path / "mark"
@@ -56,7 +56,7 @@ def intruder(mark):
 
 
 def attacked(victim, intruder, system, polling):
-    """Where the run listens, and what of it was reached."""
+    """Where the run listens, and which ports were reached."""
     victim.tell([system, polling])
     assert victim.hear() == "under way"
     listeners = listeners_below(victim)
@@ -80,7 +80,7 @@ def test_nobody_else_reaches_a_run(intruder, mark, tmp_path):
 
 
 def test_in_the_machines_network_anybody_is_root(intruder, mark, tmp_path):
-    """What the own network is for: without it, the same attack succeeds."""
+    """The control: without a network of its own, the same attack succeeds."""
     with Talk("victim.py", tmp_path, **{VARIABLE: "host"}) as victim:
         ports, _, reached = attacked(victim, intruder, "rnn", False)
         assert reached == ports
@@ -94,7 +94,7 @@ preload_little()
 from cdopt_tutorial.engines import Role, launch, serve
 run = lambda: launch({"a": Role(serve), "b": Role(serve)})
 """
-# In one process: by choice in the machine's network, and then twice not by choice.
+# In one process: in the machine's network by choice, then twice not by choice.
 TWICE = """
 import os, sys
 from cdopt_tutorial import own_network
@@ -110,7 +110,7 @@ run()
 
 
 def in_user_namespace(script, *options):
-    """What a script says, in a user namespace made by these options of `unshare`."""
+    """What a script prints, in a user namespace made with these options."""
     command = ["unshare", "--user", *options, sys.executable, "-c", LAUNCH + script]
     pipes = {"capture_output": True, "text": True}
     done = subprocess.run(command, cwd=TESTS, timeout=100, **pipes)
@@ -120,7 +120,7 @@ def in_user_namespace(script, *options):
 
 @needs_user_namespaces
 def test_where_the_kernel_refuses_it_that_is_said_once_unless_it_was_chosen():
-    # By a limit of none.
+    # By a limit of 0 on network namespaces.
     shell = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
     within = "--map-root-user", "sh", "-c", shell, "sh"
     chosen, refused = in_user_namespace(TWICE, *within)[1].split("chosen\n")

@@ -41,7 +41,7 @@ pytestmark = [
 TOLERANCE = 1e-10
 LOOPBACK = "127.0.0.1", "::ffff:127.0.0.1"
 EXACT = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
-# What is said of a daemon, which may be gone before Ray is up.
+# Of a daemon that may be gone before Ray is up.
 EARLY = "ray could not be started on this host|ray has lost"
 JOINT = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
 
@@ -64,7 +64,7 @@ def test_shards_have_the_parameters_of_one_process():
 def test_an_observer_that_dies_costs_its_round_and_is_replaced():
     config = ReinforceConfig(num_envs=4, max_episodes=100)
     records = []
-    # In the first round of its third life, and later ones of those before.
+    # In the third round of its first life, the fourth of its second, and so on.
     dies = partial(ray_roles.lose_observer, [3, 4, 1])
     on_report = lambda _, record: records.append(record)  # noqa: E731
     training = run(config, OnRay(), attach=dies, on_report=on_report)
@@ -75,7 +75,7 @@ def test_an_observer_that_dies_costs_its_round_and_is_replaced():
 
 
 def test_an_observer_that_dies_keeps_nobody_waiting():
-    # Where the agent answers them all together.
+    # With a conversation in which the agent answers all observers together.
     config = ReinforceConfig("batched", num_envs=4, max_episodes=24)
     dies = partial(ray_roles.lose_observer, [2])
     training = run(config, OnRay(), attach=dies)
@@ -97,7 +97,7 @@ def test_a_training_that_dies_ends_as_that_of_one_process(
     corpus = data.Grammar(seed=1).corpus(20_000, 5_000)
     job = rnn.Job(config, corpus, keep=tmp_path / "kept.pt")
     if len(deaths) == 1:
-        (tmp_path / "trainer").touch()  # its death is over
+        (tmp_path / "trainer").touch()  # as if it had died already
     restarts = []
     histories = rnn.run(
         job,
@@ -127,7 +127,7 @@ def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
         (raylet,) = (each for each in below if each.name() == "raylet")
         places = {place for each in below for place, _ in listeners(each.pid)[0]}
         assert places <= {str(ip_address(each)) for each in LOOPBACK}
-        # The driver has no time to end what it started, and Ray's own takes a minute.
+        # The driver has no time to end what it started; Ray itself would take a minute.
         raylet.parent().kill()
         running.kill()
         wait_for_end(below, 30)
@@ -175,7 +175,7 @@ def test_who_is_cut_off_before_it_has_joined_or_is_late_is_not_called_dead():
 
 @pytest.mark.parametrize("other", ["none", "silent", "http"])
 def test_what_does_not_answer_as_a_cluster_is_named(other):
-    # A cluster with TLS is silent to who has none.
+    # A cluster with TLS is silent to a client without.
     with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
         there = f"127.0.0.1:{1 if other == 'none' else server.server_port}"
         if other == "http":

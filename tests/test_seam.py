@@ -1,4 +1,4 @@
-"""References, gradients that cross, and rendezvous: every way equals one process."""
+"""References, gradients across workers, and rendezvous: all equal one process."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,7 +38,7 @@ def assert_same(found, expected):
 
 @pytest.fixture(scope="module", params=WAYS)
 def found(request):
-    """What two guests saw, who did everything at once on one server."""
+    """What two guests found, who did everything at once on one server."""
     each = [(TorchRPC(request.param), guest, len(GUESTS)) for guest in GUESTS]
     roles = {f"t{i}": Role(seam_roles.take_part, each[i]) for i in (1, 0)}
     results = launch(roles | {"ps": Role(serve, num_threads=3)}, rpc_threads=8)
@@ -47,9 +47,9 @@ def found(request):
 
 class TestWorkers:
     def test_a_gradient_crosses_as_if_there_were_no_wire(self, found):
-        for guest in GUESTS:  # at once, of one part, and kept apart
+        for guest in GUESTS:  # of one part at once, and kept apart
             loss, expected = by_hand(1.0 + guest)
-            for step in found[guest]["steps"]:  # nothing is left of it in the next
+            for step in found[guest]["steps"]:  # without traces in the next
                 assert step[0] == pytest.approx(loss, rel=1e-12)
                 assert_same(step[1], expected)
 
@@ -61,7 +61,7 @@ class TestWorkers:
                 assert_same(left, expected)
 
     def test_calls_and_their_ways_back_take_the_threads_of_the_role(self, found):
-        # Also the first in its thread, before any operator that torch makes parallel.
+        # Even the first in its thread, before any parallel operator.
         assert [each["threads"] for each in found] == [[3] * 20] * 2
 
     def test_workers_meet_round_by_round(self, found):
@@ -69,7 +69,7 @@ class TestWorkers:
         for each in found:
             met, raised = each["met"]
             assert met == rounds
-            assert "ZeroDivisionError" in raised  # and not the error as its answer
+            assert "ZeroDivisionError" in raised  # and was not the result
 
     def test_references_have_the_interface_of_rrefs(self, found):
         for each in found:
@@ -100,7 +100,7 @@ def test_what_is_a_reference():
     assert all(isinstance(each, Reference) for each in (LocalRef(1), Ref.to([])))
     assert not any(isinstance(e, Reference) for e in (1, torch.nn.Linear(1, 1)))
     owned = type("Owned", (), {"is_owner": Ref.is_owner, "owner_name": Ref.owner_name})
-    assert not isinstance(owned(), Reference)  # a part of the interface is none
+    assert not isinstance(owned(), Reference)  # it has only a part of the interface
 
 
 def test_a_way_that_is_not_known_is_refused():

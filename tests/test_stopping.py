@@ -1,4 +1,4 @@
-"""Whoever stops a run, a command or a kernel finds nothing left, and can go on."""
+"""A run, a command or a kernel that is stopped leaves nothing, and can go on."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ from cdopt_tutorial import scratch
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.engines.launcher import forking, group
 
-LONG = 300  # seconds; nothing that takes so long may be waited for
+LONG = 300  # seconds; no test may wait that long
 WORDS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
@@ -40,7 +40,7 @@ def place(tmp_path):
 
 
 def left(place):
-    """What there is but torch's cache, which is for other runs, too."""
+    """What there is besides torch's cache, which later runs use."""
     return [p for p in place.iterdir() if not p.name.startswith("torchinductor_")]
 
 
@@ -48,7 +48,7 @@ class TestScratch:
     @pytest.fixture(autouse=True)
     def here(self, place, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(place))
-        # Not that of this process, in which its fork server is called.
+        # This process's own has its fork server's socket.
         of_process = functools.cache(scratch.of_process.__wrapped__)
         monkeypatch.setattr(scratch, "of_process", of_process)
 
@@ -118,7 +118,7 @@ class TestStoppedForkServer:
         preload_little()
         forking.end_server()
         assert launch({"a": Role(serve)}) == {"a": None}  # a new one is started
-        monkeypatch.setattr(group, "EXIT", 1.0)  # for a stopped one it waits in vain
+        monkeypatch.setattr(group, "EXIT", 1.0)  # the wait for a stopped one
         yield psutil.Process(forkserver._forkserver._forkserver_pid)
         forking.end_server()
 
@@ -173,13 +173,13 @@ class TestCommand:
 
     @pytest.fixture
     def corpus(self, tmp_path):
-        """A text that is read in no time."""
+        """A short text."""
         file = tmp_path / "corpus.txt"
         file.write_text("the cat sat on the mat and the dog lay on the rug\n" * 100)
         return file
 
     def end(self, process, number, place):
-        """It ends with one line, the right code, and nothing left."""
+        """Stop it: it ends with one line and the right code, and leaves nothing."""
         below = process.below()
         process.send_signal(number)
         error = process.communicate(timeout=30)[1]
@@ -203,7 +203,7 @@ class TestCommand:
         with Script(code, place) as process:
             process.wait_for("rendering")
             self.end(process, signal.SIGINT, place)
-        # So the next build makes all pages anew; see test_clumsy_state.
+        # So the next build renders all pages again; see test_clumsy_state.
         assert not (book.build / "render.stamp").exists()
 
     def test_of_torchrun_that_is_killed(self, place, monkeypatch):
@@ -220,7 +220,7 @@ class TestCommand:
             assert process.stderr.read() == "cdopt-tutorial: terminated\n"
         assert below and not left(place)
 
-    # That of each worker, at many moments, is for `make lost`.
+    # `make lost` kills every worker, at many moments.
     @pytest.mark.parametrize(
         ("args", "sign", "name"),
         [
@@ -237,7 +237,7 @@ class TestCommand:
             (worker,) = (each for each in below if each.name() == name)
             worker.kill()
             error = process.communicate(timeout=30)[1]
-        # Before that a worker may have printed that it lost another: torch does so.
+        # Torch may print before it that a worker lost another.
         line = f"^cdopt-tutorial: {name} was killed by SIGKILL$"
         assert re.search(line, error, re.MULTILINE)
         assert process.returncode == 1
@@ -245,7 +245,7 @@ class TestCommand:
         assert not left(place)
 
     def test_that_trains_and_that_nobody_shall_stop(self, place):
-        """As nohup does: who is deaf to a signal remains so."""
+        """As with nohup: a signal that was ignored stays ignored."""
         deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         with Script(deaf + TRAIN, place) as process:
             process.wait_for("Episode")

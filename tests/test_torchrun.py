@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engines
 SMOKE = ("--smoke", "--against-local")
 ON_SERVER = ("--manifold", "stiefel", "--where", "server")
 NARROW = ("--embedding", "16", "--hidden", "16")
-#: Arguments, how many workers each host has, and how fast the last host's link is.
+#: Arguments, the number of workers on each host, and the rate of the last host's link.
 RUNS = {
     "reinforce": (("reinforce", "--max-episodes", "40"), [2, 1], None),
     "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2], None),
@@ -49,7 +49,7 @@ def test_trains_as_one_process(arguments, workers, rate, tmp_path):
     else:
         assert [code for code, _ in ends] == [0] * len(workers), ends
         assert found["max_parameter_difference"] <= 1e-10
-    # The first one tells of it, and no other.
+    # Only the first process prints results.
     said = [re.search("pisode|from one process", text) is not None for _, text in ends]
     assert said == [True] + [False] * (len(workers) - 1)
 
@@ -82,7 +82,7 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     made, run, _ = under_way
     ranks = [*run.ranks(1), *run.ranks(2)]
     made.cut(2)
-    # Which have then said why. Torchrun itself waits for the other hosts for minutes.
+    # By then they have said why. Torchrun itself waits minutes for the other hosts.
     wait_for_end(ranks, LOST + 30)
     run.kill()
     here, there = (text for _, text in run.end())
@@ -93,7 +93,7 @@ def test_a_host_that_is_cut_off_is_named(under_way):
 
 @pytest.fixture
 def join(monkeypatch):
-    """What a process knows of a run's workers; all of them have one store."""
+    """Makes the peers of a run as a process sees them; all share one store."""
     kept = HashStore()
     monkeypatch.setattr(peers, "open_store", lambda path: PrefixStore(path, kept))
     monkeypatch.setattr(peers, "_hosts", {})
@@ -111,7 +111,7 @@ def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(join):
     run = join(0, ["agent", "observer0", "observer1"])
     assert run.explains_in() == 60 + LOST
     for worker in run._workers.values():
-        worker.patience = LOST  # as of who has been heard of
+        worker.patience = LOST  # as once it was heard from
     assert run.explains_in() == 2 * LOST
 
 
@@ -133,7 +133,7 @@ def test_torchrun_that_is_no_more_as_a_run_begins_is_named(monkeypatch):
 
 
 def place(kept):
-    """How far a run has come that keeps its checkpoints there: pass and window."""
+    """Epoch and window of the checkpoint that a run keeps there."""
     found = checkpoint.load(kept) if kept.exists() else None
     return (found.epoch, found.window) if found else (0, 0)
 
@@ -178,7 +178,7 @@ def test_a_device_that_is_not_there_is_refused(by_torchrun, monkeypatch, capsys)
     refused = "interface is 'none0', but must be one of .*lo"
     assert main(["reinforce", "--interface", "none0"]) == 2
     assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
-    monkeypatch.setenv(store.INTERFACE, "none0")  # for a program of one's own
+    monkeypatch.setenv(store.INTERFACE, "none0")  # for a reader's own program
     with pytest.raises(torchrun.Unfit, match=refused):
         store.interface()
 

@@ -1,4 +1,4 @@
-"""The trace: every call by a reference, at both ends, and the marks of workers."""
+"""The trace: every call through a reference, at both ends, and workers' spans."""
 
 import pytest
 import seam_roles
@@ -14,7 +14,7 @@ CALLERS = "a", "b"
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Two workers that call a third one, at once; and what they return."""
+    """The trace of two workers that call a third at once, and their results."""
     recorded = Trace()
     both = Role(seam_roles.converse, (TorchRPC(),))
     roles = {**dict.fromkeys(CALLERS, both), "ps": Role(serve)}
@@ -29,7 +29,7 @@ def test_every_kind_of_call_is_there(recorded):
     expected += ["allocate_lock", "locked"]
     for caller in CALLERS:
         methods = [call.method for call in trace.calls if call.caller == caller]
-        assert methods == expected  # in their order; one that raised has no answer
+        assert methods == expected  # in this order; a call that raised is not recorded
 
 
 def test_the_four_moments_are_in_order(recorded):
@@ -58,8 +58,8 @@ def test_what_a_worker_marks_is_a_span(recorded):
         calling, between, marked, until = spans
         (add,) = (c for c in trace.calls if (c.caller, c.method) == (caller, "add"))
         assert calling.started <= add.sent < add.received <= calling.ended
-        # The backward pass, without the forward pass and what was between, and all of
-        # it: the operation that it comes to last takes 0.1 s.
+        # The backward pass alone, without the forward pass and what came between, and
+        # all of it: its last operation takes 0.1 s.
         assert between.ended <= marked.started
         assert 0.1e9 < marked.ended - marked.started < 0.3e9
         assert marked.ended <= until.started < until.ended - 0.1e9

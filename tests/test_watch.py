@@ -1,4 +1,4 @@
-"""Who is late, wherever workers are watched: on this host, as actors, by torchrun."""
+"""Which worker is late: among processes of this host, actors, hosts of torchrun."""
 
 import math
 import socket
@@ -22,7 +22,7 @@ HOSTS = {"agent": "host1", "observer0": "host1", "observer1": "host2"}
 
 
 def late(silent, own="agent", patience=LOST):
-    """Who is, of workers on two hosts, if each has been silent for so long."""
+    """The late one of workers on two hosts, by how long each has been silent."""
     now = time.monotonic()
     workers = [
         Watched(name, "running", None, HOSTS[name], now - each, patience)
@@ -37,7 +37,7 @@ ELSEWHERE = "observer1", "on host2 has not been heard from for 15 s"
 
 @pytest.mark.parametrize("last", [0.0, 1.0], ids=["at once", "last of it"])
 def test_who_is_cut_off_names_who_is_elsewhere(last):
-    # He does not hear of himself, and heard of the others last.
+    # It does not hear from itself, and heard from the others last.
     assert late([LOST + 1, LONG, LONG - last]) == ELSEWHERE
     assert late([0, 0, LONG]) == late([0, 0, LONG], own="") == ELSEWHERE
 
@@ -82,7 +82,7 @@ DIED = WorkerLost("agent", "died")
 
 
 class Library(Actors):
-    """In place of Ray: an actor that has to tell what a test says, or has died."""
+    """In place of Ray: an actor that sends what a test says, or has died."""
 
     def __init__(self, *takes, pace=None):
         self._takes, self._pace = iter(takes), pace
@@ -137,21 +137,21 @@ class TestDriver:
 
 
 class Here(ActorWorker):
-    """A worker of no library of actors."""
+    """A worker without a library of actors."""
 
     def _enter(self, plan):
         return Library(), process.LOOPBACK
 
 
 def take_on_the_way(settings, packed):
-    """What an actor tells, and of its pace."""
+    """The messages of an actor, and its pace."""
     worker = Here(WorkerPlan(settings, "actor", packed, sys.path, 60.0))
     passed(5.0, "server")
     return worker.take()
 
 
 def test_an_actors_deadline_is_in_seconds_from_now():
-    # Another host's clock began at another time: it might never come, or have passed.
+    # By another host's clock it might never come, or have passed.
     packed, modules = pack.pack({"actor": (None, Role(time.sleep, (0,)))})
     settings = process.Settings(1, "", "", "lo", 60.0, 4, False, modules, False, False)
     role = Role(take_on_the_way, (settings, packed["actor"]))

@@ -21,17 +21,17 @@ from cdopt_tutorial.engines.probes.wire import received_bytes
 from cdopt_tutorial.training import measured_bytes
 
 SERVING = Role(serve)
-# Bytes that are sent by a call, a gradient, a process group, and an answer; of no two
-# choices is the sum the same.
+# Bytes sent by a call, a gradient, a process group, and a late result; all their sums
+# differ.
 ONCE, BACK, ADDED, LATE = 1_000_000, 2_000_000, 4_000_000, 8_000_000
-MESSAGES = 20_000  # bytes around them, of one worker: joining, calling, leaving
+MESSAGES = 20_000  # at most so many bytes more, for joining, calling, leaving
 
 
 # What workers do.
 
 
 def swallow(tensor):
-    """Takes much, answers little."""
+    """Takes much, returns nothing."""
 
 
 def give_late(num_bytes):
@@ -48,7 +48,7 @@ def send(other, num_bytes):
 
 
 def send_all(other, once, back, added, late):
-    """By a call, a gradient, a process group, and an answer that comes after all."""
+    """By a call, a gradient, a process group, and a result that comes last."""
     send(other, once)
     send_forth_and_back(other, back)
     sum_up(0, added)
@@ -56,13 +56,13 @@ def send_all(other, once, back, added, late):
 
 
 def send_late(other, num_bytes):
-    """When the role of the other one has returned long since."""
+    """Long after the other role has returned."""
     time.sleep(2)
     send(other, num_bytes)
 
 
 def count_late():
-    """Serve, and count when the others have counted long since."""
+    """Serve, and count long after the others."""
     count = probe.received_bytes
 
     def late():
@@ -73,11 +73,11 @@ def count_late():
 
 
 def send_forth_and_back(other, num_bytes):
-    """Through another worker and, with the gradient, once more."""
+    """Send values to another worker and back, and their gradient, too."""
     values = torch.zeros(num_bytes // 4, requires_grad=True)
     with dist_autograd.context() as context:
         doubled = rpc.rpc_sync(other, double, args=(values,))
-        # The gradient of a plain sum is one number, and travels as such.
+        # The gradient of a plain sum would travel as a single number.
         dist_autograd.backward(context, [doubled.square().sum()])
 
 
@@ -142,19 +142,19 @@ class TestRun:
             wire = count(sending, Role(sum_up, (1, ADDED)))
             assert received_bytes() - before > 10 * MESSAGES
         assert list(wire.received) == ["first", "second"]
-        # A gradient goes where the values went, and comes back as they did. Of a sum,
-        # by the ring, half goes round, and then half of the results.
+        # A gradient makes the way of the values in reverse. Of an all-reduce by a ring,
+        # each sends half of the tensor, and then half of the result.
         expected = {"first": 2 * BACK + ADDED + LATE, "second": ONCE + 2 * BACK + ADDED}
         for name, least in expected.items():
             assert least < wire.received[name] < least + MESSAGES
         assert wire.total == sum(wire.received.values())
 
     def test_a_role_may_outlive_the_others_and_who_counts_late_counts_no_more(self):
-        # Longer than a call may take: those who are done wait without a limit.
+        # Longer than a call may take: workers that are done wait without a limit.
         late = Role(send_late, ("first", ONCE))
         soon = count(SERVING, late, rpc_timeout=1)
         assert ONCE < soon.received["first"] < ONCE + MESSAGES
-        # To leave, the second one tells the first one, who may still be counting.
+        # The second one sends messages as it leaves, while the first may still count.
         after = count(Role(count_late), late)
         assert after.total == pytest.approx(soon.total, abs=50)
 
@@ -164,7 +164,7 @@ class TestRun:
             launch({"first": SERVING}, polling=True, wire=Wire())
 
     def test_a_worker_that_fails_is_named(self):
-        # The other one waits by then for all to have counted.
+        # By then the other one waits for all to have counted.
         with pytest.raises(WorkerError, match="first raised ArithmeticError"):
             count(Role(roles.raise_error))
 

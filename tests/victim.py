@@ -41,7 +41,7 @@ def combined(**options):
 
 
 def hold(go):
-    """Attached to every worker: who has reported for the first time waits to go on."""
+    """Attached to every worker: wait after the first report until told to go on."""
     report = process.report
 
     def waits(record):

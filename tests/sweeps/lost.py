@@ -42,8 +42,7 @@ SYSTEMS = {
     "hybrid --max-steps 100 --against-local": "trainer0 trainer1 master ps",
     "shard --max-steps 50 --width 16 --seq-len 8 --against-local": "rank0 rank1",
 }  # fmt: skip
-#: Seconds within which all must have ended; a minute is what workers have to join, or,
-#: on Ray, to be replaced.
+#: Seconds within which all must have ended; workers have ``JOIN`` to join.
 LIMITS = {"no loss": 600.0, "kill": JOIN + LOST, "cut": JOIN + ALONE + LOST}
 TOLERANCE = 1e-10  # of a result, against one process
 STRIDE = 5  # between two moments, so that they differ for each system and worker
@@ -64,7 +63,7 @@ class Way:
 
     @property
     def on_cluster(self) -> bool:
-        """Whether Ray has been started on the hosts before."""
+        """Whether the hosts have a cluster of Ray."""
         return self.engine == "ray" and self.hosts > 1
 
 
@@ -143,7 +142,7 @@ def _until_lost(run: Run, way: Way, whole: Place) -> None:
 
 
 def _run(run: Run, way: Way, place: Place) -> None:
-    """Start it, lose whom it is to lose, wait for its end; note what came of it."""
+    """Start it, disturb it, wait for its end; note what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "found.json")
         watch = Watch(run, way, place, file)
@@ -244,12 +243,12 @@ def _name(process: psutil.Process) -> str:
 
 
 def _is_launched(process: psutil.Process, worker: str) -> bool:
-    """Whether it is that worker, by whose name its process goes."""
+    """Whether it is that worker: a process has its worker's name."""
     return _name(process) == worker
 
 
 def _is_on_ray(process: psutil.Process, worker: str) -> bool:
-    """Whether it is that worker, whose pace is kept in memory of its name."""
+    """Whether it is that worker, which keeps its pace in memory of its name."""
     with suppress(OSError):  # it has ended, or closes a file: the next look is soon
         files = Path(f"/proc/{process.pid}/fd").iterdir()
         return f"/memfd:{worker} (deleted)" in map(os.readlink, files)
@@ -257,7 +256,7 @@ def _is_on_ray(process: psutil.Process, worker: str) -> bool:
 
 
 def _wrong(run: Run, way: Way, file: Path, outputs: list[tuple[int, str]]) -> str:
-    """What is not as promised: neither who was lost nor the result that should be."""
+    """What is not as promised: neither a right result nor the name of who was lost."""
     if file.exists():  # which is written at the end
         return "" if _is_right(file, outputs[0][1]) else f"another result: {outputs}"
     if run.ended or not run.whom:

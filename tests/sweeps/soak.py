@@ -67,10 +67,10 @@ def _launch(function: Callable, expected: str) -> Callable[[float], str]:
 
 
 def _stopped_command(moment: float) -> str:
-    """A command, each in its turn, that a signal ends: one line, its code, no more."""
+    """Stop the next command by a signal: one line, its code, nothing left."""
     stop, command = next(_stops)
     arguments = [sys.executable, "-m", "cdopt_tutorial", *command.split()]
-    # Not before Python runs our code, which takes it a tenth of a second.
+    # Not before Python runs our code, after a tenth of a second.
     stop_at = time.monotonic() + 0.15 + moment * SECONDS
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(arguments, preexec_fn=_hear_all, **pipes) as process:
@@ -86,13 +86,13 @@ def _stopped_command(moment: float) -> str:
 
 
 def _hear_all() -> None:
-    """A shell that starts something in its background lets it ignore some of them."""
+    """Heed all signals: a shell has its background processes ignore some."""
     for stop in STOPS:
         signal.signal(stop, signal.SIG_DFL)
 
 
 def _interrupted_kernel(moment: float) -> str:
-    """A kernel that is interrupted in its first launch; the next one must do."""
+    """Interrupt a kernel in its first launch; the next launch must succeed."""
     manager, client = start_new_kernel(stderr=subprocess.DEVNULL)
     try:
         for cell in CELLS:
