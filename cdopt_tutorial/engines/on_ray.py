@@ -5,7 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,9 +57,7 @@ class OnRay(OnActors):
         return self.address is not None
 
     def launch(self, roles: Mapping[str, Role], **options: Any) -> dict[str, Any]:
-        if self.address is None:
-            return super().launch(roles, **options)
-        with _in_host_network():
+        with _in_host_network() if self.many_hosts else nullcontext():
             return super().launch(roles, **options)
 
     def actors(self, plans: Sequence[WorkerPlan]) -> AbstractContextManager[Actors]:

@@ -118,12 +118,10 @@ def check_network(pid: int) -> None:
     """Warn, once, if a worker is in the machine's network, and not by choice."""
     if os.environ.get(own_network.VARIABLE) == "host":
         return
+    text = "workers share this machine's network: see the page 'Who can reach a run'"
     with suppress(OSError):  # it has ended, or we may not look
         if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
-            _warn()
+            _warn_once(text)
 
 
-@functools.cache  # so once, whatever the filters of warnings
-def _warn() -> None:
-    text = "workers share this machine's network: see the page 'Who can reach a run'"
-    warnings.warn(text, stacklevel=1)
+_warn_once = functools.cache(warnings.warn)  # whatever the filters of warnings

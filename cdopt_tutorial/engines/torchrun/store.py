@@ -60,9 +60,8 @@ def _call_kept(method: str, *args: Any) -> Any:
     return getattr(_kept, method)(*args)
 
 
-@functools.cache  # torch holds its C++ part only, and Python would free ours
-def _store_of(keeper: str) -> NetworkStore:
-    return NetworkStore(keeper)
+# Torch holds the C++ part of a store only, and Python would free ours.
+_store_of = functools.cache(NetworkStore)
 
 
 @functools.cache  # torch refuses a scheme that it has
