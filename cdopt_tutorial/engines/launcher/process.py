@@ -103,7 +103,7 @@ def serve() -> None:
 
 
 def report(record: Any) -> None:
-    """Send ``on_report`` a record, which must pickle; in no worker it does nothing."""
+    """Send ``on_report`` a record, which must pickle; outside workers do nothing."""
     if _channel is not None:
         _channel.send("report", pickle.dumps(record))
 
@@ -211,8 +211,8 @@ def _play(settings: Settings, name: str, rank: int, channel: Channel) -> None:
 def _leave_with_parent() -> None:
     """End this process, and what it starts, when the parent ends."""
     os.setpgid(0, 0)
-    # Linux kills us with the fork server, even if we are stopped. The server ends once
-    # nobody holds its "alive" pipe but the parent.
+    # Linux kills us with the fork server, even if we are stopped. The server ends with
+    # the parent, as long as nobody else holds its "alive" pipe.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)
     sentinel = multiprocessing.parent_process().sentinel
@@ -272,7 +272,7 @@ def describe(name: str, error: BaseException) -> WorkerError:
 def _has_lost_peer(error: BaseException) -> bool:
     """Whether it only says that another worker is gone."""
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
-        return True  # it was the one with the store
+        return True  # the store is gone, in which groups form
     if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
         return False
     message = str(error)
