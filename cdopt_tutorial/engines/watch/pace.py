@@ -1,9 +1,9 @@
 """How far workers have come, and which of them is late.
 
 A worker that works in step with others notes the places that it passes. Whoever watches
-over workers keeps a :class:`Watched` of each and calls :func:`find_late` every moment:
-``group`` for processes of this host, ``driver`` for actors, ``peers`` for the processes
-of torchrun.
+over workers keeps a ``Watched`` of each and calls ``find_late`` every moment: ``group``
+for processes of this host, ``driver`` for actors, ``peers`` for the processes of
+torchrun.
 """
 
 import math
