@@ -1,7 +1,7 @@
 """Word vectors to an accuracy, end to end, in one process per rank, of one thread.
 
-The words are IPython's. The largest matrix, of torch's, shows which ways fit into a
-rank's memory.
+The words are IPython's, or torch's, of which there are more: the largest matrix shows
+which ways fit into a rank's memory.
 """
 
 import math
@@ -19,9 +19,15 @@ from cdopt_tutorial.sharding.vectors import SHARDED, WAYS, VectorsConfig, minimu
 UNITS = {"to the accuracy": "s", "steps": "1"}
 PAIRS = [(way, ranks) for way in SHARDED for ranks in (2, 1)]
 ALL = PAIRS + [(way, 1) for way in WAYS if way not in SHARDED]
-# n, p, ways and ranks, turns
-SIZES = (1000, 32, ALL, 1), (40_000, 64, [*PAIRS, ("geoopt", 1)], 3)
-SMOKE_SIZES = ((200, 4, ALL, 1),)
+EXACT = [(way, 1) for way in ("dissolved", "cayley", "householder")]
+# Whose words, n, p, ways and ranks, turns
+SIZES = (
+    ("IPython", 1000, 32, ALL, 1),
+    ("IPython", 2000, 32, EXACT, 1),
+    ("IPython", 40_000, 64, [*PAIRS, ("geoopt", 1)], 3),
+    ("torch", 400_000, 64, [("dissolved", 2), ("dissolved", 1)], 3),
+)
+SMOKE_SIZES = (("IPython", 200, 4, ALL, 1),)
 LIMITED = (
     ("dissolved", 1), ("projected", 1), ("geoopt", 1), ("gathered", 2),
     ("dissolved", 2), ("projected", 2), ("dissolved", 4),
@@ -33,17 +39,17 @@ LARGEST = 500_000, 64  # n, p
 def measure(progress: Progress, smoke: bool) -> Measured:
     """Time each way at the sizes it can handle, in turns; smoke sizes are small."""
     measured, values = [], {}
-    for n, p, chosen, turns in SMOKE_SIZES if smoke else SIZES:
-        found = interleave(_variants(n, p, chosen, progress), turns, progress)
+    for of, n, p, chosen, turns in SMOKE_SIZES if smoke else SIZES:
+        found = interleave(_variants(of, n, p, chosen, progress), turns, progress)
         measured += rows(found, UNITS)
         values |= found
     return measured, {"vectors": values, "limited": {} if smoke else limited(progress)}
 
 
 def _variants(
-    n: int, p: int, chosen: list[tuple[str, int]], progress: Progress
+    of: str, n: int, p: int, chosen: list[tuple[str, int]], progress: Progress
 ) -> Variants:
-    matrix, config = load_near("IPython", n).matrix, VectorsConfig(p=p)
+    matrix, config = load_near(of, n).matrix, VectorsConfig(p=p)
     began = time.perf_counter()
     least = minimum(matrix, p)
     progress(f"scipy's svds, n={n}: {time.perf_counter() - began:.3g} s")
