@@ -5,7 +5,7 @@ import signal
 
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import network
-from cdopt_tutorial.parameter_server import Owner, Trainer
+from cdopt_tutorial.parameter_server.system import Owner, Trainer
 from cdopt_tutorial.reinforce import Agent, Observer
 
 

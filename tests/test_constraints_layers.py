@@ -3,7 +3,7 @@
 import cdopt.manifold_torch
 import pytest
 import torch
-from cdopt.manifold_torch import stiefel_torch
+from cdopt.manifold_torch import euclidean_torch, stiefel_torch
 from cdopt.nn import Linear_cdopt, LSTM_cdopt, get_quad_penalty
 from constrained import F64, free, lstm, move_
 from torch import nn
@@ -23,7 +23,7 @@ LAYERS = {
     "conv2d": lambda **k: nn.Conv2d(2, 20, 3, **k),
     "transposed": lambda **k: nn.ConvTranspose2d(4, 3, 2, **k),
 }
-WIDE = nn.Linear(8, 4)
+WIDE, PADDED = nn.Linear(8, 4), nn.Embedding(9, 4, padding_idx=0)
 CELLS = [nn.RNNCell, nn.GRUCell, nn.LSTMCell]
 RECURRENT = [nn.RNN, nn.GRU, nn.LSTM]
 OPTIONS = [
@@ -87,8 +87,11 @@ class TestDissolve:
         ("layer", "options", "message"),
         [
             (nn.Embedding(9, 4, sparse=True), {}, "Embedding has sparse=True"),
+            (nn.Embedding(4, 9, padding_idx=1), {}, "padding_idx=1, but no row can be"),
+            (PADDED, {"manifold": "oblique"}, "padding_idx=0, but no row can be"),
             (nn.LSTM(5, 6), {}, "LSTM has no parameter 'weight'"),
             (nn.Sequential(nn.Linear(3, 4)), {"name": "0.weight"}, "no parameter"),
+            (WIDE, {"manifold": euclidean_torch}, "euclidean_torch constrains nothing"),
             (WIDE, {"manifold": "flat"}, "manifold is 'flat', but must be stiefel or"),
             (WIDE, {"blocks": 3}, "blocks is 3, but must divide the weight's 4 rows"),
             (WIDE, {"blocks": 2, "manifold": "sphere"}, "sphere_torch takes no batch"),

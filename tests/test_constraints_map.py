@@ -119,6 +119,9 @@ class TestSurface:
         on = surface(manifold, w)
         found = on.nearest(w)
         assert on.distance(found).sqrt() < 1e-12
+        if manifold == "stiefel":  # no feasible point is nearer
+            stretch = torch.linalg.svdvals(w.flatten(1)) - 1
+            assert_near((found - w).norm(), stretch.norm())
         assert_near(on.nearest(found), found)
         assert_near(on.map_and_distance(found)[0], found)
 

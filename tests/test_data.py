@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import pickle
 from collections import Counter
 from types import SimpleNamespace
@@ -64,7 +65,9 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path):
     refused = {tmp_path / name: why for name, (_, why) in odd.items()} | {
         tmp_path / "go\nne": "it cannot be read .No such file",
         tmp_path: "it cannot be read .Is a directory",
+        tmp_path / "pipe": "it is a pipe",
     }
+    os.mkfifo(tmp_path / "pipe")  # which nobody opens for writing
     for path, why in refused.items():
         with pytest.raises(ValueError, match=why) as caught:
             load_corpus(path)

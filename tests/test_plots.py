@@ -215,6 +215,8 @@ def test_timeline_has_its_window_and_a_unit_that_fits():
     calls = [call("agent", "observer0", "run_episode", 0, 5_000_000)]
     fig = plots.timeline(calls, window=(1, 2))
     assert fig.axes[0].get_xlim() == (1, 2) and "time in ms" in texts(fig)
+    with pytest.raises(ValueError, match="no calls"):
+        plots.timeline([])
 
 
 def test_curves_are_the_median_in_a_band_from_worst_to_best():

@@ -67,6 +67,7 @@ BAD = {
     "num_layers is 3, but must be at least 4, one for ": {
         "strategy": "pipeline", "num_ranks": 4,
     },
+    "num_heads is 6, but must be a multiple of 4: ": {"strategy": "tp", "num_ranks": 4},
     "width is 25, but must be a multiple of num_heads, 6": {"width": 25},
     "manifold is 'grassmann', but must be none or": {"manifold": "grassmann"},
     "where is 'here', but must be attention or mlp": {"where": "here"},

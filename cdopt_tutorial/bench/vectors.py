@@ -24,7 +24,7 @@ EXACT = [(way, 1) for way in ("dissolved", "cayley", "householder")]
 SIZES = (
     ("IPython", 1000, 32, ALL, 1),
     ("IPython", 2000, 32, EXACT, 1),
-    ("IPython", 40_000, 64, [*PAIRS, ("geoopt", 1)], 3),
+    ("IPython", 40_000, 64, [*PAIRS, ("geoopt", 1)], 5),
     ("torch", 400_000, 64, [("dissolved", 2), ("dissolved", 1)], 3),
 )
 SMOKE_SIZES = (("IPython", 200, 4, ALL, 1),)

@@ -19,7 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chapters and render all pages; return 1 if a chapter failed."""
+    """Run the chapters and render all pages; return 1 if either failed."""
     with bad_input():
         book = project.this_project()
         site.read_site()

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import torch
+from cdopt.manifold_torch import oblique_torch, stiefel_torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -43,6 +44,10 @@ def dissolve(
     if not penalty_param > 0:
         raise ValueError(f"penalty_param is {penalty_param}, but must be above 0")
     on = surface(manifold, weight, blocks, transpose)
+    padding = getattr(module, "padding_idx", None)
+    if padding is not None and _has_unit_rows(on):
+        has = f"{type(module).__name__} has padding_idx={padding}"
+        raise ValueError(f"{has}, but no row can be 0 on this manifold")
     _extend(module)
     rule = Dissolved(on, penalty_param)
     parametrize.register_parametrization(module, name, rule)
@@ -63,6 +68,10 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
     if getattr(module, "sparse", False):
         raise ValueError(f"{kind} has sparse=True, but the gradient of a W is dense")
     return weight
+
+
+def _has_unit_rows(on: Surface) -> bool:
+    return on.make is oblique_torch or (on.make is stiefel_torch and on.transpose)
 
 
 def dissolve_recurrent(

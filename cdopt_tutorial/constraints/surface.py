@@ -8,7 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
+from cdopt.manifold_torch import (
+    euclidean_torch,
+    oblique_torch,
+    sphere_torch,
+    stiefel_torch,
+)
 from torch import Tensor
 
 from cdopt_tutorial.constraints.fused import stiefel_map
@@ -138,6 +143,8 @@ def surface(
     if make is None:
         known = " or ".join(MANIFOLDS)
         raise ValueError(f"manifold is {manifold!r}, but must be {known}")
+    if isinstance(make, type) and issubclass(make, euclidean_torch):
+        raise ValueError(f"{make.__name__} constrains nothing")
     if weight.ndim < 2 or not weight.is_floating_point():
         found = f"shape {tuple(weight.shape)} and is {weight.dtype}"
         raise ValueError(f"the weight has {found}, but must be a real matrix")

@@ -172,6 +172,8 @@ class Stream:
 
 
 def _read(path: str | PathLike) -> str:
+    if Path(path).is_fifo():  # nobody may ever write to it, or several processes read
+        raise _unfit(path, "it is a pipe, but must be a text file")
     try:
         return Path(path).read_text("utf-8-sig")
     except OSError as error:

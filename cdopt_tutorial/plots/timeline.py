@@ -28,8 +28,10 @@ def timeline(
 
     Every worker has a lane, with a row for each method that it ran. A bar is the work,
     in the caller's colour; thin lines are request and response, and one along a lane is
-    the wait. `window` is in the unit of the axis.
+    the wait. `window` is in the unit of the axis. No calls are a ValueError.
     """
+    if not calls:
+        raise ValueError("no calls to draw: was the system run with tracing on?")
     calls, unit = _on_axis(calls)
     ax = Figure(figsize=(WIDTH, 1)).add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)

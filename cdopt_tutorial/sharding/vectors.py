@@ -110,7 +110,7 @@ def run(config: VectorsConfig, matrix: sparse.csr_matrix, least: float) -> list[
 def _search(
     rank: int, config: VectorsConfig, n: int, least: float, rows: sparse.csr_matrix
 ) -> Search:
-    """A rank's role: take steps until the gap is small enough, or NaN."""
+    """A rank's role: take steps until f is near its minimum, or diverges."""
     process_group.join(rank, config.num_ranks, gpus=())
     mesh = init_device_mesh("cpu", (config.num_ranks,))
     if config.memory is not None:
