@@ -30,7 +30,7 @@ def measure(
     """Tune each kind's rate, decay and warm-up, and train it with each seed."""
     steps, kinds = study.steps, study.kinds
     if smoke:
-        steps, kinds = 2 * study.every, ("free", "Stiefel")
+        steps, kinds = study.every, ("free", "Stiefel")
     runs: list[dict] = []
 
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
