@@ -3,15 +3,15 @@
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.internal import RemoteException
 from torch.futures import Future
 
 
-class Network:
-    """Carries calls between workers, here those of the RPC group of ``launch``.
+class Network(Protocol):
+    """Carries calls between workers; its own methods, in the RPC group of ``launch``.
 
     A call is that of ``rpc.rpc_sync``: a function, its positional and its keyword
     arguments, and a timeout in seconds, 0 for none. All but the function are optional.
@@ -55,7 +55,11 @@ def _finish(answer: Future, done: Future) -> None:
         answer.set_result(RemoteException(said, type(error)))
 
 
-_current: Any = Network()
+class _RPCGroup(Network):
+    """The RPC group that a worker of ``launch`` has joined."""
+
+
+_current: Network = _RPCGroup()
 
 
 def current() -> Network:
@@ -63,7 +67,7 @@ def current() -> Network:
     return _current
 
 
-def enter(network: Any) -> None:
-    """Reach the others by another network from now on, which has the same methods."""
+def enter(network: Network) -> None:
+    """Reach the others by another network from now on."""
     global _current
     _current = network
