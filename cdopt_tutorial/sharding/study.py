@@ -96,8 +96,8 @@ def make(
 
 def muon_and_adam(model: nn.Module, lr: float) -> list[optim.Optimizer]:
     """Adam, and torch's own Muon for the blocks' matrices."""
-    matrices = block_matrices(model)
-    rest = [p for p in model.parameters() if p not in set(matrices)]
+    matrices = dict.fromkeys(block_matrices(model))
+    rest = [p for p in model.parameters() if p not in matrices]
     # Its updates are scaled to the size of Adam's, so that one rate serves both (Liu et
     # al., "Muon is scalable for LLM training", 2025); no other kind decays weights.
     as_adam = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
