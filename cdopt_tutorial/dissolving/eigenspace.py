@@ -112,7 +112,7 @@ def solve(method: str, problem: Problem, seed: int = 0, **changes: Any) -> Solut
     """Minimise by one of ``METHODS``, with the full gradient of f in each step.
 
     The seed draws the start, the same for all methods; ``changes`` are attributes of
-    :class:`Method`.
+    :class:`Method`. Raises LinAlgError if X stops being finite.
     """
     chosen = replace(METHODS[method], **changes)
     layer = _layer(chosen, problem.start(seed))
