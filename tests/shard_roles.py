@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cdopt_tutorial.constraints.fused import Sums
+from cdopt_tutorial.constraints.formulas import Sums
 from cdopt_tutorial.constraints.surface import Surface, surface, whole
 from cdopt_tutorial.engines.launcher.process_group import join
 from cdopt_tutorial.engines.probes.counted import Sent
@@ -70,7 +70,7 @@ def error_of(action: Callable[..., Any], *args: Any) -> str:
     """The text of an error, or none."""
     try:
         action(*args)
-    except (ValueError, RuntimeError) as error:  # which NotImplementedError is
+    except (ValueError, KeyError, RuntimeError) as error:
         return str(error)
     return ""
 

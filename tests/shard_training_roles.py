@@ -40,7 +40,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.constraints.layers import Dissolved
 from cdopt_tutorial.constraints.measure import constraints_of
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
@@ -333,7 +332,7 @@ def play_training(rank: int, folder: Path) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in embedding, after_evaluation, copies, compiled, orders, half, mixed:
+        for play in embedding, after_evaluation, compiled, orders, half, mixed:
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found if OLD else found | checkpoints(there, folder)
@@ -424,24 +423,6 @@ def mixed(mesh: DeviceMesh) -> dict[str, Any]:
 
 def _as_on_a_gpu(*_: Any, **__: Any) -> tuple[bool, bool]:
     return False, True  # fused, foreach
-
-
-def copies(mesh: DeviceMesh) -> dict[Any, int]:
-    """How many weights dissolved layers keep between a pass and its penalty."""
-    found = {}
-    for way in "ddp", "fsdp", "fsdp per layer", "tensor, rows last":
-        model, parts, part = WAYS[way](mesh, begin("stiefel"), "stiefel")
-        found[way, "before"] = kept(model)
-        loss = model(batch(0)[0].chunk(parts)[part]).sum()
-        found[way] = kept(model)
-        (loss + constraints.penalty(model)).backward()
-        found[way, "after"] = kept(model)
-    return found
-
-
-def kept(model: nn.Module) -> int:
-    rules = (each for each in model.modules() if isinstance(each, Dissolved))
-    return sum(len(rule._seen) for rule in rules)
 
 
 def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:

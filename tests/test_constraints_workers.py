@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.constraints import layers
+from cdopt_tutorial.constraints import dissolved
 from cdopt_tutorial.engines import Role, launch, serve
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Ref, apply
@@ -153,7 +153,7 @@ def step_between(rref, x):
 
 def compute_on_the_weight_itself():
     """On the owner: from now on, without the copy that protects a call from others."""
-    layers._for_this_call = lambda weight: weight
+    dissolved._for_this_call = lambda weight: weight
 
 
 def interrupted(server):

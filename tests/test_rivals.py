@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from cdopt_tutorial.constraints import rivals
-from cdopt_tutorial.constraints.fused import Sums, sums_of
+from cdopt_tutorial.constraints.formulas import Sums, sums_of
 from cdopt_tutorial.constraints.rivals import BY_MUON, RULES, Rival
 from cdopt_tutorial.constraints.surface import surface, whole
 from cdopt_tutorial.dissolving.eigenspace import polar

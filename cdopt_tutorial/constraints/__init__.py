@@ -1,6 +1,6 @@
 """Weights on manifolds, by constraint dissolving; on one worker or on many."""
 
-from cdopt_tutorial.constraints.fused import stiefel_constraint, stiefel_map
+from cdopt_tutorial.constraints.formulas import stiefel_constraint, stiefel_map
 from cdopt_tutorial.constraints.layers import dissolve, dissolve_recurrent
 from cdopt_tutorial.constraints.measure import (
     Constraints,

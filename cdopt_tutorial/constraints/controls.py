@@ -25,6 +25,8 @@ def treat(
     weight near 1; the others start at the nearest orthonormal blocks.
     """
     weight = getattr(module, name)
+    if way not in CONTROLS or weight.ndim != 2:
+        raise ValueError(f"{way!r} of a weight of {weight.ndim} axes is no control")
     on = surface("stiefel", weight, blocks)
     if way == "same norm":
         parametrize.register_parametrization(module, name, SameNorm(blocks))

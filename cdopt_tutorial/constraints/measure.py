@@ -1,7 +1,7 @@
 """The penalty, feasibility and projection of models, here and on other workers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,10 +10,11 @@ from cdopt import nn as cdopt_nn
 from cdopt.manifold_torch import euclidean_torch
 from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
-from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
-from cdopt_tutorial.constraints.layers import Dissolved, is_under_fsdp
+from cdopt_tutorial.constraints.dissolved import Dissolved, with_distances
+from cdopt_tutorial.constraints.layers import is_under_fsdp
 from cdopt_tutorial.constraints.surface import Surface, is_sharded
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
@@ -21,45 +22,6 @@ from cdopt_tutorial.engines.seam.reference import Reference, apply
 
 Model = nn.Module | Reference
 Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its rule
-
-
-def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights in this process, by name.
-
-    Weights that ``fully_shard`` has gathered for a pass are sharded again, since only
-    the shards last. Raises ValueError for a gathered layer without its model.
-    """
-    found = {}
-    for prefix, module in model.named_modules():
-        if is_under_fsdp(module) and hasattr(module, "reshard"):
-            module.reshard()
-        for name, (weight, rule) in _of_layer(module):
-            if is_under_fsdp(module) and not is_sharded(weight):
-                kind = type(module).__name__
-                raise ValueError(f"{kind} is gathered: give the model that is sharded")
-            found[_joined(prefix, name)] = weight, rule
-    return found
-
-
-def _joined(prefix: str, name: str) -> str:
-    """A dotted name, either part of which may be empty."""
-    return f"{prefix}.{name}".strip(".")
-
-
-def _of_layer(module: nn.Module) -> Iterator[tuple[str, Constraint]]:
-    if parametrize.is_parametrized(module):
-        for name, listed in module.parametrizations.items():
-            if isinstance(listed[0], Dissolved):
-                yield name, (listed.original, listed[0])
-    free = isinstance(getattr(module, "manifold", None), euclidean_torch)
-    if hasattr(module, "quad_penalty") and not free:
-        if not isinstance(module, cdopt_nn.Linear_cdopt):
-            kind = type(module).__name__
-            raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
-        # The function for its own penalty does not survive a copy.
-        turned = module.in_features >= module.out_features
-        on = Surface(lambda *_, **__: module.manifold, blocks=1, transpose=turned)
-        yield "weight", (module.weight, Dissolved(on, module.penalty_param))
 
 
 class Distance(NamedTuple):
@@ -90,44 +52,85 @@ class Constraints:
     """The constrained weights of models, wherever they live.
 
     Models are modules, also in DDP, remote modules, or references to modules; pass
-    every module, also those that another one refers to. The constructor calls each
-    owner once; later calls go only to owners of constrained weights, and return numbers
-    instead of weights. With weights in shards, all ranks must make each call, and all
-    get the same result.
+    every module, also those that another one refers to. Weights are looked up in each
+    call, so it always computes with those that the models have. The constructor calls
+    each owner once; later calls go only to owners of constrained weights, and return
+    numbers instead of weights. With weights in shards, all ranks must make each call,
+    and all get the same result.
 
-    Raises ValueError if no weight is constrained, or if a module has a reference to a
+    Raises ValueError if no weight is constrained, if a weight is constrained in one
+    layer and not in another that shares it, or if a module has a reference to a
     constrained one that is missing here; RuntimeError if a worker can't be reached.
     """
 
     def __init__(self, *models: Model):
-        self._here: dict[str, Constraint] = {}
+        self._models: dict[str, nn.Module] = {}
         self._elsewhere: dict[str, Reference] = {}
-        self._known: set[tuple[str, int]] = set()  # weights, by owner and id
-        referred = []
+        owned: set[tuple[str, int]] = set()  # weights, by owner and id
         for number, model in enumerate(models):
-            referred += self._add(str(number) if len(models) > 1 else "", model)
-        for name, reference in referred:
-            if _owned(reference) - self._known:
+            name = str(number) if len(models) > 1 else ""
+            if isinstance(model, RemoteModule):
+                model = model.get_module_rref()
+            if isinstance(model, Reference):
+                if not model.is_owner():
+                    if new := _owned(model) - owned:
+                        owned |= new
+                        self._elsewhere[name] = model
+                    continue
+                model = model.local_value()
+            if not isinstance(model, nn.Module):
+                raise ValueError(f"a {type(model).__name__} is no model: give modules")
+            self._models[name] = model
+        check_sharing(self._models)
+        here = self._here()
+        owned |= {("", id(weight)) for weight, _ in here.values()}
+        for name, reference in self._referred():
+            if _owned(reference) - owned:
                 raise ValueError(f"{name} refers to a constrained module: give it, too")
-        if not (self._here or self._elsewhere):
+        if not (here or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
 
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
 
         Inside a context of :mod:`~.gradients`, the graph includes the terms of other
-        workers. Raises ValueError if a ``penalty_param`` is 0, as by CDOpt's default.
+        workers. Under DDP the weights get this gradient outside of DDP's forward pass:
+        with activation checkpointing use ``use_reentrant=False`` or
+        ``static_graph=True``, and leave out layers that a pass does not use. Raises
+        ValueError if a ``penalty_param`` is 0, as by CDOpt's default.
         """
-        terms = [_term(name, each) for name, each in self._here.items()]
+        return self._penalty({})
+
+    def with_penalty(self, function: Callable[[], Any]) -> tuple[Any, Tensor]:
+        """What a forward pass returns, and the penalty, with one XᵀX for both.
+
+        The function may not run a backward pass, nor move a weight.
+        """
+        result, distances = with_distances(function)
+        return result, self._penalty(distances)
+
+    def _penalty(self, distances: dict[Tensor, Tensor]) -> Tensor:
+        terms = []
+        for name, (weight, rule) in self._here().items():
+            if not rule.penalty_param > 0:
+                raise ValueError(
+                    f"the penalty_param of {name} is {rule.penalty_param}: its penalty "
+                    "would be 0, whatever its weight"
+                )
+            distance = distances.get(weight)
+            distance = rule.distance(weight) if distance is None else distance
+            terms.append(rule.penalty_param * distance)
         elsewhere = self._elsewhere.values()
         terms += [gradients.call(each, penalty_on_cpu) for each in elsewhere]
-        return sum((term.to(terms[0]) for term in terms[1:]), start=terms[0])
+        if not terms:
+            raise ValueError("no weight of this model is constrained any more")
+        return sum((each.to(terms[0].device) for each in terms[1:]), start=terms[0])
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
         """Each weight's distance from its manifold, in float64, from its owner."""
         layers = {}
-        for name, (weight, rule) in self._here.items():
+        for name, (weight, rule) in self._here().items():
             # float32 would err by more than the distance that a projection leaves.
             mapped, distance = rule.surface.map_and_distance(weight.detach().double())
             squares = distance, rule.surface.distance(mapped)
@@ -140,40 +143,36 @@ class Constraints:
     @torch.no_grad()
     def project_(self) -> None:
         """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
-        found = {}
-        for name, (weight, rule) in self._here.items():
+        here, found = self._here(), {}
+        for name, (weight, rule) in here.items():
             try:
                 mapped, _ = rule.surface.map_and_distance(weight.detach().double())
-                found[name] = rule.surface.nearest(mapped)
+                found[name] = rule.right_inverse(mapped)
             except (ValueError, torch.linalg.LinAlgError) as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, value in found.items():
-            self._here[name][0].copy_(value)
+            here[name][0].copy_(value)
         for reference in self._elsewhere.values():
             apply(reference, project_)
 
-    def _add(self, name: str, model: Model) -> list[tuple[str, Reference]]:
-        """Add a model's new constraints; returns its references, with their names."""
-        if isinstance(model, RemoteModule):
-            model = model.get_module_rref()
-        if isinstance(model, Reference):
-            if not model.is_owner():
-                if new := _owned(model) - self._known:
-                    self._known |= new
-                    self._elsewhere[name] = model
-                return []
-            model = model.local_value()
-        for own, (weight, rule) in constraints_of(model).items():
-            if ("", id(weight)) not in self._known:
-                self._known.add(("", id(weight)))
-                self._here[_joined(name, own)] = weight, rule
-        return [
-            (_joined(_joined(name, prefix), own), each)
-            for prefix, module in model.named_modules()
-            for own, value in vars(module).items()
-            for each in tree_leaves(value)  # also in lists and dicts
-            if isinstance(each, Reference)
-        ]
+    def _here(self) -> dict[str, Constraint]:
+        """The constrained weights in this process, each once."""
+        found, seen = {}, set()
+        for prefix, model in self._models.items():
+            for name, (weight, rule) in constraints_of(model).items():
+                if id(weight) not in seen:
+                    seen.add(id(weight))
+                    found[_joined(prefix, name)] = weight, rule
+        return found
+
+    def _referred(self) -> Iterator[tuple[str, Reference]]:
+        """The references that modules have, also in lists and dicts, by name."""
+        for name, model in self._models.items():
+            for prefix, module in model.named_modules():
+                for own, value in vars(module).items():
+                    for each in tree_leaves(value):
+                        if isinstance(each, Reference):
+                            yield _joined(name, prefix, own), each
 
 
 def penalty(*models: Model) -> Tensor:
@@ -196,12 +195,98 @@ def project_(*models: Model) -> None:
     Constraints(*models).project_()
 
 
-def _term(name: str, constraint: Constraint) -> Tensor:
+def constraints_of(model: nn.Module) -> dict[str, Constraint]:
+    """The constrained weights of a model in this process, by name.
+
+    Weights that ``fully_shard`` has gathered for a pass are sharded again, since only
+    the shards last. Raises ValueError for a gathered layer without its model.
+    """
+    found = dict(_constraints(model))
+    if any(map(_is_gathered, found.values())):
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
+        found = dict(_constraints(model))
+    for name, constraint in found.items():
+        if _is_gathered(constraint):
+            raise ValueError(
+                f"{name} is gathered by FSDP: give the model that fully_shard has had, "
+                "since FSDP1 is not supported"
+            )
+    return found
+
+
+def check_sharing(models: dict[str, nn.Module]) -> None:
+    """ValueError if layers share a weight that they do not constrain alike."""
+    known: dict[int, tuple[str, tuple]] = {}  # names and rules of the weights, by id
+    for start, model in models.items():
+        for name, (weight, rule) in _constraints(model):
+            name = _joined(start, name)
+            first, agreed = known.setdefault(id(weight), (name, rule.rule))
+            if rule.rule != agreed:
+                raise ValueError(
+                    f"{name} is the weight of {first}, but its manifold or "
+                    "penalty_param is another one"
+                )
+    for start, model in models.items():
+        for prefix, module in model.named_modules():
+            for own, weight in _free(module):
+                _check_free(_joined(start, prefix, own), weight, known)
+
+
+def _free(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A module's own parameters, unless they are constrained."""
+    if isinstance(module, cdopt_nn.Linear_cdopt) or _is_dissolved(module):
+        return
+    if hasattr(module, "quad_penalty"):
+        kind = type(module).__name__
+        raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
+    yield from module.named_parameters("", False, False)
+
+
+def _check_free(name: str, weight: Tensor, known: dict) -> None:
+    if id(weight) in known:
+        first, _ = known[id(weight)]
+        raise ValueError(
+            f"{name} is the weight of {first}, which is dissolved: dissolve it in this "
+            "layer, too"
+        )
+
+
+def _constraints(model: nn.Module) -> Iterator[tuple[str, Constraint]]:
+    for name, module in model.named_modules():
+        if _is_dissolved(module):
+            name = f".{name}".replace(".parametrizations.", ".").strip(".")
+            if hasattr(module.original, "cut"):
+                raise ValueError(
+                    f"{name} was cut in another layer that shares it: call "
+                    "map_before_gathering for this one, too"
+                )
+            yield name, (module.original, module[0])
+        elif isinstance(module, cdopt_nn.Linear_cdopt):
+            if not isinstance(module.manifold, euclidean_torch):
+                yield _joined(name, "weight"), (module.weight, _of_cdopt(module))
+
+
+def _is_dissolved(module: nn.Module) -> bool:
+    return isinstance(module, ParametrizationList) and isinstance(module[0], Dissolved)
+
+
+def _of_cdopt(layer: cdopt_nn.Linear_cdopt) -> Dissolved:
+    # CDOpt's function for the layer's own penalty does not survive a copy.
+    turned = layer.in_features >= layer.out_features
+    on = Surface(lambda *_, **__: layer.manifold, blocks=1, transpose=turned)
+    return Dissolved(on, layer.penalty_param)
+
+
+def _is_gathered(constraint: Constraint) -> bool:
     weight, rule = constraint
-    if not rule.penalty_param > 0:
-        given = f"the penalty_param of {name} is {rule.penalty_param}"
-        raise ValueError(f"{given}: its penalty would be 0, whatever its weight")
-    return rule.penalty_param * rule.distance(weight)
+    return is_under_fsdp(rule) and not is_sharded(weight)
+
+
+def _joined(*names: str) -> str:
+    """A dotted name, each part of which may be empty."""
+    return ".".join(filter(None, names))
 
 
 def _owned(reference: Reference) -> set[tuple[str, int]]:

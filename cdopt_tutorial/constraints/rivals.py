@@ -5,21 +5,26 @@ learning rate. If a weight is in parts, each rank moves its own, and only p x p 
 cross the wire; each docstring gives their number. k sums at once are one all-reduce.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.fused import (
+from cdopt_tutorial.constraints.formulas import (
     Sums,
     stiefel_constraint,
     stiefel_map,
     sums_of,
 )
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
-from cdopt_tutorial.constraints.surface import Surface, is_sharded
+from cdopt_tutorial.constraints.surface import (
+    HALF,
+    Surface,
+    is_sharded,
+    surface,
+)
 
 Rule = Callable[[Tensor, Tensor, Sums, float], Tensor]
 
@@ -34,7 +39,7 @@ def nearest(x: Tensor, sums: Sums) -> Tensor:
 
     Singular values below a thousandth of the largest don't come to 1.
     """
-    return sums.times(x, _inverse_root(sums.gram(x, x)))
+    return sums.times(x, _inverse_root(sums.gram(x)))
 
 
 def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
@@ -78,7 +83,7 @@ def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
 
     They need only the Gram matrix. Source: Jordan et al., Muon (2024).
     """
-    gram = sums.gram(grad, grad)
+    gram = sums.gram(grad)
     square = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-14)
     factor = eye = torch.eye(gram.shape[-1]).to(gram)
     gram, (a, b, c) = gram / square, NEWTON_SCHULZ
@@ -131,35 +136,47 @@ BY_MUON = "muon", "manifold-muon"  # with Nesterov's momentum
 class Rival(optim.Optimizer):
     """Moves weights, whole or in shards, by one of ``RULES``; all ranks must step.
 
-    Momentum is SGD's, taken of the gradient, so it needs no sum; Muon's is Nesterov's,
-    and its steps are scaled to the size of Adam's, like torch's ``match_rms_adamw``.
+    Takes parameters or their groups, which may have a "surface" (by default, the whole
+    weight is on the Stiefel manifold), or each weight's surface. Momentum is SGD's,
+    taken of the gradient, so it needs no sum; Muon's is Nesterov's, and its steps are
+    scaled to the size of Adam's, like torch's ``match_rms_adamw``. Raises ValueError
+    for an unknown rule.
     """
 
     def __init__(
         self,
         rule: str,
-        weights: Mapping[Tensor, Surface],
+        weights: Mapping[Tensor, Surface] | Iterable[Any],
         lr: float,
         momentum: float = 0.0,
         penalty_param: float = 0.5,
     ):
-        super().__init__(list(weights), {"lr": lr, "momentum": momentum})
-        self._name, self._rule, self._on = rule, RULES[rule], dict(weights)
-        if rule == "penalty":
-            self._rule = partial(penalised, penalty_param=penalty_param)
+        if rule not in RULES:
+            raise ValueError(f"rule is {rule!r}, but must be one of {', '.join(RULES)}")
+        if isinstance(weights, Mapping):
+            weights = [{"params": [w], "surface": on} for w, on in weights.items()]
+        options = {"lr": lr, "momentum": momentum, "penalty_param": penalty_param}
+        super().__init__(weights, {"rule": rule, "surface": None} | options)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Move each weight that has a gradient."""
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Move each weight that has a gradient; returns the closure's loss."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    lr, direction = group["lr"], self._direction(weight, group)
-                    if self._name == "muon":
-                        lr *= 0.2 * max(weight.shape) ** 0.5
-                    weight.copy_(
-                        moved(self._rule, self._on[weight], weight, direction, lr)
-                    )
+                    weight.copy_(self._moved(weight, group))
+        return loss
+
+    def _moved(self, weight: Tensor, group: dict) -> Tensor:
+        rule, lr = RULES[group["rule"]], group["lr"]
+        if group["rule"] == "penalty":
+            rule = partial(rule, penalty_param=group["penalty_param"])
+        if group["rule"] == "muon":
+            lr *= 0.2 * max(weight.shape) ** 0.5
+        on = group["surface"] or surface("stiefel", weight)
+        return moved(rule, on, weight, self._direction(weight, group), lr)
 
     def _direction(self, weight: Tensor, group: dict) -> Tensor:
         momentum, state = group["momentum"], self.state[weight]
@@ -167,11 +184,16 @@ class Rival(optim.Optimizer):
             return weight.grad
         kept = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
         kept.mul_(momentum).add_(weight.grad)
-        return weight.grad + momentum * kept if self._name in BY_MUON else kept
+        return weight.grad + momentum * kept if group["rule"] in BY_MUON else kept
 
 
 def moved(rule: Rule, on: Surface, weight: Tensor, grad: Tensor, lr: float) -> Tensor:
-    """The weight after a step of each block, placed like the weight."""
+    """The weight after a step of each block, placed like the weight.
+
+    In half precision the step is computed in float32.
+    """
+    if weight.dtype in HALF:
+        return moved(rule, on, weight.float(), grad.float(), lr).to(weight.dtype)
     if not is_sharded(weight):
         x, direction = (on.in_blocks(each) for each in (weight, grad))
         return rule(x, direction, sums_of(x), lr).reshape(weight.shape)
@@ -195,8 +217,8 @@ def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
 
 def _grams(sums: Sums, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """XᵀY of each pair, by a single all-reduce."""
-    own = replace(sums, mesh=None, inner=(), outer=())
-    return sums.inside(torch.stack([own.gram(x, y) for x, y in pairs])).unbind()
+    small = [x @ y.mT if sums.wide else x.mT @ y for x, y in pairs]
+    return sums.inside(torch.stack(small)).unbind()
 
 
 def _tangent(x: Tensor, grad: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:

@@ -20,11 +20,11 @@ from torch.distributed.tensor import (
 )
 from torch.nn.utils import parametrize
 
-from cdopt_tutorial.constraints.fused import RadialMap, Sums, stiefel_map
-from cdopt_tutorial.constraints.surface import Surface
+from cdopt_tutorial.constraints.formulas import Sums, radial_map, stiefel_map
+from cdopt_tutorial.constraints.geometry import Geometry
 
 
-def map_and_distance(on: Surface, weight: DTensor) -> tuple[DTensor, Tensor]:
+def map_and_distance(on: Geometry, weight: DTensor) -> tuple[DTensor, Tensor]:
     """A(W), placed like the weight, and ‖C(W)‖², a plain scalar, equal on all ranks.
 
     All ranks of the mesh must call it. Each dimension of the mesh that cuts the weight
@@ -53,16 +53,19 @@ def map_before_gathering(
     further sum. Call it on every rank between ``dissolve`` and ``fully_shard``; pass
     the latter the same mesh, of one dimension, and the result as ``ignored_params``.
     A(W) stays whole until the backward pass, and no ``MixedPrecisionPolicy`` casts it.
-    Raises ValueError if the weight is not dissolved, or already cut.
+    Call it for each layer that shares the weight. Raises ValueError if the weight is
+    not dissolved, or already cut.
     """
     known = parametrize.is_parametrized(layer, name)
     listed = layer.parametrizations[name] if known else None
     if not known or len(listed) > 1 or isinstance(listed.original, DTensor):
         raise ValueError(f"{name!r} has to be dissolved, and not cut yet")
-    weight = listed.original.detach()
-    long_side = int(weight.shape[0] < math.prod(weight.shape[1:]))
-    whole = distribute_tensor(weight, mesh, [Shard(long_side)])
-    listed.original = nn.Parameter(whole)
+    weight = listed.original
+    if not hasattr(weight, "cut"):  # as by another layer that shares it
+        long_side = int(weight.shape[0] < math.prod(weight.shape[1:]))
+        parts = distribute_tensor(weight.detach(), mesh, [Shard(long_side)])
+        weight.cut = nn.Parameter(parts, weight.requires_grad)
+    listed.original = weight.cut
     listed.append(_Gathered())
     return {listed.original}
 
@@ -81,7 +84,7 @@ class _Gathered(nn.Module):
         return weight
 
 
-def distance(on: Surface, weight: DTensor) -> Tensor:
+def distance(on: Geometry, weight: DTensor) -> Tensor:
     """‖C(W)‖², a plain scalar, whose gradient reaches the weight once, not per rank."""
     return _map(on, weight)[1]
 
@@ -98,7 +101,7 @@ def placed(
 
 
 def parts(
-    on: Surface, weight: DTensor
+    on: Geometry, weight: DTensor
 ) -> tuple[Tensor, Tensor, Sums | None, list[Placement]]:
     """This rank's part, the same in blocks, its sums, and its placements for them.
 
@@ -113,20 +116,19 @@ def parts(
     return part, x, sums, placements
 
 
-def _map(on: Surface, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
+def _map(on: Geometry, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
     """This rank's part of A(W), ‖C(W)‖², and the placements of the parts."""
     part, x, sums, placements = parts(on, weight)
     if sums is None:
         return *on.map_and_distance(part), placements
-    if on.make is not stiefel_torch:
-        axes = (0, 1) if on.make is sphere_torch else (1,)
-        mapped, distance = RadialMap.apply(x, axes, sums)
-    else:
+    if on.axes is None:
         mapped, distance = stiefel_map(x, sums)
+    else:
+        mapped, distance = radial_map(x, on.axes, sums)
     return mapped.reshape(part.shape), distance, placements
 
 
-def _layout(on: Surface, weight: DTensor) -> tuple[list[Placement], Sums | None]:
+def _layout(on: Geometry, weight: DTensor) -> tuple[list[Placement], Sums | None]:
     """A weight's placements for its map, and its sums; None if it is gathered."""
     # The axis that each dimension of the mesh cuts, also by strided shards.
     cuts = [None if each.is_replicate() else each.dim for each in weight.placements]

@@ -1,11 +1,8 @@
-"""The manifold of a weight: its map, its constraint, the nearest point on it."""
+"""The manifold of any weight: whole or in shards, of any dtype."""
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
 from cdopt.manifold_torch import (
@@ -14,15 +11,17 @@ from cdopt.manifold_torch import (
     sphere_torch,
     stiefel_torch,
 )
+from cdopt.manifold_torch.basic_manifold_torch import basic_manifold_torch
 from torch import Tensor
 
-from cdopt_tutorial.constraints.fused import stiefel_map
+from cdopt_tutorial.constraints.geometry import Geometry
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
-HALF = torch.bfloat16, torch.float16  # too coarse for C, a small difference
 BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
+HALF = torch.bfloat16, torch.float16
+DTYPES = torch.float64, torch.float32, *HALF
 
-Manifold = str | Callable[..., Any]
+Manifold = str | type[basic_manifold_torch]
 
 
 def is_sharded(weight: Tensor) -> bool:
@@ -35,100 +34,70 @@ def whole(weight: Tensor) -> Tensor:
     return weight.full_tensor() if is_sharded(weight) else weight
 
 
-def _sharded() -> ModuleType:
-    """The module for weights in shards, imported only where there is one."""
-    from cdopt_tutorial.constraints import sharded
-
-    return sharded
-
-
-def _exactly(weight: Tensor) -> AbstractContextManager:
-    """Without autocast: in bfloat16, C is lost as a small difference."""
-    # The meta device, which computes nothing, has no autocast.
-    if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
-        return nullcontext()
-    return torch.autocast(weight.device.type, enabled=False)
-
-
-@dataclass(frozen=True)
-class Surface:
+class Surface(Geometry):
     """The manifold of a weight of any dtype, which may be in shards.
 
-    Axes after the second count as columns. Results are placed like the weight.
+    In half precision C would be lost as a small difference, so map and distance are
+    computed, and the distance is returned, in float32. If a weight is in shards, all
+    ranks must call each method, and get results placed like the weight.
     """
-
-    make: Callable[..., Any]  #: CDOpt's class of the manifold
-    blocks: int  #: equal blocks of rows, each of which is on a manifold of its own
-    transpose: bool  #: whether CDOpt's X is the transpose of the weight, or of a block
 
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """A(W), shaped as the weight, and ‖C(W)‖², a plain scalar."""
-        if weight.dtype in HALF:
-            mapped, distance = self.map_and_distance(weight.float())
-            return mapped.to(weight.dtype), distance.to(weight.dtype)
+        w = _at_least_float32(weight)
         with _exactly(weight):
-            if is_sharded(weight):
-                return _sharded().map_and_distance(self, weight)
-            if self.make is not stiefel_torch:
-                mapped = self._of(weight).A(self._point(weight))
-                return self._weight(mapped, weight), self.distance(weight)
-            # The fused map takes the short side, so there is nothing to transpose.
-            mapped, distance = stiefel_map(self.in_blocks(weight))
-            return mapped.reshape(weight.shape), distance
+            if is_sharded(w):
+                mapped, distance = _sharded().map_and_distance(self, w)
+            else:
+                mapped, distance = super().map_and_distance(w)
+            return mapped.to(weight.dtype), distance
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a plain scalar."""
-        if weight.dtype in HALF:
-            return self.distance(weight.float()).to(weight.dtype)
+        w = _at_least_float32(weight)
         with _exactly(weight):
-            if is_sharded(weight):
-                return _sharded().distance(self, weight)
-            if torch.compiler.is_compiling() and self.make is stiefel_torch:
-                return self.map_and_distance(weight)[1]  # shares its sums
-            return self._of(weight).C(self._point(weight)).square().sum()
+            return (
+                _sharded().distance(self, w) if is_sharded(w) else super().distance(w)
+            )
 
     @torch.no_grad()
-    def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest feasible weight, by CDOpt's ``Post_process``.
+    def nearest(self, weight: Tensor, padding: int | None = None) -> Tensor:
+        """The nearest feasible weight, a new one of the same dtype.
 
-        A weight in shards is gathered for it: sums alone would square its small
-        singular values, and lead to another point if it is far from the manifold.
-        Raises ValueError if the result is not feasible, as where CDOpt has no
-        projection.
+        The padding row, if there is one, becomes exactly 0. A weight in shards is
+        gathered: sums alone would square its small singular values, and lead to another
+        point if it is far from the manifold. A weight without data, as on the meta
+        device, stays as it is. Raises ValueError if the weight is not finite, or the
+        result not feasible, as where CDOpt has no projection.
         """
-        if weight.is_meta:
+        if _has_no_data(weight):
             return weight.clone()
-        with _exactly(weight):
-            exact = whole(weight).double()  # float32 would leave many roundings
-            point = self._of(exact).Post_process(self._point(exact))
-            found = self._weight(point, exact).contiguous()
-            left = self.distance(found).sqrt().item()
-            # Some ulps for each element; the comparison is false for NaN, too.
-            if not left <= 100 * torch.finfo(found.dtype).eps * found.numel() ** 0.5:
-                off = f"onto this manifold: ‖C‖ is {left:.1e} after it"
-                shape = f"a weight of shape {tuple(found.shape)}"
-                raise ValueError(f"no projection of {shape} {off}")
-            found = found.to(weight.dtype)
-            return _sharded().placed(found, weight) if is_sharded(weight) else found
+        check_finite(weight)
+        found = whole(weight).clone()
+        if padding is not None:
+            found[padding] = 0
+        if not self.distance(found).sqrt() <= 0.5 * _rounding(found):
+            with _exactly(weight):
+                exact = super().nearest(found.double())  # float32 would leave roundings
+            if padding is not None:
+                exact[padding] = 0  # training would scale up what an SVD leaves
+            self._check(exact, padding)
+            found = exact.to(weight.dtype)
+        return _sharded().placed(found, weight) if is_sharded(weight) else found
 
-    def in_blocks(self, weight: Tensor) -> Tensor:
-        """The weight as a matrix, (rows, columns), or as (blocks, rows, columns)."""
-        matrix = weight.flatten(1) if weight.ndim > 2 else weight
-        return matrix.unflatten(0, (self.blocks, -1)) if self.blocks > 1 else matrix
-
-    def _point(self, weight: Tensor) -> Tensor:
-        """CDOpt's X: the weight in blocks, transposed if so configured."""
-        blocks = self.in_blocks(weight)
-        return blocks.mT if self.transpose else blocks
-
-    def _weight(self, point: Tensor, like: Tensor) -> Tensor:
-        """The weight that belongs to an X."""
-        return (point.mT if self.transpose else point).reshape(like.shape)
-
-    def _of(self, weight: Tensor) -> Any:
-        """CDOpt's manifold, whose constants have one shape, dtype and device."""
-        shape = tuple(self._point(weight).shape)
-        return self.make(shape, device=weight.device, dtype=weight.dtype)
+    def _check(self, weight: Tensor, padding: int | None) -> None:
+        off = self.distance(weight).sqrt().item()
+        # Some ulps for each element; the comparison is false for NaN, too.
+        if off <= 100 * _rounding(weight):
+            return
+        if padding is not None:
+            raise ValueError(
+                f"row {padding} is padding, but can't be 0 on this manifold"
+            )
+        raise ValueError(
+            f"no projection of a weight of shape {tuple(weight.shape)} onto this "
+            f"manifold: ‖C‖ is {off:.1e} after it"
+        )
 
 
 def surface(
@@ -140,26 +109,73 @@ def surface(
     transposed. Raises ValueError if the weight does not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
-    if make is None:
-        known = " or ".join(MANIFOLDS)
+    if not (isinstance(make, type) and issubclass(make, basic_manifold_torch)):
+        known = "stiefel, oblique, sphere or a class of cdopt.manifold_torch"
         raise ValueError(f"manifold is {manifold!r}, but must be {known}")
-    if isinstance(make, type) and issubclass(make, euclidean_torch):
+    if issubclass(make, euclidean_torch):
         raise ValueError(f"{make.__name__} constrains nothing")
-    if weight.ndim < 2 or not weight.is_floating_point():
-        found = f"shape {tuple(weight.shape)} and is {weight.dtype}"
-        raise ValueError(f"the weight has {found}, but must be a real matrix")
-    if blocks < 1 or weight.shape[0] % blocks:
-        rows = f"the weight's {weight.shape[0]} rows"
-        raise ValueError(f"blocks is {blocks}, but must divide {rows}")
+    shape = tuple(weight.shape)
+    if weight.ndim < 2 or weight.dtype not in DTYPES or 0 in shape:
+        what = f"the weight has shape {shape} and is {weight.dtype}"
+        raise ValueError(f"{what}, but must be a matrix of real floating-point numbers")
+    rows, columns = shape[0], math.prod(shape[1:])
+    if type(blocks) is not int or blocks < 1 or rows % blocks:
+        raise ValueError(
+            f"blocks is {blocks!r}, but must be an int that divides the {rows} rows"
+        )
     if blocks > 1 and make not in BY_BLOCKS:
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
+    if transpose not in (None, False, True):
+        raise ValueError(f"transpose is {transpose!r}, but must be True, False or None")
     if make is stiefel_torch:
-        rows, columns = weight.shape[0] // blocks, math.prod(weight.shape[1:])
-        wide = rows < columns
-        if transpose is None:
-            transpose = wide
-        elif rows != columns and transpose != wide:
-            long_side = "columns" if wide else "rows"
-            of = f"of a {rows} x {columns} matrix"
-            raise ValueError(f"the {long_side} {of} can't be orthonormal")
+        transpose = _short_side(rows // blocks, columns, transpose)
     return Surface(make, blocks, bool(transpose))
+
+
+def _short_side(rows: int, columns: int, transpose: bool | None) -> bool:
+    """Whether the rows become orthonormal; a ValueError if the long side should."""
+    wide = rows < columns
+    if transpose is None:
+        return wide
+    if rows != columns and transpose != wide:
+        side = "columns" if wide else "rows"
+        raise ValueError(
+            f"the {side} of a {rows} x {columns} matrix can't be orthonormal"
+        )
+    return transpose
+
+
+def check_finite(weight: Tensor) -> None:
+    """ValueError if a weight has a NaN or an infinity; all ranks must call this."""
+    if not _has_no_data(weight) and not whole(weight.isfinite().all()):
+        raise ValueError("the weight is not finite")
+
+
+def _sharded() -> ModuleType:
+    """The module for weights in shards, imported only where there is one."""
+    from cdopt_tutorial.constraints import sharded
+
+    return sharded
+
+
+def _rounding(weight: Tensor) -> float:
+    """‖C‖ that rounding alone leaves, about."""
+    return torch.finfo(weight.dtype).eps * weight.numel() ** 0.5
+
+
+def _at_least_float32(weight: Tensor) -> Tensor:
+    return weight.float() if weight.dtype in HALF else weight
+
+
+def _has_no_data(weight: Tensor) -> bool:
+    """Whether a weight is on the meta device, as also a fake tensor's storage is."""
+    here = weight.to_local() if is_sharded(weight) else weight
+    return here.untyped_storage().device.type == "meta"
+
+
+def _exactly(weight: Tensor) -> AbstractContextManager:
+    """Without autocast."""
+    # The meta device, which computes nothing, has no autocast.
+    if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
+        return nullcontext()
+    return torch.autocast(weight.device.type, enabled=False)

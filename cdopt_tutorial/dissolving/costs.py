@@ -8,7 +8,6 @@ is small, so that the cost of the constraint shows.
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.resources import files
 from itertools import product
 from typing import Any
@@ -29,7 +28,7 @@ BASELINE = "plain"
 EXACT = ("cayley", "householder", "matrix_exp")  # torch's parametrizations
 VARIANTS = (BASELINE, "fused", "cdopt.nn", "geoopt", *EXACT)
 
-Step = Callable[[], None]
+Step = Callable[[], Any]
 
 
 def step_costs(
@@ -70,7 +69,7 @@ def step_seconds(step: Step, budget: float) -> float:
 
 def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
     """One step of a layer of n inputs and p outputs, p at most n."""
-    layer, penalty = _layer(variant, n, p, device)
+    layer, penalised = _layer(variant, n, p, device)
     shapes = (BATCH_SIZE, n), (BATCH_SIZE, p)
     x, target = (torch.randn(shape).to(device) for shape in shapes)
     is_free = variant != "geoopt"
@@ -79,10 +78,7 @@ def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
 
     def step() -> None:
         moves.zero_grad()
-        loss = nn.functional.mse_loss(layer(x), target)
-        if penalty is not None:
-            loss = loss + penalty()
-        loss.backward()
+        penalised(lambda: nn.functional.mse_loss(layer(x), target)).backward()
         moves.step()
 
     return step
@@ -90,22 +86,23 @@ def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
 
 def _layer(
     variant: str, n: int, p: int, device: str
-) -> tuple[nn.Module, Callable | None]:
-    """A variant's layer, and its penalty if it has one."""
+) -> tuple[nn.Module, Callable[[Step], Tensor]]:
+    """A variant's layer, and what computes a loss and adds the penalty, if any."""
     if variant == "geoopt":
-        return _Transposed(n, p).to(device), None
+        return _Transposed(n, p).to(device), lambda loss: loss()
     if variant == "cdopt.nn":
         options = {"manifold_class": stiefel_torch, "penalty_param": PENALTY_PARAM}
         options |= {"dtype": torch.float32, "device": torch.device(device)}
         layer = Linear_cdopt(n, p, **options)
-        return layer, partial(get_quad_penalty, layer)
+        return layer, lambda loss: loss() + get_quad_penalty(layer)
     layer = nn.Linear(n, p)
     if variant == "fused":
         layer = constraints.dissolve(layer, penalty_param=PENALTY_PARAM).to(device)
-        return layer, constraints.Constraints(layer).penalty
+        of = constraints.Constraints(layer)
+        return layer, lambda loss: sum(of.with_penalty(loss))
     if variant in EXACT:
         layer = parametrizations.orthogonal(layer, orthogonal_map=variant)
-    return layer.to(device), None
+    return layer.to(device), lambda loss: loss()
 
 
 class _Transposed(nn.Linear):

@@ -275,8 +275,8 @@ LAYERS: dict[str, Callable[[int, int], nn.RNNBase]] = {
     "RNN": nn.RNN,
     "Stiefel RNN": partial(recurrent, "Stiefel"),
     "LSTM": nn.LSTM,
-    "LSTM, stacked": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes)),
-    "LSTM, per gate": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes), per_gate=True),
+    "LSTM, stacked": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes), per_gate=False),
+    "LSTM, per gate": lambda *sizes: dissolve_recurrent(nn.LSTM(*sizes)),
 }
 
 

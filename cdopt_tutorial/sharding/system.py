@@ -110,8 +110,14 @@ class Trainer:
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float:
         """Add the gradients of a batch (batch, seq_len) and of the penalty."""
-        loss = next_word_loss(self.forward(tokens), targets)
-        penalty = 0.0 if self.constraints is None else self.constraints.penalty()
+
+        def forward() -> Tensor:
+            return next_word_loss(self.forward(tokens), targets)
+
+        if self.constraints is None:
+            loss, penalty = forward(), 0.0
+        else:
+            loss, penalty = self.constraints.with_penalty(forward)
         (loss + penalty).backward()
         return loss.item()
 

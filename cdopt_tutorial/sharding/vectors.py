@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.utils import parametrizations
 
 from cdopt_tutorial.checks import at_least, check
-from cdopt_tutorial.constraints.fused import Sums
+from cdopt_tutorial.constraints.formulas import Sums
 from cdopt_tutorial.constraints.rivals import RULES, Rival, nearest
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.engines import Role, launch, process_group
