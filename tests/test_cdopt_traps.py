@@ -86,8 +86,6 @@ def test_reset_parameters(kind):
     by_cdopt.reset_parameters()
     ours.reset_parameters()
     assert not moves(by_cdopt) and by_cdopt.weight_hh_l0.grad is None
-    assert constraints.feasibility(ours).mapped > 0.1
-    constraints.project_(ours)
     assert constraints.feasibility(ours).mapped < 1e-12 and moves(ours)
     for layer, stays in zip(linears(), (False, True), strict=True):
         before = free(layer)
@@ -120,7 +118,8 @@ def test_pickle():
     for layer in linears()[0], convolution, recurrents()[0]:
         with pytest.raises(AttributeError, match="Can't pickle local object"):
             pickle.dumps(layer)
-    pickle.dumps(linears()[1])
+    with pytest.raises(RuntimeError, match="only supported through state_dict"):
+        pickle.dumps(linears()[1])
 
 
 def test_deepcopy():

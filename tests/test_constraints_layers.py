@@ -71,7 +71,7 @@ REFUSED = [
     (linear, {"blocks": True}, f"blocks is True, but {NOT_INT}"),
     (linear, {"blocks": 0}, f"blocks is 0, but {NOT_INT}"),
     (linear, {"blocks": "2"}, f"blocks is '2', but {NOT_INT}"),
-    (linear, {"blocks": 2, "manifold": "sphere"}, "sphere_torch takes no batch"),
+    (linear, {"blocks": 2, "manifold": grassmann_torch}, "grassmann_torch takes no ba"),
     (linear, {"transpose": False}, "the columns of a 4 x 8 matrix can't be ort"),
     (linear, {"transpose": "yes"}, "transpose is 'yes', but must be True, False"),
     (linear, {"penalty_param": 0}, "penalty_param is 0, but must be above 0"),

@@ -86,7 +86,11 @@ class TestSurface:
         assert_near(on.distance(w), off)
 
     @given(
-        st.integers(1, 4), size, size, seeds, st.sampled_from(["stiefel", "oblique"])
+        st.integers(1, 4),
+        size,
+        size,
+        seeds,
+        st.sampled_from(sorted(constraints.MANIFOLDS)),
     )
     @settings(max_examples=20)
     def test_blocks_are_each_on_their_own(self, blocks, rows, columns, seed, manifold):

@@ -1,12 +1,10 @@
-"""The penalty takes its graph from the forward pass: never a stale or a freed one.
+"""A pass and its penalty are of the weights as they are: nothing is stale or freed.
 
 Random sequences of the operations of training loops are compared with the same ones on
 plain tensors, where each map and penalty is computed anew, by the formulas.
 """
 
 import copy
-import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -163,12 +161,10 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def write_into_data(self):
-        """Only measurements notice this, until the next forward pass."""
+        """Which autograd does not notice."""
         for weight in self.model.weights():
             weight.data.mul_(1.01)
         self.follow()
-        self.look()
-        self.forward(seed=0, aside=False)
 
     @rule()
     def look(self):
@@ -206,47 +202,6 @@ TestSequences = Sequences.TestCase
 TestSequences.settings = settings(max_examples=20, stateful_step_count=25)
 
 
-def test_the_first_penalty_of_a_pass_costs_no_gram_matrix(monkeypatch):
-    """Each later one computes its own."""
-    model = constraints.dissolve(nn.Linear(4, 3, **F64))
-    on = type(model.parametrizations.weight[0].surface)
-    calls, distance = [], on.distance
-    monkeypatch.setattr(on, "distance", lambda *a: calls.append(1) or distance(*a))
-    model(drawn((2, 4), 0))
-    constraints.penalty(model)
-    assert not calls
-    constraints.penalty(model)
-    assert len(calls) == 1
-
-
-def test_passes_without_a_penalty_leave_nothing_behind():
-    """Without the cycle collector, which would run late."""
-    model = Net()
-    gc.disable()
-    try:
-        left = []
-        for seed in range(20):
-            mapped, output = model.first.weight, model(drawn((2, 4), seed))
-            graph = model.first.parametrizations.weight[0]._seen
-            left += [weakref.ref(each) for each in (mapped, output, graph[-1])]
-            if seed % 2:
-                output.sum().backward()
-            del mapped, output, graph
-        assert sum(each() is not None for each in left) <= 1  # the last distance
-    finally:
-        gc.enable()
-
-
-def test_a_pass_that_answers_a_call_leaves_nothing_behind():
-    """The main thread's pass keeps its distance for the penalty, another's does not."""
-    model, x = copy.deepcopy(Net()), drawn((2, 4), 0)
-    rule = model.first.parametrizations.weight[0]
-    in_thread(model, x)
-    assert not rule._seen
-    model(x)
-    assert rule._seen
-
-
 def test_gradients_of_two_threads_do_not_mix():
     """Threads train on one model: each gets the gradients of its own input."""
     model, wrong = Net(), []
@@ -266,5 +221,5 @@ def test_gradients_of_two_threads_do_not_mix():
 
     with ThreadPoolExecutor(3) as pool:
         pool.map(work, range(3))
-        work(3)  # and the main one, which keeps the graph of its pass
+        work(3)  # and the main one
     assert len(wrong) == 80 and max(wrong) < 1e-12

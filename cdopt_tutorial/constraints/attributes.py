@@ -86,7 +86,7 @@ _passes = threading.local()  # the weights of the RNNs that this thread is in, b
 
 
 def _forward(rnn: nn.RNNBase, kind: type, *args: Any, **kwargs: Any) -> Any:
-    """The pass of torch's RNN, which reads its list twice, with each map computed once."""
+    """The pass of torch's RNN, which reads its list twice: one map serves both."""
     outer = getattr(_passes, "weights", {})
     _passes.weights = outer | {id(rnn): _flat_weights(rnn)}
     try:

@@ -91,7 +91,7 @@ def _rule(
     blocks: int,
     transpose: bool | None,
 ) -> Dissolved:
-    """The parametrization of a layer's weight, or a ValueError if there can't be one."""
+    """The parametrization of a layer's weight; a ValueError if it can't have one."""
     weight = _free_weight(module, name)
     if not isinstance(penalty_param, Real) or not 0 < penalty_param < math.inf:
         raise ValueError(

@@ -38,7 +38,8 @@ def map_and_distance(on: Geometry, weight: DTensor) -> tuple[DTensor, Tensor]:
     - Oblique: an all-reduce of the sums that are cut; if none is, of the scalar, in the
       forward pass only.
     - Sphere: an all-reduce of a single number.
-    - Oblique by columns, and CDOpt's other manifolds: the weight is gathered.
+    - Oblique by columns, spheres by blocks, and CDOpt's other manifolds: the weight is
+      gathered.
     """
     mapped, distance, placements = _map(on, weight)
     return placed(mapped, weight, placements), distance
@@ -133,7 +134,10 @@ def _layout(on: Geometry, weight: DTensor) -> tuple[list[Placement], Sums | None
     # The axis that each dimension of the mesh cuts, also by strided shards.
     cuts = [None if each.is_replicate() else each.dim for each in weight.placements]
     mesh, stiefel = weight.device_mesh, on.make is stiefel_torch
-    if not stiefel and (on.transpose or on.make not in (oblique_torch, sphere_torch)):
+    whole = (
+        on.axes is None or on.transpose or (on.make is sphere_torch and on.blocks > 1)
+    )
+    if not stiefel and whole:
         return [Replicate()] * mesh.ndim, None
     ranks = math.prod([mesh.size(dim) for dim, cut in enumerate(cuts) if cut == 0])
     split = on.blocks > 1 and on.blocks % ranks > 0  # some block is on several ranks

@@ -17,7 +17,6 @@ from torch import Tensor
 from cdopt_tutorial.constraints.geometry import Geometry
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
-BY_BLOCKS = stiefel_torch, oblique_torch  # CDOpt's classes that take a batch
 HALF = torch.bfloat16, torch.float16
 DTYPES = torch.float64, torch.float32, *HALF
 
@@ -123,7 +122,7 @@ def surface(
         raise ValueError(
             f"blocks is {blocks!r}, but must be an int that divides the {rows} rows"
         )
-    if blocks > 1 and make not in BY_BLOCKS:
+    if blocks > 1 and make not in MANIFOLDS.values():
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if transpose not in (None, False, True):
         raise ValueError(f"transpose is {transpose!r}, but must be True, False or None")

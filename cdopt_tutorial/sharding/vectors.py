@@ -156,7 +156,7 @@ class Objective:
 
     def value(self, x: Tensor) -> float:
         """f at the feasible point whose columns have the span of those of X."""
-        images, gram = self.images(x).double(), self._sums.gram(x, x).double()
+        images, gram = self.images(x).double(), self._sums.gram(x).double()
         return -torch.linalg.solve(gram, images.T @ images).trace().item() / 2
 
 
