@@ -14,6 +14,7 @@ from cdopt_tutorial.constraints import formulas
 from cdopt_tutorial.constraints.surface import surface
 
 size = st.integers(1, 9)
+MANIFOLDS = st.sampled_from(sorted(constraints.MANIFOLDS))
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.tuples(size, size) | st.tuples(st.integers(1, 4), size, size)
 
@@ -69,7 +70,7 @@ class TestStiefelMap:
 class TestSurface:
     """The formulas of the manifolds: by rows, by blocks, turned."""
 
-    @given(shapes, seeds, st.sampled_from(sorted(constraints.MANIFOLDS)))
+    @given(shapes, seeds, MANIFOLDS)
     @settings(max_examples=60)
     def test_is_that_of_the_formula(self, shape, seed, manifold):
         w = drawn(shape, seed)
@@ -90,7 +91,7 @@ class TestSurface:
         size,
         size,
         seeds,
-        st.sampled_from(sorted(constraints.MANIFOLDS)),
+        MANIFOLDS,
     )
     @settings(max_examples=20)
     def test_blocks_are_each_on_their_own(self, blocks, rows, columns, seed, manifold):

@@ -10,7 +10,6 @@ import torch
 from cdopt.manifold_torch import grassmann_torch
 from constrained import F64, dissolved, drawn, free, lstm, move_
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import (
     functional_call,
     grad,

@@ -1,4 +1,4 @@
-"""What becomes of W: padding, shared weights, assignment, resets, storage, precision."""
+"""What becomes of W: padding, sharing, assignment, resets, storage, precision."""
 
 import copy
 import math

@@ -134,10 +134,8 @@ def _layout(on: Geometry, weight: DTensor) -> tuple[list[Placement], Sums | None
     # The axis that each dimension of the mesh cuts, also by strided shards.
     cuts = [None if each.is_replicate() else each.dim for each in weight.placements]
     mesh, stiefel = weight.device_mesh, on.make is stiefel_torch
-    whole = (
-        on.axes is None or on.transpose or (on.make is sphere_torch and on.blocks > 1)
-    )
-    if not stiefel and whole:
+    spheres = on.make is sphere_torch and on.blocks > 1
+    if not stiefel and (on.axes is None or on.transpose or spheres):
         return [Replicate()] * mesh.ndim, None
     ranks = math.prod([mesh.size(dim) for dim, cut in enumerate(cuts) if cut == 0])
     split = on.blocks > 1 and on.blocks % ranks > 0  # some block is on several ranks
