@@ -28,7 +28,7 @@ trap 'exit 143' HUP TERM
 # shellcheck disable=SC2016
 there='exec 3<&0
 setsid "$@" < /dev/null 3<&- & run=$!
-{ cat <&3; kill -TERM -$run; sleep 20; kill -KILL -$run; } > /dev/null 2>&1 & watch=$!
+{ cat <&3; kill -TERM -$run; sleep 60; kill -KILL -$run; } > /dev/null 2>&1 & watch=$!
 wait $run; code=$?
 kill $watch; exit $code'
 
