@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import random
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hosts import kill
 from running import wait_for_end
 from torch.futures import Future
 from torch.nn import functional as F
@@ -317,6 +319,44 @@ def test_the_hybrid_comes_to_the_parameters_of_one_process_and_of_the_package(
     rows = module.read_bags()[: module.TRAINED]
     for train in hybrid_in_one_process, hybrid_of_the_package:
         assert max_difference(found, train(module, rows, begin)) <= 1e-10
+
+
+# What disturbs a run on two hosts: in its second round observer 2 dies, and when all
+# start again, so does observer 1.
+DEATHS = """
+ROUNDS, undisturbed = 2, play
+if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "1"):
+    os._exit(1)
+def play(policy, seed):
+    if seed == 3 and not os.path.exists("died"):
+        open("died", "w").close(), os._exit(1)
+    return undisturbed(policy, seed)
+"""
+
+
+@pytest.mark.engines
+def test_hosts_go_on_if_another_process_dies_while_they_restart(tmp_path):
+    (tmp_path / "bare_hosts.py").write_text(program("bare_hosts", DEATHS))
+    lo = dict.fromkeys(("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "lo")
+    # Below the ports that the system gives to clients.
+    meet = f"--master-addr 127.0.0.1 --master-port {random.randrange(20_000, 30_000)}"
+    options = f"--local-addr 127.0.0.1 --nnodes 2 --max-restarts 3 {meet}".split()
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    hosts = ["--node-rank=0", "--nproc-per-node=2"], ["--node-rank=1"]
+    runs = [
+        subprocess.Popen(
+            [*command, *host, "bare_hosts.py"],
+            cwd=tmp_path, env=os.environ | lo, text=True, stdout=subprocess.PIPE,
+        )
+        for host in hosts
+    ]  # fmt: skip
+    try:
+        said, _ = runs[0].communicate(timeout=300)  # it hung
+        assert [each.wait(300) for each in runs] == [0, 0]
+    finally:
+        kill(runs)
+    assert re.findall(r"^round (\d)", said, re.MULTILINE) == ["0", "1"]
+    assert (tmp_path / "died").exists()
 
 
 def test_threads_of_the_caller_do_not_matter_on_hosts(importable, monkeypatch):
