@@ -15,8 +15,8 @@ from cdopt_tutorial.constraints.surface import is_sharded
 def extend_class(module: nn.Module, name: str) -> None:
     """Let a layer project what is assigned to a weight, and what resets it.
 
-    This changes the class that torch made for this layer alone, with a property for
-    each parametrized weight, and takes off again with the last parametrization.
+    This changes the class that torch made for this layer and its copies, and takes off
+    again with the last parametrization.
     """
     cls, kind = type(module), parametrize.type_before_parametrizations(module)
     setattr(cls, name, property(getattr(cls, name).fget, partial(_assign, name)))
@@ -38,7 +38,8 @@ def extend_class(module: nn.Module, name: str) -> None:
 def _assign(name: str, module: nn.Module, value: Tensor) -> None:
     """Write the projection of a value into W."""
     rule, *others = module.parametrizations[name]
-    weight, kind = module.parametrizations[name].original, type(module).__name__
+    weight = module.parametrizations[name].original
+    kind = type(module).__name__.removeprefix("Parametrized")
     for each in reversed(others):
         value = each.right_inverse(value)
     if value.shape != weight.shape:
