@@ -1,8 +1,8 @@
 """The parametrization of a dissolved weight."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ class Dissolved(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
         mapped, distance = self.surface.map_and_distance(_for_this_call(weight))
-        if not torch.compiler.is_compiling() and hasattr(_here, "distances"):
-            # Without a graph, as in a checkpointed pass, it is of no use to a penalty.
-            if distance.requires_grad or not weight.requires_grad:
-                _here.distances[weight] = distance
+        # Without a graph, as in a checkpointed pass, it is of no use to a penalty.
+        if distance.requires_grad or not weight.requires_grad:
+            _distances()[weight] = distance
         return mapped
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -32,7 +31,8 @@ class Dissolved(nn.Module):
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
-        return self.surface.distance(_for_this_call(weight))
+        known = _distances().get(weight)
+        return self.surface.distance(_for_this_call(weight)) if known is None else known
 
     @property
     def rule(self) -> tuple:
@@ -40,16 +40,26 @@ class Dissolved(nn.Module):
         return self.surface, self.penalty_param
 
 
-_here = threading.local()  # the distances that a call in this thread collects
-
-
-def with_distances(function: Callable[[], Any]) -> tuple[Any, dict[Tensor, Tensor]]:
-    """What a function returns, and ‖C(W)‖² of each W that it mapped, by W."""
-    _here.distances = {}
+@contextmanager
+def sharing_sums() -> Iterator[None]:
+    """Within it, ‖C(W)‖² is that of this thread's last pass, if there was one."""
+    before = getattr(_shared, "distances", None)
+    _shared.distances = {}
     try:
-        return function(), _here.distances
+        yield
     finally:
-        del _here.distances
+        _shared.distances = before
+
+
+_shared = threading.local()
+
+
+def _distances() -> dict[Tensor, Tensor]:
+    """‖C(W)‖² of each W that was mapped; always empty outside of that context."""
+    known = (
+        None if torch.compiler.is_compiling() else getattr(_shared, "distances", None)
+    )
+    return {} if known is None else known
 
 
 def _for_this_call(weight: Tensor) -> Tensor:

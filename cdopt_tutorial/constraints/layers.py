@@ -13,6 +13,7 @@ from cdopt_tutorial.constraints.surface import (
     Manifold,
     check_finite,
     is_sharded,
+    is_under_fsdp,
     surface,
 )
 
@@ -76,11 +77,6 @@ def dissolve_recurrent(
         if not parametrize.is_parametrized(rnn, name):  # under another name
             _register(rnn, name, rule)
     return rnn
-
-
-def is_under_fsdp(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` manages a module's parameters."""
-    return getattr(module, "_is_fsdp_managed_module", False)
 
 
 def _rule(

@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from cdopt import nn as cdopt_nn
-from cdopt.manifold_torch import euclidean_torch
 from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
-from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
-from cdopt_tutorial.constraints.dissolved import Dissolved, with_distances
-from cdopt_tutorial.constraints.layers import is_under_fsdp
-from cdopt_tutorial.constraints.surface import Surface, is_sharded
+from cdopt_tutorial.constraints.dissolved import sharing_sums
+from cdopt_tutorial.constraints.weights import (
+    Constraint,
+    check_sharing,
+    constrained,
+    constraints_of,
+    joined,
+)
 from cdopt_tutorial.engines.probes import trace
 from cdopt_tutorial.engines.seam import gradients
 from cdopt_tutorial.engines.seam.reference import Reference, apply
 
 Model = nn.Module | Reference
-Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its rule
 
 
 class Distance(NamedTuple):
@@ -82,13 +83,12 @@ class Constraints:
                 raise ValueError(f"a {type(model).__name__} is no model: give modules")
             self._models[name] = model
         check_sharing(self._models)
-        here = self._here()
-        owned |= {("", id(weight)) for weight, _ in here.values()}
+        here = constrained(self._models).values()
+        owned |= {("", id(weight)) for weight, _ in here}
         for name, reference in self._referred():
             if _owned(reference) - owned:
                 raise ValueError(f"{name} refers to a constrained module: give it, too")
-        if not (here or self._elsewhere):
-            raise ValueError("no weight of this model is constrained: no penalty")
+        self._here()
 
     def penalty(self) -> Tensor:
         """Σ penalty_param ‖C(W)‖², a scalar to be added to the loss.
@@ -99,32 +99,18 @@ class Constraints:
         ``static_graph=True``, and leave out layers that a pass does not use. Raises
         ValueError if a ``penalty_param`` is 0, as by CDOpt's default.
         """
-        return self._penalty({})
+        terms = [_term(name, each) for name, each in self._here().items()]
+        elsewhere = self._elsewhere.values()
+        terms += [gradients.call(each, penalty_on_cpu) for each in elsewhere]
+        return sum((each.to(terms[0].device) for each in terms[1:]), start=terms[0])
 
     def with_penalty(self, function: Callable[[], Any]) -> tuple[Any, Tensor]:
         """What a forward pass returns, and the penalty, with one XᵀX for both.
 
         The function may not run a backward pass, nor move a weight.
         """
-        result, distances = with_distances(function)
-        return result, self._penalty(distances)
-
-    def _penalty(self, distances: dict[Tensor, Tensor]) -> Tensor:
-        terms = []
-        for name, (weight, rule) in self._here().items():
-            if not rule.penalty_param > 0:
-                raise ValueError(
-                    f"the penalty_param of {name} is {rule.penalty_param}: its penalty "
-                    "would be 0, whatever its weight"
-                )
-            distance = distances.get(weight)
-            distance = rule.distance(weight) if distance is None else distance
-            terms.append(rule.penalty_param * distance)
-        elsewhere = self._elsewhere.values()
-        terms += [gradients.call(each, penalty_on_cpu) for each in elsewhere]
-        if not terms:
-            raise ValueError("no weight of this model is constrained any more")
-        return sum((each.to(terms[0].device) for each in terms[1:]), start=terms[0])
+        with sharing_sums():
+            return function(), self.penalty()
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
@@ -137,7 +123,7 @@ class Constraints:
             layers[name] = Distance(*(square.item() ** 0.5 for square in squares))
         for prefix, reference in self._elsewhere.items():
             for name, distance in apply(reference, feasibility).layers.items():
-                layers[_joined(prefix, name)] = distance
+                layers[joined(prefix, name)] = distance
         return Feasibility(layers)
 
     @torch.no_grad()
@@ -156,13 +142,10 @@ class Constraints:
             apply(reference, project_)
 
     def _here(self) -> dict[str, Constraint]:
-        """The constrained weights in this process, each once."""
-        found, seen = {}, set()
-        for prefix, model in self._models.items():
-            for name, (weight, rule) in constraints_of(model).items():
-                if id(weight) not in seen:
-                    seen.add(id(weight))
-                    found[_joined(prefix, name)] = weight, rule
+        """The constrained weights in this process, as the models now have them."""
+        found = constrained(self._models)
+        if not (found or self._elsewhere):
+            raise ValueError("no weight of this model is constrained: no penalty")
         return found
 
     def _referred(self) -> Iterator[tuple[str, Reference]]:
@@ -172,7 +155,7 @@ class Constraints:
                 for own, value in vars(module).items():
                     for each in tree_leaves(value):
                         if isinstance(each, Reference):
-                            yield _joined(name, prefix, own), each
+                            yield joined(name, prefix, own), each
 
 
 def penalty(*models: Model) -> Tensor:
@@ -195,98 +178,14 @@ def project_(*models: Model) -> None:
     Constraints(*models).project_()
 
 
-def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights of a model in this process, by name.
-
-    Weights that ``fully_shard`` has gathered for a pass are sharded again, since only
-    the shards last. Raises ValueError for a gathered layer without its model.
-    """
-    found = dict(_constraints(model))
-    if any(map(_is_gathered, found.values())):
-        for module in model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
-        found = dict(_constraints(model))
-    for name, constraint in found.items():
-        if _is_gathered(constraint):
-            raise ValueError(
-                f"{name} is gathered by FSDP: give the model that fully_shard has had, "
-                "since FSDP1 is not supported"
-            )
-    return found
-
-
-def check_sharing(models: dict[str, nn.Module]) -> None:
-    """ValueError if layers share a weight that they do not constrain alike."""
-    known: dict[int, tuple[str, tuple]] = {}  # names and rules of the weights, by id
-    for start, model in models.items():
-        for name, (weight, rule) in _constraints(model):
-            name = _joined(start, name)
-            first, agreed = known.setdefault(id(weight), (name, rule.rule))
-            if rule.rule != agreed:
-                raise ValueError(
-                    f"{name} is the weight of {first}, but its manifold or "
-                    "penalty_param is another one"
-                )
-    for start, model in models.items():
-        for prefix, module in model.named_modules():
-            for own, weight in _free(module):
-                _check_free(_joined(start, prefix, own), weight, known)
-
-
-def _free(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's own parameters, unless they are constrained."""
-    if isinstance(module, cdopt_nn.Linear_cdopt) or _is_dissolved(module):
-        return
-    if hasattr(module, "quad_penalty"):
-        kind = type(module).__name__
-        raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
-    yield from module.named_parameters("", False, False)
-
-
-def _check_free(name: str, weight: Tensor, known: dict) -> None:
-    if id(weight) in known:
-        first, _ = known[id(weight)]
-        raise ValueError(
-            f"{name} is the weight of {first}, which is dissolved: dissolve it in this "
-            "layer, too"
-        )
-
-
-def _constraints(model: nn.Module) -> Iterator[tuple[str, Constraint]]:
-    for name, module in model.named_modules():
-        if _is_dissolved(module):
-            name = f".{name}".replace(".parametrizations.", ".").strip(".")
-            if hasattr(module.original, "cut"):
-                raise ValueError(
-                    f"{name} was cut in another layer that shares it: call "
-                    "map_before_gathering for this one, too"
-                )
-            yield name, (module.original, module[0])
-        elif isinstance(module, cdopt_nn.Linear_cdopt):
-            if not isinstance(module.manifold, euclidean_torch):
-                yield _joined(name, "weight"), (module.weight, _of_cdopt(module))
-
-
-def _is_dissolved(module: nn.Module) -> bool:
-    return isinstance(module, ParametrizationList) and isinstance(module[0], Dissolved)
-
-
-def _of_cdopt(layer: cdopt_nn.Linear_cdopt) -> Dissolved:
-    # CDOpt's function for the layer's own penalty does not survive a copy.
-    turned = layer.in_features >= layer.out_features
-    on = Surface(lambda *_, **__: layer.manifold, blocks=1, transpose=turned)
-    return Dissolved(on, layer.penalty_param)
-
-
-def _is_gathered(constraint: Constraint) -> bool:
+def _term(name: str, constraint: Constraint) -> Tensor:
     weight, rule = constraint
-    return is_under_fsdp(rule) and not is_sharded(weight)
-
-
-def _joined(*names: str) -> str:
-    """A dotted name, each part of which may be empty."""
-    return ".".join(filter(None, names))
+    if not rule.penalty_param > 0:
+        raise ValueError(
+            f"the penalty_param of {name} is {rule.penalty_param}: its penalty would "
+            "be 0, whatever its weight"
+        )
+    return rule.penalty_param * rule.distance(weight)
 
 
 def _owned(reference: Reference) -> set[tuple[str, int]]:

@@ -12,7 +12,7 @@ from cdopt.manifold_torch import (
     stiefel_torch,
 )
 from cdopt.manifold_torch.basic_manifold_torch import basic_manifold_torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdopt_tutorial.constraints.geometry import Geometry
 
@@ -26,6 +26,11 @@ Manifold = str | type[basic_manifold_torch]
 def is_sharded(weight: Tensor) -> bool:
     """Whether a weight is a DTensor, without the second that its import takes."""
     return hasattr(weight, "device_mesh")
+
+
+def is_under_fsdp(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` manages a module's parameters."""
+    return getattr(module, "_is_fsdp_managed_module", False)
 
 
 def whole(weight: Tensor) -> Tensor:
