@@ -50,6 +50,7 @@ lint: $(STAMP) ## check style, formatting and who imports whom
 
 # A chapter that failed has its page, too.
 serve: $(STAMP) ## make the book and serve it on 127.0.0.1, port $PORT (8000)
+	@$(BIN)/python -c "import socket; socket.create_server(('127.0.0.1', $(PORT) or -1))" 2>/dev/null || { echo "port $(PORT) is taken, or none: name another with make serve PORT=..." >&2; exit 1; }
 	@$(BIN)/python -m cdopt_tutorial build || test -f _build/html/index.html
 	@echo "http://127.0.0.1:$(PORT)"
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
@@ -58,16 +59,19 @@ clean: ## remove all that make built: .venv, _build, caches
 	rm -rf .venv _build cdopt_tutorial.egg-info .pytest_cache .ruff_cache .hypothesis
 	find cdopt_tutorial tests -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamp names the folder it was made in: an environment does not survive a move.
-ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+# The stamp names the folder it was made in: an environment does not survive a move, but
+# this folder may be reached by other paths.
+HERE := [ "$$(cat $(STAMP) 2>/dev/null)" -ef . ]
+ifneq ($(shell $(HERE) && echo here),here)
 .PHONY: $(STAMP)
 endif
 
-# Without a stamp the environment is new, moved or half made: make it afresh.
+# Without a stamp the environment is new, moved or half made: make it afresh. One that
+# works keeps its stamp, and so is kept, until an update has succeeded.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or newer, or name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) .ci/preflight.py
 	@echo "installing into .venv; the first time takes minutes"
-	@if [ "$$(cat $(STAMP) 2>/dev/null)" = "$$PWD" ]; then rm $(STAMP); else $(PYTHON) -m venv --clear .venv; fi
+	@$(HERE) || $(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[book,ray,test]'
-	@echo "$$PWD" > $(STAMP)
+	@pwd -P > $(STAMP)

@@ -1,7 +1,9 @@
 """The Makefile's targets: what they print, and that they do only what is needed."""
 
 import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,7 @@ def clone(project, tmp_path) -> Path:
         "#!/bin/sh\n"
         'echo "$@" >> calls\n'
         'if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/; fi\n'
+        f'[ "$1" != -c -o ! -e real ] || exec {shlex.quote(sys.executable)} "$@"\n'
         'case "$*" in *pip*) [ ! -e broken ] ;; *build) [ ! -e fails ] ;; esac\n'
     )
     fake.chmod(0o755)
@@ -48,10 +51,14 @@ FRESH = [
 ]
 
 
-def book(folder: Path) -> list[str]:
-    """The fake Python's arguments in `make book`."""
-    assert make(folder, "book", PYTHON="./python").returncode == 0
-    return [call for call in calls(folder) if "preflight" not in call]
+BUILD = ["-m cdopt_tutorial build"]
+
+
+def book(folder: Path, *args: str, of: Path | None = None, **env: str) -> list[str]:
+    """The fake Python's arguments in `make book`; `of` is the clone, if another."""
+    done = make(folder, "book", *args, PYTHON="./python", **env)
+    assert done.returncode == 0, done.stderr
+    return [call for call in calls(of or folder) if "preflight" not in call]
 
 
 def test_set_up_is_done_once_and_again_when_it_must(clone):
@@ -59,13 +66,73 @@ def test_set_up_is_done_once_and_again_when_it_must(clone):
     assert make(clone, "book", PYTHON="./python").returncode != 0
     (clone / "broken").unlink()
     calls(clone)
-    build = ["-m cdopt_tutorial build"]
-    assert book(clone) == FRESH + build  # since it was half made
-    assert book(clone) == build
+    assert book(clone) == FRESH + BUILD  # since it was half made
+    assert book(clone) == BUILD
     os.utime(clone / "constraints.txt", (2e9, 2e9))
-    assert book(clone) == FRESH[1:] + build
+    assert book(clone) == FRESH[1:] + BUILD
     moved = clone.rename(clone.parent / "elsewhere")
-    assert book(moved) == FRESH + build
+    assert book(moved) == FRESH + BUILD
+    copied = shutil.copytree(moved, clone.parent / "a copy")
+    assert book(copied) == FRESH + BUILD
+
+
+@pytest.mark.parametrize("first", ["folder", "link", "-C"])
+def test_a_folder_is_the_same_by_any_path(clone, first):
+    (link := clone.parent / "a link").symlink_to(clone, target_is_directory=True)
+    above = clone.parent
+    ways = {  # with the PWD that a shell has there
+        "folder": lambda: book(clone, PWD=str(clone)),
+        "link": lambda: book(link, PWD=str(link)),
+        "-C": lambda: book(above, "-C", "a link", of=clone, PWD=str(above)),
+    }
+    assert ways[first]() == FRESH + BUILD
+    for way in ways.values():
+        assert way() == BUILD
+
+
+def test_an_environment_that_works_outlives_an_update_that_fails(clone):
+    (link := clone.parent / "a link").symlink_to(clone, target_is_directory=True)
+    book(clone)
+    (clone / "broken").touch()
+    for name in ("constraints.txt", "pyproject.toml"):
+        os.utime(clone / name, (2e9, 2e9))
+        for path in (clone, link, clone):
+            done = make(path, "book", PYTHON="./python", PWD=str(path))
+            assert done.returncode != 0 and "Error" in done.stderr
+            assert calls(clone)[1:] == FRESH[1:]  # nothing is cleared, or built
+    (clone / "broken").unlink()
+    assert book(clone) == FRESH[1:] + BUILD
+
+
+@pytest.mark.parametrize("port", ["taken", "80800", "0", "-1", "http", ""])
+def test_a_port_that_cannot_be_had_is_one_line_before_anything_is_built(clone, port):
+    book(clone)
+    (clone / "real").touch()  # as the code that tries the port must be
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        if port == "taken":
+            port = str(other.getsockname()[1])
+        done = make(clone, "serve", f"PORT={port}")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make:")]
+    assert done.returncode != 0 and not done.stdout
+    assert said == [
+        f"port {port} is taken, or none: name another with make serve PORT=..."
+    ]
+    assert not [each for each in calls(clone) if "-m" in each]
+
+
+@pytest.mark.parametrize("script", [".ci/run", ".binder/postBuild", "Makefile"])
+def test_a_checkout_with_windows_line_ends_has_scripts_without(
+    project, tmp_path, script
+):
+    git = ["git", "-c", "core.autocrlf=true", "-C", str(tmp_path)]
+    for name in (".gitattributes", script):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(project.root / name, tmp_path / name)
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    (tmp_path / script).unlink()
+    subprocess.run([*git, "checkout", "-q", script], check=True)
+    assert b"\r" not in (tmp_path / script).read_bytes()
 
 
 @pytest.mark.parametrize("there", [True, False])
