@@ -127,23 +127,31 @@ def test_digest_follows_device_python_and_libraries(book, monkeypatch):
     assert len(seen) == 3 + 2 * len(libraries)
 
 
-def test_a_short_result_is_taken_by_short_runs_only_and_a_full_one_by_all(
-    book, no_kernel
+def test_a_short_run_is_due_when_its_chapter_changed_but_a_full_result_is_kept(
+    book, no_kernel, capsys
 ):
-    code = "epochs = 9", "import time; print(epochs, time.time_ns())"
-    path = write_chapter(book, *code, parameters=True, short={"epochs": 2})
+    def write(*code):
+        code = "epochs = 9", "import time; print(epochs, time.time_ns())", *code
+        return write_chapter(book, *code, parameters=True, short={"epochs": 2})
 
-    def ran(**how) -> tuple[bool, str]:
+    def ran(**how) -> tuple[bool, bool, str]:
         (done,) = run(book, path, **how)
         printed = [out.text for cell in done.notebook.cells[2:] for out in cell.outputs]
-        return done.cached, *printed[0].split()
+        return "running" in capsys.readouterr().out, done.cached, *printed[0].split()
 
+    path = write()
     first = ran(short=True)
-    assert first[:2] == (False, "2")
-    assert ran(short=True) == (True, *first[1:])
+    assert first[:3] == (True, False, "2")
+    assert ran(short=True) == (False, True, *first[2:])
     full = ran()
-    assert full[:2] == (False, "9")
-    assert ran() == ran(short=True) == (True, *full[1:])
+    assert full[:3] == (True, False, "9")
+    assert ran() == ran(short=True) == (False, True, *full[2:])
+    assert ran(short=True, force=True) == (True, True, *full[2:])
+    write("assert epochs == 9, epochs")
+    assert ran()[:3] == (True, False, "9")
+    for _ in range(2):  # a full result hides no failure of the short profile
+        (done,) = run(book, path, short=True)
+        assert done.why == "AssertionError: 2" and not done.cached
 
 
 def test_short_runs_are_two_at_a_time_on_a_core_each(book):
@@ -209,6 +217,48 @@ def test_a_failed_run_is_run_again_until_it_succeeds(book, no_kernel):
     write_chapter(book, "y = 1")
     run(book)
     assert "failed" not in read_failed(book, path).metadata
+
+
+ASSERTS = {
+    "x > 2": "x > 2: {'x': 2}",
+    "x > 0 and 5 < x + 1 < 9": "5 < x + 1 < 9: {'x + 1': 3}",
+    "all(a < b for a, b in zip(y, [2, 2, 9]) if a)": "all((a < b for a, b in "
+    "zip(y, [2, 2, 9]) if a)): [{'a': 7, 'b': 2}]",
+    "not any(each > 6 for each in y)": "not any((each > 6 for each in y)): "
+    "[{'each': 7}]",
+    "math.isclose(x, y[1])": "math.isclose(x, y[1]): {'x': 2, 'y[1]': 7}",
+    "all(map(str.isdigit, 'ab'))": "all(map(str.isdigit, 'ab')): {\"'ab'\": 'ab'}",
+    "x > 2, 'its own words'": "its own words",
+}
+
+
+def test_an_assert_that_fails_says_what_it_compared(book):
+    tried = [
+        f"try:\n    assert {each}\nexcept AssertionError as error:\n    print(error)"
+        for each in ASSERTS
+    ]
+    last = "assert x == 2 or y[0]\nassert x == 3"
+    write_chapter(book, "import math\nx, y = 2, [1, 7, 0]", *tried, last)
+    (done,) = run(book)
+    assert done.why == "AssertionError: x == 3: {'x': 2}"
+    said = [cell.outputs[0].text for cell in done.notebook.cells[2:-1]]
+    assert said == [f"{each}\n" for each in ASSERTS.values()]
+
+
+def test_no_kernel_or_process_below_has_what_a_reader_told_python(book, monkeypatch):
+    told = {"PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "error", "MPLBACKEND": "QtAgg"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    code = "import os, subprocess, sys, matplotlib\n"
+    code += "print(matplotlib.get_backend(), *os.environ.keys() & {'PYTHONWARNINGS'})\n"
+    code += "call = [sys.executable, '-c', 'print(__debug__)']\n"
+    code += "print(subprocess.check_output(call, text=True))"
+    path = write_chapter(book, code)
+    run(book)
+    inline = "module://matplotlib_inline.backend_inline"
+    assert outputs(book, path).split() == [inline, "True"]
+    write_chapter(book, "assert 1 == 2")
+    assert run(book)[0].error
 
 
 def test_dead_kernel_is_a_failure(book):

@@ -28,6 +28,7 @@ from nbformat import NotebookNode
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial import whole_file
+from cdopt_tutorial.publish import asserts
 from cdopt_tutorial.publish.chapter import (
     Figures,
     claimed,
@@ -42,6 +43,7 @@ from cdopt_tutorial.scratch import scratch
 Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 # Libraries whose versions decide a result.
+_OWN = re.compile("I?PYTHON|MPL|MATPLOTLIB")  # a reader's variables, for no kernel
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
 
 
@@ -116,8 +118,8 @@ def execute(
     """Run those of the chapters that have no valid result, one after another.
 
     A failure does not stop the others; a result that can't be written is an OSError.
-    With `force` all are run; with `short` those without a result are run in their short
-    profile, two at a time.
+    With `force` all are run. With `short` the runs are of the short profiles, two at a
+    time, also where there is a whole result, which is then what is returned.
     """
     make_place(project)
     variables = {"CDOPT_TUTORIAL_DEVICE": device}
@@ -125,17 +127,23 @@ def execute(
         variables["OMP_NUM_THREADS"] = "1"
     run_cells = partial(_run_cells, variables=variables, timeout=cell_timeout)
 
-    def finish(path: Path, chapter: NotebookNode) -> Execution:
-        result = None if force else find_result(project, chapter, device, short=short)
-        if result:
+    def reused(path: Path, chapter: NotebookNode) -> Execution | None:
+        if result := find_result(project, chapter, device):
             return Execution(path, result, result.metadata["seconds"], cached=True)
-        chapter = shortened(chapter) if short else chapter
-        file = _file(project, chapter, device)  # before the run, for its own sources
-        run = _run(project, path, chapter, run_cells)
-        if run.error is None:
-            chapter.metadata["seconds"] = run.seconds
-            whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
-        return run
+        return None
+
+    def finish(path: Path, whole: NotebookNode) -> Execution:
+        chapter = shortened(whole) if short else whole
+        done = None if force else reused(path, chapter)
+        if done is None:
+            file = _file(project, chapter, device)  # before the run, for its sources
+            done = _run(project, path, chapter, run_cells)
+            if done.error is None:
+                chapter.metadata["seconds"] = done.seconds
+                whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
+        if short and done.error is None:
+            done = reused(path, whole) or done
+        return done
 
     # In threads, or nbclient would handle the process's signals.
     with ThreadPoolExecutor(2 if short else 1) as threads:
@@ -193,6 +201,7 @@ def _run_cells(
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
             on_cell_execute=progress.begin,
+            extra_arguments=[f"--IPKernelApp.extra_extensions={asserts.__name__}"],
         )
         # A kernel of this interpreter, whatever is installed in the usual places; and
         # named sockets, since a port that is free now may be taken when it starts.
@@ -202,13 +211,16 @@ def _run_cells(
             transport="ipc",
             ip=f"@{Path(folder).name}",  # abstract: a file's path could be too long
         )
-        # A result must not depend on a reader's configuration of IPython and
-        # matplotlib, or on a home that can't be written.
+        # A result must not depend on a reader's configuration of Python (such as
+        # PYTHONOPTIMIZE, which skips asserts), IPython and matplotlib, or on a home
+        # that can't be written.
+        given = os.environ.items()
+        env = {k: v for k, v in given if k == "PYTHONPATH" or not _OWN.match(k)}
         own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
         own["TMPDIR"] = folder  # whose files would outlive a killed kernel
         try:
             client.execute(
-                env=os.environ | own | variables,
+                env=env | own | variables,
                 transport_encryption="auto",
                 preexec_fn=end_with_parent,  # the parent being this thread
             )
