@@ -22,7 +22,7 @@ pdf: $(STAMP) ## the same, and _build/book.pdf, which needs Chromium
 
 # The chapters before the tests, which read their results; where one fails, or a figure
 # of a whole run has moved, the tests are run all the same.
-test: lint ## lint, chapters in short if they have no result, unit tests, pages in a browser
+test: lint ## lint, chapters in short if they have changed, unit tests, pages in a browser
 	@$(BIN)/python -m cdopt_tutorial execute --short; ran=$$?; \
 	$(BIN)/python -m pytest -n 3 -m "not engines" && exit $$ran
 

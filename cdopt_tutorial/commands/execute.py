@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     flag("notebooks", metavar="NOTEBOOK", nargs="*", type=Path, help=which)
     flag("--force", action="store_true", help="run even if a valid result is cached")
     either = parser.add_mutually_exclusive_group()
-    short = "run chapters without a result in their short profile, two at a time"
+    short = "run the chapters' short profiles, two at a time, and report whole results"
     either.add_argument("--short", action="store_true", help=short)
     values = "set a parameter of every chapter that is run; figures are not compared"
     pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
