@@ -5,6 +5,7 @@ from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
+from hosts import PATIENCE
 
 FRONT = "book/index.html"
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
@@ -22,6 +23,13 @@ REVEAL = """async () => {
 
 # Docutils calls a bibliography a list, with the numbers as its direct children.
 THEIRS = 'aria-required-children: <div role="list" class="citation-list">'
+
+
+def new_context(browser, **how):
+    """A context that waits for as long as a busy machine may need."""
+    context = browser.new_context(**how)
+    context.set_default_timeout(1000 * PATIENCE)
+    return context
 
 
 class Quiet(SimpleHTTPRequestHandler):

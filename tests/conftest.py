@@ -15,9 +15,9 @@ import hypothesis
 import pytest
 import torch
 from books import run_plainly
-from browsing import Quiet
+from browsing import Quiet, new_context
 from filelock import FileLock
-from hosts import lack
+from hosts import PATIENCE, lack
 from playwright.sync_api import sync_playwright
 
 from cdopt_tutorial import own_network
@@ -78,9 +78,9 @@ def seeded():
 
 
 @pytest.fixture
-def limited(request):
+def limited():
     """Fails a test that hangs; if it hangs in torch, ends the process."""
-    seconds = 300 if request.node.get_closest_marker("engines") else 100
+    seconds = 2 * PATIENCE
 
     def ring(*_):
         raise AssertionError(f"hung for {seconds} s")
@@ -209,7 +209,7 @@ def browser(chromium):
 @pytest.fixture(scope="module")
 def context(browser):
     """One for all pages of a module, so that shared scripts are loaded once."""
-    return browser.new_context(has_touch=True)
+    return new_context(browser, has_touch=True)
 
 
 @pytest.fixture

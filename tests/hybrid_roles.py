@@ -11,6 +11,7 @@ import torch
 import torch.distributed.rpc as rpc
 from cdopt.nn import get_quad_penalty
 from roles import raise_error
+from running import LONG
 from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
@@ -40,9 +41,9 @@ def stall(part):
 
     def stalls(*args):
         if part != "hook":
-            time.sleep(60)
+            time.sleep(LONG)
         factor = torch.tensor(original(*args), requires_grad=True)
-        factor.register_hook(lambda _: time.sleep(60))
+        factor.register_hook(lambda _: time.sleep(LONG))
         return factor
 
     setattr(owner, name, stalls)
@@ -166,8 +167,8 @@ def wait_both_ways():
     """
     found = []
     for wait in (system.wait_for_all, wait_in_order):
-        hanging = rpc.rpc_async("trainer0", time.sleep, (4.0,), timeout=3.0)
-        raising = rpc.rpc_async("trainer1", raise_error, timeout=3.0)
+        hanging = rpc.rpc_async("trainer0", time.sleep, (9.0,), timeout=8.0)
+        raising = rpc.rpc_async("trainer1", raise_error, timeout=8.0)
         try:
             wait([hanging, raising])
         except Exception as error:

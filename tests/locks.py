@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hosts import PATIENCE
+
 
 class Second:
     """A thread that does something, and a lock that shows when it has got there.
@@ -35,10 +37,10 @@ class Second:
     def come(self) -> None:
         if self._thread.ident is None:
             self._thread.start()
-            assert self._there.wait(10)
+            assert self._there.wait(PATIENCE)
 
     def done(self) -> Any:
         """What the thread returned."""
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         (result,) = self.results
         return result

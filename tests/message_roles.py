@@ -68,13 +68,19 @@ def port_is_taken(mended):
 
 
 def nobody_at_the_port(mended):
-    soon = timedelta(seconds=30 if mended else 0.5)
+    soon = timedelta(seconds=300 if mended else 0.5)
     first = TCPStore("127.0.0.1", 0, 1, True)
     TCPStore("127.0.0.1", first.port if mended else 1, 1, False, soon)
 
 
 def a_process_is_missing(mended):
-    TCPStore("127.0.0.1", 0, 1 if mended else 2, True, timedelta(seconds=1))
+    TCPStore(
+        "127.0.0.1",
+        0,
+        1 if mended else 2,
+        True,
+        timedelta(seconds=300 if mended else 1),
+    )
 
 
 def no_launcher(mended):
@@ -159,7 +165,7 @@ def checkpoint_twice(mended):
 def call_alone(mended):
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)  # which connects them
-    group.set_timeout(timedelta(seconds=30 if mended else 0.5))
+    group.set_timeout(timedelta(seconds=300 if mended else 0.5))
     if mended or dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1), group=group)
 

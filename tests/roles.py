@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
+from running import LONG
 
 from cdopt_tutorial.engines import meeting, passed, report, span
 from cdopt_tutorial.engines.seam.reference import Ref
@@ -137,7 +138,7 @@ def raise_later():
 
 def send_self(number):
     os.kill(os.getpid(), getattr(signal, number))
-    time.sleep(60)
+    time.sleep(LONG)
 
 
 def stop_in_a_message(size):
@@ -165,10 +166,12 @@ def prefer(device):
     os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = device
 
 
-def meet_and_sleep(rank, seconds):
-    """Join a process group, too."""
+def meet_and_wait(rank, file):
+    """Join a process group, report, and wait until there is a file."""
     dist.init_process_group("gloo", meeting("all"), rank=rank, world_size=2)
-    report_and_sleep(seconds)
+    report(os.getpid())
+    while not file.exists():
+        time.sleep(0.05)
 
 
 def hold_the_interpreter():
@@ -182,9 +185,9 @@ def report_all(records):
 
 
 def start_child_and_sleep():
-    child = subprocess.Popen(["sleep", "300"])
+    child = subprocess.Popen(["sleep", str(LONG)])
     report(child.pid)
-    time.sleep(300)
+    time.sleep(LONG)
 
 
 def speak(records=()):

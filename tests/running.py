@@ -15,9 +15,9 @@ from hosts import still_running
 COMMAND = [sys.executable, "-m", "cdopt_tutorial"]
 
 
-def wait_for_end(processes: Iterable[psutil.Process], seconds: float = 10) -> None:
-    """They must end within so many seconds."""
-    assert not (still := still_running(processes, seconds)), still
+def wait_for_end(processes: Iterable[psutil.Process]) -> None:
+    """They must end."""
+    assert not (still := still_running(processes)), still
 
 
 @contextmanager
@@ -96,6 +96,9 @@ def _address(text: str) -> str:
     return str(ip_address(b"".join(words)))
 
 
+LONG = 3600  # seconds; no test may wait that long, see `limited` and PATIENCE
+
+
 class Script(subprocess.Popen):
     """Code in a process that leads a group, as a kernel does.
 
@@ -115,6 +118,14 @@ class Script(subprocess.Popen):
 
     def below(self):
         return psutil.Process(self.pid).children(recursive=True)
+
+    def named(self):
+        """Those below by their names, as far as they are still there."""
+        found = {}
+        for each in self.below():
+            with suppress(psutil.NoSuchProcess):
+                found[each.name()] = each
+        return found
 
 
 class Talk(subprocess.Popen):

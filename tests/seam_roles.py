@@ -222,5 +222,5 @@ def gradient_of_a_marked_function():
     with span("between"):
         time.sleep(0.3)
     result.sum().backward()
-    trace.mark_until_done("until", later(None, 0.2)).wait()
+    trace.mark_until_done("until", later(None, 2.0)).wait()
     return values.grad

@@ -53,6 +53,6 @@ def test_nothing_of_a_run_is_within_reach(engine, how, folder):
     with endless(engine, folder, *how) as (running, below):
         found = within_reach(folder, *SHARED) - before
         running.terminate()
-        wait_for_end(below, 60)
+        wait_for_end(below)
     # But for torch's own cache, which is empty.
     assert [each for each in found if "/torchinductor_" not in each] == []

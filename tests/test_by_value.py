@@ -12,6 +12,7 @@ import textwrap
 
 import nbformat
 import pytest
+from hosts import PATIENCE
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
@@ -33,7 +34,11 @@ def run_cells(folder, *cells):
     """What each cell of a real notebook prints."""
     notebook = new_notebook(cells=[new_code_cell(textwrap.dedent(c)) for c in cells])
     resources = {"metadata": {"path": str(folder)}}
-    how = {"kernel_manager_class": ThisPython, "resources": resources, "timeout": 120}
+    how = {
+        "kernel_manager_class": ThisPython,
+        "resources": resources,
+        "timeout": PATIENCE,
+    }
     NotebookClient(notebook, **how).execute(transport_encryption="auto")
     nbformat.validate(notebook)
     return ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
@@ -199,7 +204,7 @@ def test_a_script_without_a_guard_runs_once_whatever_it_launches(how, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, *how.split()], cwd=tmp_path, env=env, timeout=60,
+        [sys.executable, *how.split()], cwd=tmp_path, env=env, timeout=PATIENCE,
         capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

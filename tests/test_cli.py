@@ -150,7 +150,7 @@ class TestShard:
         assert found["losses"][0] == pytest.approx(math.log(MAX_VOCAB), rel=0.1)
         assert found["losses"][-1] < found["losses"][0]
         assert 1 < found["valid_perplexity"] < MAX_VOCAB  # which is that of guessing
-        assert 0 < found["seconds_per_step"] < 60
+        assert found["seconds_per_step"] > 0
         config = ShardConfig(dtype="float64", device="cpu", **shard.SMOKE)
         model = transformer(config, MAX_VOCAB)
         size = sum(each.nbytes for each in model.parameters())

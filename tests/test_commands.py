@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from clumsy import DIVERGED
+from hosts import PATIENCE
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import build, common, execute
@@ -189,7 +190,7 @@ class TestJson:
         thread = threading.Thread(target=lambda: read.append(pipe.read_text()))
         thread.start()
         common.write_json(pipe, {"a": 1})
-        thread.join(5)
+        thread.join(PATIENCE)
         assert json.loads(*read) == {"a": 1} and not pipe.is_file()
 
 

@@ -149,7 +149,7 @@ def test_its_pages_have_the_places_that_it_names(project):
         assert f"({place})=" * bool(place) in (project.root / file).read_text()
 
 
-FIRST, SECOND, PATIENT = f"{NET}.1", f"{NET}.2", ("--wait", "60")
+FIRST, SECOND, PATIENT = f"{NET}.1", f"{NET}.2", ("--wait", "300")
 BOTH = (SECOND, *PATIENT), (FIRST, *PATIENT)
 NOBODY = "no doctor answers on {}: start it there too, both with --wait 60"
 NO_ADDRESS = "host9 has no address: add it to /etc/hosts, or give an address"

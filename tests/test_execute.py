@@ -166,7 +166,7 @@ print(os.environ["OMP_NUM_THREADS"])
 """
     for own, other in ("01_a", "02_b"), ("02_b", "01_a"):
         write_chapter(book, wait.format(own=own, other=other), name=own)
-    for done in run(book, short=True, cell_timeout=60):
+    for done in run(book, short=True):
         assert done.error is None
         assert done.notebook.cells[1].outputs[0].text == "1\n"
 
@@ -245,9 +245,9 @@ def test_an_assert_that_fails_says_what_it_compared(book):
     assert said == [f"{each}\n" for each in ASSERTS.values()]
 
 
-def test_no_kernel_or_process_below_has_what_a_reader_told_python(book, monkeypatch):
-    told = {"PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "error", "MPLBACKEND": "QtAgg"}
-    for name, value in told.items():
+def test_no_kernel_or_process_below_has_a_readers_settings_of_python(book, monkeypatch):
+    settings = {"PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "error", "MPLBACKEND": "QtAgg"}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     code = "import os, subprocess, sys, matplotlib\n"
     code += "print(matplotlib.get_backend(), *os.environ.keys() & {'PYTHONWARNINGS'})\n"
@@ -321,4 +321,4 @@ run(Project(Path({str(book.root)!r})))
         kernels = process.below()
         process.kill()
     assert kernels
-    wait_for_end(kernels, 30)
+    wait_for_end(kernels)

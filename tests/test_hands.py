@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from browsing import REVEAL, SIZES, barriers
+from browsing import REVEAL, SIZES, barriers, new_context
 from test_pages import show, watch
 
 from cdopt_tutorial.dissolving import plane
@@ -94,7 +94,7 @@ def test_a_choice_is_made_by_keys_and_locks_nothing_behind_its_section(page, ser
 
 
 def test_whoever_has_no_script_and_whoever_prints_has_all(browser, page, server):
-    plain = browser.new_context(java_script_enabled=False).new_page()
+    plain = new_context(browser, java_script_enabled=False).new_page()
     plain.goto(f"{server}/{PLANE}")
     folded = plain.locator("details.guess")
     assert folded.count() >= 2 and folded.first.is_visible()
@@ -159,6 +159,10 @@ def test_the_start_of_a_path_is_moved_in_the_picture(page, server, how):
     assert start == pytest.approx([0.4, 0], abs=0.06)
 
 
+TWO_FRAMES = """() => new Promise((done) =>
+    requestAnimationFrame(() => requestAnimationFrame(done)))"""
+
+
 def drag(page, *points):
     """Put a finger down at the first point, and move it along the others."""
     send = page.context.new_cdp_session(page).send
@@ -166,7 +170,7 @@ def drag(page, *points):
         kind = "touchStart" if number == 0 else "touchMove"
         where = {"touchPoints": [{"x": x, "y": y}]}
         send("Input.dispatchTouchEvent", {"type": kind, **where})
-        page.wait_for_timeout(100)  # or the browser would merge several
+        page.evaluate(TWO_FRAMES)  # or the browser would merge several
     send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 

@@ -9,9 +9,11 @@ from functools import partial
 import hybrid_roles
 import pytest
 import torch
+from hosts import PATIENCE
 from hybrid_roles import die, disturbed_master, on_server, play, stall
 from locks import Second
 from roles import raise_error
+from running import LONG
 from torch.distributed import rpc
 from torch.nn import functional as F
 
@@ -360,19 +362,22 @@ def test_the_penalty_enters_a_step_once(kind, semantics):
     assert sum(factors) / (1 if summed else 3) == 1
 
 
+STEP = 4  # seconds for a part of a step: enough on a busy machine
+
+
 class TestTrouble:
     def failure(self, data, disturb, trainer=1, **options):
-        job = Job(replace(EXACT, max_steps=None, step_deadline=1.0), data)
-        begin = time.monotonic()
+        job = Job(replace(EXACT, max_steps=None, step_deadline=STEP), data)
         with pytest.raises(WorkerError) as caught:
-            play(job, disturbed_master, [trainer], disturb, deadline=30, **options)
-        assert time.monotonic() - begin < 10 + 10  # the start takes its time, too
+            play(
+                job, disturbed_master, [trainer], disturb, deadline=PATIENCE, **options
+            )
         return caught.value
 
     @pytest.mark.parametrize(
         ("disturb", "trainer", "named", "place"),
         [
-            (partial(time.sleep, 60), 1, "trainer1", "batches"),
+            (partial(time.sleep, LONG), 1, "trainer1", "batches"),
             (partial(stall, "forward"), 1, "trainer1", "stalls"),
             (partial(stall, "hook"), 1, "trainer1", "<lambda>"),
             (partial(stall, "optimizer"), 1, "trainer1", "stalls"),
@@ -384,10 +389,10 @@ class TestTrouble:
     def test_whoever_stalls_is_named_not_who_waits(
         self, data, disturb, trainer, named, place
     ):
-        impatient = {"attach": partial(hybrid_roles.attach_impatiently, 1.0)}
+        impatient = {"attach": partial(hybrid_roles.attach_impatiently, STEP)}
         options = impatient if trainer == 0 else {}
         error = self.failure(data, disturb, trainer, **options)
-        late = "missed its deadline of 1 s for its part of a step"
+        late = f"missed its deadline of {STEP} s for its part of a step"
         assert error.headline == f"{named} {late}"
         assert f"in {place}" in error.details
 
@@ -418,8 +423,8 @@ class TestTrouble:
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
     job = Job(replace(EXACT, max_steps=4), data)
-    nap = [0, 1], partial(time.sleep, 3.5)
-    histories = play(job, disturbed_master, *nap, rpc_timeout=3.0)
+    nap = [0, 1], partial(time.sleep, 8.5)
+    histories = play(job, disturbed_master, *nap, rpc_timeout=8.0)
     assert [len(each.losses) for each in histories] == [4, 4]
 
 

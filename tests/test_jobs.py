@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from hosts import lack
-from running import wait_for_end
+from hosts import PATIENCE, lack
+from running import LONG, wait_for_end
 from torch.distributed import run as torchrun
 
 from cdopt_tutorial import cli
@@ -24,12 +24,15 @@ from cdopt_tutorial.commands.training import read_engine
 JOBS = Path(__file__).parents[1] / "book" / "jobs"
 KEPT = "/kept/"  # where the pods see the volume of checkpoints
 
-LASTS = "600"  # seconds, more than a test takes
+LASTS = str(LONG)  # seconds
 # What the scripts use of other programs: torchrun prints its arguments, one a line,
-# then fails, waits or ends; ssh and srun run a command here.
+# then fails once a file says so, waits or ends; ssh and srun run a command here.
 STAND_INS = {
     "torchrun": """printf '<%s>\\n' "$@"
-case "$*" in *"--node-rank $FAILS "*) sleep 1; exit 7 ;; esac
+case "$*" in *"--node-rank $FAILS "*)
+    until [ -e failing ]; do sleep 0.1; done
+    exit 7 ;;
+esac
 sleep "${LASTS:-0}"
 """,
     "ssh": 'shift 3; exec setsid sh -c "$*"\n',
@@ -75,7 +78,7 @@ def test_the_scripts_are_sound():
 
 
 @pytest.fixture
-def on_two_hosts(here):
+def on_two_hosts(here, tmp_path):
     """Starts the ssh script on two hosts, and ends it."""
     started = []
 
@@ -83,7 +86,7 @@ def on_two_hosts(here):
         env = {**here, "HOSTS": "me@127.0.0.1:2 127.0.0.2:1", **env}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         # In a session of its own, like a command that alone gets a terminal's Ctrl-C.
-        options |= {"env": env, "start_new_session": True}
+        options |= {"env": env, "start_new_session": True, "cwd": tmp_path}
         started.append(subprocess.Popen([JOBS / "ssh.sh", *args], **options))
         return started[-1]
 
@@ -95,7 +98,7 @@ def on_two_hosts(here):
 def test_ssh_starts_torchrun_on_each_host(on_two_hosts):
     text = "a file's name"
     script = on_two_hosts("rnn", "--num-trainers", "2", "--corpus", text, PORT="2950")
-    out, _ = script.communicate(timeout=20)
+    out, _ = script.communicate(timeout=PATIENCE)
     assert script.returncode == 0, out
     number = 0
     for rank, host in enumerate(["me@127.0.0.1", "127.0.0.2"]):
@@ -112,7 +115,7 @@ def test_ssh_starts_torchrun_on_each_host(on_two_hosts):
 @pytest.mark.parametrize(
     ("end", "code"), [("a host fails", 7), ("SIGINT", 130), ("SIGKILL", -9)]
 )
-def test_ssh_leaves_nothing_however_it_ends(on_two_hosts, end, code):
+def test_ssh_leaves_nothing_however_it_ends(on_two_hosts, end, code, tmp_path):
     fails = end == "a host fails"
     script = on_two_hosts("rnn", LASTS=LASTS, FAILS="1" if fails else "none")
     others = []
@@ -120,12 +123,14 @@ def test_ssh_leaves_nothing_however_it_ends(on_two_hosts, end, code):
         assert script.poll() is None
         below = psutil.Process(script.pid).children(recursive=True)
         with suppress(psutil.NoSuchProcess):  # one may have ended since
-            others = [each for each in below if "sleep" in each.name()]
+            others = [each for each in below if each.cmdline()[1:] == [LASTS]]
         time.sleep(0.05)
-    if not fails:
+    if fails:
+        (tmp_path / "failing").touch()
+    else:
         script.send_signal(getattr(signal, end))
-    assert script.wait(20) == code
-    wait_for_end(others, 5)
+    assert script.wait(PATIENCE) == code
+    wait_for_end(others)
 
 
 def test_slurm_starts_torchrun_on_each_node(here, tmp_path):
@@ -137,7 +142,7 @@ def test_slurm_starts_torchrun_on_each_node(here, tmp_path):
     job |= {"SLURM_JOB_NODELIST": "node[07-09]", "SLURM_JOB_ID": "1234567"}
     job |= {"SLURM_SUBMIT_DIR": str(tmp_path), "VENV": str(tmp_path)}  # with its bin/
     command = ["bash", JOBS / "slurm.sbatch", "--epochs", "2"]
-    out = subprocess.check_output(command, env=here | job, text=True, timeout=20)
+    out = subprocess.check_output(command, env=here | job, text=True, timeout=PATIENCE)
     nodes = out.split("<--node-rank>\n")
     assert nodes.pop(0) == "" and len(nodes) == 3
     for rank, node in enumerate(nodes):

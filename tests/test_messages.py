@@ -8,6 +8,7 @@ from pathlib import Path
 import message_roles as roles
 import pytest
 from clumsy import pattern
+from hosts import PATIENCE
 
 TERM = re.compile(r"^(`.+`)(?: \(by hand\)| \(not run\))?\n: ", re.MULTILINE)
 CASES = [case.__name__ for case in roles.ALONE + roles.CALLER]
@@ -24,7 +25,9 @@ def folder(tmp_path_factory) -> Path:
     (folder / "0").mkdir()
     (folder / "1").mkdir()
     command = [sys.executable, "-W", "ignore", roles.__file__]
-    subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=120)
+    subprocess.run(
+        command, cwd=folder, capture_output=True, check=True, timeout=PATIENCE
+    )
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hosts import lack
+from hosts import PATIENCE, lack
 from running import Talk, listeners, listening, sockets
 
 from cdopt_tutorial import own_network
@@ -113,7 +113,7 @@ def in_user_namespace(script, *options):
     """What a script prints, in a user namespace made with these options."""
     command = ["unshare", "--user", *options, sys.executable, "-c", LAUNCH + script]
     pipes = {"capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=TESTS, timeout=100, **pipes)
+    done = subprocess.run(command, cwd=TESTS, timeout=PATIENCE, **pipes)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -5,7 +5,16 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from browsing import FRONT, REVEAL, SIZES, THEMES, barriers, is_ours, pages
+from browsing import (
+    FRONT,
+    REVEAL,
+    SIZES,
+    THEMES,
+    barriers,
+    is_ours,
+    new_context,
+    pages,
+)
 
 pytestmark = pytest.mark.xdist_group("book")
 
@@ -106,7 +115,7 @@ class Visits(NamedTuple):
 @pytest.fixture(scope="module")
 def visits(browser, site, root) -> Visits:
     served = root.startswith("http")
-    context = browser.new_context(offline=not served)
+    context = new_context(browser, offline=not served)
     page, faults, found = context.new_page(), [], Visits({}, {}, {})
     watch(page, root, faults)
     for number, name in enumerate(chosen(site, root)):

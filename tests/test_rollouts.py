@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hosts import hosts
+from hosts import PATIENCE, hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.benchmark import set_torch_threads
@@ -361,7 +361,7 @@ class TestSimulator:
         there = simulated(1.0)
         (process,) = set(psutil.Process().children()) - before
         there._connection.close()
-        assert psutil.wait_procs([process], timeout=30)[1] == []
+        assert psutil.wait_procs([process], timeout=PATIENCE)[1] == []
 
     def test_of_each_observer_has_waits_of_its_own(self):
         spent = []

@@ -16,14 +16,13 @@ import psutil
 import pytest
 import roles
 from books import smallest_book, write_chapter
-from hosts import runs
-from running import Script, preload_little, wait_for_end
+from hosts import PATIENCE, runs, wait_until
+from running import LONG, Script, preload_little, wait_for_end
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.engines.launcher import forking, group
 
-LONG = 300  # seconds; no test may wait that long
 WORDS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
@@ -98,8 +97,8 @@ both = {{"a": Role(time.sleep, ({LONG},)), "b": Role(serve)}}
 def test_a_kernel_that_is_interrupted_in_its_first_launches_goes_on(place):
     code = """
 for moment in (0.02, 1.0):
-    threading.Timer(moment, os.killpg, (0, signal.SIGINT)).start()
     try:
+        threading.Timer(moment, os.killpg, (0, signal.SIGINT)).start()
         launch(both)
     except KeyboardInterrupt:
         print("interrupted")
@@ -107,7 +106,7 @@ print(launch({"a": Role(serve)}))
 """
     with Script(LAUNCH + code, place) as process:
         said = "interrupted\ninterrupted\n{'a': None}\n"
-        assert process.communicate(timeout=60) == (said, "")
+        assert process.communicate(timeout=PATIENCE) == (said, "")
     assert not left(place)
 
 
@@ -162,7 +161,7 @@ def command(args: str) -> str:
     return f"import sys\nsys.argv[1:] = {args.split()}\n{run}\n"
 
 
-TRAIN = command("reinforce --log-interval=1")
+ENDLESS = "reinforce --log-interval=1 --lr=1e-9 --max-episodes=10000000"
 RNN = "rnn --num-trainers 2 --epochs 100000 --embedding 8 --hidden 8 --corpus {corpus}"
 
 
@@ -182,7 +181,7 @@ class TestCommand:
         """Stop it: it ends with one line and the right code, and leaves nothing."""
         below = process.below()
         process.send_signal(number)
-        error = process.communicate(timeout=30)[1]
+        error = process.communicate(timeout=PATIENCE)[1]
         assert error == f"cdopt-tutorial: {WORDS[number]}\n"
         assert process.returncode == 128 + number
         wait_for_end(below)
@@ -194,7 +193,7 @@ class TestCommand:
         code = BOOK.format(root=str(book.root), command="execute")
         with Script(code, place) as process:
             process.wait_for("[2/2]")
-            time.sleep(1.0)
+            wait_until(lambda: {"a", "b"} <= process.named().keys())
             self.end(process, signal.SIGHUP, place)
         assert not list(book.build.rglob("*.ipynb"))
 
@@ -224,7 +223,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("args", "sign", "name"),
         [
-            ("reinforce --log-interval=1", "Episode", "observer0"),
+            (ENDLESS, "Episode", "observer0"),
             ("hybrid --epochs 100000", "Training", "ps"),
             (RNN, "Training", "ps"),
             (RNN, "Training", "trainer1"),
@@ -234,9 +233,8 @@ class TestCommand:
         with Script(command(args.format(corpus=corpus)), place) as process:
             process.wait_for(sign)
             below = process.below()
-            (worker,) = (each for each in below if each.name() == name)
-            worker.kill()
-            error = process.communicate(timeout=30)[1]
+            process.named()[name].kill()
+            error = process.communicate(timeout=PATIENCE)[1]
         # Torch may print before it that a worker lost another.
         line = f"^cdopt-tutorial: {name} was killed by SIGKILL$"
         assert re.search(line, error, re.MULTILINE)
@@ -247,7 +245,7 @@ class TestCommand:
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As with nohup: a signal that was ignored stays ignored."""
         deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        with Script(deaf + TRAIN, place) as process:
+        with Script(deaf + command(ENDLESS), place) as process:
             process.wait_for("Episode")
             process.send_signal(signal.SIGHUP)
             process.wait_for("Episode")

@@ -72,7 +72,7 @@ def test_a_killed_worker_is_named_with_its_host(under_way):
             assert {address for address, _ in places} == {f"{NET}.{host}"}
             assert names == []
     workers[1]["observer1"].kill()
-    (code, here), (other, there) = run.end(60)
+    (code, here), (other, there) = run.end()
     assert code == other == 1
     assert "cdopt-tutorial: observer1 was killed by SIGKILL\n" in there
     assert "observer1 was killed by SIGKILL (on host2)\n" in here
@@ -83,7 +83,7 @@ def test_a_host_that_is_cut_off_is_named(under_way):
     ranks = [*run.ranks(1), *run.ranks(2)]
     made.cut(2)
     # By then they have said why. Torchrun itself waits minutes for the other hosts.
-    wait_for_end(ranks, LOST + 30)
+    wait_for_end(ranks)
     run.kill()
     here, there = (text for _, text in run.end())
     silence = "has not been heard from for 15 s\n"
@@ -140,7 +140,7 @@ def place(kept):
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
     file, kept = tmp_path / "found.json", tmp_path / "kept.pt"
-    keep = ("--checkpoint", str(kept), "--save-every", "20", "--max-steps", "200")
+    keep = ("--checkpoint", str(kept), "--save-every", "20", "--max-steps", "500")
     exact = ("--against-local", "--json", str(file), "--corpus", "grammar")
     with hosts(1) as made:
         alone = ("--interface", "lo")  # by default it would be eth0

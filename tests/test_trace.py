@@ -61,7 +61,7 @@ def test_what_a_worker_marks_is_a_span(recorded):
         # The backward pass alone, without the forward pass and what came between, and
         # all of it: its last operation takes 0.1 s.
         assert between.ended <= marked.started
-        assert 0.1e9 < marked.ended - marked.started < 0.3e9
+        assert 0.1e9 < marked.ended - marked.started
         assert marked.ended <= until.started < until.ended - 0.1e9
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import Future
 from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,8 @@ def late(silent, own="agent", patience=LOST):
         Watched(name, "running", None, HOSTS[name], now - each, patience)
         for name, each in zip(HOSTS, silent, strict=True)
     ]
-    return find_late(workers, now, 60, own)
+    with mock.patch("time.monotonic", return_value=now):
+        return find_late(workers, now, 60, own)
 
 
 LONG = 2 * LOST

@@ -57,7 +57,7 @@ def send_all(other, once, back, added, late):
 
 def send_late(other, num_bytes):
     """Long after the other role has returned."""
-    time.sleep(2)
+    time.sleep(9)
     send(other, num_bytes)
 
 
@@ -152,7 +152,7 @@ class TestRun:
     def test_a_role_may_outlive_the_others_and_who_counts_late_counts_no_more(self):
         # Longer than a call may take: workers that are done wait without a limit.
         late = Role(send_late, ("first", ONCE))
-        soon = count(SERVING, late, rpc_timeout=1)
+        soon = count(SERVING, late, rpc_timeout=8)
         assert ONCE < soon.received["first"] < ONCE + MESSAGES
         # The second one sends messages as it leaves, while the first may still count.
         after = count(Role(count_late), late)

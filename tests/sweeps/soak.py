@@ -23,7 +23,7 @@ COMMANDS = "reinforce --lr 1e-9", "rnn", "hybrid", "shard", "bench rnn --smoke"
 COMMANDS += "execute --force", "build"
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SECONDS = 8.0  # of a command, or of two launches, within which it is stopped
-GONE = 5.0  # seconds after which nothing of a stopped run may be left
+GONE = 300.0  # seconds after which nothing of a stopped run may be left
 
 _stops = cycle(product(STOPS, COMMANDS))  # the next one at each later moment
 
@@ -99,7 +99,7 @@ def _interrupted_kernel(moment: float) -> str:
             timer = threading.Timer(moment * SECONDS / 2, manager.interrupt_kernel)
             if cell is CELLS[1]:
                 timer.start()
-            how = {"output_hook": lambda _: None, "timeout": 60}
+            how = {"output_hook": lambda _: None, "timeout": GONE}
             reply = client.execute_interactive(cell, **how)
             timer.cancel()
         return reply["content"].get("evalue", "")
