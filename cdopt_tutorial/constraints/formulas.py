@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -39,9 +40,8 @@ class Sums:
 
     def gram(self, x: Tensor) -> Tensor:
         """XᵀX, or XXᵀ if wide, (..., p, p), of the whole X."""
-        # torch.compile takes no function that has a formula for forward-mode AD.
-        gram = _Gram if torch.compiler.is_compiling() else _ForwardGram
-        return self.inside(gram.apply(x, self.wide))
+        gram = _Gram.forward if _is_transformed(x) else _Gram.apply
+        return self.inside(gram(x, self.wide))
 
     def times(self, x: Tensor, small: Tensor) -> Tensor:
         """X times a symmetric matrix (..., p, p), on the side that fits."""
@@ -94,6 +94,21 @@ def sums_of(x: Tensor) -> Sums:
     return Sums(wide=rows < columns, square=rows == columns)
 
 
+def _is_transformed(x: Tensor) -> bool:
+    """Whether forward-mode AD or a transform of torch.func is at work.
+
+    There torch's own product is right to any order, and a function of ours would not be
+    (torch 2.13, forward over forward).
+    """
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        x.untyped_storage()  # which a transform's tensor does not have
+    except (NotImplementedError, RuntimeError):
+        return True
+    return unpack_dual(x).tangent is not None
+
+
 class _Gram(torch.autograd.Function):
     """XᵀX, or XXᵀ: autograd's own backward pass takes one product of n p² more.
 
@@ -110,23 +125,12 @@ class _Gram(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
         x, ctx.wide = inputs
         ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         (x,) = ctx.saved_tensors
         both = grad + grad.mT  # X enters the product twice
         return both @ x if ctx.wide else x @ both, None
-
-
-class _ForwardGram(_Gram):
-    """The same for forward-mode AD, too."""
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        (x,) = ctx.saved_tensors
-        half = tangent @ x.mT if ctx.wide else tangent.mT @ x
-        return half + half.mT
 
 
 class _Total(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Constraint dissolving for the weights of any layer, as torch's parametrizations."""
 
-import math
+import sys
 from numbers import Real
 
 import torch
@@ -66,12 +66,20 @@ def dissolve_recurrent(
     ``LSTM_cdopt``, and no gate is orthogonal. Raises ValueError if there is no such
     weight; then none is dissolved.
     """
-    names = [name for name, _ in _parameters(rnn) if "weight_hh" in name]
+    kind, size = type(rnn).__name__, getattr(rnn, "hidden_size", None)
+    free = _parameters(rnn) if isinstance(rnn, nn.Module) else []
+    names = [name for name, w in free if "weight_hh" in name and w.ndim == 2]
     if not names:
-        raise ValueError(f"{type(rnn).__name__} has no weight_hh that is still free")
+        raise ValueError(f"{kind} has no weight_hh that is still free")
     rules = {}
     for name in names:
-        blocks = len(getattr(rnn, name)) // rnn.hidden_size if per_gate else 1
+        rows = len(getattr(rnn, name))
+        if per_gate and (not size or rows % size):
+            raise ValueError(
+                f"{name!r} of {kind} has {rows} rows and hidden_size is {size}: these "
+                "are no gates; pass per_gate=False"
+            )
+        blocks = rows // size if per_gate else 1
         rules[name] = _rule(rnn, name, manifold, penalty_param, blocks, None)
     for name, rule in rules.items():
         if not parametrize.is_parametrized(rnn, name):  # under another name
@@ -89,14 +97,14 @@ def _rule(
 ) -> Dissolved:
     """The parametrization of a layer's weight; a ValueError if it can't have one."""
     weight = _free_weight(module, name)
-    if not isinstance(penalty_param, Real) or not 0 < penalty_param < math.inf:
+    number = isinstance(penalty_param, Real) and type(penalty_param) is not bool
+    if not number or not 0 < penalty_param < sys.float_info.max:
         raise ValueError(
             f"penalty_param is {penalty_param!r}, but must be above 0 and finite"
         )
     on = surface(manifold, weight, blocks, transpose)
-    # The padding row of a bag is never read.
-    bag = isinstance(module, nn.EmbeddingBag)
-    padding = None if bag else getattr(module, "padding_idx", None)
+    # A bag never reads its padding row.
+    padding = module.padding_idx if isinstance(module, nn.Embedding) else None
     try:
         check_finite(weight)
     except ValueError as error:
@@ -111,17 +119,20 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
         raise ValueError(f"a {kind} is no layer: give a module of torch.nn")
     if is_under_fsdp(module):
         raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
-    if parametrize.is_parametrized(module, name):
+    if isinstance(name, str) and parametrize.is_parametrized(module, name):
         raise ValueError(f"{name!r} of {kind} is parametrized already")
-    weight = dict(_parameters(module)).get(name)
+    weight = dict(_parameters(module)).get(name) if isinstance(name, str) else None
     if weight is None:
         raise ValueError(f"{kind} has no parameter {name!r}")
     if nn.parameter.is_lazy(weight):
         raise ValueError(f"{name!r} of {kind} has no shape before the first pass")
-    if getattr(module, "sparse", False):
-        raise ValueError(f"{kind} has sparse=True, but the gradient of a W is dense")
-    if getattr(module, "max_norm", None) is not None:
-        raise ValueError(f"{kind} has max_norm, which would scale A(W) unseen by W")
+    if weight.layout != torch.strided or weight.is_mkldnn:
+        raise ValueError(f"{name!r} of {kind} is {weight.layout}, but must be dense")
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if module.sparse:
+            raise ValueError(f"{kind} has sparse=True, but a W has a dense gradient")
+        if module.max_norm is not None:
+            raise ValueError(f"{kind} has max_norm, which would scale A(W) unseen by W")
     return weight
 
 
@@ -133,7 +144,8 @@ def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def _register(module: nn.Module, name: str, rule: Dissolved) -> None:
     """Parametrize a weight, under each name that it has in this module."""
     weight = getattr(module, name)
-    kind, place = parametrize.type_before_parametrizations(module), weight.detach()
+    kind = parametrize.type_before_parametrizations(module)
+    place = None if is_sharded(weight) else weight.detach()
     names = [other for other, value in _parameters(module) if value is weight]
     try:
         for other in names:
@@ -141,7 +153,10 @@ def _register(module: nn.Module, name: str, rule: Dissolved) -> None:
             parametrize.register_parametrization(module, other, rule, unsafe=True)
     except ValueError as error:
         raise ValueError(f"{name!r} of {kind.__name__}: {error}") from error
-    if not is_sharded(weight):  # keep its memory, which may be shared, and its layout
+    # Unless elements of the old one overlap,
+    if (
+        place is not None and place.untyped_storage().nbytes() >= place.nbytes
+    ):  # keep its memory, which may be shared, and its layout
         with torch.no_grad():
             weight.set_(place.copy_(weight))
     for other in names:

@@ -7,9 +7,11 @@ cross the wire; each docstring gives their number. k sums at once are one all-re
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
+from cdopt.manifold_torch import stiefel_torch
 from torch import Tensor, optim
 
 from cdopt_tutorial.constraints.formulas import (
@@ -136,11 +138,11 @@ BY_MUON = "muon", "manifold-muon"  # with Nesterov's momentum
 class Rival(optim.Optimizer):
     """Moves weights, whole or in shards, by one of ``RULES``; all ranks must step.
 
-    Takes parameters or their groups, which may have a "surface" (by default, the whole
-    weight is on the Stiefel manifold), or each weight's surface. Momentum is SGD's,
-    taken of the gradient, so it needs no sum; Muon's is Nesterov's, and its steps are
-    scaled to the size of Adam's, like torch's ``match_rms_adamw``. Raises ValueError
-    for an unknown rule.
+    Takes parameters or their groups, whose "blocks" is the number of Stiefel matrices
+    in each weight (1 by default), or each weight's surface. Momentum is SGD's, taken of
+    the gradient, so it needs no sum; Muon's is Nesterov's, and its steps are scaled to
+    the size of Adam's, like torch's ``match_rms_adamw``. Raises ValueError for an
+    unknown rule, a number below 0, or a weight that can't be on this manifold.
     """
 
     def __init__(
@@ -151,12 +153,27 @@ class Rival(optim.Optimizer):
         momentum: float = 0.0,
         penalty_param: float = 0.5,
     ):
-        if rule not in RULES:
-            raise ValueError(f"rule is {rule!r}, but must be one of {', '.join(RULES)}")
         if isinstance(weights, Mapping):
-            weights = [{"params": [w], "surface": on} for w, on in weights.items()]
+            weights = [_group(weight, on) for weight, on in weights.items()]
         options = {"lr": lr, "momentum": momentum, "penalty_param": penalty_param}
-        super().__init__(weights, {"rule": rule, "surface": None} | options)
+        super().__init__(weights, {"rule": rule, "blocks": 1} | options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add weights, by the defaults where the group has nothing else."""
+        group = self.defaults | param_group
+        if group["rule"] not in list(RULES):
+            known = ", ".join(RULES)
+            raise ValueError(f"rule is {group['rule']!r}, but must be one of {known}")
+        for name in ("lr", "momentum", "penalty_param"):
+            if not isinstance(group[name], Real | Tensor) or not group[name] >= 0:
+                raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
+        super().add_param_group(param_group)
+        try:
+            for weight in self.param_groups[-1]["params"]:
+                surface("stiefel", weight, group["blocks"])
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -174,8 +191,9 @@ class Rival(optim.Optimizer):
         if group["rule"] == "penalty":
             rule = partial(rule, penalty_param=group["penalty_param"])
         if group["rule"] == "muon":
-            lr *= 0.2 * max(weight.shape) ** 0.5
-        on = group["surface"] or surface("stiefel", weight)
+            rows, columns = len(weight) // group["blocks"], weight[0].numel()
+            lr *= 0.2 * max(rows, columns) ** 0.5
+        on = surface("stiefel", weight, group["blocks"])
         return moved(rule, on, weight, self._direction(weight, group), lr)
 
     def _direction(self, weight: Tensor, group: dict) -> Tensor:
@@ -185,6 +203,14 @@ class Rival(optim.Optimizer):
         kept = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
         kept.mul_(momentum).add_(weight.grad)
         return weight.grad + momentum * kept if group["rule"] in BY_MUON else kept
+
+
+def _group(weight: Tensor, on: Surface) -> dict[str, Any]:
+    if on.make is not stiefel_torch:
+        raise ValueError(
+            f"a rival keeps a Stiefel weight, not one of {on.make.__name__}"
+        )
+    return {"params": [weight], "blocks": on.blocks}
 
 
 def moved(rule: Rule, on: Surface, weight: Tensor, grad: Tensor, lr: float) -> Tensor:

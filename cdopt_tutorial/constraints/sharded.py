@@ -61,6 +61,8 @@ def map_before_gathering(
     listed = layer.parametrizations[name] if known else None
     if not known or len(listed) > 1 or isinstance(listed.original, DTensor):
         raise ValueError(f"{name!r} has to be dissolved, and not cut yet")
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
+        raise ValueError(f"mesh is {mesh!r}, but must be a DeviceMesh of one dimension")
     weight = listed.original
     if not hasattr(weight, "cut"):  # as by another layer that shares it
         long_side = int(weight.shape[0] < math.prod(weight.shape[1:]))

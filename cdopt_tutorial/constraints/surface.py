@@ -129,7 +129,7 @@ def surface(
         )
     if blocks > 1 and make not in MANIFOLDS.values():
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
-    if transpose not in (None, False, True):
+    if not isinstance(transpose, bool | None):
         raise ValueError(f"transpose is {transpose!r}, but must be True, False or None")
     if make is stiefel_torch:
         transpose = _short_side(rows // blocks, columns, transpose)
@@ -151,7 +151,7 @@ def _short_side(rows: int, columns: int, transpose: bool | None) -> bool:
 
 def check_finite(weight: Tensor) -> None:
     """ValueError if a weight has a NaN or an infinity; all ranks must call this."""
-    if not _has_no_data(weight) and not whole(weight.isfinite().all()):
+    if not _has_no_data(weight) and not whole(weight.detach().isfinite().all()):
         raise ValueError("the weight is not finite")
 
 

@@ -14,13 +14,23 @@ Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its ru
 
 
 def constrained(models: dict[str, nn.Module]) -> dict[str, Constraint]:
-    """The constrained weights of several models, by name, each once."""
-    found, seen = {}, set()
+    """The constrained weights of several models, by name, each once.
+
+    Raises ValueError if layers share a weight that they do not constrain alike.
+    """
+    found, names = {}, {}
     for prefix, model in models.items():
         for name, (weight, rule) in constraints_of(model).items():
-            if id(weight) not in seen:
-                seen.add(id(weight))
-                found[joined(prefix, name)] = weight, rule
+            name = joined(prefix, name)
+            first = names.setdefault(id(weight), name)
+            known = found.setdefault(first, (weight, rule))[1]
+            if rule.rule != known.rule:
+                raise ValueError(
+                    f"{name} is the weight of {first}, but its manifold or "
+                    "penalty_param is another one"
+                )
+            if rule.padding is not None:  # the row is 0 for whoever shares the table
+                found[first] = weight, rule
     return found
 
 
@@ -46,21 +56,17 @@ def constraints_of(model: nn.Module) -> dict[str, Constraint]:
 
 
 def check_sharing(models: dict[str, nn.Module]) -> None:
-    """ValueError if layers share a weight that they do not constrain alike."""
-    known: dict[int, tuple[str, tuple]] = {}  # names and rules of the weights, by id
-    for start, model in models.items():
-        for name, (weight, rule) in _constraints(model):
-            name = joined(start, name)
-            first, agreed = known.setdefault(id(weight), (name, rule.rule))
-            if rule.rule != agreed:
-                raise ValueError(
-                    f"{name} is the weight of {first}, but its manifold or "
-                    "penalty_param is another one"
-                )
+    """ValueError if a constrained weight is free in another layer that shares it."""
+    known = {id(weight): name for name, (weight, _) in constrained(models).items()}
     for start, model in models.items():
         for prefix, module in model.named_modules():
             for own, weight in _free(module):
-                _check_free(joined(start, prefix, own), weight, known)
+                if id(weight) in known:
+                    raise ValueError(
+                        f"{joined(start, prefix, own)} is the weight of "
+                        f"{known[id(weight)]}, which is dissolved: dissolve it in this "
+                        "layer, too"
+                    )
 
 
 def _free(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -71,15 +77,6 @@ def _free(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         kind = type(module).__name__
         raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
     yield from module.named_parameters("", False, False)
-
-
-def _check_free(name: str, weight: Tensor, known: dict) -> None:
-    if id(weight) in known:
-        first, _ = known[id(weight)]
-        raise ValueError(
-            f"{name} is the weight of {first}, which is dissolved: dissolve it in this "
-            "layer, too"
-        )
 
 
 def _constraints(model: nn.Module) -> Iterator[tuple[str, Constraint]]:
