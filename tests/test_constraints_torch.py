@@ -400,6 +400,40 @@ def test_a_pass_and_its_penalty_share_one_sum(monkeypatch):
         near(one, other)
 
 
+def test_passes_within_each_other_share_their_own_sums():
+    one, other = move_(dissolved(8, 8)), move_(dissolved(8, 8))
+    x, inner = drawn((2, 8), 0), Constraints(other)
+
+    def both():
+        found, penalty = inner.with_penalty(lambda: other(one(x)).sum())
+        return found + penalty
+
+    (loss, penalty), expected = (
+        Constraints(one).with_penalty(both),
+        constraints.penalty(one, other),
+    )
+    near(loss + penalty, other(one(x)).sum() + expected)
+
+
+def test_weights_that_are_tied_afterwards_are_noticed():
+    one, other = dissolved(), dissolved(manifold="oblique")
+    kept = Constraints(one, other)
+    other.parametrizations.weight.original = free(one)
+    with pytest.raises(ValueError, match="1.weight is the weight of 0.weight, but its"):
+        kept.penalty()
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_is_compiled_and_exported_as_torchs_own(kind, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+    rnn, x = (
+        move_(constraints.dissolve_recurrent(kind(5, 6, **F64))),
+        torch.randn(4, 5, **F64),
+    )
+    exported = torch.export.export(rnn, (x,), strict=True).module()
+    near(exported(x)[0], rnn(x)[0])
+
+
 def test_a_checkpointed_pass_leaves_the_penalty_its_gradient():
     layer, x = move_(dissolved()), drawn((2, 8), 0).requires_grad_()
     kept = Constraints(layer)

@@ -3,6 +3,7 @@
 import copy
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from constrained import F64, dissolved, drawn, free, move_
 from test_constraints_torch import CASES, build, each_case, name_of, output
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrizations import orthogonal
 
 from cdopt_tutorial import constraints
@@ -57,6 +59,30 @@ class TestPadding:
         assert not free(table)[3].any() and not table.weight[3].any()
         constraints.project_(move_(table))
         assert not free(table)[3].any()
+
+    def test_a_shared_table(self):
+        """The head has no padding row; whichever comes first, the table's stays 0."""
+        for reverse in False, True:
+            model = Tied()
+            model.table.padding_idx = 2
+            layers = [model.head, model.table] if reverse else [model.table, model.head]
+            for layer in layers:
+                constraints.dissolve(layer)
+            move_(model, 1.3)
+            with torch.no_grad():
+                free(model.table)[2] = 0.5
+            constraints.project_(nn.ModuleList(layers))
+            assert not free(model.table)[2].any()
+
+    def test_a_module_of_ones_own_has_no_padding_row(self):
+        class Own(nn.Module):
+            padding_idx, sparse, max_norm = 1, True, 0.5
+
+            def __init__(self):
+                super().__init__()
+                self.proj = nn.Parameter(torch.randn(8, 4))
+
+        assert constraints.dissolve(Own(), "proj").proj[1].any()
 
     def test_a_bag_never_reads_the_row(self):
         for options in {}, {"manifold": "oblique"}, {"manifold": "sphere"}:
@@ -169,6 +195,10 @@ class TestAssignment:
             (before[..., :1], "has shape .*, but what is assigned has"),
             (before * math.nan, f"^'{name}' of .*: the weight is not finite$"),
             (before / 0, f"^'{name}' of .*: the weight is not finite$"),
+            (None, f"^'{name}' of .* has to be a tensor of floats"),
+            (before.tolist(), f"^'{name}' of .* has to be a tensor of floats"),
+            (before.long(), f"^'{name}' of .* has to be a tensor of floats"),
+            (before.to("meta"), f"^'{name}' of .* has to be a tensor of floats"),
         ]:
             with pytest.raises(ValueError, match=line):
                 setattr(layer, name, value)
@@ -215,6 +245,73 @@ class TestReset:
         assert not torch.equal(free(copied, name), free(layer, name))
         assert output(layer, x).isfinite().all()
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_class_that_resets_something_else_or_nothing(self, fails):
+        class OnlyBias(nn.Linear):
+            made = False
+
+            def reset_parameters(self):
+                if self.made and fails:
+                    raise RuntimeError("not again")
+                nn.init.zeros_(self.bias)
+                if not self.made:
+                    super().reset_parameters()
+
+        layer = constraints.dissolve(OnlyBias(8, 4, **F64))
+        layer.made, before = True, layer.weight.detach().clone()
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            layer.reset_parameters()
+        torch.testing.assert_close(layer.weight, before, rtol=1e-12, atol=1e-13)
+
+    def test_the_last_write_wins_however_it_reaches_the_weight(self):
+        class Eyes(nn.LSTM):
+            def reset_parameters(self):
+                super().reset_parameters()  # by way of parameters()
+                for gate in self.weight_hh_l0.chunk(4):
+                    nn.init.eye_(gate.data)
+
+        rnn = constraints.dissolve_recurrent(Eyes(5, 6, **F64))
+        nn.init.normal_(free(rnn, "weight_hh_l0"))
+        rnn.reset_parameters()
+        expected = torch.eye(6, **F64).repeat(4, 1)
+        torch.testing.assert_close(rnn.weight_hh_l0.detach(), expected)
+
+    def test_other_parametrizations_on_top(self):
+        layer = constraints.dissolve(nn.Linear(8, 4, **F64))
+        parametrizations.spectral_norm(layer)
+        with torch.no_grad():
+            free(layer).fill_(math.nan)
+        layer.reset_parameters()
+        assert layer.weight.isfinite().all()
+        assert constraints.feasibility(layer).weight < 1e-12
+
+    def test_disturbs_no_other_thread(self):
+        """One layer is reset again and again while another one is trained."""
+        restless, layer = nn.Linear(16, 16), dissolved()
+        constraints.dissolve(restless)
+        with ThreadPoolExecutor(1) as pool:
+            resets = pool.submit(
+                lambda: [restless.reset_parameters() for _ in range(300)]
+            )
+            while not resets.done():
+                w = free(move_(layer, 1.001)).detach()
+                mapped = 1.5 * w - 0.5 * w @ w.mT @ w
+                torch.testing.assert_close(layer.weight.detach(), mapped)
+                layer.weight = w
+            resets.result()
+
+    @pytest.mark.parametrize(
+        "kind", [nn.MultiheadAttention, nn.TransformerEncoderLayer]
+    )
+    def test_attention(self, kind):
+        layer = kind(12, 3, **F64)
+        attention = getattr(layer, "self_attn", layer)
+        constraints.dissolve(attention, "in_proj_weight", blocks=9)
+        with torch.no_grad():
+            free(attention, "in_proj_weight").fill_(math.nan)
+        attention._reset_parameters()
+        assert constraints.feasibility(layer).weight < 1e-12
+
     def test_a_model_that_is_made_on_meta(self):
         with torch.device("meta"):
             model = nn.Sequential(
@@ -249,6 +346,15 @@ class TestPlaces:
             conv.weight = torch.randn(6, 4, 3, 3)
             conv.reset_parameters()
             constraints.project_(nn.ModuleList([layer, view, conv]))
+
+    @pytest.mark.parametrize("place", [
+        torch.randn(20).as_strided((4, 8), (1, 1)), torch.randn(1, 8).expand(4, 8),
+    ])  # fmt: skip
+    def test_memory_that_overlaps_is_left(self, place):
+        layer = nn.Module()
+        layer.weight = nn.Parameter(place)
+        constraints.dissolve(layer)
+        assert constraints.feasibility(layer).weight < 1e-5
 
     @each_case
     def test_inference_mode(self, case):

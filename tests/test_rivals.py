@@ -1,5 +1,6 @@
 """Dissolving's rivals: as in their papers, and in parts as in one process."""
 
+import copy
 import itertools
 from functools import partial
 from unittest import mock
@@ -11,7 +12,7 @@ from constrained import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_roles import off
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -171,3 +172,83 @@ def test_manifold_muon_takes_the_steepest_tangent_step(shape):
     assert -(g * step).sum() == pytest.approx(bound, rel=1e-3)
     new = rivals.manifold_muon(x, g, sums_of(x), LR)
     assert torch.dist(new.mT @ new, torch.eye(min(shape)).to(new)) < 1e-12
+
+
+class TestOptimizer:
+    """What every optimizer of torch promises."""
+
+    def rival(self, rule="projected", **options):
+        weight = nn.Parameter(nn.init.orthogonal_(torch.empty(6, 3)))
+        return weight, Rival(rule, [weight], 0.1, **options)
+
+    def test_a_closure_runs_and_its_loss_is_returned(self):
+        weight, rival = self.rival()
+
+        def closure():
+            rival.zero_grad()
+            loss = weight.sum()
+            loss.backward()
+            return loss
+
+        before = weight.sum().item()
+        assert rival.step(closure).item() == before > weight.sum().item()
+
+    @pytest.mark.parametrize("rule", RULES)
+    def test_copies_and_saved_states_go_on_alike(self, rule, tmp_path):
+        weight, rival = self.rival(rule, momentum=0.9)
+        weight.grad = torch.ones_like(weight)
+        rival.step()
+        other, copied = copy.deepcopy((weight, rival))
+        torch.save(rival.state_dict(), tmp_path / "state")
+        third = nn.Parameter(weight.detach().clone())
+        loaded = Rival(rule, [third], 1.0)
+        loaded.load_state_dict(torch.load(tmp_path / "state"))
+        for each, moves in (weight, rival), (other, copied), (third, loaded):
+            each.grad = torch.ones_like(each)
+            moves.step()
+            assert torch.equal(each, weight)
+
+    def test_groups(self):
+        weight, rival = self.rival()
+        added = nn.Parameter(torch.randn(12, 3))
+        rival.add_param_group({"params": [added], "blocks": 2, "lr": 0.0})
+        added.grad = torch.ones_like(added)
+        rival.step()
+        halves = added.unflatten(0, (2, 6))
+        torch.testing.assert_close(halves.mT @ halves, torch.eye(3).expand(2, 3, 3))
+
+    @pytest.mark.parametrize(
+        ("group", "line"),
+        [
+            ({"rule": "adam"}, "rule is 'adam', but must be one of muon, proj"),
+            ({"rule": ["muon"]}, r"rule is \['muon'\], but must be one of"),
+            ({"lr": -1}, "lr is -1, but must be at least 0"),
+            ({"lr": "1"}, "lr is '1', but must be at least 0"),
+            ({"momentum": -2.0}, "momentum is -2.0, but must be at least 0"),
+            ({"blocks": 5}, "blocks is 5, but must be an int that divides the 6 rows"),
+            ({"params": [torch.ones(3)]}, r"the weight has shape \(3,\)"),
+        ],
+    )
+    def test_refuses_a_group_before_anything_moves(self, group, line):
+        _, rival = self.rival()
+        with pytest.raises(ValueError, match=line):
+            rival.add_param_group({"params": [torch.ones(6, 3)]} | group)
+        assert len(rival.param_groups) == 1
+
+    def test_refuses_another_manifold(self):
+        weight = torch.ones(6, 3)
+        with pytest.raises(ValueError, match="a rival keeps a Stiefel weight, not one"):
+            Rival("projected", {weight: surface("oblique", weight)}, 0.1)
+
+    @pytest.mark.parametrize(
+        ("shape", "blocks"), [((6, 3), 1), ((32, 8), 4), ((6, 3, 3, 3), 1)]
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_a_step_of_muon_has_the_size_of_adams(self, shape, blocks, dtype):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.zeros(shape, dtype=dtype))
+        weight.grad = torch.randn(shape).to(dtype)
+        Rival("muon", [{"params": [weight], "blocks": blocks}], 1.0).step()
+        assert weight.float().square().mean().sqrt().item() == pytest.approx(
+            0.2, rel=0.3
+        )
