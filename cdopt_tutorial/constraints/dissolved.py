@@ -56,9 +56,9 @@ _shared = threading.local()
 
 def _distances() -> dict[Tensor, Tensor]:
     """‖C(W)‖² of each W that was mapped; always empty outside of that context."""
-    known = (
-        None if torch.compiler.is_compiling() else getattr(_shared, "distances", None)
-    )
+    if torch.compiler.is_compiling():
+        return {}
+    known = getattr(_shared, "distances", None)
     return {} if known is None else known
 
 

@@ -153,10 +153,8 @@ def _register(module: nn.Module, name: str, rule: Dissolved) -> None:
             parametrize.register_parametrization(module, other, rule, unsafe=True)
     except ValueError as error:
         raise ValueError(f"{name!r} of {kind.__name__}: {error}") from error
-    # Unless elements of the old one overlap,
-    if (
-        place is not None and place.untyped_storage().nbytes() >= place.nbytes
-    ):  # keep its memory, which may be shared, and its layout
+    # Keep its memory, which may be shared, and its layout; not if elements overlap.
+    if place is not None and place.untyped_storage().nbytes() >= place.nbytes:
         with torch.no_grad():
             weight.set_(place.copy_(weight))
     for other in names:
