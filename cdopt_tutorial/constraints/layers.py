@@ -105,10 +105,7 @@ def _rule(
     on = surface(manifold, weight, blocks, transpose)
     # A bag never reads its padding row.
     padding = module.padding_idx if isinstance(module, nn.Embedding) else None
-    try:
-        check_finite(weight)
-    except ValueError as error:
-        raise ValueError(f"{name!r} of {type(module).__name__}: {error}") from error
+    check_finite(weight, f"{name!r} of {type(module).__name__}: the weight")
     return Dissolved(on, float(penalty_param), padding)
 
 

@@ -149,10 +149,10 @@ def _short_side(rows: int, columns: int, transpose: bool | None) -> bool:
     return transpose
 
 
-def check_finite(weight: Tensor) -> None:
+def check_finite(weight: Tensor, what: str = "the weight") -> None:
     """ValueError if a weight has a NaN or an infinity; all ranks must call this."""
     if not _has_no_data(weight) and not whole(weight.detach().isfinite().all()):
-        raise ValueError("the weight is not finite")
+        raise ValueError(f"{what} is not finite")
 
 
 def _sharded() -> ModuleType:
