@@ -87,10 +87,11 @@ def test_plain_and_sharded_parameters_move_together_as_on_a_gpu(of_two):
 
 def test_a_wrong_order_raises_an_error(of_two):
     """Torch's own where parallelize_module comes after a parametrization."""
+    lines = {"Linear": "'parameter name can", "Embedding": "`distribute_tensor` should"}
     expected = {
-        f"{style} {kind}": "'parameter name can"
+        f"{style} {kind}": line
         for style in ("ColwiseParallel", "RowwiseParallel")
-        for kind in ("Linear", "Embedding")
+        for kind, line in lines.items()
     }
     expected["fully_shard"] = "Linear is under fully_shard: dissolve before, not after"
     expected["free"] = "'weight' has to be dissolved, and not cut yet"
