@@ -45,8 +45,8 @@ def dissolve(
     The manifold is "stiefel" (the short side orthonormal), "oblique" (rows of norm 1),
     "sphere" (norm 1), or a class of CDOpt; for ``blocks`` and ``transpose`` see
     :func:`~cdopt_tutorial.constraints.surface.surface`. Raises ValueError if there is
-    no such weight, it is not finite, parametrized, or under ``fully_shard`` already, or
-    it does not fit the manifold; the layer is then as it was.
+    no such weight, it is not finite, already parametrized or under ``fully_shard``, or
+    does not fit the manifold; the layer is left unchanged.
     """
     rule = _rule(module, name, manifold, penalty_param, blocks, transpose)
     _register(module, name, rule)

@@ -53,8 +53,8 @@ class Constraints:
     """The constrained weights of models, wherever they live.
 
     Models are modules, also in DDP, remote modules, or references to modules; pass
-    every module, also those that another one refers to. Weights are looked up in each
-    call, so it always computes with those that the models have. The constructor calls
+    every module, also those that another one refers to. Each call looks the weights up,
+    so it computes with those that the models have then. The constructor calls
     each owner once; later calls go only to owners of constrained weights, and return
     numbers instead of weights. With weights in shards, all ranks must make each call,
     and all get the same result.

@@ -191,7 +191,7 @@ class Rival(optim.Optimizer):
         if group["rule"] == "penalty":
             rule = partial(rule, penalty_param=group["penalty_param"])
         if group["rule"] == "muon":
-            rows, columns = len(weight) // group["blocks"], weight[0].numel()
+            rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
             lr *= 0.2 * max(rows, columns) ** 0.5
         on = surface("stiefel", weight, group["blocks"])
         return moved(rule, on, weight, self._direction(weight, group), lr)
