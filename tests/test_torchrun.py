@@ -159,7 +159,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
     assert code == 0, output
     found = json.loads(file.read_text())
     narrow = {"embedding": 16, "hidden": 16, "dropout": 0.0, "dtype": "float64"}
-    config = RNNConfig(max_steps=200, save_every=20, **narrow)
+    config = RNNConfig(max_steps=500, save_every=20, **narrow)
     corpus = Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)
     alone = run_rnn_locally(Job(config, corpus))
     assert found["losses"] == [pytest.approx(alone.losses, abs=1e-10)]
