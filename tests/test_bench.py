@@ -1,13 +1,11 @@
 """What the benches share, and what each reports of a run; no time is asserted."""
 
-import math
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from cdopt_tutorial.bench import rates, rows, speed
-from cdopt_tutorial.dissolving import memory
+from cdopt_tutorial.bench import rows, speed
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce import ReinforceConfig
 
@@ -53,15 +51,11 @@ class TestRows:
         assert len(lines) == 2 and len(set(map(len, lines))) == 1
 
 
-# `constraints` and `shards` have tests of their own; `recurrent` is run as `study` is.
+# `shards` has tests of its own.
 @pytest.mark.usefixtures("engines_installed")
-@pytest.mark.parametrize(
-    "name",
-    ["reinforce", "rnn", "hybrid", "copying", "engines", "lag", "study", "rollouts"],
-)
+@pytest.mark.parametrize("name", ["reinforce", "rnn", "hybrid", "engines", "rollouts"])
 def test_a_smoke_run_has_rows_with_ratios(name, written, monkeypatch):
     monkeypatch.setattr(speed, "ENGINES", {"torch RPC": TorchRPC})
-    monkeypatch.setattr(memory, "MODELS", ["free", "LSTM"])
     found = written("bench", name, "--smoke")["rows"]
     values = {row["name"]: row["value"] for row in found}
     assert len(values) == len(found) > 1
@@ -92,39 +86,3 @@ def test_a_step_is_that_of_the_slowest_trainer_once_all_are_warm():
     for result in ([fast, slow], SimpleNamespace(trainers=[slow, fast]), slow):
         system = SimpleNamespace(run=lambda *_, result=result, **__: result)
         assert speed.figures(system, None, "an engine", 1) == {"step": 0.5}
-
-
-def test_the_best_rate_has_the_lowest_mean_loss_and_none_that_is_not_finite(
-    monkeypatch,
-):
-    found = {
-        0.1: {"free": [1, 5]},
-        0.2: {"free": [2, 3], "LSTM": [8, 8]},
-        0.3: {"free": [0, math.nan]},
-        0.4: {"LSTM": [2, 2]},
-    }
-
-    def run(config):
-        of = found[config.lrs["free"]]
-        return {m: [SimpleNamespace(losses=[9, e]) for e in of[m]] for m in of}
-
-    monkeypatch.setattr(rates, "COPYING_LRS", list(found))
-    monkeypatch.setattr(rates, "TASKS", {"copying": memory.MemoryConfig()})
-    monkeypatch.setattr(memory, "run", run)
-    lines = []
-    measured, more = rates.copying(lines.append, False, "cpu")
-    assert lines == [f"copying, lr {lr}" for lr in found]
-    losses = more["values"]["copying, LSTM"]["copying, LSTM, lr 0.4"]
-    assert losses == {"loss": [2, 2]}
-    row = {row.name: row for row in measured}
-    assert row["copying, free, lr 0.1: loss"].ratio == pytest.approx(3 / 2.5)
-    assert row["copying, free, lr 0.3: loss"].value == math.inf
-    second = row["copying, LSTM, lr 0.2: loss"]
-    assert second.baseline == "copying, LSTM, lr 0.4: loss"
-
-
-def test_rates_are_tuned_on_seeds_of_their_own():
-    assert not set(rates.COPYING_SEEDS) & set(memory.MemoryConfig().seeds)
-    for chosen in memory.LEARNING_RATES, memory.NEXT_WORD_LEARNING_RATES:
-        assert set(chosen) == set(memory.MODELS)
-        assert set(chosen.values()) <= set(rates.COPYING_LRS)

@@ -4,8 +4,6 @@ Without CDOpt's own layer, whose constant is a frozen parameter: moving to a GPU
 it in place, which "meta" can't.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from elsewhere import Elsewhere, tensors_in, where
@@ -19,11 +17,8 @@ from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.hybrid.model import table_on_device
 from cdopt_tutorial.parameter_server import model
-from cdopt_tutorial.parameter_server import study as recurrent
 from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.reinforce.speed import OneThread
-from cdopt_tutorial.sharding import study
-from cdopt_tutorial.sharding.study import KINDS
 
 CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
@@ -78,16 +73,6 @@ class TestParameterServer:
             states = owner._optimizer.state.values()
             moments = [each for s in states for each in tensors_in(s) if each.ndim]
             assert len(states) and where(moments) == {"meta"}
-
-    @pytest.mark.parametrize("kind", recurrent.KINDS)
-    def test_a_run_of_the_study(self, kind, monkeypatch, on_the_wire):
-        small = replace(recurrent.CONFIG, **RNN)
-        monkeypatch.setattr(recurrent, "CONFIG", small)
-        monkeypatch.setattr(recurrent, "load_corpus", lambda max_vocab: CORPUS)
-        run = recurrent.RNN(kind, 1e-3, 1, "meta")
-        run.step(1e-3)
-        run.look()
-        assert where(run.parts.parameters()) == {"meta"} and on_the_wire
 
     @pytest.mark.parametrize("cut", ["loss", "logits"])
     def test_a_trainer_that_pulls_the_lstm(self, cut, on_the_wire):
@@ -163,15 +148,6 @@ class TestShards:
         assert len(result.losses) == len(steps) == 2
         assert where(steps[0][0].model.parameters()) == {"meta"}
         assert where(result.weights.values()) == {"cpu"}
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_a_run_of_the_study(self, kind, spy, monkeypatch):
-        steps = spy(sharding.system.Trainer, "step")
-        small = replace(study.CONFIG, **SHARD)
-        monkeypatch.setattr(study, "CONFIG", small)
-        monkeypatch.setattr(study, "Job", lambda c: sharding.Job(c, CORPUS))
-        study.STUDY.converge(kind, 1e-3, "none", 0, 1, 2, "meta")
-        assert where(steps[0][0].model.parameters()) == {"meta"}
 
 
 class TestDissolving:

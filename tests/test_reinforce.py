@@ -196,7 +196,7 @@ def short_episodes(monkeypatch):
         name, cartpole = f"Short{steps}-v0", gymnasium.spec("CartPole-v1")
         spec = replace(cartpole, id=name, max_episode_steps=steps)
         monkeypatch.setitem(gymnasium.registry, name, spec)
-        monkeypatch.setattr(ReinforceConfig, "environment", name)
+        monkeypatch.setattr(agent, "ENVIRONMENT", name)
         return name
 
     return limit

@@ -65,7 +65,7 @@ class TestInStep:
     [
         (1, 0, {"seed": 4}), (2, 0, {}), (2, 1, {"seed": 5}), (5, 4, {}),
         (5, 1, {"num_rollouts": 2}), (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
-        (2, 1, {"clip": 0}), (2, 2, {"environment": "Acrobot-v1", "max_episodes": 12}),
+        (2, 1, {"clip": 0}),
     ],
 )  # fmt: skip
 def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag, more):

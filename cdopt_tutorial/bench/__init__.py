@@ -1,1 +1,1 @@
-"""What ``cdopt-tutorial bench`` runs: speed, and learning rates, measured here."""
+"""What ``cdopt-tutorial bench`` runs: speed, measured here."""

@@ -57,7 +57,7 @@ def step_costs(
 
 
 def by_shape() -> dict[str, Any]:
-    """The results of `bench constraints` stored with the book: "seconds" by method."""
+    """What `book/studies/shapes.py` found for the book: "seconds" by method."""
     return json.loads((files(__package__) / "shapes.json").read_text())
 
 

@@ -181,7 +181,7 @@ class Model(nn.Module):
 
 
 # Of 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1 and 3e-1, the rate with the lowest mean final
-# loss over the seeds 101 to 105, found by `cdopt-tutorial bench copying`.
+# loss over the seeds 101 to 105, found by `book/studies/copying.py`.
 LEARNING_RATES = dict.fromkeys(MODELS, 3e-3) | {"LSTM": 3e-2}
 NEXT_WORD_LEARNING_RATES = dict.fromkeys(MODELS, 1e-2) | {"LSTM": 3e-2}
 CLIP = 1.0  # the largest norm of a gradient

@@ -41,7 +41,8 @@ class ReinforceConfig:
     #: :func:`~.device.pick_device`; they share the GPUs of "cuda". Messages and random
     #: streams stay on the CPU.
     device: str = "cpu"
-    environment: ClassVar[str] = ENVIRONMENT  # chapter 8 has another one
+    #: mean reward at which the environment's authors call it solved.
+    threshold: ClassVar[float] = gymnasium.spec(ENVIRONMENT).reward_threshold
     max_lag: ClassVar[int] = 0  # nobody plays ahead before chapter 8
 
     def __post_init__(self):
@@ -53,11 +54,6 @@ class ReinforceConfig:
         check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
-
-    @property
-    def threshold(self) -> float:
-        """Mean reward at which the environment's authors call it solved."""
-        return gymnasium.spec(self.environment).reward_threshold
 
     def worker_of(self, observer: int) -> str:
         """Worker of an observer; its replacement's number is num_observers higher."""
@@ -71,13 +67,11 @@ class ReinforceConfig:
 
     def make_environments(self) -> VectorEnv:
         """An observer's environments, which step together."""
-        return gymnasium.make_vec(self.environment, self.num_envs, "vector_entry_point")
+        return gymnasium.make_vec(ENVIRONMENT, self.num_envs, "vector_entry_point")
 
     def make_policy(self) -> Policy:
-        """A policy for them, initialised from torch's random state."""
-        one = gymnasium.make(self.environment)
-        (size,), actions = one.observation_space.shape, one.action_space.n
-        return Policy(size, int(actions))
+        """The policy for them, initialised from torch's random state."""
+        return Policy()
 
 
 class Agent:

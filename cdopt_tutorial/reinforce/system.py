@@ -49,7 +49,7 @@ class Score:
     rounds: int = 0  #: times that the agent has learned
     seconds: float = 0.0  #: from the creation of this object to the last round's end
 
-    threshold = ReinforceConfig().threshold  # chapter 8 has another
+    threshold = ReinforceConfig.threshold  # or that of the run's config
 
     def __post_init__(self):
         self._begin = time.perf_counter()

@@ -1,7 +1,6 @@
 """Chapter 8: observers play ahead of the agent, and one process repeats the run."""
 
 from cdopt_tutorial.reinforce.system import check
-from cdopt_tutorial.rollouts import age
 from cdopt_tutorial.rollouts.system import (
     Learner,
     Observer,

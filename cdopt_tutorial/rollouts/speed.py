@@ -51,7 +51,7 @@ def pace_and_lag(found: Training) -> tuple[float, float]:
 
 
 def stored(name: str = "measured") -> dict[str, Any]:
-    """What `bench rollouts` wrote for the book or, as "lag", `bench lag`."""
+    """What `bench rollouts`, or for "lag" `book/studies/lag.py`, wrote for the book."""
     return json.loads((files(__package__) / f"{name}.json").read_text())
 
 

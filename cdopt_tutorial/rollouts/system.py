@@ -34,7 +34,6 @@ from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.reinforce.system import learn
-from cdopt_tutorial.rollouts.acrobot import Acrobots
 from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
 
 Weights = dict[str, Tensor]
@@ -50,7 +49,6 @@ class RolloutsConfig(ReinforceConfig):
     """Settings of a run; a ValueError if one is out of range, or no such device."""
 
     conversation: ClassVar[str] = "local-policy"
-    environment: str = ENVIRONMENT  #: "CartPole-v1", or "Acrobot-v1" without waits
     num_envs: int = 16  #: environments per observer, each with one episode per rollout
     log_interval: int = 10  #: updates between two log lines
     max_lag: int = 1  #: updates that observers play ahead; 0 makes them wait for each
@@ -65,9 +63,7 @@ class RolloutsConfig(ReinforceConfig):
     def __post_init__(self):
         super().__post_init__()
         checks.at_least(self, 0, "max_lag", "clip", "step_ms")
-        checks.choices(self, waits=WAITS, environment=(ENVIRONMENT, "Acrobot-v1"))
-        fits = self.environment == ENVIRONMENT or not self.step_ms
-        checks.check(self, "step_ms", fits, f"0 where it is not {ENVIRONMENT}")
+        checks.choices(self, waits=WAITS)
         if self.num_rollouts is None:
             object.__setattr__(self, "num_rollouts", self.num_observers)
         fits = 1 <= self.num_rollouts <= self.num_observers
@@ -75,8 +71,6 @@ class RolloutsConfig(ReinforceConfig):
 
     def make_environments(self) -> Any:
         """An observer's environments, in a simulator if their steps wait."""
-        if self.environment != ENVIRONMENT:
-            return Acrobots(self.num_envs)
         if not self.step_ms:
             return super().make_environments()
         return Simulator(ENVIRONMENT, self.num_envs, self.step_ms, self.waits)

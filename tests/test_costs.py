@@ -1,4 +1,4 @@
-"""The bench of constrained layers: what it times is what it says."""
+"""A step of a constrained layer: what is timed is what it says."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.bench import shapes
 from cdopt_tutorial.dissolving import costs
 
 
@@ -62,30 +61,6 @@ def test_costs_are_relative_to_the_plain_layer_and_leave_the_random_state_alone(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_smoke_run_compares_with_the_plain_layer_of_its_shape():
-    lines = []
-    rows, more = shapes.measure(lines.append, True, "cpu")
-    assert len(rows) == len(lines) == len(more["values"]) == 3 * len(costs.VARIANTS)
-    for row in rows:
-        _, shape = row.name.split(", ")
-        assert row.baseline == f"plain, {shape}"
-    assert set(more["rules"]) == set(more["checked"]) == set(costs.VARIANTS)
-
-
-def test_a_rule_is_found_again():
-    """Of seconds that follow one, with two shapes or more."""
-    for name, work in shapes.WORK.items():
-        values = {
-            f"{name}, {n} x {p}": {"step": [2e-5 + 3e-10 * work(n, p)]}
-            for n, p in shapes.FITTED
-        }
-        rule = shapes.fit(values, name, shapes.FITTED)
-        assert rule == pytest.approx([2e-5, 3e-10])
-        found = shapes.foreseen(rule, name, 300, 7)
-        assert found == pytest.approx(2e-5 + 3e-10 * work(300, 7))
-    assert not set(shapes.FITTED) & set(shapes.CHECKED)
-
-
 @pytest.mark.parametrize("width", [7, 0])
 def test_what_can_not_be_timed_is_refused(width):
     with pytest.raises(ValueError, match=f"width is {width}, but must be even"):
@@ -113,22 +88,3 @@ def test_a_compiled_step_multiplies_no_more_matrices_than_an_eager_one():
 
     loss(torch.randn(4, 16)).backward()
     assert numbers == [3, 5]  # the layer's own is one of each; eager, 4 and 5
-
-
-def test_the_stored_rules_are_those_of_the_stored_seconds():
-    """As chapter 3 says how far they are off at shapes that were not fitted."""
-    stored = costs.by_shape()
-    for name, rule in stored["rules"].items():
-        values = {
-            f"{name}, {n} x {p}": {"step": [seconds]}
-            for n, p, seconds, *_ in stored["seconds"][name]
-        }
-        found = shapes.fit(values, name, shapes.FITTED)
-        assert found == pytest.approx(rule, rel=0.02)
-        for shape, (measured, predicted) in stored["checked"][name].items():
-            n, p = map(int, shape.split(" x "))
-            assert shapes.foreseen(rule, name, n, p) == pytest.approx(
-                predicted, rel=0.01
-            )
-            off = {"fused": 0.1, "cayley": 0.26}.get(name, 0.6)
-            assert predicted == pytest.approx(measured, rel=off + 0.005)

@@ -1,5 +1,6 @@
-"""Acrobot-v1, vectorized; gymnasium only loops over its environments."""
+"""Chapter 8's study on Acrobot-v1, vectorized; gymnasium only loops over it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -7,6 +8,9 @@ import numpy as np
 from gymnasium.envs.classic_control.acrobot import AcrobotEnv
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
+
+from cdopt_tutorial.reinforce.learner import Policy
+from cdopt_tutorial.rollouts import RolloutsConfig
 
 
 class Acrobots(VectorEnv):
@@ -52,3 +56,16 @@ class Acrobots(VectorEnv):
         cosines, sines = np.cos(self._state[:2]), np.sin(self._state[:2])
         seen = (cosines[0], sines[0], cosines[1], sines[1], *self._state[2:])
         return np.stack(seen, axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class AcrobotConfig(RolloutsConfig):
+    """Settings of a run on Acrobot."""
+
+    threshold = gymnasium.spec("Acrobot-v1").reward_threshold
+
+    def make_environments(self) -> Acrobots:
+        return Acrobots(self.num_envs)
+
+    def make_policy(self) -> Policy:
+        return Policy(state_size=6, num_actions=3)

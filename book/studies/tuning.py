@@ -1,67 +1,55 @@
-"""The studies of chapters 4 and 6: each kind is tuned by itself, then trained.
+"""Kinds of training compared, each tuned by itself: the studies of chapters 4 and 6.
 
 A rate is best if its neighbours on a grid are worse, by the mean loss of the tuning
 seeds on the first half of the held-out text; the other schedules are tried at that
 rate. The report has other seeds, and the other half.
 """
 
+import argparse
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice, product
-from pathlib import Path
 from statistics import fmean
 
-from cdopt_tutorial.bench.rows import Measured, Progress, rows
-from cdopt_tutorial.bench.runs import keep
-from cdopt_tutorial.data import perplexity
-from cdopt_tutorial.study import Study
+from runs import keep, write
+from study import Study
 
 RATES, FIRST = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), (2e-3, 5e-3, 1e-2)
 SCHEDULES = ("cosine", 100), ("none", 100), ("cosine", 0)  # decay, and warm-up
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
+NAMES = "kind", "lr", "decay", "warm_up"
 
-Setting = tuple[str, float, str, int]  # kind, lr, decay, warm_up
+Setting = tuple[str, float, str, int]  # of these names
 Train = Callable[[Sequence[Setting], Sequence[int]], dict[Setting, list[dict]]]
 
 
-def measure(
-    study: Study, progress: Progress, smoke: bool, device: str, path: Path | None
-) -> Measured:
-    """Tune each kind's rate, decay and warm-up, and train it with each seed."""
-    steps, kinds = study.steps, study.kinds
-    if smoke:
-        steps, kinds = study.every, ("free", "Stiefel")
-    runs: list[dict] = []
+def compare(study: Study, options: argparse.Namespace) -> None:
+    """Tune each kind's rate, decay and warm-up, train it with each seed, and write."""
+    few, runs = None, []
+    if options.smoke:
+        few, study = 1, replace(study, kinds=["Stiefel"], steps=2, every=2)
+    same = {"steps": study.steps, "device": options.device}
 
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
-        names = "kind", "lr", "decay", "warm_up"
         jobs = [
-            dict(zip(names, setting, strict=True))
-            | {"seed": seed, "steps": steps, "device": device}
+            dict(zip(NAMES, setting, strict=True), seed=seed, **same)
             for setting, seed in product(settings, seeds)
         ]
-        found = keep(path, study.converge, jobs, progress)
+        found = keep(options.out, study.converge, jobs)
         runs.extend(found)
         each = iter(found)
         return {setting: list(islice(each, len(seeds))) for setting in settings}
 
-    chosen = tune(train, kinds, TUNING_SEEDS[: 1 if smoke else None])
-    found = train(chosen, SEEDS[: 1 if smoke else None])
-    values = {
-        kind: {
-            "perplexity": [perplexity(run["test"]) for run in of],
-            "steps": [run["steps"] for run in of],
-            "step": [run["step_seconds"] for run in of],
-        }
-        for (kind, *_), of in found.items()
-    }
+    chosen = tune(train, study.kinds, TUNING_SEEDS[:few])
+    train(chosen, SEEDS[:few])
+    for run in runs:
+        del run["device"]
     tuned = [run for run in runs if run["seed"] in TUNING_SEEDS]
-    tuned = [{k: v for k, v in run.items() if k != "curve"} for run in tuned]
-    return rows(values, {"perplexity": "1", "steps": "1", "step": "s"}), {
-        "chosen": chosen,
-        "tuned": tuned,
-        "runs": [run for run in runs if run["seed"] in SEEDS],
-    }
+    for run in tuned:
+        del run["curve"]
+    reported = [run for run in runs if run["seed"] in SEEDS]
+    write(options.out, chosen=chosen, tuned=tuned, runs=reported)
 
 
 def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setting]:
