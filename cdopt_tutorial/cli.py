@@ -1,4 +1,4 @@
-"""The command `cdopt-tutorial`: run chapters, build the book, train, measure."""
+"""The command `cdopt-tutorial`: run chapters, build the book, train."""
 
 import argparse
 import os
@@ -22,7 +22,6 @@ COMMANDS = {
     "calibrate": "measure the few constants from which chapter 8's speed is predicted",
     "predict": "predict the speed and the lag of a run, and say what limits it",
     "doctor": "say whether runs will work, here and with a second host",
-    "bench": "measure speed, all variants in one run",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
 }

@@ -123,13 +123,9 @@ shard --interface eth0
 hybrid --lr much
     argument --lr: invalid float value: 'much' (see cdopt-tutorial hybrid --help)
 dance
-bench dance
     argument ...: invalid choice: 'dance' (choose from ...) (see ... --help)
-bench
-    the following arguments are required: BENCH (see cdopt-tutorial bench --help)
 reinforce --loud
     unrecognized arguments: --loud (see cdopt-tutorial --help)
-bench rnn --json TMP
 execute --json TMP
 rnn --json TMP
 rnn --checkpoint TMP
@@ -174,7 +170,6 @@ RAY = "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[
 # Commands that need an engine whose library is missing.
 MISSING = {
     "rnn --engine ray": RAY,
-    "bench engines": RAY,
     "rnn --engine monarch": RAY.replace("ray", "monarch").replace("Ray", "Monarch"),
 }
 

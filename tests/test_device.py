@@ -11,7 +11,6 @@ import torch
 from cdopt_tutorial import data, hybrid, reinforce, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.commands.bench import MEASURES
 from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.engines.launcher import forking, pack, process_group
 from cdopt_tutorial.engines.seam.device import device_for, gpus_of, pick_device
@@ -99,24 +98,12 @@ COMMANDS = ["reinforce", "rnn", "hybrid", "shard", "execute", "build"]
 
 
 @pytest.mark.usefixtures("no_process_starts")
-@pytest.mark.parametrize("command", COMMANDS + [f"bench {name}" for name in MEASURES])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_refuses_a_device_that_is_not_there(command, have, capsys):
     have(1)
     assert main([*command.split(), "--device", "cuda:1"]) == 2
     line = "device is 'cuda:1', but the only GPU is cuda:0"
     assert capsys.readouterr() == ("", f"cdopt-tutorial: {line}\n")
-
-
-@pytest.mark.usefixtures("engines_installed")
-@pytest.mark.parametrize("bench", MEASURES)
-def test_every_bench_is_given_the_device(bench, have, monkeypatch):
-    have(1)
-    measure = Mock(side_effect=ZeroDivisionError)
-    with monkeypatch.context() as patch:
-        patch.setitem(MEASURES, bench, measure)
-        with pytest.raises(ZeroDivisionError):
-            main(["bench", bench, "--device", "auto"])
-    assert measure.call_args.args[2] == "cuda"
 
 
 class TestSharingOut:

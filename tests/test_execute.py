@@ -33,9 +33,9 @@ FILES = {
     "cdopt_tutorial/plots/c.json": "{}\n",
     "cdopt_tutorial/__main__.py": "",
     "cdopt_tutorial/commands/train.py": "from cdopt_tutorial import trained\n",
-    "cdopt_tutorial/commands/bench.py": "import cdopt_tutorial.system\n",
+    "cdopt_tutorial/commands/tool.py": "import cdopt_tutorial.system\n",
     "cdopt_tutorial/trained.py": "",
-    "cdopt_tutorial/other/system.py": "import cdopt_tutorial.commands.bench\n",
+    "cdopt_tutorial/other/system.py": "import cdopt_tutorial.commands.tool\n",
     "constraints.txt": "torch==2.13.0\n",
     "README.md": "prose\n",
 }

@@ -22,6 +22,7 @@ from cdopt_tutorial.constraints.rivals import BY_MUON, RULES, Rival
 from cdopt_tutorial.constraints.surface import surface, whole
 from cdopt_tutorial.dissolving.eigenspace import polar
 from cdopt_tutorial.engines import Role, launch, process_group
+from cdopt_tutorial.engines.probes.counted import Sent
 
 pytestmark = pytest.mark.xdist_group("rivals")
 
@@ -62,8 +63,18 @@ def furthest(meshes: list[DeviceMesh], rule: str, blocks: int, *sizes: int) -> f
     return max(tried)
 
 
+def heard(mesh: DeviceMesh, rule: str) -> tuple[int, float]:
+    """All-reduces of a step of a weight in rows, and their sums of p x p numbers."""
+    weight = distribute_tensor(start(rule, 12, 4, 1, 0), mesh, [Shard(0)])
+    rival = Rival(rule, {weight.requires_grad_(): surface("stiefel", weight)}, LR)
+    weight.grad = distribute_tensor(drawn(weight.shape, 1), mesh, [Shard(0)])
+    with Sent() as sent:
+        rival.step()
+    return sent.collectives, sent.bytes / (4 * 4 * weight.itemsize)
+
+
 def play_rivals(rank: int) -> dict[str, float]:
-    """The largest differences that a search has found."""
+    """The largest differences that a search has found, and what each rule sends."""
     process_group.join(rank, RANKS, gpus=())
     meshes = [DeviceMesh("cpu", range(number)) for number in (1, 2, 3)]
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
@@ -80,6 +91,7 @@ def play_rivals(rank: int) -> dict[str, float]:
         assert worst.max() < 1e-9, sizes
 
     search()
+    found["sent"] = {rule: heard(meshes[2], rule) for rule in RULES}
     with mock.patch.object(Sums, "inside", lambda self, part: part):
         found["control"] = furthest(meshes[2:], "projected", 1, 9, 4, 0)
     return found
@@ -97,6 +109,13 @@ def test_parts_are_moved_as_in_one_process(played, rule):
     for rank in played:
         assert 0 < rank[rule] <= EXACT[rule]
         assert rank["control"] > 1e-2  # without any communication
+
+
+def test_a_weight_in_rows_costs_sums_of_p_by_p(played):
+    sums = {"landing": (1, 2), "pogo": (2, 3), "manifold-muon": (1, 3)}
+    for rank in played:
+        for rule, sent in rank["sent"].items():
+            assert sent == sums.get(rule, (1, 1)), rule
 
 
 def penalised(x, g):

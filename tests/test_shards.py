@@ -318,6 +318,19 @@ class TestOwned:
 
 
 class TestMemory:
+    def test_a_peak_is_of_what_is_allocated_at_a_time(self):
+        kept = []
+
+        def step():
+            for _ in range(3):
+                torch.empty(1000, dtype=torch.float64)
+            kept.append(torch.empty(500, dtype=torch.float64))
+            torch.empty(250, dtype=torch.float64)
+
+        assert counted.peak_memory(step) == 8000
+        assert counted.peak_memory(lambda: None) == 0
+        assert counted.peak_memory(lambda: kept.clear()) == 0
+
     def test_is_that_of_the_parameters_of_adam_and_of_a_step(self):
         """A step takes about as much as is kept, so that each part counts."""
         how = {"strategy": "pipeline", "num_ranks": 1, "manifold": "none"}

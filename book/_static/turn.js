@@ -306,7 +306,7 @@ const turn = (() => {
       },
     },
 
-    /* What `bench rollouts` has measured, and what `rollouts.predict` gave for the same. */
+    /* What was measured, and what `rollouts.predict` gave for the same. */
     ahead: {
       controls: ({ runs }) => {
         const slider = (name, label, place, unit) => {

@@ -44,14 +44,8 @@ def measure(
     return in_turns(turns, figure)
 
 
-def pace_and_lag(found: Training) -> tuple[float, float]:
-    """Environment steps per second, and the mean lag of the rollouts."""
-    lags = found.lags
-    return pace(found), sum(lag * n for lag, n in lags.items()) / lags.total()
-
-
 def stored(name: str = "measured") -> dict[str, Any]:
-    """What `bench rollouts`, or for "lag" `book/studies/lag.py`, wrote for the book."""
+    """What was measured for the book; "lag" is what `book/studies/lag.py` wrote."""
     return json.loads((files(__package__) / f"{name}.json").read_text())
 
 

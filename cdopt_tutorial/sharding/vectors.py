@@ -5,13 +5,11 @@ is far less than n. Each rank has some of the n rows of M, and the same rows of 
 and its gradient the ranks sum up MᵀX, m x p numbers, once a step.
 """
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import geoopt
-import psutil
 import torch
 import torch.distributed as dist
 from scipy import sparse
@@ -54,7 +52,6 @@ WAYS = {
     "householder": Way(0.35, 0.9, alone=True),
     "matrix_exp": Way(0.7, 0.9, alone=True),
 }
-SHARDED = [name for name, way in WAYS.items() if not way.alone]
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class VectorsConfig:
     num_ranks: int = 1
     accuracy: float = 1e-3  #: of f, relative to its minimum
     max_steps: int = 500
-    memory: int | None = None  #: bytes that a rank may allocate; None for no limit
 
     def __post_init__(self):
         check(self, "way", self.way in WAYS, " or ".join(WAYS))
@@ -113,9 +109,6 @@ def _search(
     """A rank's role: take steps until f is near its minimum, or diverges."""
     process_group.join(rank, config.num_ranks, gpus=())
     mesh = init_device_mesh("cpu", (config.num_ranks,))
-    if config.memory is not None:
-        most = psutil.Process().memory_info().vms + config.memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     objective, found = Objective(rows, mesh), Search()
     layout = {"shape": (n, config.p), "stride": (config.p, 1), "run_check": False}
     start = DTensor.from_local(objective.start(config.p), mesh, [Shard(0)], **layout)

@@ -19,7 +19,7 @@ from jupyter_client.manager import start_new_kernel
 from cdopt_tutorial.engines import Role, WorkerError, launch, serve
 from cdopt_tutorial.scratch import PREFIX
 
-COMMANDS = "reinforce --lr 1e-9", "rnn", "hybrid", "shard", "bench rnn --smoke"
+COMMANDS = "reinforce --lr 1e-9", "rnn", "hybrid", "shard"
 COMMANDS += "execute --force", "build"
 STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SECONDS = 8.0  # of a command, or of two launches, within which it is stopped

@@ -1,1 +1,0 @@
-"""What ``cdopt-tutorial bench`` runs: speed, measured here."""
