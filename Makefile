@@ -26,7 +26,7 @@ test: lint ## lint, chapters in short if they have changed, unit tests, pages in
 	@$(BIN)/python -m cdopt_tutorial execute --short; ran=$$?; \
 	$(BIN)/python -m pytest -n 3 -m "not engines" && exit $$ran
 
-engines: $(STAMP) ## the tests on Ray, Monarch and torchrun, and of lost workers; hosts need root
+engines: $(STAMP) ## the tests on Ray and torchrun, and of lost workers; hosts need root
 	@$(BIN)/python -m pytest -n 2 -m engines
 
 # Both at once, each on a core of its own: the chapters of all engines, in which threads

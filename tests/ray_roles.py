@@ -6,7 +6,7 @@ import signal
 from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.engines.seam import network
 from cdopt_tutorial.parameter_server.system import Owner, Trainer
-from cdopt_tutorial.reinforce import Agent, Observer
+from cdopt_tutorial.reinforce import Observer
 
 
 def lose_observer(rounds):
@@ -28,11 +28,6 @@ def lose_observer(rounds):
 
     wrap(Observer.__init__, make)
     wrap(Observer.run_episode, run_episode)
-
-
-def lose_agent():
-    """The agent dies when it first learns."""
-    wrap(Agent.finish_episode, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def die_once(folder, trainer_step, owner_step):

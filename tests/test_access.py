@@ -45,10 +45,8 @@ def test_another_user_finds_what_is_open(folder):
 
 
 @pytest.mark.parametrize("how", [[], NOT_ROOT], ids=["root", "not root"])
-@pytest.mark.parametrize("engine", ["rpc", "ray", "monarch"])
+@pytest.mark.parametrize("engine", ["rpc", "ray"])
 def test_nothing_of_a_run_is_within_reach(engine, how, folder):
-    if engine == "monarch":
-        pytest.importorskip("monarch")
     before = within_reach(*SHARED)
     with endless(engine, folder, *how) as (running, below):
         found = within_reach(folder, *SHARED) - before

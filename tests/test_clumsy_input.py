@@ -170,7 +170,6 @@ RAY = "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[
 # Commands that need an engine whose library is missing.
 MISSING = {
     "rnn --engine ray": RAY,
-    "rnn --engine monarch": RAY.replace("ray", "monarch").replace("Ray", "Monarch"),
 }
 
 NEED_A_FILE = (

@@ -19,7 +19,6 @@ from hosts import PATIENCE
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import build, common, execute
 from cdopt_tutorial.engines import WorkerError
-from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 
@@ -135,7 +134,6 @@ class TestConfig:
             there = "--engine", "ray", "--address", "a:1"
             assert started(command, *there).engine == OnRay(address="a:1")
         assert started("hybrid", "--engine", "ray").engine == OnRay()
-        assert started("hybrid", "--engine", "monarch").engine == OnMonarch()
 
     def test_of_an_rnn_comes_with_its_files(self, started, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -21,7 +21,6 @@ from torch.utils.benchmark import set_torch_threads
 from cdopt_tutorial import reinforce, rollouts
 from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.engines import WorkerError
-from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.probes.attach import wrap
@@ -82,15 +81,14 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
         assert {update.max_ratio for update in found.rounds} == {1.0}
 
 
+on_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+
+
+@on_ray
 @pytest.mark.engines
-@pytest.mark.parametrize(
-    "name, engine", [("ray", OnRay), ("monarch", OnMonarch)], ids=["Ray", "Monarch"]
-)
-def test_it_is_repeated_by_one_process_on_actors_too(name, engine):
-    if find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
+def test_it_is_repeated_by_one_process_on_ray_too():
     settings = config(2, max_lag=2)
-    found = rollouts.run(settings, engine())
+    found = rollouts.run(settings, OnRay())
     assert equal(found, rollouts.run_locally(settings, found.schedule))
     assert max(found.lags) <= 2
 
@@ -117,8 +115,8 @@ def die_in_third_rollout(folder):
     wrap(Observer.play, play)
 
 
+@on_ray
 @pytest.mark.engines
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_on_ray_an_observer_that_dies_is_replaced_and_nothing_counts_twice(tmp_path):
     settings, said = config(2, max_episodes=100), []
     dies = partial(die_in_third_rollout, tmp_path)

@@ -136,7 +136,7 @@ def _machine() -> Found:
 
 def _versions() -> str:
     found = [f"Python {platform.python_version()}"]
-    for name in ("torch", "cdopt", "ray", "torchmonarch"):
+    for name in ("torch", "cdopt", "ray"):
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     return ", ".join(found)

@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.commands import common
-from cdopt_tutorial.engines.on_monarch import OnMonarch
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.torchrun import store
@@ -33,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
     common.add_run_flags(parser)
     common.add_device(parser, config.device)
     engine = "what starts the workers, and carries their calls (default: rpc)"
-    flag("--engine", choices=("rpc", "ray", "monarch"), default="rpc", help=engine)
+    flag("--engine", choices=("rpc", "ray"), default="rpc", help=engine)
     address = "of a cluster of Ray, host:port or auto; by default one is started"
     flag("--address", help=address)
     interface = "that workers listen on under torchrun, such as eth0; by default the "
@@ -104,7 +103,7 @@ def read_engine(args: argparse.Namespace) -> Workers:
         return OnRay(address=args.address)
     if args.address is not None:
         raise ValueError("address is of a cluster of Ray, so it needs engine ray")
-    return OnMonarch() if args.engine == "monarch" else TorchRPC()
+    return TorchRPC()
 
 
 def log(_, note: Progress) -> None:

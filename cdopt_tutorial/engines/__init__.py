@@ -1,9 +1,9 @@
 """Named roles in processes of their own, and how they call each other.
 
-The ``run`` of a system takes an engine, from ``torch_rpc``, ``on_ray`` or
-``on_monarch``; its ``run_locally`` takes that of ``one_process``. They stand on rooms,
-from the top down: ``actors``, ``launcher`` (which notices a killed worker),
-``torchrun``, ``seam``, ``watch``, ``probes``.
+The ``run`` of a system takes an engine, from ``torch_rpc`` or ``on_ray``; its
+``run_locally`` takes that of ``one_process``. They stand on rooms, from the top down:
+``actors``, ``launcher`` (which notices a killed worker), ``torchrun``, ``seam``,
+``watch``, ``probes``.
 """
 
 from cdopt_tutorial.engines.launcher import process_group

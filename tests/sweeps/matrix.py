@@ -102,7 +102,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     each("--threads", metavar="N", type=int, help=threads)
     update = "add what these machines gave to notebooks/reference.toml"
     parser.add_argument("--update-reference", action="store_true", help=update)
-    without = "leave out the tests on Ray, Monarch and torchrun"
+    without = "leave out the tests on Ray and torchrun"
     parser.add_argument("--no-engines", action="store_true", help=without)
 
 

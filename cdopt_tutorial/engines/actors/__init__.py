@@ -1,1 +1,1 @@
-"""Engines with actors: a driver for all, and a file for each library."""
+"""Workers that are actors: what they do, who starts them, and how Ray does it."""

@@ -1,4 +1,4 @@
-"""What an actor does to be a worker, whichever library starts it and carries calls.
+"""What an actor does to be a worker, apart from how it is started and called.
 
 The ``driver`` makes it from a :class:`WorkerPlan`, has it ``play`` its role once all
 have joined, and keeps calling ``take`` for its messages, which are those that a
@@ -35,8 +35,8 @@ class Actors(ABC):
     """How a library carries calls to a run's actors, from the driver or from another.
 
     What ``ask`` returns is the library's own, for ``wait`` or ``future``. Workers use
-    it as a :class:`.Network`. Calls travel as bytes, since the libraries are slow with
-    tensors, or deliver arrays that can't be written to.
+    it as a :class:`.Network`. Calls travel as bytes, since arrays that Ray delivers
+    can't be written to.
     """
 
     worker = ""  # the caller; empty for the driver

@@ -1,8 +1,8 @@
 """Engines with actors: a driver, a process of its own, starts and watches over them.
 
 ``launch`` runs it in its network, so a run on this host has a network of its own here,
-too. The outcome is what the roles returned, or a WorkerError that names who failed. An
-engine, ``on_ray`` or ``on_monarch``, only says how its library makes and calls actors.
+too. The outcome is what the roles returned, or a WorkerError that names who failed. The
+engine ``on_ray`` says only how Ray makes and calls actors.
 """
 
 import os
