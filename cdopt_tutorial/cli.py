@@ -21,7 +21,6 @@ COMMANDS = {
     "rollouts": "chapter 8: let observers play ahead of the agent",
     "calibrate": "measure the few constants from which chapter 8's speed is predicted",
     "predict": "predict the speed and the lag of a run, and say what limits it",
-    "doctor": "say whether runs will work, here and with a second host",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
 }

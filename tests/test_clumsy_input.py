@@ -53,8 +53,6 @@ hybrid penalty_param is inf, but must be above 0 and finite
 hybrid lr is 1.1e+37, but must be above 0 and at most 1e+37
 shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline or ...
 shard lr is 0.0, but must be above 0 and at most 1e+37
-doctor port is 0, but must be 1 to 65535
-doctor wait is nan, but must be 0 to 3600
 execute cell_timeout is 0, but must be at least 1
 """
 

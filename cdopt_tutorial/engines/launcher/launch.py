@@ -125,7 +125,7 @@ def launch(
 
 
 def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    check_open_files(len(packed), settings.polling)
+    _check_open_files(len(packed), settings.polling)
     return Group(settings, packed, on_report).run(*deadlines)
 
 
@@ -144,7 +144,7 @@ def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, dea
             raise
 
 
-def check_open_files(workers: int, polling: bool) -> None:
+def _check_open_files(workers: int, polling: bool) -> None:
     """OSError where torch's C++ would end the process and hardly say why."""
     needed = 96 + 64 * workers if polling else 32 + 8 * workers
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -83,16 +83,15 @@ def _register(scheme: str, open_path: Callable[[str, str], dist.Store]) -> None:
     dist.register_rendezvous_handler(scheme, handle)
 
 
-def interface(host: str | None = None) -> str:
-    """The network device that leads to a host, or the one named by ``INTERFACE``.
+def interface() -> str:
+    """The network device that leads to torchrun's first host, or that of ``INTERFACE``.
 
-    The host is by default that of torchrun's first process. ``Unfit`` if there is no
-    device of that name.
+    ``Unfit`` if there is no device of the name in that variable.
     """
     if named := os.environ.get(INTERFACE):
         return device(named)
-    address = (host or os.environ["MASTER_ADDR"], 1)
-    family, kind, *_, first = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    master = os.environ["MASTER_ADDR"], 1
+    family, kind, *_, first = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as end:
         end.connect(first)  # sends nothing, only chooses an address of this host
         return device_of(end.getsockname()[0])
