@@ -43,10 +43,11 @@ lost: $(STAMP) ## lose workers and hosts at many moments; needs root
 soak: $(STAMP) ## stop launches, commands and kernels at many moments
 	@mkdir -p _build && PYTHONPATH=tests $(BIN)/python -m sweeps soak --json _build/soak.json
 
-lint: $(STAMP) ## check style, formatting and who imports whom
+lint: $(STAMP) ## check style, formatting, who imports whom, and scripts
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -c "$(LINT_IMPORTS)" --no-logo --no-cache
+	@$(BIN)/shellcheck book/jobs/*.s*
 
 # A chapter that failed has its page, too.
 serve: $(STAMP) ## make the book and serve it on 127.0.0.1, port $PORT (8000)
