@@ -19,8 +19,6 @@ COMMANDS = {
     "hybrid": "chapter 5: train a table by RPC, and replicas of a layer by DDP",
     "shard": "chapter 6: train a transformer in copies, shards, parts or stages",
     "rollouts": "chapter 8: let observers play ahead of the agent",
-    "calibrate": "measure the few constants from which chapter 8's speed is predicted",
-    "predict": "predict the speed and the lag of a run, and say what limits it",
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
 }

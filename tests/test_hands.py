@@ -26,7 +26,6 @@ FIGURES = {
     "04_constrained_rnn": ["timeline"],
     "05_ddp_rpc": ["moves", "timeline"],
     "06_shards": ["shards"],
-    "08_ahead": ["ahead"],
 }
 
 

@@ -266,7 +266,7 @@ def test_what_is_stored_begins_as_it_does_here(name, kind):
 
 def test_what_lag_costs_was_stored_by_its_script():
     """Each way with all seeds, at the best rate for other seeds."""
-    stored = speed.stored("lag")
+    stored = speed.stored()
     for environment in lag.CONFIGS:
         for lags in lag.LAGS:
             for clip in lag.CLIPS:

@@ -306,44 +306,6 @@ const turn = (() => {
       },
     },
 
-    /* What was measured, and what `rollouts.predict` gave for the same. */
-    ahead: {
-      controls: ({ runs }) => {
-        const slider = (name, label, place, unit) => {
-          const found = [...new Set(runs.map((run) => run[name]))].filter((each) => each > 0);
-          const values = found.sort((a, b) => a - b); // those that were measured, and no others
-          return { name, label, values, unit, start: values.at(place) };
-        };
-        return [
-          { name: "waits", label: "waits", choices: ["heavy", "fixed"], start: "heavy" },
-          slider("step_ms", "mean wait of a step", -2, "ms"),
-          slider("max_lag", "updates ahead, at most", -1),
-          slider("num_observers", "observers", -2),
-        ];
-      },
-      draw({ waits, step_ms, max_lag, num_observers }, data, { wide }) {
-        const of = (lag) => data.runs.filter((r) => r.waits === waits && r.step_ms === step_ms && r.max_lag === lag);
-        const ways = [["in step", of(0), ""], ["ahead", of(max_lag), "8 4"]];
-        const [curves, points, dots, said] = [[], [], [], []];
-        ways.forEach(([name, runs, dashes], k) => {
-          const color = data.colors[k];
-          curves.push({ name: `${name}, predicted`, color, dashes, values: runs.map((r) => [r.num_observers, r.predicted]) });
-          dots.push({ name: `${name}, measured`, color, dot: true });
-          points.push(...runs.map((r) => ({ color, at: [r.num_observers, r.measured], text: `${name}: ${shown(r.measured)}` })));
-          const { predicted, measured, lag, predicted_lag } = runs.find((r) => r.num_observers === num_observers);
-          const lags = k ? `, and a mean lag of ${shown(predicted_lag)} and ${shown(lag)}` : "";
-          said.push(`${name} ${shown(predicted)} steps per second were predicted and ${shown(measured)} measured${lags}`);
-        });
-        const speeds = data.runs.flatMap((r) => [r.predicted, r.measured]);
-        const x = { from: 0.9, to: 18, log: true, label: "observers" };
-        const y = { from: Math.min(...speeds) * 0.8, to: Math.max(...speeds) * 1.2, log: true, label: "environment steps per second" };
-        return {
-          picture: [legend([...curves, ...dots]), chart({ x, y, curves, points }, "Steps per second by the number of observers", wide)],
-          text: `${many(num_observers, "observer")}, ${waits} waits of ${shown(step_ms)} ms: ${said.join("; ")}.`,
-        };
-      },
-    },
-
     cuts: {
       controls: (data) => [
         { name: "vocab", label: "words in the vocabulary", values: doubled(64, 131072), start: data.vocab },

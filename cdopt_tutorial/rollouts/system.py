@@ -254,15 +254,11 @@ class AheadAgent(Learner):
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
         found = super().finish_episode(batch)
-        self.open_next()  # not before, or this update would be open again
-        return found
-
-    def open_next(self) -> None:
-        """Close the update that was made; its version is now the newest."""
-        with self._changed:
+        with self._changed:  # not before, or this update would be open again
             del self._open[self.version - 1]
             self._newest = self.version, self.kept[self.version]
         self._answer()
+        return found
 
     def end(self) -> None:
         """End the run: wait until all observers have finished their last rollouts."""
