@@ -1,4 +1,4 @@
-"""The systems on Ray: as in one process, also where workers die and are replaced."""
+"""The systems on Ray: as in one process, also where workers die."""
 
 import json
 import re
@@ -18,7 +18,6 @@ from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from reinforce_roles import train_each
 from running import COMMAND, LONG, endless, listeners, wait_for_end
-from sweeps.lost import without
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
@@ -29,7 +28,6 @@ from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run, run_locally
-from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.sharding import ShardConfig
 
 pytestmark = [
@@ -60,25 +58,10 @@ def test_shards_have_the_parameters_of_one_process():
     assert max_difference(result.weights, local.weights) <= TOLERANCE
 
 
-def test_an_observer_that_dies_costs_its_round_and_is_replaced():
-    config = ReinforceConfig(num_envs=4, max_episodes=100)
-    records = []
-    # In the third round of its first life, the fourth of its second, and so on.
-    dies = partial(ray_roles.lose_observer, [3, 4, 1])
-    on_report = lambda _, record: records.append(record)  # noqa: E731
-    training = run(config, OnRay(), attach=dies, on_report=on_report)
-    lost = [record for record in records if isinstance(record, Lost)]
-    assert lost == [Lost("observer1", number) for number in (3, 7, 8)]
-    assert training.score.rewards == without(config, tuple(lost))
-    assert training.score.rewards != run_locally(config).score.rewards
-
-
-def test_an_observer_that_dies_keeps_nobody_waiting():
+def test_an_observer_that_dies_is_named():
     # With a conversation in which the agent answers all observers together.
-    config = ReinforceConfig("batched", num_envs=4, max_episodes=24)
-    dies = partial(ray_roles.lose_observer, [2])
-    training = run(config, OnRay(), attach=dies)
-    assert [each.episodes for each in training.rounds] == [8, 12, 20, 28]
+    with pytest.raises(WorkerError, match="^observer1 died"):
+        run(ReinforceConfig("batched"), OnRay(), attach=ray_roles.lose_observer)
 
 
 KILLED = "was killed by SIGKILL"

@@ -46,7 +46,6 @@ from cdopt_tutorial.reinforce import (
     watch,
 )
 from cdopt_tutorial.reinforce.learner import Actor, episode_returns, policy_loss
-from cdopt_tutorial.reinforce.steady import SteadyAgent
 
 
 def quadratic(rewards, gamma):
@@ -148,19 +147,6 @@ class TestEnvironment:
                 starts.add(pusher.states[0].tobytes())
         assert len(starts) == 6
 
-    def test_whoever_replaces_another_has_a_chance_that_nobody_had(self):
-        ignore, number_of = lambda *_: None, lambda worker, kind, number, config: number
-        engine = SimpleNamespace(report=ignore, remote=number_of)
-        config = ReinforceConfig("per-step", num_observers=3)
-        steady, numbers = SteadyAgent(config, engine), [0, 1, 2]
-        actors = list(steady._actors)
-        for place in (1, 0, 1, 2, 1):
-            numbers.append(steady._replace(place))
-            actors.append(steady._actors[place])
-        seeds = [config.seed_of(number, "environments") for number in numbers]
-        seeds += [actor._generator.initial_seed() for actor in actors]
-        assert len(set(seeds)) == 16
-
     def test_an_observer_that_fails_keeps_no_other_waiting(self):
         config, played = ReinforceConfig("batched", 2, num_envs=1), threading.Event()
 
@@ -174,9 +160,9 @@ class TestEnvironment:
                 played.set()
 
         observers = [LocalRef(Fails()), LocalRef(Plays(1, config))]
-        steady = SteadyAgent(config, engine=None)
+        waiting = Agent(config)
         with pytest.raises(ValueError, match="no cart"):
-            steady.run_episode(LocalRef(steady), observers)
+            waiting.run_episode(LocalRef(waiting), observers)
         assert played.wait(PATIENCE)
 
     def test_a_fall_in_the_last_step_is_a_fall(self, short_episodes):

@@ -1,8 +1,6 @@
 """Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
 
 import json
-import os
-import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -23,9 +21,8 @@ from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.engines.on_ray import OnRay
 from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.probes.attach import wrap
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.reinforce import Lost, agent
+from cdopt_tutorial.reinforce import agent
 from cdopt_tutorial.reinforce.learner import policy_loss
 from cdopt_tutorial.rollouts import Learner, Observer, simulator
 from cdopt_tutorial.rollouts.simulator import Simulator
@@ -103,34 +100,6 @@ def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
     assert said.count("largest difference from one process: 0.0e+00") == 1
 
 
-def die_in_third_rollout(folder):
-    """Observer 1 dies then, and so does its first replacement."""
-
-    def play(function, observer, version, weights):
-        if observer._number in (1, 3) and observer._played == 2:
-            (folder / f"died{observer._number}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(observer, version, weights)
-
-    wrap(Observer.play, play)
-
-
-@on_ray
-@pytest.mark.engines
-def test_on_ray_an_observer_that_dies_is_replaced_and_nothing_counts_twice(tmp_path):
-    settings, said = config(2, max_episodes=100), []
-    dies = partial(die_in_third_rollout, tmp_path)
-    on_report = lambda _, record: said.append(record)  # noqa: E731
-    found = rollouts.run(settings, OnRay(), attach=dies, on_report=on_report)
-    lost = [record.observer for record in said if isinstance(record, Lost)]
-    assert lost == ["observer1"] * 2 == ["observer1" for _ in tmp_path.iterdir()]
-    played = [number for row in found.schedule for number in row]
-    assert played.count(1) == played.count(3) == 2  # who is observer1 anew
-    assert {0, 1, 3, 5} == set(played)
-    assert len(found.score.rewards) == 100
-    assert equal(found, rollouts.run_locally(settings, found.schedule))
-
-
 class TestSchedule:
     ROWS = [{0: 0, 1: 0}, {0: 0, 1: 1}, {0: 1, 1: 1}]
 
@@ -150,6 +119,7 @@ class TestSchedule:
             ({0: 3, 1: 2}, "update 2: observer0 played by version 3.* from 1 to 2"),
             ({0: 2, 1: 0}, "update 2: observer1 played by version 0.* from 1 to 2"),
             ({0: 2}, "update 2 has 1 rollouts, but num_rollouts is 2"),
+            ({0: 2, 2: 2}, "update 2 has observer2, but num_observers is 2"),
         ],
     )
     def test_that_no_run_can_have_is_refused(self, row, wrong):
@@ -175,10 +145,10 @@ class Play:
         self.answers[number] = self.agent.begin(number)
         return True
 
-    def lose(self, number):
+    def fail(self):
         failed = torch.futures.Future()
         failed.set_exception(RuntimeError("gone"))
-        self.agent.leave(number, failed)
+        self.agent.note_failure(failed)
 
     def learn(self):
         """An update, if all of its rollouts have come."""
@@ -234,25 +204,11 @@ class TestAheadAgent:
         assert version == 0 and max_difference(weights, before) == 0
         assert max_difference(play.answers[0].wait()[2], before) > 0
 
-    def test_nobody_plays_for_an_update_before_one_that_it_has_had(self):
-        # Or its rollouts would be taken in another order than it played them.
-        play = Play(config(3, max_lag=1, num_rollouts=2))
-        assert [play.answers[n].wait()[0] for n in range(3)] == [0, 0, 1]
-        play.lose(1)  # so that update 0 lacks a rollout again
-        assert play.hand_over(2) and not play.answers[2].done()
-        assert play.agent.begin(4).wait()[0] == 0
-
-    def test_what_a_lost_observer_has_not_handed_over_is_played_by_another(self):
+    def test_what_an_observer_raises_ends_the_run(self):
         play = Play(config(1, max_lag=1))
-        play.hand_over(0)  # update 0; it plays for update 1 when it is lost
-        play.lose(0)
-        again = play.agent.begin(1)  # a new one, with streams of its own
-        assert again.wait()[0] == 1
-        with pytest.raises(RuntimeError, match="gone"):  # where nobody is replaced
+        play.fail()
+        with pytest.raises(RuntimeError, match="gone"):
             play.agent.next_batch()
-        assert [each.observer for each in play.agent.next_batch()] == [0]
-        play.agent.end()
-        assert play.agent.begin(1).wait() is None
 
 
 class TestLearner:

@@ -106,8 +106,8 @@ class Library(Actors):
     def named(self, worker):
         return nullcontext()
 
-    def run(self, replaceable=()):
-        return Driver(self, ["agent"], 60.0, replaceable).run()
+    def run(self):
+        return Driver(self, ["agent"], 60.0).run()
 
 
 class TestDriver:
@@ -122,14 +122,10 @@ class TestDriver:
         assert library.run() == {"agent": b"its result"}
         assert reports == [("agent", "report", 1), ("agent", "report", 2)]
 
-    def test_who_is_replaceable_may_die_once_its_role_is_over(self, reports):
-        again = [*RUNNING, ("report", 1)]
-        library = Library(RUNNING, DONE, DIED, again)
-        assert library.run(["agent"]) == {"agent": b"its result"}
-        assert reports == [("agent", "report", 1)]
-        for replaceable, *takes in ([], RUNNING, DONE), (["agent"], RUNNING):
+    def test_who_dies_is_named_also_once_its_role_is_over(self):
+        for takes in [RUNNING], [RUNNING, DONE]:
             with pytest.raises(WorkerError, match="^agent died"):
-                Library(*takes, DIED).run(replaceable)
+                Library(*takes, DIED).run()
 
     def test_an_actor_is_late_once_its_seconds_from_now_are_over(self):
         pace = Pace(1, 60.0, 5.0, "")

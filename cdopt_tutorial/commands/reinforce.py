@@ -32,11 +32,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if score.solved or args.smoke else 1
 
 
-def _log(interval: int, _, record: reinforce.Round | reinforce.Lost) -> None:
-    """Print the original's log line every few rounds, and each death at once."""
-    if isinstance(record, reinforce.Lost):
-        lost = f"{record.observer} died and is replaced"
-        print(f"{lost}: nothing of it counts in round {record.round}", flush=True)
-    elif record.number % interval == 0:
+def _log(interval: int, _, record: reinforce.Round) -> None:
+    """Print the original's log line every few rounds."""
+    if record.number % interval == 0:
         last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"
         print(f"{last}\tAverage reward: {record.running_reward:.2f}", flush=True)

@@ -6,7 +6,7 @@ from functools import partial
 
 from cdopt_tutorial import rollouts, torchrun
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.reinforce import Lost, Round
+from cdopt_tutorial.reinforce import Round
 
 SMOKE = {"max_episodes": 128}
 
@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if score.solved or args.smoke else 1
 
 
-def _log(interval: int, _, record: Round | Lost) -> None:
-    if isinstance(record, Lost):
-        print(f"{record.observer} died and is replaced", flush=True)
-    elif record.number % interval == 0:
+def _log(interval: int, _, record: Round) -> None:
+    if record.number % interval == 0:
         mean = f"update {record.number}\tmean reward {record.mean_reward:.1f}"
         print(f"{mean}\tlag {record.lag}\tratio {record.max_ratio:.2f}", flush=True)

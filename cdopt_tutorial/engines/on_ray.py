@@ -3,18 +3,15 @@
 import os
 import re
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cdopt_tutorial.engines.actors.actor import Actors, WorkerPlan
-from cdopt_tutorial.engines.actors.driver import AGAIN, OnActors
+from cdopt_tutorial.engines.actors.driver import OnActors
 from cdopt_tutorial.engines.launcher import forking
 from cdopt_tutorial.engines.launcher.launch import Role
-from cdopt_tutorial.engines.seam.reference import Ref
-from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.own_network import VARIABLE
 
 # By default Ray serves any caller, reports to its makers, and listens on all devices.
@@ -23,7 +20,6 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-PAUSE = 0.2  # seconds between two looks whether a worker has been started again
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,6 @@ class OnRay(OnActors):
     """Runs a system on actors of Ray; a ValueError if Ray is not installed."""
 
     name: ClassVar[str] = "ray"
-    replaces: ClassVar[bool] = True
     #: of a cluster: "host:port", or "auto" for that of this host; None starts one
     address: str | None = None
 
@@ -40,17 +35,6 @@ class OnRay(OnActors):
         if self.address and not re.fullmatch(r"auto|[^:]+:\d{1,5}", self.address):
             allowed = "host:port, or auto for that of this host"
             raise ValueError(f"address is {self.address!r}, but must be {allowed}")
-
-    def remote(self, worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
-        """The same, on a worker that may be about to be started again."""
-        limit = time.monotonic() + AGAIN
-        while True:
-            try:
-                return super().remote(worker, make, *args, name=name)
-            except WorkerLost:
-                if time.monotonic() > limit:
-                    raise
-                time.sleep(PAUSE)
 
     @property
     def many_hosts(self) -> bool:

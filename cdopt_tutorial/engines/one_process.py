@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 from cdopt_tutorial.engines.seam.reference import LocalRef
 
 
 class OneProcess:
     """Runs a system in this process, which reports to nobody."""
-
-    replaces: ClassVar[bool] = False  # there is no worker to lose
 
     def __init__(self):
         self._named: dict[str, LocalRef] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from cdopt_tutorial.engines.launcher import process
 from cdopt_tutorial.engines.launcher.launch import Role, launch
@@ -16,8 +16,6 @@ class Workers:
     """Runs a system on workers; it is sent to them with their roles."""
 
     way: str = "distributed"  #: of a gradient: distributed autograd, or a "cut"
-    #: whether a worker that died is started again, if its role is replaceable
-    replaces: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.way not in gradients.WAYS:

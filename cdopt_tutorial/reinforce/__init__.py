@@ -7,7 +7,6 @@ from cdopt_tutorial.reinforce.agent import (
     ReinforceConfig,
 )
 from cdopt_tutorial.reinforce.learner import Episodes, Policy, discounted_returns
-from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.reinforce.system import (
     Round,
     Score,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import gymnasium
@@ -55,9 +56,6 @@ class ReinforceConfig:
         learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
-    def worker_of(self, observer: int) -> str:
-        """Worker of an observer; its replacement's number is num_observers higher."""
-        return f"observer{observer % self.num_observers}"
 
     def seed_of(self, observer: int, purpose: str) -> int:
         """An observer's own seed for its "environments" or its "actions"."""
@@ -90,7 +88,12 @@ class Agent:
 
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
         """Have every observer run its episodes, and wait for all of them."""
-        futures = self._command(agent_rref, observer_rrefs)
+        self._waiting.expect(range(len(observer_rrefs)))
+        # An episode may take longer than a call: no time-out.
+        calls = [rref.rpc_async(timeout=0) for rref in observer_rrefs]
+        futures = [call.run_episode(agent_rref) for call in calls]
+        for number, future in enumerate(futures):
+            future.add_done_callback(partial(self._leave_if_failed, number))
         both = zip(self._actors, futures, strict=True)
         return [actor.episodes(*future.wait()) for actor, future in both]
 
@@ -149,11 +152,12 @@ class Agent:
         actor = self._actors[observer]
         actor.states, actor.actions, actor.rewards = states, actions, rewards
 
-    def _command(self, agent_rref, observer_rrefs: Sequence) -> list[Future]:
-        self._waiting.expect(range(len(observer_rrefs)))
-        # An episode may take longer than a call: no time-out.
-        calls = [rref.rpc_async(timeout=0) for rref in observer_rrefs]
-        return [call.run_episode(agent_rref) for call in calls]
+    def _leave_if_failed(self, observer: int, call: Future) -> None:
+        """Keep no other observer waiting, or the error would come only at the end."""
+        try:
+            call.value()
+        except Exception:
+            self._waiting.leave(observer)
 
     def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
         """One forward pass for the states of several observers."""
@@ -207,7 +211,7 @@ class PerStep:
     """
 
     def __init__(self, number: int, config: ReinforceConfig):
-        self._number = number % config.num_observers
+        self._number = number
 
     def begin(self, agent_rref) -> None:
         """Start a round of episodes, with a reference to the agent."""

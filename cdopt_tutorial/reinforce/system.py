@@ -16,7 +16,6 @@ from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce.agent import Agent, Observer, ReinforceConfig
 from cdopt_tutorial.reinforce.learner import Episodes
-from cdopt_tutorial.reinforce.steady import SteadyAgent
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
@@ -101,10 +100,10 @@ class Training:
 
 def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training:
     """The agent's role: make the observers, then train until the task is solved."""
-    agent = SteadyAgent(config, engine) if engine.replaces else Agent(config)
+    agent = Agent(config)
     agent_rref = engine.reference(agent)
     observer_rrefs = [
-        engine.remote(config.worker_of(i), Observer, i, config)
+        engine.remote(f"observer{i}", Observer, i, config)
         for i in range(config.num_observers)
     ]
     batches = (agent.run_episode(agent_rref, observer_rrefs) for _ in count())
@@ -147,8 +146,7 @@ def run(
     engine = engine or TorchRPC()
     # One thread each: on so small a policy two would only wait for each other.
     roles = {"agent": Role(role, (engine, config))}
-    observer = Role(serve, replaceable=True)
-    roles |= {f"observer{i}": observer for i in range(config.num_observers)}
+    roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
     # One for an observer's episode, one for its answers; more would slow small calls.
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")

@@ -11,10 +11,8 @@ which update with which version of the weights; one process replays the run from
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any, ClassVar
 
@@ -26,13 +24,11 @@ from torch.utils.benchmark import set_torch_threads
 from cdopt_tutorial import checks
 from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.engines.seam.reference import Reference
-from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
 from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
-from cdopt_tutorial.reinforce.steady import Lost
 from cdopt_tutorial.reinforce.system import learn
 from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
 
@@ -196,7 +192,7 @@ class AheadAgent(Learner):
     def __init__(self, config: RolloutsConfig, engine: Workers):
         super().__init__(config)
         self._engine = engine
-        self._calls: dict[str, Future] = {}  # of play_ahead, by worker
+        self._calls: list[Future] = []  # of play_ahead
         # Replaced as a pair: no version is seen with the weights of another.
         self._newest = 0, self.kept[0]
         self._changed = threading.Condition()
@@ -204,7 +200,7 @@ class AheadAgent(Learner):
         self._open: dict[int, dict[int, Rollout | None]] = {}
         self._last: dict[int, int] = {}  # by observer, the update that it got last
         self._asking: dict[int, Future] = {}
-        self._lost: list[tuple[int, Exception]] = []
+        self._error: Exception | None = None  # of an observer that failed
         self._over = False
 
     def begin(self, observer: int) -> Future:
@@ -223,33 +219,24 @@ class AheadAgent(Learner):
             self._open[update][rollout.observer] = rollout
             self._changed.notify()
 
-    def make(self, number: int) -> Reference:
-        """A new observer on its worker, which does not play yet."""
-        worker = self.config.worker_of(number)
-        return self._engine.remote(worker, Observer, number, self.config)
-
     def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
         """Have observers play: the rollouts of each update, in the observers' order."""
-        for number, observer in enumerate(observers):
-            self._start(number, observer)
+        me = self._engine.reference(self)
+        for observer in observers:
+            call = observer.rpc_async(timeout=0).play_ahead(me)
+            self._calls.append(call)
+            call.add_done_callback(self.note_failure)
         while True:
             yield self.next_batch()
 
     def next_batch(self) -> list[Rollout]:
-        """Wait for the rollouts of the next update; replace observers that are lost."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lost or self.is_complete())
-                if not self._lost:
-                    row = self._open[self.version]
-                    return [row[observer] for observer in sorted(row)]
-                number, error = self._lost.pop(0)
-            if not (self._engine.replaces and isinstance(error, WorkerLost)):
-                raise error
-            lost = Lost(self.config.worker_of(number), self.version)
-            self._engine.report(lost)
-            number += self.config.num_observers
-            self._start(number, self.make(number))
+        """Wait for the rollouts of the next update; an observer's error is raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self.is_complete())
+            if self._error:
+                raise self._error
+            row = self._open[self.version]
+            return [row[observer] for observer in sorted(row)]
 
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
@@ -265,29 +252,17 @@ class AheadAgent(Learner):
         with self._changed:
             self._over = True
         self._answer()
-        for call in self._calls.values():
-            with suppress(*([WorkerLost] if self._engine.replaces else [])):
-                call.wait()  # an observer that is lost now is no longer needed
+        for call in self._calls:
+            call.wait()
 
-    def leave(self, observer: int, call: Future) -> None:
-        """An observer has ended; if it failed, its open updates are left to others."""
+    def note_failure(self, call: Future) -> None:
+        """An observer has ended; if it failed, so does the run."""
         try:
             call.value()
         except Exception as error:
             with self._changed:
-                for row in self._open.values():
-                    if observer in row and row[observer] is None:
-                        del row[observer]
-                self._asking.pop(observer, None)
-                self._lost.append((observer, error))
+                self._error = error
                 self._changed.notify()
-            self._answer()
-
-    def _start(self, number: int, observer: Reference) -> None:
-        me = self._engine.reference(self)
-        call = observer.rpc_async(timeout=0).play_ahead(me)
-        self._calls[self.config.worker_of(number)] = call
-        call.add_done_callback(partial(self.leave, number))
 
     def is_complete(self) -> bool:
         """Whether all rollouts of the next update have arrived."""
@@ -322,7 +297,10 @@ class AheadAgent(Learner):
 def train(engine: Workers, config: RolloutsConfig) -> Training:
     """The agent's role: have observers play ahead, and learn until solved."""
     agent = AheadAgent(config, engine)
-    observers = [agent.make(number) for number in range(config.num_observers)]
+    observers = [
+        engine.remote(f"observer{number}", Observer, number, config)
+        for number in range(config.num_observers)
+    ]
     found = learn(engine, agent, agent.batches(observers))
     agent.end()
     return Training(**vars(found), schedule=agent.schedule)
@@ -374,14 +352,15 @@ def replay(
     """The rollouts of a schedule, each played here when it is learned from."""
     for row in schedule:
         _check_row(learner.config, learner.version, row)
-        for number in row.keys() - observers.keys():  # which replace those that died
-            observers[number] = Observer(number, learner.config)
         yield [observers[n].play(v, learner.kept[v]) for n, v in sorted(row.items())]
 
 
 def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None:
     most, least = update, max(0, update - config.max_lag)
     for number, version in row.items():
+        if number not in range(config.num_observers):
+            known = f"but num_observers is {config.num_observers}"
+            raise ValueError(f"update {update} has observer{number}, {known}")
         if not least <= version <= most:
             allowed = f"but must be from {least} to {most}"
             what = f"update {update}: observer{number} played by version {version}"

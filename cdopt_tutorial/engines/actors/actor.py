@@ -96,7 +96,7 @@ class Actors(ABC):
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What an actor needs to become a worker, also when it is started again."""
+    """What an actor needs to become a worker."""
 
     settings: process.Settings  #: of the run
     name: str  #: its own

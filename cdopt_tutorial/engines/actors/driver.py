@@ -23,11 +23,10 @@ from cdopt_tutorial.engines.launcher import pack, process
 from cdopt_tutorial.engines.launcher.group import Group, show_line
 from cdopt_tutorial.engines.launcher.launch import Role
 from cdopt_tutorial.engines.torchrun import store
-from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.watch.pace import LOST, TICK, Watched, find_late
+from cdopt_tutorial.engines.watch.errors import WorkerError
+from cdopt_tutorial.engines.watch.pace import TICK, Watched, find_late
 from cdopt_tutorial.engines.workers import Workers
 
-AGAIN = 60.0  # seconds in which a worker that died has been started again
 MOMENT = 0.01  # seconds between two looks at workers that are done
 
 
@@ -57,8 +56,7 @@ class OnActors(Workers, ABC):
         """Start the roles as :func:`.launch` does; return what each returned, by name.
 
         Options of torch RPC have no effect here: threads, polling; a trace or a wire is
-        refused. If the engine replaces workers, replaceable ones are started again when
-        they die.
+        refused.
         """
         for name in ("trace", "wire"):
             if options.get(name) is not None:
@@ -105,10 +103,8 @@ def _drive(
     settings = replace(settings, init_method=f"{store.NETWORK}://{next(iter(packed))}")
     given = sys.path, join_deadline
     plans = [WorkerPlan(settings, *each, *given) for each in packed.items()]
-    replaceable = settings.replaceable if engine.replaces else ()
     with engine.actors(plans) as actors:
-        driver = Driver(actors, packed, join_deadline, replaceable, engine.many_hosts)
-        return driver.run()
+        return Driver(actors, packed, join_deadline, engine.many_hosts).run()
 
 
 def _guard() -> None:
@@ -140,11 +136,10 @@ class Driver:
         actors: Actors,
         names: Iterable[str],
         join_deadline: float,
-        replaceable: Sequence[str] = (),
         many_hosts: bool = False,
     ):
         self._actors, self._join_deadline = actors, join_deadline
-        self._replaceable, self._many_hosts = replaceable, many_hosts
+        self._many_hosts = many_hosts
         self._workers = [_Actor(name) for name in names]
         self._begin = time.monotonic()
 
@@ -179,20 +174,13 @@ class Driver:
 
     def _take(self, worker: _Actor) -> None:
         """Handle a worker's messages, and call it again."""
-        try:
-            with self._actors.named(worker.name):
-                messages, pace = worker.taking.result()
-        except WorkerLost:
-            again = worker.name in self._replaceable and worker.phase == "done"
-            if not again or time.monotonic() > worker.heard + AGAIN:
-                raise
-            worker.patience = AGAIN  # it is about to be started again
-        else:
-            worker.heard, worker.patience = time.monotonic(), LOST
-            if pace is not None:
-                worker.pace = pace._replace(until=worker.heard + pace.until)
-            for message in messages:
-                self._handle(worker, *message)
+        with self._actors.named(worker.name):
+            messages, pace = worker.taking.result()
+        worker.heard = time.monotonic()
+        if pace is not None:
+            worker.pace = pace._replace(until=worker.heard + pace.until)
+        for message in messages:
+            self._handle(worker, *message)
         worker.takes += 1
         worker.taking = self._ask(worker, "take")
 
@@ -200,8 +188,7 @@ class Driver:
         match kind, content:
             case "phase", (phase, host):
                 worker.host = host if self._many_hosts else ""
-                if worker.phase != "done":  # else it was only started again
-                    worker.phase = phase
+                worker.phase = phase
             case "result", (result,):
                 worker.phase, worker.result = "done", result
             case "failed", (error,):

@@ -83,8 +83,7 @@ def actors(plans: Sequence[WorkerPlan], address: str | None) -> Iterator[Actors]
     with cluster(plans, address):
         handles = {}
         for plan in plans:
-            restarts = -1 if plan.name in plan.settings.replaceable else 0
-            made = RayWorker.options(name=plan.name, max_restarts=restarts, **options)
+            made = RayWorker.options(name=plan.name, **options)
             handles[plan.name] = made.remote(plan)
         yield RayActors(handles)
 

@@ -34,9 +34,6 @@ class Role:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int = 1  #: threads of torch's operators in this worker
-    #: whether the system goes on with a fresh worker if this one dies, on an engine
-    #: that starts one.
-    replaceable: bool = False
 
 
 def launch(
@@ -114,7 +111,6 @@ def launch(
             modules=modules,
             traced=trace is not None,
             counted=wire is not None,
-            replaceable=tuple(n for n, role in roles.items() if role.replaceable),
         )
         done = play(settings, packed, on_report, (deadline, join_deadline))
     if trace is not None:

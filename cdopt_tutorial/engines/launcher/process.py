@@ -55,7 +55,6 @@ class Settings:
     modules: tuple[str, ...]  # that any role needs; every worker imports them first
     traced: bool
     counted: bool
-    replaceable: tuple[str, ...] = ()  # may be started again, where the engine can
 
     def path(self, worker: str, kind: str) -> Path:
         """A worker's file: its "role", its "pace", or the "log" of its libraries."""

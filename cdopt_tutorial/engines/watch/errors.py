@@ -27,7 +27,7 @@ class WorkerError(RuntimeError):
 
 
 class WorkerLost(WorkerError):
-    """A worker's process is gone; where it can be replaced, the run may go on."""
+    """A worker's process is gone; a run with a checkpoint may start anew."""
 
 
 def origin(message: str) -> tuple[str, str, str] | None:
