@@ -98,8 +98,9 @@ shard --width 1000000000
     a model of width 1000000000 and 2 layers {MEMORY}
 shard --seq-len 50000
     seq_len is 50000, but must be at most ... in this text, of 16 columns
-shard --optimizer pogo --manifold oblique
-    optimizer is 'pogo', but must be sgd or adam or muon where the manifold is oblique
+shard --optimizer landing --manifold oblique
+    optimizer is 'landing', but must be sgd or adam or muon where the manifold is
+    oblique
 hybrid --num-trainers 300 --shares {"1 " * 299} 999999
     the smallest of 300 shares comes to none of 1258 bags, but each trainer needs at
     least 1

@@ -17,7 +17,6 @@ from torch import Tensor, optim
 from cdopt_tutorial.constraints.formulas import (
     Sums,
     stiefel_constraint,
-    stiefel_map,
     sums_of,
 )
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
@@ -33,7 +32,6 @@ Rule = Callable[[Tensor, Tensor, Sums, float], Tensor]
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
 FLOOR = 1e-6
-DUAL_STEPS = 20
 
 
 def nearest(x: Tensor, sums: Sums) -> Tensor:
@@ -58,18 +56,16 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
     The paper's bound on the step is left out. Source: Ablin and Peyré, Fast and
     accurate optimization on the orthogonal manifold without retraction (2022).
     """
-    tangent, gram = _tangent(x, grad, sums)
+    small = [x @ y.mT if sums.wide else x.mT @ y for y in (x, grad)]
+    gram, mixed = sums.inside(torch.stack(small)).unbind()  # XᵀX and XᵀG
+    # The tangent is skew(G Xᵀ) X, for X on or off the manifold.
+    if sums.wide and sums.square:  # mixed is G Xᵀ, transposed
+        tangent = 0.5 * (mixed.mT - mixed) @ x
+    else:
+        back = sums.times(x, mixed if sums.wide else mixed.mT)
+        tangent = 0.5 * (sums.times(grad, gram) - back)
     c = gram - torch.eye(gram.shape[-1]).to(gram)
     return x - lr * (tangent + sums.times(x, c))
-
-
-def pogo(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """Along that level set, then back by the map A: two sums, then one.
-
-    Source: Javaloy and Vergari, An embarrassingly simple way to optimize orthogonal
-    matrices at scale (2026), with λ = 1/2.
-    """
-    return stiefel_map(x - lr * _tangent(x, grad, sums)[0], sums)[0]
 
 
 def penalised(
@@ -95,44 +91,10 @@ def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
     return x - lr * sums.times(grad, factor / square.sqrt())
 
 
-def manifold_muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
-    """The steepest tangent step of spectral norm ``lr``, projected: three sums at once.
-
-    X has to be orthonormal. Each iterate of the dual ascent is X a + G b with a and b
-    of p x p, so only these are computed, stacked as 2p x p; G is scaled to singular
-    values near 1. If n < 2p, the step is not quite tangent. Source: Bernstein, Modular
-    manifolds (2025), whose ascent has the same limit.
-    """
-    gram, mixed, own = _grams(sums, (x, x), (x, grad), (grad, grad))
-    eye = torch.eye(gram.shape[-1]).to(gram).expand_as(gram)
-    scale = own.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp(min=1e-14)
-    mixed, own, scale = mixed / scale.sqrt(), own / scale, scale.rsqrt()
-    upper = torch.cat([gram, mixed], -1)
-    both = torch.cat([upper, torch.cat([mixed.mT, own], -1)], -2)
-    dual = -0.25 * (mixed + mixed.mT)
-    for _ in range(DUAL_STEPS + 1):
-        free = torch.cat([2 * dual, eye], -2)
-        square = free.mT @ both @ free
-        inverse = _inverse_root(square)
-        step = free @ inverse
-        off = upper @ step
-        # Shorter steps where the dual value curves more, at small singular values:
-        # there, equal ones would amplify rounding until the ranks disagreed.
-        bend = square @ inverse @ (off + off.mT)
-        dual = dual - 0.125 * (bend + bend.mT)
-    new = torch.cat([eye, torch.zeros_like(eye)], -2) - lr * step
-    a, b = (new @ _inverse_root(new.mT @ both @ new)).chunk(2, -2)
-    if sums.wide:
-        return a.mT @ x + (scale * b).mT @ grad
-    return x @ a + grad @ (scale * b)
-
-
 #: By the names of `cdopt-tutorial shard --optimizer`.
 RULES: dict[str, Callable[..., Tensor]] = {
-    "muon": muon, "projected": projected, "landing": landing, "pogo": pogo,
-    "penalty": penalised, "manifold-muon": manifold_muon,
+    "muon": muon, "projected": projected, "landing": landing, "penalty": penalised
 }  # fmt: skip
-BY_MUON = "muon", "manifold-muon"  # with Nesterov's momentum
 
 
 class Rival(optim.Optimizer):
@@ -202,7 +164,7 @@ class Rival(optim.Optimizer):
             return weight.grad
         kept = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
         kept.mul_(momentum).add_(weight.grad)
-        return weight.grad + momentum * kept if group["rule"] in BY_MUON else kept
+        return weight.grad + momentum * kept if group["rule"] == "muon" else kept
 
 
 def _group(weight: Tensor, on: Surface) -> dict[str, Any]:
@@ -239,21 +201,6 @@ def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
         for name, (weight, on) in weights.items()
     }
     return Feasibility({name: Distance(off, off) for name, off in found.items()})
-
-
-def _grams(sums: Sums, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """XᵀY of each pair, by a single all-reduce."""
-    small = [x @ y.mT if sums.wide else x.mT @ y for x, y in pairs]
-    return sums.inside(torch.stack(small)).unbind()
-
-
-def _tangent(x: Tensor, grad: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
-    """skew(G Xᵀ) X, for X on or off the manifold, and XᵀX."""
-    gram, mixed = _grams(sums, (x, x), (x, grad))
-    if sums.wide and sums.square:  # mixed is G Xᵀ, transposed
-        return 0.5 * (mixed.mT - mixed) @ x, gram
-    small = mixed if sums.wide else mixed.mT
-    return 0.5 * (sums.times(grad, gram) - sums.times(x, small)), gram
 
 
 def _inverse_root(gram: Tensor) -> Tensor:

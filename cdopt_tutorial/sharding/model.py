@@ -8,7 +8,7 @@ from torch import Tensor, nn, optim
 
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
-from cdopt_tutorial.constraints.rivals import BY_MUON, RULES, Rival
+from cdopt_tutorial.constraints.rivals import RULES, Rival
 from cdopt_tutorial.constraints.surface import Surface, surface
 from cdopt_tutorial.data import Corpus, load_corpus
 from cdopt_tutorial.engines.seam.device import pick_device
@@ -43,8 +43,8 @@ class ShardConfig(Training):
     seq_len: int = 32  #: tokens that a prediction can see
     batch_size: int = 16  #: sequences in a step, over all ranks
     #: "sgd", "adam", or "muon" for the blocks' matrices; or one that constrains weights
-    #: without a map: "projected", "landing", "pogo", "penalty" or "manifold-muon". The
-    #: other parameters are moved by Adam beside both Muons, else by SGD.
+    #: without a map: "projected", "landing" or "penalty". The other parameters are
+    #: moved by Adam beside Muon, else by SGD.
     optimizer: str = "adam"
     lr: float = 3e-3  #: its learning rate, above 0
     momentum: float = 0.9  #: of all but Adam, 0 to below 1
@@ -219,11 +219,11 @@ def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:
     """Those that move all of a model's parameters; on each rank, for its own part."""
     if config.optimizer not in RULES:
         return [make_optimizer(model.parameters(), config)]
-    weights = dict(kept(model, config).values())
+    weights, beside = dict(kept(model, config).values()), "sgd"
     if config.optimizer == "muon":
         weights = {p: surface("stiefel", p) for p in block_matrices(model)}
+        beside = "adam"
     rest = [p for p in model.parameters() if p not in weights]
-    beside = "adam" if config.optimizer in BY_MUON else "sgd"
     how = config.lr, config.momentum, config.penalty_param
     rival = Rival(config.optimizer, weights, *how)
     return [make_optimizer(rest, replace(config, optimizer=beside)), rival]
