@@ -56,7 +56,6 @@ class ReinforceConfig:
         learning_rate(self)
         object.__setattr__(self, "device", pick_device(self.device))
 
-
     def seed_of(self, observer: int, purpose: str) -> int:
         """An observer's own seed for its "environments" or its "actions"."""
         stream = ("environments", "actions").index(purpose)
