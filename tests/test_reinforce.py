@@ -374,39 +374,27 @@ def test_of_two_films_the_shorter_one_rests_and_begins_again(monkeypatch):
 
 
 class TestSpeed:
-    def test_is_of_each_job_and_repeat_and_no_more_than_its_steps_allow(self):
-        names, costs = ("per-step", speed.ONE_PROCESS), ((2, 0.0), (1, 5.0))
-        jobs = [speed.Job(name, *cost, rounds=1) for name in names for cost in costs]
-        measured = speed.measure(jobs, repeats=2, polling=False)
-        assert list(measured) == jobs
-        for job, speeds in measured.items():
-            assert len(speeds) == 2 and min(speeds) > 0
-            if job.cost_ms:
-                processes = 1 if job.name == speed.ONE_PROCESS else 2
-                assert max(speeds) < processes * 1000 / job.cost_ms
+    def test_is_of_each_run_and_repeat_and_no_more_than_its_steps_allow(self):
+        limits = {"max_episodes": 2, "cost_ms": 5.0}
+        apart = speed.SlowConfig("per-step", 2, 1, **limits)
+        alone = speed.SlowConfig("per-step", 1, 2, **limits)
+        runs = [(system.run_agent, TorchRPC(), apart)]
+        runs += [(system.run_agent, speed.OneThread(), alone)]
+        for most, speeds in zip((400, 200), speed.measure(runs, 2), strict=True):
+            assert len(speeds) == 2 and 0 < min(speeds) <= max(speeds) < most
 
-    def test_is_in_steps_a_second_turn_by_turn(self):
-        def run(steps, seconds):
-            score = SimpleNamespace(env_steps=steps, seconds=seconds)
-            return lambda *_: SimpleNamespace(score=score), None, None
+    def test_is_in_steps_a_second_turn_by_turn_each_with_its_seed(self):
+        def role(times, config):
+            score = SimpleNamespace(env_steps=times * config.seed, seconds=2)
+            return SimpleNamespace(score=score)
 
-        turns = [[run(6, 2), run(8, 1)], [run(9, 2), run(8, 4)]]
-        assert speed._measure(turns, speed.pace) == [[3, 4.5], [8, 2]]
+        runs = [(role, times, ReinforceConfig(seed=4)) for times in (1, 10)]
+        assert speed._measure(runs, 2, speed.pace) == [[2, 2.5], [20, 25]]
 
-    def test_one_process_plays_as_many_environments_and_learns_the_same(self):
-        job = speed.Job(speed.ONE_PROCESS, 3)
-        _, engine, config = job.run()
-        *_, by_rpc = replace(job, name="per-step").run()
-        assert (by_rpc.num_observers, by_rpc.num_envs) == (2, 3)
-        assert (config.num_observers, config.num_envs) == (1, 6)
-        assert config.max_episodes == by_rpc.max_episodes == 5 * 6
-        direct = system.run_agent(engine, config)
-        assert direct.score.rewards == run_locally(config).score.rewards
-
-    def test_curves_are_one_a_repeat(self):
-        few, many = speed.Job("packed", 1), speed.Job("packed", 8)
-        found = speed.curves({few: [1, 2], many: [3, 4]}, "num_envs")
-        assert found == {"packed": [([1, 8], [1, 3]), ([1, 8], [2, 4])]}
+    def test_observers_that_take_turns_play_and_learn_the_same(self):
+        config = ReinforceConfig(num_envs=2, max_episodes=20)
+        in_turn = system.run_agent(speed.OneThread(), config)
+        assert in_turn.score.rewards == run_locally(config).score.rewards
 
 
 def test_the_agent_needs_room_beside_the_observers(monkeypatch):
