@@ -64,7 +64,7 @@ def furthest(meshes: list[DeviceMesh], rule: str, blocks: int, *sizes: int) -> f
 
 def heard(mesh: DeviceMesh, rule: str) -> tuple[int, float]:
     """All-reduces of a step of a weight in rows, and their sums of p x p numbers."""
-    weight = distribute_tensor(start(rule, 12, 4, 1, 0), mesh, [Shard(0)])
+    weight = distribute_tensor(start(12, 4, 1, 0), mesh, [Shard(0)])
     rival = Rival(rule, {weight.requires_grad_(): surface("stiefel", weight)}, LR)
     weight.grad = distribute_tensor(drawn(weight.shape, 1), mesh, [Shard(0)])
     with Sent() as sent:
