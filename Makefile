@@ -9,7 +9,7 @@ LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint(
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
-.PHONY: help book pdf test engines machines lost soak lint serve clean
+.PHONY: help book pdf test engines machines lint serve clean
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -34,14 +34,8 @@ engines: $(STAMP) ## the tests on Ray and torchrun, and of lost workers; hosts n
 SENSITIVE := notebooks/01_reinforce.ipynb notebooks/05_ddp_rpc.ipynb notebooks/07_hosts.ipynb
 machines: $(STAMP) ## three chapters and the equality tests as on two other machines
 	@set -- $$($(BIN)/python -c "import os; print(*sorted(os.sched_getaffinity(0))[-2:])"); \
-	as() { PYTHONPATH=tests taskset -c $$1 $(BIN)/python -m sweeps matrix --cpu $$2 --threads $$3 --no-engines $(SENSITIVE); }; \
+	as() { PYTHONPATH=tests taskset -c $$1 $(BIN)/python -m matrix --cpu $$2 --threads $$3 --no-engines $(SENSITIVE); }; \
 	as $$1 default 1 & one=$$!; as $${2-$$1} avx2 2; two=$$?; wait $$one && exit $$two
-
-lost: $(STAMP) ## lose workers and hosts at many moments; needs root
-	@mkdir -p _build && PYTHONPATH=tests $(BIN)/python -m sweeps lost --json _build/lost.json
-
-soak: $(STAMP) ## stop launches, commands and kernels at many moments
-	@mkdir -p _build && PYTHONPATH=tests $(BIN)/python -m sweeps soak --json _build/soak.json
 
 lint: $(STAMP) ## check style, formatting, who imports whom, and scripts
 	@$(BIN)/python -m ruff check

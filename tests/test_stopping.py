@@ -219,7 +219,7 @@ class TestCommand:
             assert process.stderr.read() == "cdopt-tutorial: terminated\n"
         assert below and not left(place)
 
-    # `make lost` kills every worker, at many moments.
+    # The module test_deaths kills every worker, at many moments.
     @pytest.mark.parametrize(
         ("args", "sign", "name"),
         [

@@ -87,8 +87,9 @@ def paths() -> list[str]:
     return known[: known.index(own) + 1] if own in known else [own]
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+def flags() -> argparse.ArgumentParser:
+    """What can be chosen."""
+    parser = argparse.ArgumentParser(prog="python -m matrix")
     parser.description = "Each may be given several times; all combinations are tried."
     parser.epilog = "exit code 1: an environment failed; 3: all ran, but a figure moved"
     which = "path of a chapter (default: all chapters)"
@@ -104,10 +105,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--update-reference", action="store_true", help=update)
     without = "leave out the tests on Ray and torchrun"
     parser.add_argument("--no-engines", action="store_true", help=without)
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def main() -> int:
     """Try all combinations; print the tables, and to stderr what is under way."""
+    args = flags().parse_args()
     reference, tried = Reference(project.this_project()), []
     choices = product(args.cpu or paths()[-1:], args.threads or [0])
     machines = [Machine(*each) for each in choices]
@@ -290,3 +293,7 @@ def names(tried: list[Found]) -> list[str]:
 def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Sweeps that maintainers run: a run disturbed at every moment, many times."""

@@ -1,0 +1,132 @@
+"""Every worker, killed at some moment of a run, is named, and no process is left."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+
+import psutil
+import pytest
+from hosts import PATIENCE, kill, runs, tree
+from running import COMMAND, wait_for_end
+
+from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
+
+CONFIG = ReinforceConfig(lr=1e-4, max_episodes=1000)
+NARROW = "--embedding 16 --hidden 16"
+#: What is trained, and its workers.
+SYSTEMS = {
+    f"reinforce --lr {CONFIG.lr} --max-episodes {CONFIG.max_episodes}":
+        "agent observer0 observer1",
+    f"rnn --corpus grammar --num-trainers 2 --max-steps 100 {NARROW} --against-local":
+        "ps trainer0 trainer1",
+    "hybrid --max-steps 100 --against-local": "trainer0 trainer1 master ps",
+    "shard --max-steps 50 --width 16 --seq-len 8 --against-local": "rank0 rank1",
+}  # fmt: skip
+#: What is said of a worker that was killed.
+SAID = {"rpc": "was killed (by SIGKILL|as it started)", "ray": "died"}
+TOLERANCE = 1e-10  # of a result, against one process
+GLANCE = 0.05  # seconds between two looks
+
+
+class Run:
+    """A run under way, and the processes that it has had."""
+
+    def __init__(self, engine: str, system: str, file: Path):
+        self._engine, self._names = engine, SYSTEMS[system].split()
+        command = [*COMMAND, *system.split(), "--engine", engine, "--json", file]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self._command = subprocess.Popen(command, **pipes)
+        self._seen, self.begin = set[psutil.Process](), math.inf
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """Its workers by their names, as far as there are any."""
+        self._seen |= set(tree([self._command]))
+        found = {}
+        for process, name in product(filter(runs, self._seen), self._names):
+            with suppress(psutil.NoSuchProcess, OSError):  # it has just ended
+                if self._is(process, name):
+                    found[name] = process
+        return found
+
+    def _is(self, process: psutil.Process, name: str) -> bool:
+        if self._engine == "rpc":
+            return process.name() == name
+        if "RayWorker" not in process.name():
+            return False
+        # It keeps its pace in memory of its worker's name.
+        files = Path(f"/proc/{process.pid}/fd").iterdir()
+        return f"/memfd:{name} (deleted)" in map(os.readlink, files)
+
+    def lose(self, name: str, moment: float) -> bool:
+        """Kill a worker so many seconds after all are there; False if too late."""
+        limit = time.monotonic() + 2 * PATIENCE
+        while self._command.poll() is None and time.monotonic() < limit:
+            found = self.workers()
+            if len(found) == len(self._names):
+                self.begin = min(self.begin, time.monotonic())
+            if time.monotonic() - self.begin >= moment and name in found:
+                found[name].kill()
+                return True
+            time.sleep(GLANCE)
+        return False
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and output, once nothing of it is left."""
+        try:
+            output, _ = self._command.communicate(timeout=PATIENCE)
+            wait_for_end(self._seen)
+        finally:
+            kill([self._command])
+        return self._command.returncode, output
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[float]:
+    """The rewards of chapter 1's training in one process."""
+    return run_locally(CONFIG).score.rewards
+
+
+def take_right(file: Path, alone: list[float]) -> None:
+    """Remove a result, which must be that of one process."""
+    found = json.loads(file.read_text())
+    file.unlink()
+    if "rewards" in found:
+        assert found["rewards"] == alone
+    else:
+        assert found["max_parameter_difference"] <= TOLERANCE
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", SAID)
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.split()[0])
+def test_a_worker_that_is_killed_at_any_moment_is_named(
+    engine, system, alone, tmp_path
+):
+    if engine == "ray" and find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    file, names = tmp_path / "found.json", SYSTEMS[system].split()
+    whole = Run(engine, system, file)
+    whole.lose("", math.inf)
+    length = time.monotonic() - whole.begin
+    _, output = whole.end()
+    assert length > 0 and file.exists(), output
+    take_right(file, alone)
+    for number, name in enumerate(names):
+        moment, killed = length * (number + 0.5) / len(names), False
+        while not killed:
+            run = Run(engine, system, file)
+            killed = run.lose(name, moment)
+            code, output = run.end()
+            if file.exists():  # the run was over before, or nearly so
+                take_right(file, alone)
+            else:
+                line = f"^cdopt-tutorial: {name} {SAID[engine]}"
+                assert code == 1 and re.search(line, output, re.M), output
+            moment /= 2
