@@ -29,8 +29,8 @@ test: lint ## lint, chapters in short if they have changed, unit tests, pages in
 engines: $(STAMP) ## the tests on Ray and torchrun, and of lost workers; hosts need root
 	@$(BIN)/python -m pytest -n 2 -m engines
 
-# Both at once, each on a core of its own: the chapters of all engines, in which threads
-# and code paths have led to other bits before. A figure that moved is a failure here.
+# Both at once, each on a core of its own: chapters on RPC, DDP, torchrun and Ray, in
+# which threads and code paths have led to other bits. A figure that moved is a failure.
 SENSITIVE := notebooks/01_reinforce.ipynb notebooks/05_ddp_rpc.ipynb notebooks/07_hosts.ipynb
 machines: $(STAMP) ## three chapters and the equality tests as on two other machines
 	@set -- $$($(BIN)/python -c "import os; print(*sorted(os.sched_getaffinity(0))[-2:])"); \

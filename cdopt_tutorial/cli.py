@@ -52,7 +52,7 @@ def _stop(number: int, _: object) -> None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it may have ended
             process.kill()  # or it would complain that its files are gone
-    scratch.remove_all()
+    scratch.remove()
     os._exit(128 + number)
 
 
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     """Run a command; if a worker fails, show its traceback and not this process's."""
-    from cdopt_tutorial.engines import WorkerError  # slow: it imports torch
+    from cdopt_tutorial.run import WorkerError  # slow: it imports torch
 
     with bad_input():
         tempfile.gettempdir()  # an OSError if none can be written

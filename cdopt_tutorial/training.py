@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.constraints import Feasibility
 from cdopt_tutorial.data import perplexity
-from cdopt_tutorial.engines import Wire
-from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.run import Wire
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MEASURED_STEPS = 8

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cdopt_tutorial.constraints import Constraints, dissolve
-from cdopt_tutorial.engines.launcher.process import meeting
+from cdopt_tutorial.run.worker import meeting
 
 ALL_REDUCE = torch.ops.c10d_functional.all_reduce
 

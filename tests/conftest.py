@@ -21,14 +21,13 @@ from hosts import PATIENCE, lack
 from playwright.sync_api import sync_playwright
 
 from cdopt_tutorial import own_network
+from cdopt_tutorial import scratch as made
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.engines.actors import driver
-from cdopt_tutorial.engines.launcher import group
 from cdopt_tutorial.publish import execute
 from cdopt_tutorial.publish.paper import find_chromium
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
-from cdopt_tutorial.scratch import of_process
+from cdopt_tutorial.run import group, on_ray
 
 # Time is never asserted, and a property that fails must fail again on the next run.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
@@ -129,7 +128,7 @@ def no_kernel(monkeypatch):
 @pytest.fixture
 def engines_installed(monkeypatch):
     """Lets every engine be made, even if its library is not installed."""
-    monkeypatch.setattr(driver, "find_spec", lambda name: True)
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: True)
 
 
 @pytest.fixture
@@ -156,7 +155,7 @@ def written(tmp_path):
 @pytest.fixture
 def scratch(tmp_path_factory, monkeypatch) -> Path:
     """The temporary directory, where a test may leave nothing."""
-    of_process(os.getpid())  # made before, since it lives as long as this process
+    made.folder()  # before, since it lives as long as this process
     folder = tmp_path_factory.mktemp("scratch")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))

@@ -90,16 +90,20 @@ class Hosts:
         return process
 
     def torchrun(
-        self, workers: list[int], *arguments: str, max_restarts: int = 0
+        self,
+        workers: list[int],
+        *arguments: str,
+        max_restarts: int = 0,
+        module: str = "cdopt_tutorial",
     ) -> "Runs":
-        """Run the package's command with so many workers on each host."""
+        """Run the package's command, or a module, with so many workers on each host."""
         own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
         own += ["--master-port", str(PORT), "--monitor-interval", "1"]
         own += ["--max-restarts", str(max_restarts)]
         runs = []
         for rank, number in enumerate(workers):
             command = [*TORCHRUN, *own, "--node-rank", str(rank)]
-            command += ["--nproc-per-node", str(number), "-m", "cdopt_tutorial"]
+            command += ["--nproc-per-node", str(number), "-m", module]
             runs.append(self.start(rank + 1, *command, *arguments))
         return Runs(runs)
 
@@ -147,13 +151,8 @@ class Runs:
         begin = time.monotonic()
         while time.monotonic() < begin + PATIENCE:
             with suppress(psutil.NoSuchProcess):  # torchrun is restarting them
-                ranks = self.ranks(host)
-                servers = [each for rank in ranks for each in rank.children()]
-                found = [each for server in servers for each in server.children()]
-                named = {each.name(): each for each in found}
-                for server in servers:  # whose name they have at first
-                    named.pop(server.name(), None)
-                if ranks and len(named) == len(ranks):
+                named = {each.name(): each for each in self.ranks(host)}
+                if named and all(re.match("agent|observer|ps|tr", n) for n in named):
                     return named
             time.sleep(0.1)
         raise AssertionError(f"no workers on host {host}: {self.end(1)}")

@@ -15,15 +15,12 @@ from running import LONG
 from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
+from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.engines import Role, launch, process_group, serve
-from cdopt_tutorial.engines.probes.attach import wrap
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.watch import pace
-from cdopt_tutorial.engines.watch.pace import place
 from cdopt_tutorial.hybrid import run_locally, system
 from cdopt_tutorial.hybrid.model import Table, dense_layer
+from cdopt_tutorial.probes.attach import wrap
+from cdopt_tutorial.run import Role, launch, process_group, serve
 
 PARTS = {  # of a step, and a function called in each
     "forward": (system.Trainer, "scores"),
@@ -47,16 +44,6 @@ def stall(part):
         return factor
 
     setattr(owner, name, stalls)
-
-
-def attach_impatiently(deadline):
-    """Apply a step's deadline to what happens after an epoch, too."""
-
-    def impatient(barrier, *args):
-        with place(deadline):
-            barrier(*args)
-
-    wrap(system.Trainer.barrier, impatient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,24 +76,13 @@ def disturbed_master(job, numbers, disturb):
     for number in numbers:
         slow = Slow(**vars(tasks[number].shard), disturb=disturb)
         tasks[number] = replace(tasks[number], shard=slow)
-    return system.drive(TorchRPC(), job, tasks)
+    return system.drive(job, tasks)
 
 
 def counting_master(job):
     """A master that returns what is left on the server after a run with cuts."""
-    system.drive(TorchRPC("cut"), job, system.tasks(job))
+    system.drive(job, system.tasks(job))
     return rpc.rpc_sync("ps", kept)
-
-
-def pacing_master(job):
-    """A master that returns how many places each trainer has passed."""
-    tasks = system.tasks(job)
-    system.drive(TorchRPC(), job, tasks)
-    return [rpc.rpc_sync(f"trainer{task.rank}", places) for task in tasks]
-
-
-def places():
-    return pace._places
 
 
 def kept():

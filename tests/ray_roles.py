@@ -3,9 +3,9 @@
 import os
 import signal
 
-from cdopt_tutorial.engines.probes.attach import wrap
-from cdopt_tutorial.engines.seam import network
+from cdopt_tutorial.calls import network
 from cdopt_tutorial.parameter_server.system import Owner, Trainer
+from cdopt_tutorial.probes.attach import wrap
 from cdopt_tutorial.reinforce import Observer
 
 

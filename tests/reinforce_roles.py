@@ -3,6 +3,6 @@
 from cdopt_tutorial.reinforce import run_agent
 
 
-def train_each(engine, configs):
+def train_each(configs):
     """The agent's: several trainings, one after another."""
-    return [run_agent(engine, config) for config in configs]
+    return [run_agent(config) for config in configs]

@@ -1,6 +1,5 @@
 """Roles that the tests launch; they must be importable by the workers."""
 
-import math
 import os
 import re
 import signal
@@ -9,18 +8,17 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from running import LONG
 
-from cdopt_tutorial.engines import meeting, passed, report, span
-from cdopt_tutorial.engines.seam.reference import Ref
-from cdopt_tutorial.engines.watch import pace
+from cdopt_tutorial.calls import gradients, network, reference, remote
+from cdopt_tutorial.run import process_group, report, span
+
+#: How a gradient crosses workers: by what is attached to them.
+WAYS = {"distributed": None, "cut": gradients.cut_always}
 
 
 class TwoArguments(Exception):
@@ -91,40 +89,35 @@ def leave_call(other, seconds):
     rpc.rpc_async(other, sleep, args=(seconds,))
 
 
-places = nullcontext  # around each step; a test attaches others
-
-
-def one_step(seconds):
-    with places():
-        time.sleep(seconds)
-
-
-def keep_pace(*seconds):
-    """Take steps of these durations."""
-    for each in seconds:
-        one_step(each)
-    passed(math.inf)
-    time.sleep(0.5)
-
-
-def between(*args, **kwargs):
-    """Attached: put this place around each step."""
-    # In the module that the workers import, whichever copy is attached.
-    sys.modules[__name__].places = partial(pace.place, *args, **kwargs)
-
-
-def dawdle(seconds):
-    """One step, and then a pause."""
-    one_step(0)
-    time.sleep(seconds)
-
-
 def sleep(seconds):
     time.sleep(seconds)
 
 
 def raise_error():
     raise ArithmeticError("seven times six")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def same(value):
+    return value
+
+
+def call_through(other, function, *args):
+    """Run a function on another worker, over whatever carries calls."""
+    return network.current().call(other, function, args)
+
+
+def call_there(other, method, *args):
+    """Make a Counter on another worker and call one of its methods."""
+    return getattr(remote(other, Counter).rpc_sync(), method)(*args)
+
+
+def wait_for(other, seconds):
+    """Call another worker, which takes so long to answer."""
+    call_through(other, time.sleep, seconds)
 
 
 def lose_peer():
@@ -168,7 +161,7 @@ def prefer(device):
 
 def meet_and_wait(rank, file):
     """Join a process group, report, and wait until there is a file."""
-    dist.init_process_group("gloo", meeting("all"), rank=rank, world_size=2)
+    process_group.join(rank, 2, gpus=())
     report(os.getpid())
     while not file.exists():
         time.sleep(0.05)
@@ -237,7 +230,7 @@ class SlowToArrive:
 
 
 def offer_counter():
-    return Ref.to(Counter())
+    return reference(Counter())
 
 
 def use_reference(other):

@@ -38,9 +38,9 @@ def preload_little() -> None:
 
     What it imports besides only saves time in training, and takes a second itself.
     """
-    from cdopt_tutorial.engines.launcher import forking
+    from cdopt_tutorial.run import forking
 
-    network, process = forking.PRELOAD[0], "cdopt_tutorial.engines.launcher.process"
+    network, process = forking.PRELOAD[0], "cdopt_tutorial.run.worker"
     assert process in forking.PRELOAD
     forking.PRELOAD = network, process
 

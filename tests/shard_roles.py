@@ -25,8 +25,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from cdopt_tutorial.constraints.formulas import Sums
 from cdopt_tutorial.constraints.surface import Surface, surface, whole
-from cdopt_tutorial.engines.launcher.process_group import join
-from cdopt_tutorial.engines.probes.counted import Sent
+from cdopt_tutorial.probes.counted import Sent
+from cdopt_tutorial.run.process_group import join
 
 RANKS = 4
 #: By name: the manifold, the blocks of a weight, and whether it is transposed.

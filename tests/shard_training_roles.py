@@ -40,11 +40,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.calls.gradients import make_optimizer
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.constraints.weights import constraints_of
-from cdopt_tutorial.engines.launcher.process_group import join
-from cdopt_tutorial.engines.seam.gradients import make_optimizer
+from cdopt_tutorial.run.process_group import join
 from cdopt_tutorial.sharding import ShardConfig
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18

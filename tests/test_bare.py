@@ -24,15 +24,15 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.data.bags import Bags, BagSplit
-from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.publish.chapter import programs, read_chapter
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.reinforce import Episodes, Policy, ReinforceConfig, run_locally
 from cdopt_tutorial.reinforce.learner import policy_loss
+from cdopt_tutorial.run import Role, launch, serve
 
 LINES, COLUMNS = 60, 88
 TEXTS = {

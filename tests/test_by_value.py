@@ -4,7 +4,6 @@ Nothing of it can be imported, so it travels by value, and is then in every work
 ``__main__``.
 """
 
-import importlib
 import os
 import subprocess
 import sys
@@ -18,10 +17,8 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-from test_clumsy_input import EDITED
 
-from cdopt_tutorial.engines import Role, launch, share
-from cdopt_tutorial.engines.launcher import edited
+from cdopt_tutorial.run import Role, launch, share
 
 
 class ThisPython(AsyncKernelManager):
@@ -50,8 +47,8 @@ IMPORTS = """
 
     import torch
     import torch.distributed.rpc as rpc
-    from cdopt_tutorial.engines import Role, launch, report, serve
-    from cdopt_tutorial.engines.probes.attach import wrap
+    from cdopt_tutorial.run import Role, launch, report, serve
+    from cdopt_tutorial.probes.attach import wrap
 """
 
 DEFINITIONS = """
@@ -174,7 +171,7 @@ def test_what_a_notebook_defines_goes_to_the_workers(tmp_path):
 SCRIPT = """
     import torch
     import torch.distributed.rpc as rpc
-    from cdopt_tutorial.engines import Role, launch, serve, share
+    from cdopt_tutorial.run import Role, launch, serve, share
     from running import preload_little
 
     preload_little()
@@ -219,43 +216,3 @@ def test_a_function_inside_a_function_keeps_what_it_closes_over():
 
     assert launch({"a": Role(add, (4,)), "b": Role(lambda: step)}) == {"a": 7, "b": 3}
     assert share(lambda number: number * step, [(2,)]) == [6]
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """A module of a reader's own, and one that it imports."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_numbers.py").write_text("number = 1\n")
-    path = tmp_path / "my_role.py"
-    path.write_text("import my_numbers\ndef role(): return my_numbers.number, 1\n")
-    yield path
-    for name in ("my_role", "my_numbers"):
-        sys.modules.pop(name, None)
-
-
-class TestEdited:
-    """Workers would run the new text of a module, and this process the old one."""
-
-    def refused(self, name):
-        with pytest.raises(ValueError) as caught:
-            edited.refuse()
-        assert str(caught.value) == EDITED.replace("my_role", name)
-
-    def test_and_reloaded(self, mine):
-        module = importlib.import_module("my_role")
-        mine.write_text("import my_numbers\ndef role(): return my_numbers.number, 2\n")
-        later = mine.stat().st_mtime + 2  # or Python would take its compiled file
-        os.utime(mine, (later, later))
-        self.refused("my_role")
-        module = importlib.reload(module)
-        assert launch({"worker": Role(module.role)})["worker"] == (1, 2)
-
-    def test_in_a_module_that_no_role_is_of(self, mine):
-        importlib.import_module("my_role")
-        mine.with_name("my_numbers.py").write_text("number = 10\n")
-        self.refused("my_numbers")
-
-    def test_a_module_whose_file_has_gone_is_not_needed(self, mine):
-        importlib.import_module("my_numbers")
-        mine.with_name("my_numbers.py").unlink()
-        edited.refuse()

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import WorkerError
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, check, run, run_locally
 from cdopt_tutorial.parameter_server import checkpoint as checkpoints
+from cdopt_tutorial.run import WorkerError
 
 # 20 windows of 7 x 4 tokens, and 3 more in a second pass.
 CONFIG = RNNConfig(

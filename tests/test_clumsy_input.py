@@ -10,10 +10,9 @@ import pytest
 import torch
 from clumsy import ends, pattern, read_cases
 
-from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.actors import driver
 from cdopt_tutorial.parameter_server import RNNConfig, build_all
 from cdopt_tutorial.parameter_server.model import num_parameters
+from cdopt_tutorial.run import Role, launch, on_ray, serve
 
 MEMORY = "takes at least ... MB, but ... MB of memory are free here"
 WORKERS = "a worker takes at least 24 MB, and ... MB are free"
@@ -47,8 +46,6 @@ hybrid manifold is 'sphere', but must be none or stiefel or oblique
 hybrid by is 'hand', but must be dissolve or cdopt
 hybrid optimizer is 'hope', but must be sgd or adam
 hybrid momentum is 1.0, but must be 0 to below 1
-hybrid step_deadline is 0.0, but must be above 0, and at most 86400 (a day)
-hybrid step_deadline is inf, but must be above 0, and at most 86400 (a day)
 hybrid penalty_param is inf, but must be above 0 and finite
 hybrid lr is 1.1e+37, but must be above 0 and at most 1e+37
 shard strategy is 'hope', but must be ddp or fsdp or tp or 2d or pipeline or ...
@@ -180,15 +177,11 @@ UNGUARDED = (
     "a: module my_system launches while it is imported, and its workers would do so, "
     'too: launch under `if __name__ == "__main__":`'
 )
-EDITED = (
-    "my_role was edited since it was imported, so workers would run another text: "
-    "restart the kernel (or importlib.reload it)"
-)
 FILES = "... workers need ... open files each, but ... are allowed here: ulimit -n ..."
 LOCKED = "can't write ...: Permission denied"
 LINES = [
     *CASES.values(), *DEVICES.values(), *MISSING.values(), NEED_A_FILE, NO_ROLE,
-    UNGUARDED, EDITED, FILES, LOCKED,
+    UNGUARDED, FILES, LOCKED,
 ]  # fmt: skip
 
 
@@ -215,7 +208,7 @@ def test_a_device_that_is_not_there(count, monkeypatch, capsys):
 
 @pytest.mark.parametrize("args", MISSING)
 def test_an_engine_that_is_missing(args, monkeypatch, capsys):
-    monkeypatch.setattr(driver, "find_spec", lambda name: None)
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
     ends(args, MISSING[args], 2, capsys)
 
 
@@ -271,7 +264,7 @@ class TestLaunch:
         if file == "my_system/__init__.py":  # with its role in a submodule
             (tmp_path / "my_system/roles.py").write_text(define)
             define = "from my_system.roles import role\n"
-        use = "from cdopt_tutorial.engines import Role, launch\n"
+        use = "from cdopt_tutorial.run import Role, launch\n"
         (tmp_path / file).write_text(use + define + run)
         with pytest.raises(ValueError) as caught:
             importlib.import_module("my_system")

@@ -18,9 +18,7 @@ from hosts import PATIENCE
 
 from cdopt_tutorial import cli
 from cdopt_tutorial.commands import build, common, execute
-from cdopt_tutorial.engines import WorkerError
-from cdopt_tutorial.engines.on_ray import OnRay
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
+from cdopt_tutorial.run import WorkerError
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -54,7 +52,7 @@ class Started(Exception):
     """The run that a command has started, before anything of it happens."""
 
     job: object
-    engine: object
+    on: str
     options: dict
 
 
@@ -71,8 +69,8 @@ RUNS = {
 def started(monkeypatch, text):
     """Gives the run that a command starts."""
 
-    def start(job, engine, **options):
-        raise Started(job, engine, options)
+    def start(job, on, **options):
+        raise Started(job, on, options)
 
     def started(command, *args):
         monkeypatch.setattr(RUNS[command], start)
@@ -130,10 +128,10 @@ class TestConfig:
     @pytest.mark.usefixtures("engines_installed")
     def test_has_the_engine(self, started):
         for command in RUNS:
-            assert started(command).engine == TorchRPC()
+            assert started(command).on == "rpc"
             there = "--engine", "ray", "--address", "a:1"
-            assert started(command, *there).engine == OnRay(address="a:1")
-        assert started("hybrid", "--engine", "ray").engine == OnRay()
+            assert started(command, *there).on == "ray:a:1"
+        assert started("hybrid", "--engine", "ray").on == "ray"
 
     def test_of_an_rnn_comes_with_its_files(self, started, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -219,7 +217,7 @@ def test_reinforce_has_failed_unless_it_solved_or_was_a_smoke_run(
 def test_a_hybrid_that_diverges_writes_nothing(
     train_loss, valid_loss, monkeypatch, tmp_path, capsys
 ):
-    def run(_, engine, on_report, **__):
+    def run(_, on, on_report, **__):
         valid = valid_loss and SimpleNamespace(loss=valid_loss, accuracy=0.5)
         note = SimpleNamespace(epoch=1, train_loss=train_loss, valid=valid)
         on_report("trainer0", note)

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from roles import WAYS
 
+from cdopt_tutorial.calls import alone
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import Trace
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam.gradients import WAYS
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import (
     Job,
@@ -21,6 +19,7 @@ from cdopt_tutorial.parameter_server import (
     sample,
 )
 from cdopt_tutorial.parameter_server.model import build, build_all
+from cdopt_tutorial.run import Trace
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=6,
@@ -45,7 +44,7 @@ def test_equals_one_process(way):
     for name, how in CONSTRAINED.items():
         number = 1 if name in ("per gate", "oblique LSTM") else 3
         job = Job(replace(exact, num_trainers=number, **how), SHORT)
-        distributed, *_ = run(job, TorchRPC(way))
+        distributed, *_ = run(job, attach=WAYS[way])
         local, start = run_locally(job), build_all(9, job.config).state_dict()
         free = replace(job.config, manifold="none", per_gate=False)
         assert len(local.losses) == len(distributed.feasibility) == 11
@@ -110,7 +109,8 @@ def test_the_penalty_reaches_the_server():
 def test_the_penalty_counts_once_for_each_step(sync):
     for rank in (0, 1):
         config = replace(EXACT, num_trainers=2, sync=sync)
-        trainer = Trainer(OneProcess(), rank, Job(config, CORPUS))
+        with alone():
+            trainer = Trainer(rank, Job(config, CORPUS))
         off = {name: 1.1 * weight for name, weight in trainer.gather("weights").items()}
         trainer.on_owners("load", off, {})
         loss, mean, _ = trainer.loss(*next(trainer.stream.windows()), trainer.hidden(0))

@@ -14,12 +14,17 @@ from constrained import F64, dissolved, move_
 from torch import nn
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.engines.seam.reference import LocalRef, Ref
+from cdopt_tutorial.calls.references import LocalRef, Ref
 
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
 SHAPES = [(4, 8), (8, 4), (5, 5)]
 
 quiet = pytest.mark.filterwarnings("ignore")
+
+
+def refer(value):
+    """As a worker refers to its own."""
+    return Ref.to(value, "")
 
 
 def violations(layer):
@@ -107,7 +112,7 @@ class TestModels:
         for models in (
             (one, other),
             (LocalRef(one), other, one),
-            (Ref.to(one), Ref.to(other), Ref.to(one)),
+            (refer(one), refer(other), refer(one)),
             (holder, other, holder),
         ):
             assert constraints.penalty(*models).item() == pytest.approx(
@@ -121,7 +126,7 @@ class TestModels:
         constraints.project_(one, other)
         assert constraints.feasibility(one, other).weight < 1e-12
 
-    @pytest.mark.parametrize("refer", [LocalRef, Ref.to])
+    @pytest.mark.parametrize("refer", [LocalRef, refer])
     def test_refuses_what_only_an_attribute_refers_to(self, refer):
         layer, model = dissolved(), nn.Sequential(nn.Tanh(), dissolved())
         model[0].parts = {"free": refer(nn.Linear(3, 3)), "dissolved": refer(layer)}

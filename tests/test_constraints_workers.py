@@ -1,6 +1,7 @@
 """Constrained modules on other workers."""
 
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.calls import apply, gradients, remote
+from cdopt_tutorial.calls.references import Ref
 from cdopt_tutorial.constraints import dissolved
-from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.reference import Ref, apply
+from cdopt_tutorial.run import Role, launch, serve
 
 
 class Tail(nn.Sequential):
@@ -51,9 +52,9 @@ def kept(module, context):
     return {name: found[p] for name, p in module.named_parameters()}
 
 
-def with_penalty(ref, x, penalties=1, way="distributed"):
+def with_penalty(ref, x, penalties=1):
     """Gradients, on the owner, of a loss and penalties."""
-    with gradients.context(way) as context:
+    with gradients.context() as context:
         terms = [gradients.call(ref, loss_of, x)]
         terms += [constraints.penalty(ref) for _ in range(penalties)]
         gradients.backward(context, sum(terms))
@@ -70,6 +71,18 @@ def locally(module, x, penalties=1):
 def difference(one, other):
     assert one.keys() == other.keys()
     return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def cut(function, *args):
+    """The same without distributed autograd."""
+    with mock.patch.object(gradients, "_cuts", True):
+        return function(*args)
+
+
+@torch.no_grad()
+def value(*models):
+    """A penalty without its graph, for which no context is needed."""
+    return constraints.penalty(*models).item()
 
 
 def message(function, *args):
@@ -92,9 +105,9 @@ def play(server, rank):
 def equality(server):
     x, tokens = torch.randn(5, 6, **F64), torch.tensor([[0, 4], [8, 4]])
     tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
-    named = rpc.rpc_sync(server, Ref.named, ("tail", Tail))
+    named = remote(server, Tail, name="tail")
     once, twice = (locally(Tail(), x, n) for n in (1, 2))
-    with gradients.context("distributed") as context:
+    with gradients.context() as context:
         loss = bag(tokens).square().sum() + constraints.penalty(bag)
         gradients.backward(context, loss)
         of_bag = apply(bag.get_module_rref(), kept, context)
@@ -102,7 +115,7 @@ def equality(server):
         "rref": difference(with_penalty(tail, x), once),
         "twice": difference(with_penalty(tail, x, 2), twice),
         "by name": difference(with_penalty(named, x, 2), twice),
-        "cut, twice": difference(with_penalty(tail, x, 2, "cut"), twice),
+        "cut, twice": difference(cut(with_penalty, tail, x, 2), twice),
         "remote module": difference(of_bag, locally(Bag(), tokens)),
         "no penalty": difference(once, locally(Tail(), x, 0)),
     }
@@ -111,7 +124,7 @@ def equality(server):
 def several(server):
     """All kinds of models together, one of them twice."""
     tail, bag = rpc.remote(server, Tail), RemoteModule(f"{server}/cpu", Bag)
-    named = rpc.rpc_sync(server, Ref.named, ("second", Tail, 2))
+    named = remote(server, Tail, 2, name="second")
     given = Tail(seed=1), tail, named, tail, bag
     parts = Tail(1), Tail(), Tail(2), Bag()
     found = constraints.feasibility(*given)
@@ -119,12 +132,12 @@ def several(server):
     free = rpc.remote(server, nn.Linear, args=(3, 3))
     holder = nn.Module()
     holder.parts = [free, tail]
-    penalties = (constraints.penalty(part).item() for part in parts)
+    penalties = (value(part) for part in parts)
     bad = {"referring": holder, "free": free, "gone": Ref("nobody", 0)}
     messages = {name: message(constraints.penalty, each) for name, each in bad.items()}
     return messages | {
         "names": set(found.layers),
-        "penalty": (constraints.penalty(*given).item(), sum(penalties)),
+        "penalty": (value(*given), sum(penalties)),
         "squares": (found.weight**2, sum(each)),
     }
 
@@ -143,7 +156,7 @@ def bump(module):
 
 def step_between(rref, x):
     """Gradients if the weights are written to before the backward pass."""
-    with gradients.context("distributed") as context:
+    with gradients.context() as context:
         loss = gradients.call(rref, loss_of, x) + constraints.penalty(rref)
         apply(rref, bump)
         gradients.backward(context, loss)
@@ -166,7 +179,7 @@ def interrupted(server):
 
 def concurrent(server):
     """The largest error of a gradient while others call the same module."""
-    rref, module = rpc.rpc_sync(server, Ref.named, ("shared", Tail, 3)), Tail(seed=3)
+    rref, module = remote(server, Tail, 3, name="shared"), Tail(seed=3)
     errors = []
     for _ in range(25):
         x = torch.randn(4, 6, **F64)

@@ -10,15 +10,14 @@ import torch
 
 from cdopt_tutorial import data, hybrid, reinforce, sharding
 from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.calls.device import device_for, gpus_of, pick_device
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.dissolving import memory
-from cdopt_tutorial.engines.launcher import forking, pack, process_group
-from cdopt_tutorial.engines.seam.device import device_for, gpus_of, pick_device
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.hybrid import HybridConfig
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.publish import execute
 from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.run import forking, pack, process_group
 from cdopt_tutorial.sharding import ShardConfig
 
 CONFIGS = HybridConfig, ReinforceConfig, RNNConfig, ShardConfig, memory.MemoryConfig
@@ -137,10 +136,9 @@ class TestSharingOut:
         assert done == [["gloo"], ["cuda:0", "gloo"], ["cuda:1", "nccl"]][count]
 
 
-class NoWorkers(TorchRPC):
-    def launch(self, roles, **_):
-        pickle.dumps(pack.pack({name: (None, role) for name, role in roles.items()}))
-        raise NotImplementedError
+def no_workers(roles, **_):
+    pickle.dumps(pack.pack({name: (None, role) for name, role in roles.items()}))
+    raise NotImplementedError
 
 
 CORPUS = data.Grammar().corpus(1_000, 700)
@@ -161,8 +159,9 @@ def test_who_starts_the_workers_uses_no_gpu(system, have, monkeypatch):
     have(2)
     monkeypatch.setattr(torch.cuda, "_lazy_init", use)
     run, make = ON_TWO[system]
+    monkeypatch.setattr(sys.modules[run.__module__], "launch", no_workers)
     with pytest.raises(NotImplementedError):
-        run(make(), NoWorkers())
+        run(make())
     assert not torch.cuda.is_initialized()
 
 

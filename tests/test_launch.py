@@ -19,12 +19,9 @@ import torch.distributed.rpc as rpc
 from hosts import PATIENCE, wait_until
 from running import LONG, Script, listeners, wait_for_end
 
-from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines import Role, WorkerError, launch, serve
-from cdopt_tutorial.engines.launcher import forking, group
-from cdopt_tutorial.engines.launcher.process import LOOPBACK
-from cdopt_tutorial.engines.watch.errors import origin
-from cdopt_tutorial.scratch import of_process
+from cdopt_tutorial import scratch, torchrun
+from cdopt_tutorial.run import Role, WorkerError, forking, group, launch, serve
+from cdopt_tutorial.run.worker import LOOPBACK
 
 pytestmark = pytest.mark.usefixtures("limited")
 
@@ -73,7 +70,7 @@ class TestResults:
             assert results == {name: (name, i, *given) for i, name in enumerate(names)}
 
     def test_what_workers_return_report_and_print_arrives(self, capsys):
-        records, folder, modes = [], Path(of_process(os.getpid())), []
+        records, folder, modes = [], Path(scratch.folder()), []
 
         def on_report(*record):
             records.append(record)
@@ -105,7 +102,7 @@ class TestResults:
     def test_a_run_says_nothing_of_itself_and_ends_by_itself(self, capfd, tmp_path):
         system = {
             "agent": Role(roles.converse, ("other", 2)),
-            "asking": Role(roles.ask_for_module, ("other", hybrid_roles.places)),
+            "asking": Role(roles.ask_for_module, ("other", hybrid_roles.kept)),
             "ending": Role(roles.write_as_it_ends, (tmp_path / "file",)),
             "other": Role(serve),
         }
@@ -133,7 +130,11 @@ class TestRefusal:
         [
             ("deadline", [0, -1, math.nan], "above 0"),
             ("join_deadline", [0], "above 0"),
-            ("rpc_timeout", [-1, math.nan, math.inf], "at least 0 and finite"),
+            (
+                "rpc_timeout",
+                [-1, math.nan, math.inf, 1e7],
+                "from 0, for never, to 2e.06",
+            ),
             ("rpc_threads", [0, 0.5, 257], "a whole number from 1 to 256"),
         ],
     )
@@ -187,7 +188,8 @@ class TestFailure:
 
         monkeypatch.setattr(forking.Process, "start", start)
         error = failure({"agent": Role(serve)})
-        assert error.headline == "agent was killed as it started"
+        said = "could not be started: what starts workers ended, see stderr"
+        assert error.headline == f"agent {said}"
 
     @pytest.mark.parametrize(
         ("made", "kind"),
@@ -200,9 +202,7 @@ class TestFailure:
         error = failure({"a": made, "b": Role(serve), "c": Role(serve)})
         assert error.headline == f"c raised {kind} in a call that a made"
         assert "in fail" in error.details
-        assert "Called by a" in error.details
         assert "\\n" not in error.details
-        assert origin("just a text") is None
 
     @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
     def test_who_is_killed_or_stopped_is_named_not_who_waits_for_it(self, number):
@@ -259,44 +259,10 @@ class TestFailure:
         assert gone == children
 
 
-STEPS = partial(roles.between, 6.0)
-STEPS_AT_SERVER = partial(roles.between, 6.0, "server")
-
-
-class TestPace:
-    """A worker that works in step with others, and gets no further, is named."""
-
-    @pytest.mark.parametrize(
-        "attach, late", [(STEPS, "b"), (STEPS_AT_SERVER, "server")]
-    )
-    def test_who_is_furthest_behind_or_whom_it_waits_for_is_named(self, attach, late):
-        steps = {"a": (0, 0.5, 0), "b": (0, LONG, 0)}
-        system = {name: Role(roles.keep_pace, each) for name, each in steps.items()}
-        error = failure(system | {"server": Role(serve)}, attach=attach)
-        missed = "missed its deadline of 6 s for its part of a step"
-        assert error.headline == f"{late} {missed}"
-        assert late == "server" or "in one_step" in error.details  # where it was
-
-    def test_after_a_step_it_waits_for_nobody(self):
-        system = {"b": Role(roles.dawdle, (LONG,)), "server": Role(serve)}
-        error = failure(system, attach=STEPS_AT_SERVER)
-        assert error.worker == "b"
-
-    def test_nobody_who_keeps_pace_is(self):
-        # Each step may take six seconds; all of them together take longer.
-        steps = {"a": (0, 0.5, 0), "b": (2.5, 2.5, 2.5)}
-        system = {name: Role(roles.keep_pace, each) for name, each in steps.items()}
-        assert launch(system, attach=STEPS)["b"] is None
-
-    def test_after_the_last_step_there_is_time(self):
-        last = partial(roles.between, 6.0, then=math.inf)
-        assert launch({"a": Role(roles.dawdle, (7,))}, attach=last) == {"a": None}
-
-
 SCRIPT = f"""
 import roles
-from cdopt_tutorial.engines import Role, launch
-from cdopt_tutorial.engines.launcher import group
+from cdopt_tutorial.run import Role, launch
+from cdopt_tutorial.run import group
 from running import preload_little
 preload_little()
 group.STOPPED = {LONG}  # or it would end the run

@@ -91,14 +91,14 @@ def test_in_the_machines_network_anybody_is_root(intruder, mark, tmp_path):
 LAUNCH = """
 from running import preload_little
 preload_little()
-from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.run import Role, launch, serve
 run = lambda: launch({"a": Role(serve), "b": Role(serve)})
 """
 # In one process: in the machine's network by choice, then twice not by choice.
 TWICE = """
 import os, sys
 from cdopt_tutorial import own_network
-from cdopt_tutorial.engines.launcher import forking
+from cdopt_tutorial.run import forking
 os.environ[own_network.VARIABLE] = "host"
 run()
 print("chosen", file=sys.stderr)

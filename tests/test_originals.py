@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.run import Role, launch, serve
 
 
 def test_a_perfect_policy_counts_as_solved_after_59_rounds():

@@ -8,16 +8,13 @@ import pytest
 import rnn_twin
 import torch
 from locks import Second
+from roles import WAYS
 from torch import nn
 from torch.nn import functional as F
 
+from cdopt_tutorial.calls import apply, gradients, reference, remote
+from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import Role, Trace, launch, serve
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.gradients import WAYS
-from cdopt_tutorial.engines.seam.reference import LocalRef, apply
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import (
     Job,
@@ -32,6 +29,7 @@ from cdopt_tutorial.parameter_server import (
 )
 from cdopt_tutorial.parameter_server.model import LSTM, RNNModel, build, summed_loss
 from cdopt_tutorial.parameter_server.system import Owner
+from cdopt_tutorial.run import Role, Trace, launch, serve
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=5,
@@ -47,9 +45,10 @@ CLIPPED = {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}
 
 
-def play(role, *args):
+def play(role, *args, **options):
     """What a trainer returns from its role, beside a server."""
-    return launch({"ps": Role(serve), "trainer0": Role(role, args)})["trainer0"]
+    roles = {"ps": Role(serve), "trainer0": Role(role, args)}
+    return launch(roles, **options)["trainer0"]
 
 
 class Two(nn.Module):
@@ -70,20 +69,16 @@ class Two(nn.Module):
 HALF = RNNConfig(optimizer="sgd", lr=0.5, momentum=0.0, clip=None)
 
 
-def step_owners_twice(*engines):
-    return [step_owner_twice(engine) for engine in engines]
-
-
-def step_owner_twice(engine):
+def step_owner_twice():
     """Each number after a step of both and one of the first; by an owner.
 
     Also ‖g‖² of each step, and how many gradients the owner has kept.
     """
-    two = engine.remote("ps", Two)
-    owner = engine.remote("ps", Owner, {"two": two}, HALF)
+    two = remote("ps", Two)
+    owner = remote("ps", Owner, {"two": two}, HALF)
     seen, norms = [], []
     for with_b in (True, False):
-        with engine.context() as context:
+        with gradients.context() as context:
             gradients.backward(context, gradients.call(two, Two.total, with_b))
             norms.append(owner.rpc_sync().squared_norm(context))
             owner.rpc_sync().step(context, 1.0)
@@ -98,9 +93,9 @@ def number_kept(_):
 
 def switch_modes(config):
     """Whether each part on the server is in training mode, after each switch."""
-    engine, names = TorchRPC(), ("embedding", "decoder")
-    parts = {name: engine.remote("ps", build, name, 9, config) for name in names}
-    own = {"rnn": engine.reference(build("rnn", 9, config))}
+    names = "embedding", "decoder"
+    parts = {name: remote("ps", build, name, 9, config) for name in names}
+    own = {"rnn": reference(build("rnn", 9, config))}
     model, modes = RNNModel(parts | own, config), []
     for switch in (model.eval, model.train, model.eval):
         switch()
@@ -125,7 +120,8 @@ class TestEquality:
         exact = replace(EXACT, max_steps=11)  # a pass and a part of the next
         for each in how:
             job, trace = Job(replace(exact, **each), SHORT), Trace()
-            distributed, local = run(job, TorchRPC(way), trace=trace), run_locally(job)
+            distributed = run(job, attach=WAYS[way], trace=trace)
+            local = run_locally(job)
             called = {call.method for call in trace.calls}
             assert ("_backward" in called) == (way == "cut")  # which is in Python
             start = build_all(9, job.config).state_dict()
@@ -201,8 +197,8 @@ class TestTwin:
 class TestOptimizer:
     def test_does_not_step_with_a_stale_gradient(self):
         # As torch's DistributedOptimizer does with an optimizer of one's own.
-        found = play(step_owners_twice, *map(TorchRPC, WAYS))
-        found += step_owners_twice(OneProcess())
+        found = [play(step_owner_twice, attach=attach) for attach in WAYS.values()]
+        found.append(step_owner_twice())
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
         assert found == [expected] * 3
 
@@ -329,7 +325,7 @@ class TestTrainers:
 
     def test_a_step_during_the_forward_pass_makes_stale(self):
         config = replace(EXACT, num_trainers=2, sync=False)
-        trainer = Trainer(OneProcess(), 0, Job(config, CORPUS))
+        trainer = Trainer(0, Job(config, CORPUS))
         window = *next(trainer.stream.windows()), trainer.hidden(0)
         assert trainer.step(*window)[1] == 0
         whole = trainer.model.loss

@@ -10,15 +10,15 @@ from elsewhere import Elsewhere, tensors_in, where
 
 from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.calls import gradients, references
+from cdopt_tutorial.calls.device import pick_device
+from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.dissolving import eigenspace, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
-from cdopt_tutorial.engines.seam import gradients, reference
-from cdopt_tutorial.engines.seam.device import pick_device
-from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.hybrid.model import table_on_device
 from cdopt_tutorial.parameter_server import model
 from cdopt_tutorial.parameter_server.system import Owner
-from cdopt_tutorial.reinforce.speed import OneThread
+from cdopt_tutorial.reinforce.speed import run_alone
 
 CORPUS = data.Grammar().corpus(300, 100)
 META = {"device": "meta", "batch_size": 4, "max_steps": 2}
@@ -54,8 +54,8 @@ def on_the_wire(monkeypatch):
         seen.extend(found)
         return result
 
-    plain = reference.call_method
-    monkeypatch.setattr(reference, "call_method", call)
+    plain = references.call_method
+    monkeypatch.setattr(references, "call_method", call)
     return seen
 
 
@@ -114,13 +114,20 @@ def test_the_hybrid(kind, semantics, on_the_wire):
 
 
 @pytest.mark.parametrize("way", ["one process", "cut"])
-def test_a_table_by_either_way_of_a_gradient(way, monkeypatch):
+def test_a_table_by_either_way_of_a_gradient(way):
     config = hybrid.HybridConfig(**META)
     table = table_on_device(9, config, {})
-    context = None if way == "one process" else "trainer0/1"
-    monkeypatch.setattr(gradients._this_thread, "cut", context, raising=False)
-    call = LocalRef(table), "forward", torch.arange(4), torch.tensor([0, 2])
-    vectors = gradients.call(*call)
+    bags, reference, context = (
+        (torch.arange(4), torch.tensor([0, 2])),
+        LocalRef(table),
+        None,
+    )
+    if way == "one process":
+        vectors = gradients.call(reference, "forward", *bags)
+    else:
+        context = "trainer0/1"
+        crossing = gradients._Part(context), reference, "forward", gradients._anchor
+        vectors = gradients._Cut.apply(*crossing, *bags)
     assert where([vectors]) == {"cpu"}
     gradients.backward(context, vectors.sum())
     found = gradients.gradients(context, table.parameters())
@@ -133,7 +140,7 @@ def test_an_agent_and_its_observer(conversation, spy):
     acting = spy(reinforce.Policy, "scores")
     limits = {"num_observers": 1, "num_envs": 2, "max_episodes": 2}
     config = reinforce.ReinforceConfig(conversation, device="meta", **limits)
-    training = reinforce.run_agent(OneThread(), config)
+    training = run_alone(config)
     assert where(training.weights.values()) == {"cpu"}
     # Of the agent's policy, or the observer's.
     assert where(policy.affine1.weight for policy, _ in acting) == {"meta"}

@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from cdopt_tutorial import plots
-from cdopt_tutorial.engines.probes.trace import Call, Span
 from cdopt_tutorial.plots import style
+from cdopt_tutorial.probes.trace import Call, Span
 
 WHITE, DARK, THEME_DARK = "#ffffff", "#121212", "#14181e"
 

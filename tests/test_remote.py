@@ -8,15 +8,14 @@ import roles
 import torch.distributed.rpc as rpc
 from locks import Second
 
-from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.launcher import forking
-from cdopt_tutorial.engines.seam import reference
-from cdopt_tutorial.engines.seam.reference import LocalRef, Ref
+from cdopt_tutorial.calls import references
+from cdopt_tutorial.calls.references import LocalRef, Ref
+from cdopt_tutorial.run import Role, forking, launch, serve
 
 
 def test_a_call_in_this_process_is_a_plain_one_or_runs_beside_the_caller():
     event = threading.Event()
-    for ref in LocalRef(event), Ref.to(event):
+    for ref in LocalRef(event), Ref.to(event, ""):
         event.clear()
         future = ref.rpc_async().wait(60)
         ref.rpc_sync().set()  # too late if the call had blocked
@@ -24,7 +23,7 @@ def test_a_call_in_this_process_is_a_plain_one_or_runs_beside_the_caller():
 
 
 def test_an_answer_that_comes_later_is_waited_for():
-    for ref in LocalRef(roles.Counter()), Ref.to(roles.Counter()):
+    for ref in LocalRef(roles.Counter()), Ref.to(roles.Counter(), ""):
         assert ref.rpc_sync().add_later(1) == 2
         assert ref.rpc_async().add_later(1).wait() == 2
         with pytest.raises(KeyError, match="no such thing"):
@@ -42,7 +41,8 @@ def test_calls_are_answered_with_one_thread_each(monkeypatch):
 class TestRef:
     def test_is_the_same_for_the_same_object_only(self):
         one, two = roles.Counter(), roles.Counter()
-        assert pickle.loads(pickle.dumps(Ref.to(one))) == Ref.to(one) != Ref.to(two)
+        ref = Ref.to(one, "a")
+        assert pickle.loads(pickle.dumps(ref)) == ref != Ref.to(two, "a")
 
     def test_is_of_no_use_elsewhere(self):
         with pytest.raises(RuntimeError, match="on elsewhere"):
@@ -53,10 +53,11 @@ class TestRef:
             second.come()
             return roles.Counter()
 
-        second = Second(lambda: Ref.named("counter", make))
-        monkeypatch.setattr(reference, "_making", second)
-        monkeypatch.setattr(reference, "_named", {})
-        assert Ref.named("counter", make) == second.done()
+        second = Second(lambda: references._make("counter", make))
+        monkeypatch.setattr(references, "_making", second)
+        monkeypatch.setattr(references, "_named", {})
+        first = references._make("counter", make)
+        assert first.local_value() is second.done().local_value()
 
     def test_calls_the_object_where_it_lives(self):
         results = launch(

@@ -21,8 +21,8 @@ from cdopt_tutorial.constraints.formulas import Sums, sums_of
 from cdopt_tutorial.constraints.rivals import RULES, Rival
 from cdopt_tutorial.constraints.surface import surface, whole
 from cdopt_tutorial.dissolving.eigenspace import polar
-from cdopt_tutorial.engines import Role, launch, process_group
-from cdopt_tutorial.engines.probes.counted import Sent
+from cdopt_tutorial.probes.counted import Sent
+from cdopt_tutorial.run import Role, launch, process_group
 
 pytestmark = pytest.mark.xdist_group("rivals")
 

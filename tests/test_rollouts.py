@@ -18,15 +18,13 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import reinforce, rollouts
 from cdopt_tutorial.constraints import dissolve, penalty
-from cdopt_tutorial.engines import WorkerError
-from cdopt_tutorial.engines.on_ray import OnRay
-from cdopt_tutorial.engines.one_process import OneProcess
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import agent
 from cdopt_tutorial.reinforce.learner import policy_loss
 from cdopt_tutorial.rollouts import Learner, Observer, simulator
 from cdopt_tutorial.rollouts.simulator import Simulator
 from cdopt_tutorial.rollouts.system import AheadAgent, in_step
+from cdopt_tutorial.run import WorkerError
 
 pytestmark = pytest.mark.usefixtures("limited")
 FEW = {"num_envs": 2, "max_episodes": 60, "seed": 3}
@@ -85,7 +83,7 @@ on_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not install
 @pytest.mark.engines
 def test_it_is_repeated_by_one_process_on_ray_too():
     settings = config(2, max_lag=2)
-    found = rollouts.run(settings, OnRay())
+    found = rollouts.run(settings, on="ray")
     assert equal(found, rollouts.run_locally(settings, found.schedule))
     assert max(found.lags) <= 2
 
@@ -131,7 +129,7 @@ class Play:
     """Observers that begin and hand over in an order that a test chooses."""
 
     def __init__(self, settings):
-        self.agent, self.settings = AheadAgent(settings, OneProcess()), settings
+        self.agent, self.settings = AheadAgent(settings), settings
         numbers, self.lags = range(settings.num_observers), []
         self.observers = [Observer(number, settings) for number in numbers]
         self.answers = [self.agent.begin(number) for number in numbers]

@@ -4,7 +4,7 @@ import pytest
 import shard_roles
 from shard_roles import KINDS, TALK
 
-from cdopt_tutorial.engines import Role, launch
+from cdopt_tutorial.run import Role, launch
 
 pytestmark = pytest.mark.xdist_group("sharded_maps")
 

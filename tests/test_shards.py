@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import data, sharding
-from cdopt_tutorial.engines.probes import counted
 from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.probes import counted
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned, system
 from cdopt_tutorial.sharding.model import Block, constrain, transformer
 from cdopt_tutorial.sharding.system import Trainer, stage_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cdopt_tutorial.engines import WorkerError, share
+from cdopt_tutorial.run import WorkerError, share
 
 
 @pytest.mark.parametrize(

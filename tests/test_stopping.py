@@ -1,27 +1,14 @@
 """A run, a command or a kernel that is stopped leaves nothing, and can go on."""
 
-import functools
 import os
 import re
 import signal
-import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver
-from pathlib import Path
 
-import psutil
 import pytest
-import roles
 from books import smallest_book, write_chapter
-from hosts import PATIENCE, runs, wait_until
-from running import LONG, Script, preload_little, wait_for_end
-
-from cdopt_tutorial import scratch
-from cdopt_tutorial.engines import Role, WorkerError, launch, serve
-from cdopt_tutorial.engines.launcher import forking, group
+from hosts import PATIENCE, wait_until
+from running import LONG, Script, wait_for_end
 
 WORDS = {
     signal.SIGINT: "interrupted",
@@ -43,51 +30,9 @@ def left(place):
     return [p for p in place.iterdir() if not p.name.startswith("torchinductor_")]
 
 
-class TestScratch:
-    @pytest.fixture(autouse=True)
-    def here(self, place, monkeypatch):
-        monkeypatch.setattr("tempfile.tempdir", str(place))
-        # This process's own has its fork server's socket.
-        of_process = functools.cache(scratch.of_process.__wrapped__)
-        monkeypatch.setattr(scratch, "of_process", of_process)
-
-    def test_is_there_for_its_time(self):
-        with scratch.scratch() as one, scratch.scratch() as other:
-            assert one != other
-            assert Path(one).stat().st_mode & 0o777 == 0o700
-            Path(one, "file").write_text("content")
-        assert not Path(one).exists()
-
-    def test_two_threads_share_that_of_their_process(self, place, monkeypatch):
-        monkeypatch.setattr(scratch, "_sweep", lambda: time.sleep(0.2))  # both ask
-        both = threading.Barrier(2)
-
-        def make(_):
-            with scratch.scratch() as folder:
-                both.wait()
-                return Path(folder).parent
-
-        with ThreadPoolExecutor(2) as threads:
-            assert len({*threads.map(make, range(2))}) == 1 == len([*place.iterdir()])
-
-    def test_goes_with_its_process(self, place):
-        with scratch.scratch() as folder:
-            scratch.remove_all()
-            assert not Path(folder).exists() and not list(place.iterdir())
-
-    def test_of_a_process_that_was_killed_goes_when_the_next_one_comes(self, place):
-        mine = scratch.of_process(1)
-        killed = "import os; from cdopt_tutorial.scratch import of_process; "
-        killed += "of_process(1); os.kill(os.getpid(), 9)"
-        env = os.environ | {"TMPDIR": str(place)}
-        subprocess.run([sys.executable, "-c", killed], env=env)
-        assert len([*place.iterdir()]) == 2
-        assert {scratch.of_process(2), mine} == {*map(str, place.iterdir())}
-
-
 LAUNCH = f"""
 import os, signal, threading, time
-from cdopt_tutorial.engines import Role, launch, serve
+from cdopt_tutorial.run import Role, launch, serve
 from running import preload_little
 preload_little()
 both = {{"a": Role(time.sleep, ({LONG},)), "b": Role(serve)}}
@@ -108,40 +53,6 @@ print(launch({"a": Role(serve)}))
         said = "interrupted\ninterrupted\n{'a': None}\n"
         assert process.communicate(timeout=PATIENCE) == (said, "")
     assert not left(place)
-
-
-class TestStoppedForkServer:
-    @pytest.fixture(autouse=True)
-    def server(self, monkeypatch):
-        monkeypatch.setattr(forking, "PRELOAD", forking.PRELOAD)  # for other tests
-        preload_little()
-        forking.end_server()
-        assert launch({"a": Role(serve)}) == {"a": None}  # a new one is started
-        monkeypatch.setattr(group, "EXIT", 1.0)  # the wait for a stopped one
-        yield psutil.Process(forkserver._forkserver._forkserver_pid)
-        forking.end_server()
-
-    def test_does_not_outlast_the_deadline(self, server):
-        server.suspend()
-        with pytest.raises(WorkerError, match="^a missed the deadline of 1 s to start"):
-            launch({"a": Role(serve), "b": Role(serve)}, join_deadline=1.0)
-        assert not runs(server)
-
-    def test_does_not_keep_a_run_from_its_end(self, server):
-        def on_report(*_):
-            server.suspend()
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            launch({"a": Role(roles.report_and_sleep, (LONG,))}, on_report=on_report)
-        assert not runs(server)
-
-    def test_that_is_killed_is_told(self, server):
-        why = "^a was ended, since the process that starts workers was killed"
-        system = {"a": Role(roles.report_and_sleep, (LONG,))}
-        with pytest.raises(WorkerError, match=why):
-            launch(system, on_report=lambda *_: server.kill())
-        assert launch({"a": Role(serve)}) == {"a": None}
 
 
 BOOK = """

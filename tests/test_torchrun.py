@@ -2,24 +2,20 @@
 
 import json
 import re
-from datetime import timedelta
 
 import pytest
 from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
-from torch.distributed import HashStore, PrefixStore
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines.torchrun import peers, store
-from cdopt_tutorial.engines.watch.errors import WorkerError
-from cdopt_tutorial.engines.watch.pace import LOST
 from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
+from cdopt_tutorial.run import interface
 
 pytestmark = pytest.mark.engines
 
@@ -64,7 +60,7 @@ def under_way():
         yield made, run, [run.workers(host) for host in (1, 2)]
 
 
-def test_a_killed_worker_is_named_with_its_host(under_way):
+def test_a_killed_worker_is_named_by_torchrun(under_way):
     _, run, workers = under_way
     for host, there in enumerate(workers, start=1):
         for worker in there.values():  # which listen on one device only
@@ -74,62 +70,31 @@ def test_a_killed_worker_is_named_with_its_host(under_way):
     workers[1]["observer1"].kill()
     (code, here), (other, there) = run.end()
     assert code == other == 1
-    assert "cdopt-tutorial: observer1 was killed by SIGKILL\n" in there
-    assert "observer1 was killed by SIGKILL (on host2)\n" in here
+    assert "exitcode  : -9" in there  # of the process that is the worker
+    assert "observer1 died" not in here and "agent raised" not in here
+    lost = "has lost another worker, which torchrun names"
+    assert f"cdopt-tutorial: agent {lost}" in here
 
 
-def test_a_host_that_is_cut_off_is_named(under_way):
-    made, run, _ = under_way
-    ranks = [*run.ranks(1), *run.ranks(2)]
-    made.cut(2)
-    # By then they have said why. Torchrun itself waits minutes for the other hosts.
-    wait_for_end(ranks)
-    run.kill()
-    here, there = (text for _, text in run.end())
-    silence = "has not been heard from for 15 s\n"
-    assert f"cdopt-tutorial: observer1 on host2 {silence}" in here
-    assert f"cdopt-tutorial: agent on host1 {silence}" in there
+def test_a_host_that_is_cut_off_is_named():
+    """By the worker that did not answer there, once a call has waited long enough."""
+    with hosts(2) as made:
+        run = made.torchrun([2, 1], module="cut_off")
+        run.wait_for("round 2")
+        made.cut(2)
+        ranks = run.ranks(1)
+        wait_for_end(ranks)  # torchrun itself waits minutes for the other host
+        run.kill()
+        here, _ = (text for _, text in run.end())
+    assert "observer1 did not answer a call that agent made" in here
 
 
-@pytest.fixture
-def join(monkeypatch):
-    """Makes the peers of a run as a process sees them; all share one store."""
-    kept = HashStore()
-    monkeypatch.setattr(peers, "open_store", lambda path: PrefixStore(path, kept))
-    monkeypatch.setattr(peers, "_hosts", {})
-    monkeypatch.setenv("WORLD_SIZE", "3")
-
-    def enter(rank, names):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setattr("socket.gethostname", lambda: f"host{1 + (rank == 2)}")
-        return peers.Peers(names, None, join_deadline=60)
-
-    return enter
-
-
-def test_a_peer_that_has_gone_is_explained_once_each_has_been_borne(join):
-    run = join(0, ["agent", "observer0", "observer1"])
-    assert run.explains_in() == 60 + LOST
-    for worker in run._workers.values():
-        worker.patience = LOST  # as once it was heard from
-    assert run.explains_in() == 2 * LOST
-
-
-def test_the_host_of_who_has_not_come_to_this_run_is_known_from_another(join):
-    for rank, names in (2, "agent observer0 observer1"), (0, "ps trainer0 trainer1"):
-        with join(rank, names.split()) as run:
-            wait_until(lambda own=run._workers[run.own]: own.patience == LOST)
-    hosts = {name: worker.host for name, worker in run._workers.items()}
-    assert hosts == {"ps": "host1", "trainer0": "its host", "trainer1": "host2"}
-
-
-def test_torchrun_that_is_no_more_as_a_run_begins_is_named(monkeypatch):
-    nobody = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in (nobody | {"RANK": "0", "WORLD_SIZE": "1"}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(store, "PATIENCE", timedelta(seconds=0.2))
-    with pytest.raises(WorkerError, match="^torchrun can't be reached\n"):
-        peers.Peers(["agent"], None, join_deadline=60)
+def test_processes_that_list_other_workers_are_told():
+    with hosts(1) as made:
+        run = made.torchrun([2], "sets", module="cut_off")
+        ((code, said),) = run.end()
+    assert code == 1
+    assert "all must list the same in the same order" in said
 
 
 def place(kept):
@@ -178,9 +143,9 @@ def test_a_device_that_is_not_there_is_refused(by_torchrun, monkeypatch, capsys)
     refused = "interface is 'none0', but must be one of .*lo"
     assert main(["reinforce", "--interface", "none0"]) == 2
     assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
-    monkeypatch.setenv(store.INTERFACE, "none0")  # for a reader's own program
+    monkeypatch.setenv(interface.VARIABLE, "none0")  # for a reader's own program
     with pytest.raises(torchrun.Unfit, match=refused):
-        store.interface()
+        interface.interface("127.0.0.1")
 
 
 def test_each_process_has_one_worker(by_torchrun, capsys):

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
-from cdopt_tutorial.engines import Role, Wire, WorkerError, launch, meeting, serve
-from cdopt_tutorial.engines.probes import wire as probe
-from cdopt_tutorial.engines.probes.wire import received_bytes
+from cdopt_tutorial.probes import wire as probe
+from cdopt_tutorial.probes.wire import received_bytes
+from cdopt_tutorial.run import Role, Wire, WorkerError, launch, meeting, serve
 from cdopt_tutorial.training import measured_bytes
 
 SERVING = Role(serve)

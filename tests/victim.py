@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cdopt_tutorial import hybrid, parameter_server, reinforce
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines.launcher import process
 from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.run import worker
 
 RL = reinforce.ReinforceConfig(conversation="packed", num_envs=1, max_episodes=4)
 RNN = parameter_server.RNNConfig(
@@ -42,14 +42,14 @@ def combined(**options):
 
 def hold(go):
     """Attached to every worker: wait after the first report until told to go on."""
-    report = process.report
+    report = worker._report
 
     def waits(record):
         report(record)
         while not go.exists():
             time.sleep(0.05)
 
-    process.report = waits
+    worker._report = waits
 
 
 def main():

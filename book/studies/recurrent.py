@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, parametrize
 from tuning import compare
 
+from cdopt_tutorial.calls.gradients import make_optimizer
+from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.data import Stream, load_corpus
-from cdopt_tutorial.engines.seam.gradients import make_optimizer
-from cdopt_tutorial.engines.seam.reference import LocalRef
 from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build, build_all
 from cdopt_tutorial.parameter_server.system import evaluate
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from joblib import cpu_count
 
-from cdopt_tutorial.engines import share
-from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.calls.device import pick_device
+from cdopt_tutorial.run import share
 
 Job = dict[str, Any]  # keyword arguments of a run, in JSON's types
 

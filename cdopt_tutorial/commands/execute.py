@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.checks import at_least
 from cdopt_tutorial.commands.common import add_device, add_json, bad_input, write_json
-from cdopt_tutorial.engines.seam.device import pick_device
 from cdopt_tutorial.publish import chapter, execute, project, reference
 from cdopt_tutorial.publish.execute import CELL_TIMEOUT
 from cdopt_tutorial.publish.project import Project

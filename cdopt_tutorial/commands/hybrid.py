@@ -18,8 +18,8 @@ def run(args: argparse.Namespace) -> None:
         if args.against_local and job.config.semantics == "original":
             raise ValueError("semantics original has no equal in one process")
         hybrid.check(job)
-        engine = training.read_engine(args)
-    result = hybrid.run(job, engine, deadline=math.inf, on_report=training.log)
+        on = training.read_engine(args)
+    result = hybrid.run(job, on=on, deadline=math.inf, on_report=training.log)
     found = result.as_json() | {"losses": result.losses}
     found["max_parameter_difference"] = training.difference(
         args.against_local, result.weights, partial(hybrid.run_locally, job)

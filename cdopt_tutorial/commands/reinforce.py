@@ -16,11 +16,11 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         config = training.read_config(args, reinforce.ReinforceConfig, SMOKE)
         reinforce.check(config)
-        engine = training.read_engine(args)
+        on = training.read_engine(args)
     goal = f"reward threshold of {reinforce.Score.threshold}"
     print(f"This will run until {goal} is reached. Ctrl+C to exit.")
     log = partial(_log, config.log_interval)
-    found = reinforce.run(config, engine, deadline=math.inf, on_report=log)
+    found = reinforce.run(config, on=on, deadline=math.inf, on_report=log)
     score = found.score
     common.write_json(args.json, found.as_json())
     if score.solved:

@@ -10,8 +10,8 @@ from typing import Any
 
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.calls.errors import WorkerLost
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.engines.watch.errors import WorkerLost
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
 SMOKE = {"max_steps": 30}
@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> None:
     with common.bad_input():
         job = read_job(args)
         rnn.check(job, args.max_restarts)
-        engine = training.read_engine(args)
+        on = training.read_engine(args)
     options = {"max_restarts": args.max_restarts, "on_restart": _print_restart}
     options |= {"deadline": math.inf, "on_report": training.log}
-    histories = rnn.run(job, engine, **options)
+    histories = rnn.run(job, on=on, **options)
     # Only torch RPC's bytes can be counted: other engines' sockets carry much besides.
     wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
     training.check_finite(histories[0].perplexity)

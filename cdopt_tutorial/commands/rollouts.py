@@ -23,9 +23,9 @@ def run(args: argparse.Namespace) -> int:
     with common.bad_input():
         config = training.read_config(args, rollouts.RolloutsConfig, SMOKE)
         rollouts.check(config)
-        engine = training.read_engine(args)
+        on = training.read_engine(args)
     log = partial(_log, config.log_interval)
-    found = rollouts.run(config, engine, deadline=math.inf, on_report=log)
+    found = rollouts.run(config, on=on, deadline=math.inf, on_report=log)
     score, results = found.score, found.as_json()
     repeat = partial(rollouts.run_locally, config, found.schedule)
     results["max_parameter_difference"] = training.difference(

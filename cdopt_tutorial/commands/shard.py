@@ -17,8 +17,8 @@ def run(args: argparse.Namespace) -> None:
     with common.bad_input():
         job = sharding.Job(training.read_config(args, sharding.ShardConfig, SMOKE))
         sharding.check(job)
-        engine = training.read_engine(args)
-    result = sharding.run(job, engine, deadline=math.inf)
+        on = training.read_engine(args)
+    result = sharding.run(job, on=on, deadline=math.inf)
     training.check_finite(result.losses[-1])
     perplexity = sharding.perplexity(job, result.weights)
     training.check_finite(perplexity)

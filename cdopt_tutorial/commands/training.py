@@ -12,11 +12,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.commands import common
-from cdopt_tutorial.engines.on_ray import OnRay
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.torchrun import store
-from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.run import interface, on_ray
 from cdopt_tutorial.training import Progress
 
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
@@ -92,18 +89,19 @@ def read_config(args: argparse.Namespace, config: type, smoke: Mapping) -> Any:
     return config(**values | (smoke if args.smoke else {}))
 
 
-def read_engine(args: argparse.Namespace) -> Workers:
-    """The engine that the flags name; ValueError if it is not available."""
+def read_engine(args: argparse.Namespace) -> str:
+    """What the flags have carry calls; ValueError if it is not available."""
     if args.interface is not None:
         if not torchrun.is_here():
             alone = "but only a run under torchrun can choose one"
             raise ValueError(f"interface is {args.interface!r}, {alone}")
-        os.environ[store.INTERFACE] = store.device(args.interface)
-    if args.engine == "ray":
-        return OnRay(address=args.address)
-    if args.address is not None:
+        os.environ[interface.VARIABLE] = interface.device(args.interface)
+    if args.address is not None and args.engine != "ray":
         raise ValueError("address is of a cluster of Ray, so it needs engine ray")
-    return TorchRPC()
+    on = args.engine if args.address is None else f"ray:{args.address}"
+    if on != "rpc":
+        on_ray.check(on)
+    return on
 
 
 def log(_, note: Progress) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.utils._pytree import tree_leaves
 
+from cdopt_tutorial.calls import gradients
+from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.constraints.dissolved import sharing_sums
 from cdopt_tutorial.constraints.weights import (
     Constraint,
@@ -18,9 +20,7 @@ from cdopt_tutorial.constraints.weights import (
     constraints_of,
     joined,
 )
-from cdopt_tutorial.engines.probes import trace
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.reference import Reference, apply
+from cdopt_tutorial.probes import trace
 
 Model = nn.Module | Reference
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parametrizations
 
+from cdopt_tutorial.calls.device import wait_for
 from cdopt_tutorial.constraints import stiefel_constraint, stiefel_map
 from cdopt_tutorial.data.bags import load_digits
-from cdopt_tutorial.engines.seam.device import wait_for
 
 
 @dataclass(frozen=True)

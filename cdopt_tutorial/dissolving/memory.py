@@ -17,11 +17,11 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial import constraints
+from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.constraints import dissolve_recurrent
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.engines import share
-from cdopt_tutorial.engines.seam.device import pick_device
+from cdopt_tutorial.run import share
 
 BLANK = 0  # of the copying problem
 PENALTY_PARAM = 0.1  # of "Stiefel" and "penalty alone"

@@ -9,15 +9,14 @@ from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 
 from cdopt_tutorial import training
+from cdopt_tutorial.calls.device import device_for, device_of
 from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, Feasibility, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
-from cdopt_tutorial.engines.probes import trace
-from cdopt_tutorial.engines.seam.device import device_for, device_of
+from cdopt_tutorial.probes import trace
 from cdopt_tutorial.training import Projected, Score
 
 SEMANTICS = ("exact", "original")
-DAY = 24 * 60 * 60
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,6 @@ class HybridConfig(training.Settings):
     batch_size: int = 64  #: images of a joint batch, of all trainers together
     epochs: int = 30  #: passes over the training data
     max_steps: int | None = None  #: steps after which it ends; None for no limit
-    #: seconds from one place in a trainer's step to the next, such as from the lookup
-    #: to the forward pass, after which the run fails and names the worker furthest
-    #: behind, or the server if that worker waits for it. Ten times as long for what is
-    #: done once or after an epoch. At most a day.
-    step_deadline: float = 30.0
     seed: int = 1  #: of the initial parameters and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
     #: of the dense layers and the table, as :func:`~.device.pick_device` takes it; the
@@ -61,8 +55,6 @@ class HybridConfig(training.Settings):
     def __post_init__(self):
         super().__post_init__()
         choices(self, semantics=SEMANTICS, by=("dissolve", "cdopt"))
-        fits = 0 < self.step_deadline <= DAY
-        check(self, "step_deadline", fits, f"above 0, and at most {DAY} (a day)")
         if self.shares is not None:
             fits = all(0 < share < 2**63 for share in self.shares)
             fits = fits and len(self.shares) == self.num_trainers

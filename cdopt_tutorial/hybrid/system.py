@@ -1,6 +1,5 @@
 """The system: a table on ``ps``, trainers that step together, and a master."""
 
-import math
 import queue
 import sys
 import threading
@@ -20,19 +19,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import checks
+from cdopt_tutorial.calls import alone, gradients, remote
+from cdopt_tutorial.calls.device import device_for, gpus_of
+from cdopt_tutorial.calls.gradients import make_optimizer, move
+from cdopt_tutorial.calls.references import Reference, apply
+from cdopt_tutorial.calls.rendezvous import Rendezvous
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
-from cdopt_tutorial.engines import Role, passed, process_group, serve, span
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.probes import trace
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.device import device_for, gpus_of
-from cdopt_tutorial.engines.seam.gradients import make_optimizer, move
-from cdopt_tutorial.engines.seam.reference import Reference, apply
-from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.watch.pace import place
-from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.hybrid.model import (
     History,
     HybridConfig,
@@ -43,11 +36,11 @@ from cdopt_tutorial.hybrid.model import (
     table_on_device,
     weights_of,
 )
+from cdopt_tutorial.probes import trace
+from cdopt_tutorial.run import Role, launch, process_group, report, serve, span
 from cdopt_tutorial.training import Progress, Projected, Score, check_begin
 
 MASTER, SERVER = "master", "ps"
-SELDOM = 10  # deadlines of a step, for what happens once or after an epoch
-Engine = OneProcess | Workers
 
 
 class JointStep:
@@ -85,12 +78,12 @@ class OriginalStep:
             move(self._optimizers[trainer], found)
 
 
-def make_table(engine: Engine, job: Job) -> tuple[Reference, Reference]:
+def make_table(job: Job) -> tuple[Reference, Reference]:
     """Make the table on ``ps``, and what steps it."""
     of = job.data.num_tokens, job.config, job.begin
-    table = engine.remote(SERVER, table_on_device, *of)
+    table = remote(SERVER, table_on_device, *of)
     kind = JointStep if job.config.semantics == "exact" else OriginalStep
-    return table, engine.remote(SERVER, kind, table, job.config)
+    return table, remote(SERVER, kind, table, job.config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +155,8 @@ def ask_difference(layer: nn.Module) -> Callable[[], float]:
 class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
-    def __init__(
-        self, engine: Engine, table: Reference, table_step: Reference, task: Task
-    ):
-        self.engine, self.task, self.config = engine, task, task.config
+    def __init__(self, table: Reference, table_step: Reference, task: Task):
+        self.task, self.config = task, task.config
         self.table, self.table_step = table, table_step
         self.device = device_for(task.config.device, task.rank)
         self.dense = dense_layer(task.num_classes, task.config).to(self.device)
@@ -177,19 +168,15 @@ class Trainer:
         self.penalty_factor = penalty_factor(task.rank, task.config)
         # Each is in charge of its own layer, but only the first one of the table.
         self.in_charge = part is self.dense or (part is table and task.rank == 0)
-        self.seconds = math.inf  # between two places; in one process nobody waits
         self.history = History()
 
     def run(self) -> History:
         """Join the other trainers and train with them; called by the master."""
-        config, self.seconds = self.config, self.config.step_deadline
-        of, gpus = (self.task.rank, config.num_trainers), gpus_of(config.device)
-        with place(SELDOM * self.seconds, then=math.inf):
-            chosen = process_group.join(*of, gpus, who="trainers", ddp_only=True)
-            self.history.transport = chosen.why
-            self.fc = replicate(self.dense, self.device)
-            passed(SELDOM * self.seconds)
-            return self.train()
+        of = self.task.rank, self.config.num_trainers, gpus_of(self.config.device)
+        chosen = process_group.join(*of, who="trainers", ddp_only=True)
+        self.history.transport = chosen.why
+        self.fc = replicate(self.dense, self.device)
+        return self.train()
 
     def train(self) -> History:
         """The whole training: learn, validate, test, project."""
@@ -215,8 +202,7 @@ class Trainer:
     def barrier(self) -> None:
         """Wait for all trainers, if there are others."""
         if self.fc is not self.dense:
-            with place(SELDOM * self.seconds):
-                dist.barrier()
+            dist.barrier()
 
     def learn(self, batches: Iterable[Batch]) -> None:
         """Step on each of these batches, and record what the history has of a step."""
@@ -235,8 +221,8 @@ class Trainer:
     def step(self, batch: Batch) -> float:
         """One step with all trainers: the summed loss of this one's images."""
         bags = batch.bags
-        with self.engine.context() as context:
-            vectors = self.lookup_in_step(bags)
+        with gradients.context() as context:
+            vectors = self.lookup(bags)
             with span("dense forward"):
                 scores = self.scores(vectors)
             labels = bags.labels.to(self.device)
@@ -249,14 +235,6 @@ class Trainer:
             self.update(context)
         return total.item()
 
-    def lookup_in_step(self, bags: Bags) -> Tensor:
-        """`lookup`, between two of the places by which a stalled worker is noticed."""
-        with place(self.seconds, SERVER):
-            vectors = self.lookup(bags)
-        # The gradient of the vectors is the last that this trainer computes.
-        vectors.register_hook(lambda _: passed(self.seconds, SERVER))
-        return vectors
-
     def lookup(self, bags: Bags) -> Tensor:
         """The bags' vectors (b, embedding), from wherever the table is."""
         with span("lookup"):
@@ -268,12 +246,10 @@ class Trainer:
 
     def update(self, context: gradients.Context) -> None:
         """Move this replica, then the table."""
-        passed(self.seconds)
         with span("optimizer"):
             found = gradients.gradients(context, self.dense.parameters())
             move(self.optimizer, found)
-            with place(self.seconds, SERVER):
-                self.table_step.rpc_sync().step(self.task.rank, context)
+            self.table_step.rpc_sync().step(self.task.rank, context)
 
     def report(self, epoch: int, valid: Score | None) -> None:
         """Report this trainer's progress to the parent process."""
@@ -282,7 +258,7 @@ class Trainer:
         of_epoch, images = history.losses[first:], history.images[first:]
         mean = sum(of_epoch) / max(1, sum(images))
         history.progress.append(Progress(epoch + 1, len(history.losses), mean, valid))
-        self.engine.report(history.progress[-1])
+        report(history.progress[-1])
 
     @torch.no_grad()
     def score(self, bags: Bags | None) -> Score | None:
@@ -312,12 +288,11 @@ def tasks(job: Job) -> list[Task]:
     return [replace(first, valid=data.valid, test=data.test), *others]
 
 
-def drive(engine: Engine, job: Job, work: Sequence[Task]) -> list[History]:
+def drive(job: Job, work: Sequence[Task]) -> list[History]:
     """Make the table, start the trainers, and wait for them; the master's role."""
-    table, table_step = make_table(engine, job)
+    table, table_step = make_table(job)
     trainers = [
-        engine.remote(f"trainer{task.rank}", Trainer, engine, table, table_step, task)
-        for task in work
+        remote(f"trainer{task.rank}", Trainer, table, table_step, task) for task in work
     ]
     # Without a time-out, since the calls last as long as the training.
     return wait_for_all([each.rpc_async(timeout=0).run() for each in trainers])
@@ -345,25 +320,25 @@ def check(job: Job) -> None:
         check_begin(job.begin, first_weights(job))
 
 
-def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
+def run(job: Job, **options: Any) -> Result:
     """Train on workers: the trainers, the master and ``ps``.
 
     The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
     and a WorkerError if a worker failed.
     """
     check(job)
-    engine, number = engine or TorchRPC(), job.config.num_trainers
+    number = job.config.num_trainers
     threads = max(1, cpu_count() // (number + 1))  # one for the server
     trainer = Role(serve, num_threads=threads)
     roles = {f"trainer{rank}": trainer for rank in range(number)}  # as in the original
-    roles |= {MASTER: Role(drive, (engine, job, tasks(job))), SERVER: Role(serve)}
-    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
-    return Result(job.config, engine.launch(roles, **options)[MASTER])
+    roles |= {MASTER: Role(drive, (job, tasks(job))), SERVER: Role(serve)}
+    return Result(job.config, launch(roles, **options)[MASTER])
 
 
 def run_locally(job: Job) -> Result:
     """The same training in this process, by one trainer with the joint batches."""
     config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
-    job, engine = replace(job, config=config), OneProcess()
+    job = replace(job, config=config)
     (task,) = tasks(job)
-    return Result(config, [Trainer(engine, *make_table(engine, job), task).train()])
+    with alone():
+        return Result(config, [Trainer(*make_table(job), task).train()])

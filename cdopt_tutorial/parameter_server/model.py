@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdopt_tutorial import training
+from cdopt_tutorial.calls import gradients
+from cdopt_tutorial.calls.device import device_for, device_of
+from cdopt_tutorial.calls.references import LocalRef, Reference, apply
 from cdopt_tutorial.checks import at_least, check, choices, in_memory
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.data import Vocabulary, detokenize
-from cdopt_tutorial.engines.probes import trace
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.device import device_for, device_of
-from cdopt_tutorial.engines.seam.reference import LocalRef, Reference, apply
+from cdopt_tutorial.probes import trace
 
 SAMPLED = 60  # tokens of a sample
 TEMPERATURE = 0.7  # of a sample; below 1, likely words become likelier

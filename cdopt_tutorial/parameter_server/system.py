@@ -19,18 +19,14 @@ from torch.futures import Future
 from torch.utils._pytree import tree_map_only
 
 from cdopt_tutorial import checks
+from cdopt_tutorial.calls import alone, gradients, reference, remote
+from cdopt_tutorial.calls.device import device_for
+from cdopt_tutorial.calls.errors import WorkerError, WorkerLost
+from cdopt_tutorial.calls.gradients import Context, clip_factor, squared_norm
+from cdopt_tutorial.calls.references import Reference
+from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Corpus, Stream
-from cdopt_tutorial.engines import Role, serve, span
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam import gradients
-from cdopt_tutorial.engines.seam.device import device_for
-from cdopt_tutorial.engines.seam.gradients import Context, clip_factor, squared_norm
-from cdopt_tutorial.engines.seam.reference import Reference
-from cdopt_tutorial.engines.seam.rendezvous import Rendezvous, all_that_was_brought
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.watch.errors import WorkerError, WorkerLost
-from cdopt_tutorial.engines.workers import Workers
 from cdopt_tutorial.parameter_server import checkpoint
 from cdopt_tutorial.parameter_server.model import (
     PARTS,
@@ -42,11 +38,11 @@ from cdopt_tutorial.parameter_server.model import (
     build_own,
     check_memory,
 )
+from cdopt_tutorial.run import Role, launch, report, serve, span
 from cdopt_tutorial.training import Progress, Projected, Score, check_begin
 
 SERVER = "ps"
 REPORT_EVERY = 10  # steps
-Engine = OneProcess | Workers
 
 
 @dataclass(frozen=True)
@@ -140,16 +136,16 @@ class Owner:
         self._optimizer.load_state_dict(deepcopy(whole))  # torch keeps the tensors
 
 
-def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Reference]]:
+def make_all(job: Job) -> tuple[dict[str, Reference], list[Reference]]:
     """References to the parts and to all owners; the same for every trainer."""
     config, number = job.config, job.config.num_trainers
     of, parts = (len(job.corpus.vocabulary), config), {}
     for name in PARTS if number > 1 else ("embedding", "decoder"):
-        parts[name] = engine.remote(SERVER, build_own, name, *of, number, name=name)
-    owners = [engine.remote(SERVER, Owner, parts, config, name="owner")]
+        parts[name] = remote(SERVER, build_own, name, *of, number, name=name)
+    owners = [remote(SERVER, Owner, parts, config, name="owner")]
     if number == 1:
-        own = {"rnn": engine.reference(build_own("rnn", *of, 0))}
-        owners.append(engine.reference(Owner(own, config)))
+        own = {"rnn": reference(build_own("rnn", *of, 0))}
+        owners.append(reference(Owner(own, config)))
         parts = parts | own
     return parts, owners
 
@@ -157,10 +153,10 @@ def make_all(engine: Engine, job: Job) -> tuple[dict[str, Reference], list[Refer
 class Trainer:
     """Reads its columns of the text; the first one evaluates and keeps checkpoints."""
 
-    def __init__(self, engine: Engine, rank: int, job: Job):
+    def __init__(self, rank: int, job: Job):
         config = job.config
-        self.engine, self.rank, self.job, self.config = engine, rank, job, config
-        parts, self.owners = make_all(engine, job)
+        self.rank, self.job, self.config = rank, job, config
+        parts, self.owners = make_all(job)
         self.model = RNNModel(parts, config, device_for(config.device, rank))
         free = config.constrained is None
         self.constraints = None if free else Constraints(*parts.values())
@@ -175,7 +171,7 @@ class Trainer:
         self, tokens: Tensor, targets: Tensor, hidden: Hidden
     ) -> tuple[float, int, Hidden]:
         """One step on a window: its mean loss, its staleness and the hidden state."""
-        with self.engine.context() as context:
+        with gradients.context() as context:
             version = self.version()
             with span("forward"):
                 loss, mean, hidden = self.loss(tokens, targets, hidden)
@@ -340,7 +336,7 @@ class Trainer:
         steps, last = len(self.history.losses), self.history.losses[-REPORT_EVERY:]
         progress = Progress(epoch + 1, steps, sum(last) / max(1, len(last)), valid)
         self.history.progress.append(progress)
-        self.engine.report(progress)
+        report(progress)
 
 
 @torch.no_grad()
@@ -355,14 +351,13 @@ def evaluate(model: RNNModel, valid: Tensor) -> Score:
     return Score(total / stream.num_tokens)
 
 
-def train(engine: Engine, rank: int, job: Job) -> History:
+def train(rank: int, job: Job) -> History:
     """A trainer's role."""
-    return Trainer(engine, rank, job).train()
+    return Trainer(rank, job).train()
 
 
 def run(
     job: Job,
-    engine: Workers | None = None,
     *,
     max_restarts: int = 0,
     on_restart: Callable[[WorkerLost, Job], None] = lambda error, job: None,
@@ -378,7 +373,7 @@ def run(
     check(job, max_restarts)
     while True:
         try:
-            return run_once(job, engine or TorchRPC(), **options)
+            return run_once(job, **options)
         except WorkerLost as error:
             if not max_restarts:
                 raise
@@ -388,24 +383,24 @@ def run(
             on_restart(error, job)
 
 
-def run_once(job: Job, engine: Workers, **options: Any) -> list[History]:
+def run_once(job: Job, **options: Any) -> list[History]:
     """One attempt of `run`, without its checks."""
     trainers = range(job.config.num_trainers)
     threads = max(1, cpu_count() // len(trainers))
     roles = {SERVER: Role(serve, num_threads=cpu_count())}
     for rank in trainers:
-        role = Role(train, (engine, rank, job), num_threads=threads)
+        role = Role(train, (rank, job), num_threads=threads)
         roles[f"trainer{rank}"] = role
-    options.setdefault("rpc_timeout", 0)  # the launcher notices who is gone
-    results = engine.launch(roles, **options)
+    results = launch(roles, **options)
     return [results[f"trainer{rank}"] for rank in trainers]
 
 
 def run_locally(job: Job) -> History:
     """The same training in this process, by one trainer with the whole batch."""
-    alone = replace(job, config=replace(job.config, num_trainers=1))
-    check(alone)
-    return train(OneProcess(), 0, alone)
+    whole = replace(job, config=replace(job.config, num_trainers=1))
+    check(whole)
+    with alone():
+        return train(0, whole)
 
 
 def check(job: Job, max_restarts: int = 0) -> None:

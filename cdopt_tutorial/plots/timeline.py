@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cdopt_tutorial.engines.probes.trace import Call
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, in_order, look, styled
+from cdopt_tutorial.probes.trace import Call
 
 _HEADS_UP_TO = 40  # calls; with more, the heads would hide the arrows
 _TIMES = "sent", "started", "ended", "received"

@@ -27,7 +27,7 @@ from nbclient.exceptions import CellControlSignal, CellExecutionError
 from nbformat import NotebookNode
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
-from cdopt_tutorial import whole_file
+from cdopt_tutorial import scratch, whole_file
 from cdopt_tutorial.publish import asserts
 from cdopt_tutorial.publish.chapter import (
     Figures,
@@ -38,7 +38,6 @@ from cdopt_tutorial.publish.chapter import (
 )
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.used import used_files
-from cdopt_tutorial.scratch import scratch
 
 Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
@@ -192,7 +191,7 @@ def _run_cells(
     notebook: NotebookNode, progress: "_Progress", variables: dict, timeout: int
 ) -> None:
     """Run all cells of a notebook, in place, in a kernel that leaves nothing behind."""
-    with scratch() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         client = NotebookClient(
             notebook,
             timeout=timeout,

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
+from cdopt_tutorial.calls.device import device_for, pick_device
+from cdopt_tutorial.calls.rendezvous import Rendezvous
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
-from cdopt_tutorial.engines.seam.device import device_for, pick_device
-from cdopt_tutorial.engines.seam.rendezvous import Rendezvous
 from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, policy_loss
 
 ENVIRONMENT = "CartPole-v1"
@@ -88,8 +88,7 @@ class Agent:
     def run_episode(self, agent_rref, observer_rrefs: Sequence) -> list[Episodes]:
         """Have every observer run its episodes, and wait for all of them."""
         self._waiting.expect(range(len(observer_rrefs)))
-        # An episode may take longer than a call: no time-out.
-        calls = [rref.rpc_async(timeout=0) for rref in observer_rrefs]
+        calls = [rref.rpc_async() for rref in observer_rrefs]
         futures = [call.run_episode(agent_rref) for call in calls]
         for number, future in enumerate(futures):
             future.add_done_callback(partial(self._leave_if_failed, number))

@@ -7,17 +7,15 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
-from torch.futures import Future
 
-from cdopt_tutorial.engines import Role, launch, serve
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam.reference import LocalRef
-from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.calls import alone
 from cdopt_tutorial.reinforce.agent import ReinforceConfig
-from cdopt_tutorial.reinforce.system import Training
+from cdopt_tutorial.reinforce.system import Training, run_agent
+from cdopt_tutorial.run import Role, launch, serve
 
-#: The agent's role, its engine, and its config.
-Run = tuple[Callable[..., Training], OneProcess | Workers, ReinforceConfig]
+Run = tuple[
+    Callable[..., Training], ReinforceConfig
+]  # the agent's role, and its config
 
 
 @dataclass(frozen=True)
@@ -43,21 +41,13 @@ class _Slow(VectorWrapper):
         return self.env.step(actions)
 
 
-class OneThread(OneProcess):
-    """One process whose observers take turns, since threads would cost more."""
+def run_alone(config: ReinforceConfig) -> Training:
+    """The agent's role where its observers are in its process, and take turns.
 
-    def remote(self, worker: str, make: Callable, *args: Any) -> LocalRef:
-        return _AtOnce(make(*args))
-
-
-class _AtOnce(LocalRef):
-    def rpc_async(self, timeout: float = 0) -> "_AtOnce":
-        return self
-
-    def run_episode(self, agent_rref: LocalRef) -> Future:
-        future: Future = Future()
-        future.set_result(self.local_value().run_episode(agent_rref))
-        return future
+    Threads would compete for Python's lock, and cost more than they gain.
+    """
+    with alone(at_once=True):
+        return run_agent(config)
 
 
 def pace(training: Training) -> float:
@@ -76,7 +66,7 @@ def measure(
     All share one launch, turn after turn, so that a slow second hits all alike. The
     options are those of :func:`~.launch.launch`.
     """
-    most = max(config.num_observers for _, _, config in runs)
+    most = max(config.num_observers for _, config in runs)
     roles = {"agent": Role(_measure, (runs, repeats, figure))}
     roles |= {f"observer{i}": Role(serve) for i in range(most)}
     return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
@@ -84,7 +74,7 @@ def measure(
 
 def _measure(runs: Sequence[Run], repeats: int, figure: Callable) -> list[list[Any]]:
     turns = [
-        [figure(role(on, replace(of, seed=of.seed + turn))) for role, on, of in runs]
+        [figure(role(replace(of, seed=of.seed + turn))) for role, of in runs]
         for turn in range(repeats)
     ]
     return list(map(list, zip(*turns, strict=True)))

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.engines import Role, serve
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.calls import alone, reference, remote
 from cdopt_tutorial.reinforce.agent import Agent, Observer, ReinforceConfig
 from cdopt_tutorial.reinforce.learner import Episodes
+from cdopt_tutorial.run import Role, launch, report, serve
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
@@ -98,27 +96,24 @@ class Training:
         }
 
 
-def run_agent(engine: OneProcess | Workers, config: ReinforceConfig) -> Training:
+def run_agent(config: ReinforceConfig) -> Training:
     """The agent's role: make the observers, then train until the task is solved."""
     agent = Agent(config)
-    agent_rref = engine.reference(agent)
+    agent_rref = reference(agent)
     observer_rrefs = [
-        engine.remote(f"observer{i}", Observer, i, config)
-        for i in range(config.num_observers)
+        remote(f"observer{i}", Observer, i, config) for i in range(config.num_observers)
     ]
     batches = (agent.run_episode(agent_rref, observer_rrefs) for _ in count())
-    return learn(engine, agent, batches)
+    return learn(agent, batches)
 
 
-def learn(
-    engine: OneProcess | Workers, agent: Agent, batches: Iterable[Sequence[Episodes]]
-) -> Training:
+def learn(agent: Agent, batches: Iterable[Sequence[Episodes]]) -> Training:
     """The loop of all runs: learn from batches of episodes until solved."""
     score, rounds = Score(), []
     score.threshold = agent.config.threshold
     for batch in batches:
         rounds.append(score.add(batch, *agent.finish_episode(batch)))
-        engine.report(rounds[-1])
+        report(rounds[-1])
         if score.solved or len(score.rewards) >= agent.config.max_episodes:
             break
     return Training(score, rounds, agent.weights())
@@ -133,8 +128,7 @@ def check(config: ReinforceConfig) -> None:
 
 def run(
     config: ReinforceConfig,
-    engine: Workers | None = None,
-    role: Callable[[Workers, ReinforceConfig], Training] = run_agent,
+    role: Callable[[ReinforceConfig], Training] = run_agent,
     **options: Any,
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.
@@ -143,14 +137,13 @@ def run(
     ValueError as :func:`check` does, and a WorkerError if a worker failed.
     """
     check(config)
-    engine = engine or TorchRPC()
     # One thread each: on so small a policy two would only wait for each other.
-    roles = {"agent": Role(role, (engine, config))}
+    roles = {"agent": Role(role, (config,))}
     roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}
     # One for an observer's episode, one for its answers; more would slow small calls.
     options.setdefault("rpc_threads", 2)
     options.setdefault("polling", config.conversation != "local-policy")
-    return engine.launch(roles, **options)["agent"]
+    return launch(roles, **options)["agent"]
 
 
 def run_locally(config: ReinforceConfig) -> Training:
@@ -158,5 +151,5 @@ def run_locally(config: ReinforceConfig) -> Training:
 
     It computes with one thread, as each worker does, so that the bits are the same.
     """
-    with set_torch_threads(1):
-        return run_agent(OneProcess(), config)
+    with alone(), set_torch_threads(1):
+        return run_agent(config)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
 from cdopt_tutorial.reinforce import speed
 from cdopt_tutorial.rollouts import system
 from cdopt_tutorial.rollouts.system import RolloutsConfig, Training
@@ -21,8 +20,8 @@ def measure(
 
     Last come those configs that one process runs `alone`, waits and all.
     """
-    runs = [(system.train, TorchRPC(), config) for config in configs]
-    runs += [(system.train_alone, TorchRPC(), config) for config in alone]
+    runs = [(system.train, config) for config in configs]
+    runs += [(system.train_alone, config) for config in alone]
     return speed.measure(runs, repeats, figure)
 
 

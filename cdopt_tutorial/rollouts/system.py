@@ -22,9 +22,8 @@ from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.engines.one_process import OneProcess
-from cdopt_tutorial.engines.seam.reference import Reference
-from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.calls import Reference, alone, network, reference, remote
+from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
 from cdopt_tutorial.reinforce.agent import Observer as Player
@@ -189,9 +188,8 @@ class Training(system.Training):
 class AheadAgent(Learner):
     """Learns from rollouts as they arrive, and opens updates for more of them."""
 
-    def __init__(self, config: RolloutsConfig, engine: Workers):
+    def __init__(self, config: RolloutsConfig):
         super().__init__(config)
-        self._engine = engine
         self._calls: list[Future] = []  # of play_ahead
         # Replaced as a pair: no version is seen with the weights of another.
         self._newest = 0, self.kept[0]
@@ -221,9 +219,9 @@ class AheadAgent(Learner):
 
     def batches(self, observers: Sequence[Reference]) -> Iterator[list[Rollout]]:
         """Have observers play: the rollouts of each update, in the observers' order."""
-        me = self._engine.reference(self)
         for observer in observers:
-            call = observer.rpc_async(timeout=0).play_ahead(me)
+            # Without a limit: it plays to the end of the run.
+            call = observer.rpc_async(timeout=0).play_ahead(reference(self))
             self._calls.append(call)
             call.add_done_callback(self.note_failure)
         while True:
@@ -231,11 +229,18 @@ class AheadAgent(Learner):
 
     def next_batch(self) -> list[Rollout]:
         """Wait for the rollouts of the next update; an observer's error is raised."""
+        seconds = network.current().patience()
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self.is_complete())
+            come = self._changed.wait_for(
+                lambda: self._error or self.is_complete(), seconds
+            )
             if self._error:
                 raise self._error
             row = self._open[self.version]
+            if not come:
+                late = next(each for each, rollout in row.items() if rollout is None)
+                reason = f"did not hand over a rollout within {seconds:g} s"
+                raise WorkerSilent(f"observer{late}", reason)
             return [row[observer] for observer in sorted(row)]
 
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
@@ -294,23 +299,21 @@ class AheadAgent(Learner):
         return None
 
 
-def train(engine: Workers, config: RolloutsConfig) -> Training:
+def train(config: RolloutsConfig) -> Training:
     """The agent's role: have observers play ahead, and learn until solved."""
-    agent = AheadAgent(config, engine)
+    agent = AheadAgent(config)
     observers = [
-        engine.remote(f"observer{number}", Observer, number, config)
+        remote(f"observer{number}", Observer, number, config)
         for number in range(config.num_observers)
     ]
-    found = learn(engine, agent, agent.batches(observers))
+    found = learn(agent, agent.batches(observers))
     agent.end()
     return Training(**vars(found), schedule=agent.schedule)
 
 
-def run(
-    config: RolloutsConfig, engine: Workers | None = None, **options: Any
-) -> Training:
+def run(config: RolloutsConfig, **options: Any) -> Training:
     """Train on workers, as :func:`~cdopt_tutorial.reinforce.system.run` does."""
-    return system.run(config, engine, train, **options)
+    return system.run(config, train, **options)
 
 
 def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
@@ -329,20 +332,18 @@ def run_locally(
     It computes with one thread, as each worker does, so that the bits are the same. A
     ValueError names an entry that no run of this config can have.
     """
-    with set_torch_threads(1):
-        return train_alone(OneProcess(), replace(config, step_ms=0.0), schedule)
+    with alone(), set_torch_threads(1):
+        return train_alone(replace(config, step_ms=0.0), schedule)
 
 
 def train_alone(
-    engine: OneProcess | Workers,
-    config: RolloutsConfig,
-    schedule: Iterable[dict[int, int]] | None = None,
+    config: RolloutsConfig, schedule: Iterable[dict[int, int]] | None = None
 ) -> Training:
     """The role of one process that plays all parts, and waits for its simulators."""
     learner = Learner(config)
     observers = {n: Observer(n, config) for n in range(config.num_observers)}
     rows = in_step(config) if schedule is None else schedule
-    found = learn(engine, learner, replay(learner, rows, observers))
+    found = learn(learner, replay(learner, rows, observers))
     return Training(**vars(found), schedule=learner.schedule)
 
 

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial import training
 from cdopt_tutorial.constraints.surface import is_sharded
-from cdopt_tutorial.engines import Role, launch, process_group
-from cdopt_tutorial.engines.probes.counted import peak_memory
+from cdopt_tutorial.probes.counted import peak_memory
+from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import Job
 from cdopt_tutorial.sharding.system import make_trainer, run
 

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
+from cdopt_tutorial.calls.device import pick_device
+from cdopt_tutorial.calls.gradients import make_optimizer
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.constraints.rivals import RULES, Rival
 from cdopt_tutorial.constraints.surface import Surface, surface
 from cdopt_tutorial.data import Corpus, load_corpus
-from cdopt_tutorial.engines.seam.device import pick_device
-from cdopt_tutorial.engines.seam.gradients import make_optimizer
 from cdopt_tutorial.training import Training
 
 MAX_VOCAB = 1_000

@@ -24,16 +24,13 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import checks, data
+from cdopt_tutorial.calls.device import device_for, device_of, gpus_of
+from cdopt_tutorial.calls.gradients import clip_factor
 from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.constraints.rivals import feasibility
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.data import Stream
-from cdopt_tutorial.engines import Role, process_group, report
-from cdopt_tutorial.engines.seam.device import device_for, device_of, gpus_of
-from cdopt_tutorial.engines.seam.gradients import clip_factor
-from cdopt_tutorial.engines.torch_rpc import TorchRPC
-from cdopt_tutorial.engines.watch.pace import place
-from cdopt_tutorial.engines.workers import Workers
+from cdopt_tutorial.run import Role, launch, process_group, report
 from cdopt_tutorial.sharding.model import (
     STAGED,
     Job,
@@ -45,7 +42,6 @@ from cdopt_tutorial.sharding.model import (
 )
 from cdopt_tutorial.training import History
 
-STEP_DEADLINE = 60.0  # seconds for a step, after which the run fails
 # How tensor parallel cuts a block: by heads, and through the middle of the MLP. Torch
 # means the transposed weight: Colwise cuts rows.
 BY_ROWS = "attention.q", "attention.k", "attention.v", "up"
@@ -227,8 +223,7 @@ def train(trainer: Trainer, history: History) -> History:
     """The training loop of one rank, or of one process."""
     for tokens, targets in islice(trainer.batches(), trainer.config.max_steps):
         begin = time.perf_counter()
-        with place(STEP_DEADLINE, then=math.inf):
-            history.losses.append(trainer.step(tokens, targets))
+        history.losses.append(trainer.step(tokens, targets))
         history.step_seconds.append(time.perf_counter() - begin)
         report(len(history.losses))
     if trainer.constraints is not None:
@@ -273,7 +268,7 @@ def check(job: Job) -> None:
     checks.check(config, "seq_len", config.seq_len <= longest, allowed)
 
 
-def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
+def run(job: Job, **options: Any) -> Result:
     """Train on ranks, each in its own process.
 
     The options are those of :func:`~.launch.launch`. Raises ValueError if :func:`check`
@@ -283,7 +278,7 @@ def run(job: Job, engine: Workers | None = None, **options: Any) -> Result:
     ranks = range(job.config.num_ranks)
     threads = max(1, cpu_count() // len(ranks))
     roles = {f"rank{k}": Role(run_rank, (job, k), num_threads=threads) for k in ranks}
-    results = (engine or TorchRPC()).launch(roles, **options)
+    results = launch(roles, **options)
     return Result(job.config, list(results.values()))
 
 

@@ -23,7 +23,7 @@ from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.constraints.formulas import Sums
 from cdopt_tutorial.constraints.rivals import RULES, Rival, nearest
 from cdopt_tutorial.constraints.surface import surface
-from cdopt_tutorial.engines import Role, launch, process_group
+from cdopt_tutorial.run import Role, launch, process_group
 
 EVERY = 5  # steps between two measurements of the gap
 PENALTY_PARAM = 0.1  # from 0.05 to 0.2 the number of steps is the same

@@ -24,7 +24,7 @@ from joblib import cpu_count
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cdopt_tutorial.engines.seam.device import gpus_of
+from cdopt_tutorial.calls.device import gpus_of
 from cdopt_tutorial.plots.style import INK, SERIES, styled
 
 HIDDEN = "application/papermill.record/"  # as `publish.chapter` reads it

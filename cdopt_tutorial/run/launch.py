@@ -1,54 +1,42 @@
 """Start a system of named roles, each in a fresh process, and return their results."""
 
-import math
 import os
 import re
 import resource
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cdopt_tutorial import torchrun
-from cdopt_tutorial.engines.launcher import edited, pack
-from cdopt_tutorial.engines.launcher.group import Group
-from cdopt_tutorial.engines.launcher.process import LOOPBACK, Settings
-from cdopt_tutorial.engines.probes.trace import Trace
-from cdopt_tutorial.engines.probes.wire import Wire
-from cdopt_tutorial.engines.torchrun.peers import Peers
-from cdopt_tutorial.engines.torchrun.store import TORCHRUN, interface
-from cdopt_tutorial.engines.watch.errors import WorkerError
-from cdopt_tutorial.own_network import VARIABLE
-from cdopt_tutorial.scratch import scratch
+from cdopt_tutorial import scratch, torchrun
+from cdopt_tutorial.calls.network import LONGEST
+from cdopt_tutorial.probes.trace import Trace
+from cdopt_tutorial.probes.wire import Wire
+from cdopt_tutorial.run import on_ray, pack, under_torchrun
+from cdopt_tutorial.run.group import Group
+from cdopt_tutorial.run.worker import Role, Settings
 
 # Seconds for all to join: on two cores, at a load of 20, Ray's took more than 60.
 JOIN = 120.0
+# Seconds for a call, such as an episode or a step that others wait for: a minute was
+# measured for what takes a second, beside forty other programs.
+PATIENCE = 120.0
 MOST_THREADS = 256  # that answer a worker's calls
-
-
-@dataclass(frozen=True)
-class Role:
-    """What one worker does: a function and its arguments, which are pickled."""
-
-    #: from a module that the worker can import, or from the notebook or script.
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    num_threads: int = 1  #: threads of torch's operators in this worker
 
 
 def launch(
     roles: Mapping[str, Role],
     *,
+    on: str = "rpc",
     deadline: float = 600.0,
     join_deadline: float = JOIN,
-    rpc_timeout: float = 60.0,
+    rpc_timeout: float = PATIENCE,
     rpc_threads: int = 4,
     polling: bool = False,
     attach: Callable[[], None] | None = None,
     on_report: Callable[[str, Any], None] | None = None,
     trace: Trace | None = None,
     wire: Wire | None = None,
-    play: Callable | None = None,
 ) -> dict[str, Any]:
     """Run a system of roles and return what each of them returned, by name.
 
@@ -57,33 +45,36 @@ def launch(
     its name. Workers import modules afresh. What a role needs of the notebook or
     script itself is sent by value, to all, so they can call each other with it.
 
-    Under torchrun only the role of this process's rank is started here; the results
-    are those of all.
+    Under torchrun this process itself plays the role of its rank; the results are
+    those of all. On Ray each role is an actor's.
 
-    Workers have a network to themselves. Set the variable CDOPT_TUTORIAL_NETWORK to
-    "host" before the first run if a role needs the machine's. Where the kernel refuses
-    a network, a warning says so once.
+    On this host workers have a network to themselves. Set the variable
+    CDOPT_TUTORIAL_NETWORK to "host" if a role needs the machine's. Where the kernel
+    refuses a network, a warning says so once.
 
     Args:
         roles: the workers' names and roles.
+        on: what carries calls: "rpc", or "ray" on this host, or "ray:HOST:PORT" or
+            "ray:auto" for a cluster, where threads and polling have no effect.
         deadline: seconds that the whole run may take.
         join_deadline: seconds until all workers must have joined.
-        rpc_timeout: seconds until an unanswered call fails; 0 means never.
+        rpc_timeout: seconds until an unanswered call fails, and a collective of a
+            process group; 0 means never.
         rpc_threads: threads with which each worker answers calls. Few answer
             faster, but a call that waits for another one holds its thread.
         polling: whether idle workers poll shared memory, and so answer calls sooner,
             but take time on cores that others compute on. Else they wait at sockets.
         attach: called first in every worker, see :mod:`~.attach`.
         on_report: called as ``on_report(worker, record)`` for each record that a
-            role sends by :func:`~.process.report`.
-        trace: filled with every call through a reference.
+            role sends by :func:`~.worker.report`.
+        trace: filled with every call by torch RPC.
         wire: filled with the bytes of the run, for which the workers must not poll.
-        play: what an engine starts the workers by, if not by processes of this host.
 
-    ValueError, before any process starts: a role can't be sent, an argument is out of
-    range, a module was edited since its import; OSError if this process may not open
-    as many files as the workers need. WorkerError, once all have been ended: one of
-    them raised, died, exited early, was stopped, did not join, or got no further.
+    ValueError, before any process starts: a role can't be sent, or an argument is out
+    of range; OSError if this process may not open as many files as the workers need, or
+    its folder is gone.
+    WorkerError, once all have been ended: one of them raised, died, exited early, was
+    stopped, did not join, or kept the others waiting.
     """
     _check_roles(roles)
     _check("deadline", deadline, deadline > 0, "above 0")
@@ -91,28 +82,36 @@ def launch(
     allowed = range(1, MOST_THREADS + 1)
     whole = f"a whole number from 1 to {MOST_THREADS}"
     _check("rpc_threads", rpc_threads, rpc_threads in allowed, whole)
-    fits = 0 <= rpc_timeout < math.inf
-    _check("rpc_timeout", rpc_timeout, fits, "at least 0 and finite: 0 means never")
+    fits = 0 <= rpc_timeout <= LONGEST
+    _check("rpc_timeout", rpc_timeout, fits, f"from 0, for never, to {LONGEST:g}")
     fits = not polling or wire is None
     _check("polling", polling, fits, "False where bytes are counted")
-    edited.refuse()
+    address = on_ray.check(on, trace, wire) if on != "rpc" else None
+    _check_folder()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
-    play = play or (_play_one_of if torchrun.is_here() else _play_all)
-    with scratch() as folder:
+    with tempfile.TemporaryDirectory(
+        dir=scratch.folder(), ignore_cleanup_errors=True
+    ) as folder:
         settings = Settings(
             world_size=len(roles),
             folder=folder,
-            # A file, so that no port is opened, and nothing stays.
-            init_method=f"file://{folder}",
-            interface=LOOPBACK,
             rpc_timeout=rpc_timeout,
             rpc_threads=rpc_threads,
             polling=polling,
             modules=modules,
             traced=trace is not None,
             counted=wire is not None,
+            path=[entry or os.getcwd() for entry in sys.path],
+            environment=dict(os.environ),
         )
-        done = play(settings, packed, on_report, (deadline, join_deadline))
+        deadlines = deadline, join_deadline
+        if on != "rpc":
+            done = on_ray.play(address, settings, packed, on_report, deadlines)
+        elif torchrun.is_here():
+            done = under_torchrun.play(settings, roles, attach, on_report, deadlines)
+        else:
+            _check_open_files(len(packed), polling)
+            done = Group(settings, packed, on_report).run(*deadlines)
     if trace is not None:
         trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
@@ -120,24 +119,13 @@ def launch(
     return {name: result for name, (result, _, _) in done.items()}
 
 
-def _play_all(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    _check_open_files(len(packed), settings.polling)
-    return Group(settings, packed, on_report).run(*deadlines)
-
-
-def _play_one_of(settings: Settings, packed: Mapping[str, bytes], on_report, deadlines):
-    """Run the one worker that this process has under torchrun."""
-    os.environ[VARIABLE] = "host"  # the others must reach it
-    with Peers(list(packed), on_report, deadlines[1]) as others:
-        init_method = f"{TORCHRUN}://{others.path}"
-        settings = replace(settings, init_method=init_method, interface=interface())
-        here = dict.fromkeys(packed) | {others.own: packed[others.own]}
-        group = Group(settings, here, others.report, others.look, others.explains_in)
-        try:
-            return others.exchange(group.run(*deadlines))
-        except WorkerError as error:
-            others.fail(error)
-            raise
+def _check_folder() -> None:
+    """OSError, which names this process's folder, if that is no longer there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        gone = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        raise FileNotFoundError(f"the working folder is gone: {gone}") from None
 
 
 def _check_open_files(workers: int, polling: bool) -> None:

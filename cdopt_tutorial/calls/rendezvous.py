@@ -47,6 +47,7 @@ class Rendezvous:
             ready, self._waiting = dict(sorted(self._waiting.items())), {}
         try:
             answers = self._answer({guest: each[0] for guest, each in ready.items()})
+            answers = {guest: answers[guest] for guest in ready}
         except Exception as error:
             for _, future in ready.values():
                 future.set_exception(error)

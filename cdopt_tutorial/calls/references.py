@@ -1,10 +1,12 @@
 """References to objects, on this worker or on another: the seam of all systems.
 
-A reference has the interface of torch's ``RRef``; two kinds of our own are here.
+A reference has the interface of torch's ``RRef``. Where a process has no workers beside
+it, all objects are its own, and every call is a plain one.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +15,7 @@ import torch
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-from cdopt_tutorial.engines.seam import network
+from cdopt_tutorial.calls import network
 
 
 @runtime_checkable
@@ -38,9 +40,58 @@ class Reference(Protocol):
         """Name of the worker that owns it; empty where there are no others."""
 
 
+def remote(worker: str, make: Callable, *args: Any, name: str = "") -> Reference:
+    """Make an object on a worker; within a run, a name always gives the same object.
+
+    Where there are no workers it is made here; then names are those of an
+    :func:`alone`.
+    """
+    here = network.current()
+    if here.own_name() in ("", worker):
+        return _make(name, make, *args)
+    return here.call(worker, _make, (name, make, *args))
+
+
+def reference(value: Any) -> Reference:
+    """The reference to an object of this process."""
+    worker = network.current().own_name()
+    return Ref.to(value, worker) if worker else LocalRef(value)
+
+
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Run a method, by its name, or a function of an object on the object's owner."""
     return _call(reference, UNSET_RPC_TIMEOUT, method, *args)
+
+
+def apply_async(reference: Reference, method: str | Callable, *args: Any) -> Future:
+    """The same, but return a future of torch at once."""
+    return _call_async(reference, UNSET_RPC_TIMEOUT, method, *args)
+
+
+@contextmanager
+def alone(at_once: bool = False) -> Iterator[None]:
+    """A run in this process, as if it had no workers.
+
+    ``rpc_async`` runs in a thread or, with ``at_once``, before it returns.
+    """
+    others = network.current()
+    network.enter(network.Alone(at_once))
+    try:
+        with of_one_run():
+            yield
+    finally:
+        network.enter(others)
+
+
+@contextmanager
+def of_one_run() -> Iterator[None]:
+    """Named objects that are made here meanwhile are of this run alone."""
+    global _named
+    before, _named = _named, {}
+    try:
+        yield
+    finally:
+        _named = before
 
 
 class LocalRef(Reference):
@@ -67,27 +118,14 @@ class Ref(Reference):
     until its worker ends. Methods may return a future, and be called while they call.
     """
 
-    worker: str  #: name of the worker that has the object; empty without others
+    worker: str  #: name of the worker that has the object
     number: int  #: of the object on that worker
 
     @staticmethod
-    def to(value: Any) -> "Ref":
-        """The one reference to an object of this process."""
+    def to(value: Any, worker: str) -> "Ref":
+        """The one reference to an object of this worker."""
         _objects[id(value)] = value  # which stays, so the number remains its own
-        return Ref(network.current().own_name(), id(value))
-
-    @staticmethod
-    def named(name: str, make: Callable, *args: Any) -> "Ref":
-        """A reference to the object of that name, made when it is first asked for.
-
-        Without a name it is a new object each time.
-        """
-        if not name:
-            return Ref.to(make(*args))
-        with _making:
-            if name not in _named:
-                _named[name] = make(*args)
-            return Ref.to(_named[name])
+        return Ref(worker, id(value))
 
     def local_value(self) -> Any:
         if not self.is_owner():
@@ -102,9 +140,19 @@ class Ref(Reference):
         return self.worker
 
 
-_objects: dict[int, Any] = {}  # of this process, that have been referred to
+_objects: dict[int, Any] = {}  # of this worker, that have been referred to
 _named: dict[str, Any] = {}
 _making = threading.RLock()
+
+
+def _make(name: str, make: Callable, *args: Any) -> Reference:
+    """Runs where the object is to be."""
+    if not name:
+        return reference(make(*args))
+    with _making:
+        if name not in _named:
+            _named[name] = make(*args)
+        return reference(_named[name])
 
 
 class _Methods:
@@ -129,7 +177,8 @@ def _call_async(
     reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any
 ) -> Future:
     if reference.is_owner():
-        return _in_thread(partial(_call, reference, timeout, method, *args, **kwargs))
+        call = partial(_call, reference, timeout, method, *args, **kwargs)
+        return later(call, getattr(network.current(), "at_once", False))
     call = serve_call, (reference, method, *args), kwargs, timeout
     return network.current().call_async(reference.owner_name(), *call)
 
@@ -152,7 +201,8 @@ def call_method(value: Any, method: str | Callable, /, *args: Any, **kwargs: Any
     return method(value, *args, **kwargs)
 
 
-def _in_thread(call: Callable[[], Any]) -> Future:
+def later(call: Callable[[], Any], at_once: bool = False) -> Future:
+    """A future of what a call returns, which runs in a thread or, at once, here."""
     future: Future = Future()
 
     def run() -> None:
@@ -161,5 +211,8 @@ def _in_thread(call: Callable[[], Any]) -> Future:
         except Exception as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    if at_once:
+        run()
+    else:
+        threading.Thread(target=run, daemon=True).start()
     return future

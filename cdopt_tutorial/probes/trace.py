@@ -1,14 +1,16 @@
 """Who called whom, and when: recorded at both ends, by the host's one clock.
 
-A traced worker reaches the others through :class:`Recording`, which notes each call
-through a reference. It misses what torch sends otherwise, such as distributed
-autograd's backward pass. ``wire`` counts the bytes of a whole run, envelopes included.
+A traced worker notes each call that it makes by torch RPC, also through a reference or
+an ``RRef``, and by torch's own functions. It misses the making of an ``RRef``, and what
+torch sends otherwise, such as distributed autograd's backward pass. ``wire`` counts the
+bytes of a whole run, envelopes included.
 """
 
 import io
 import itertools
 import pickle
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +18,9 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.rpc import PyRRef
+from torch.distributed.rpc import PyRRef, api, functions, get_worker_info
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from torch.distributed.rpc.internal import RemoteException
 from torch.futures import Future
 
 
@@ -135,54 +139,82 @@ def _note(name: str, started: int) -> None:
     _own.spans.append(Span(_name, name, started, time.monotonic_ns()))
 
 
-class Recording:
-    """The network of a traced worker: notes each call, and passes it to another.
-
-    The process records from its construction on.
-    """
-
-    def __init__(self, worker: str, network: Any):
-        global _own, _name
-        _own, _name, self._network = Trace(), worker, network
-
-    def own_name(self) -> str:
-        return self._network.own_name()
-
-    def call(self, worker: str, *call: Any) -> Any:
-        sent = time.monotonic_ns()
-        answer = self._network.call(worker, _timed, *_through(*call))
-        return _noted(worker, call, sent, answer)
-
-    def call_async(self, worker: str, *call: Any) -> Future:
-        sent = time.monotonic_ns()
-        answer = self._network.call_async(worker, _timed, *_through(*call))
-        return _then(answer, partial(_noted, worker, call, sent))
+def begin(worker: str) -> None:
+    """Record what this process does from now on, as a worker."""
+    global _own, _name
+    if _own is None:  # through which torch's every call of a function passes
+        api._invoke_rpc = partial(_invoke, api._invoke_rpc)
+    _own, _name = Trace(), worker
 
 
-def _through(call: Callable, args: tuple, kwargs: Any = None, *timeout: float) -> tuple:
-    """The arguments with which ``_timed`` is called in a function's place."""
-    return (call, args, kwargs or {}), None, *timeout
+def _invoke(
+    plain: Callable,
+    to: Any,
+    function: Callable,
+    rpc_type: Any,
+    args: tuple | None = None,
+    kwargs: dict | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future:
+    """In place of torch's own: have the callee note when it begins and ends."""
+    args, kwargs = args or (), kwargs or {}
+    if function.__module__ == api.__name__:  # torch's own, as workers join and leave
+        return plain(to, function, rpc_type, args, kwargs, timeout)
+    sent = time.monotonic_ns()
+    request = plain(to, _timed, rpc_type, (function, args, kwargs), None, timeout)
+    callee = to if isinstance(to, str) else get_worker_info(to).name
+    return _then(request, partial(_noted, callee, _call_of(function, args), sent))
 
 
-def _timed(function: Callable, args: tuple, kwargs: dict) -> Any:
+@functions.async_execution
+def _timed(function: Callable, args: tuple, kwargs: dict) -> Future:
     """Runs on the callee: the result, and when the call began and ended."""
     started = time.monotonic_ns()
-    result = function(*args, **kwargs)
-    if isinstance(result, Future):
-        return _then(result, lambda value: (value, started, time.monotonic_ns()))
-    return result, started, time.monotonic_ns()
+    timed: Future = Future()
+
+    def finish(done: Future) -> None:
+        try:
+            timed.set_result((done.value(), started, time.monotonic_ns()))
+        except Exception as error:
+            text = f"On {get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
+            timed.set_result(RemoteException(text, type(error)))
+
+    result: Any = Future()
+    try:
+        value = function(*args, **kwargs)
+        result = value if isinstance(value, Future) else result
+        if result is not value:
+            result.set_result(value)
+    except Exception as error:
+        result.set_exception(error)
+    result.add_done_callback(finish)
+    return timed
 
 
-def _noted(worker: str, call: tuple, sent: int, answer: tuple[Any, int, int]) -> Any:
-    """Note a call that was answered; return its result."""
-    result, *ran = answer
-    # The second argument says what a call runs on the object that is the first.
-    method = call[1][1]
+# Functions that run others: what their second argument names, with what follows it.
+_CARRIERS = {"_make", "serve_call", "_local_invoke", "_local_invoke_async_execution"}
+
+
+def _call_of(function: Callable, args: tuple) -> tuple[str, Any]:
+    """The name of what a message has its callee run, and the arguments it carries."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if name == "_answer":  # of our own network: the caller, then the call
+        return _call_of(args[1], args[2])
+    if name not in _CARRIERS:
+        return name, args
+    method = args[1]
     if not isinstance(method, str):
         method = getattr(method, "__qualname__", type(method).__name__)
+    return method, args
+
+
+def _noted(callee: str, call: tuple[str, Any], sent: int, answer: tuple) -> Any:
+    """Note a call that was answered; return its result."""
+    result, *ran = answer
+    method, args = call
     times = sent, *ran, time.monotonic_ns()
-    carried = _bytes((call[1], call[2:3])) + _bytes(result)
-    _own.calls.append(Call(_name, worker, method, *times, carried))
+    carried = _bytes(args) + _bytes(result)
+    _own.calls.append(Call(_name, callee, method, *times, carried))
     return result
 
 

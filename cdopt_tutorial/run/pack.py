@@ -4,16 +4,19 @@ What a module defines is pickled by name. What ``__main__`` defines, a notebook 
 script, goes by value into every worker's ``__main__``, where torch's pickler finds it.
 """
 
-import importlib.util
 import io
 import pickle
 import sys
+import traceback
 import types
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
 import cloudpickle
+import torch
+
+from cdopt_tutorial.calls.errors import WorkerError
 
 
 def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]]:
@@ -42,6 +45,37 @@ def unpack(packed: bytes) -> Any:
     definitions, content = pickle.loads(packed)
     main_namespace().update(definitions)
     return content
+
+
+def dumps(value: Any) -> bytes:
+    """A pickle for another process, also of tensors whose dtype plain pickle spoils."""
+    _Tensors(file := io.BytesIO()).dump(value)
+    return file.getvalue()
+
+
+class _Tensors(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return _reduced(value)
+
+
+def _reduced(value: Any) -> Any:
+    known = torch.storage._dtype_to_storage_type_map()  # to plain pickle
+    if type(value) is not torch.Tensor or value.dtype in known:
+        return NotImplemented
+    plain = _PLAIN[value.dtype.itemsize]
+    return torch.Tensor.view, (value.detach().view(plain), value.dtype)
+
+
+_PLAIN = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size
+
+
+def loads(worker: str, what: str, content: bytes) -> Any:
+    """What a worker sent; a WorkerError that names it if that can't be unpickled."""
+    try:
+        return pickle.loads(content)
+    except Exception as error:
+        details = "".join(traceback.format_exception(error))
+        raise WorkerError(worker, f"{what} what can't be unpickled", details) from None
 
 
 def main_namespace() -> dict[str, Any]:
@@ -74,27 +108,43 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, definitions: dict, modules: set[str]):
         super().__init__(file)
         self._definitions, self._modules = definitions, modules
-        self._main = main_namespace()
-        # Functions share the worker's __main__: what one assigns, the others see.
-        self.globals_ref[id(self._main)] = _MainNamespace()
+        self._spaces: list[dict[str, Any]] = []  # that are a __main__
+        self._add(main_namespace())
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, io.TextIOWrapper):  # cloudpickle would send a copy
             raise TypeError("cannot pickle an open file")
-        reduced = super().reducer_override(value)
+        if isinstance(value, _BY_NAME):
+            self._look_for_spaces(value)
+        if (reduced := _reduced(value)) is NotImplemented:
+            reduced = super().reducer_override(value)
         if isinstance(value, types.ModuleType) and value.__name__ in sys.modules:
             self._note(value.__name__, value.__name__)
         elif isinstance(value, _BY_NAME):
             name, module = value.__qualname__, value.__module__
-            if module == "__main__" and self._main.get(name) is value:
+            is_global = any(space.get(name) is value for space in self._spaces)
+            if module == "__main__" and is_global:
                 self._definitions[name] = value
             if reduced is NotImplemented and module is not None:
                 self._note(module, name)
         return reduced
 
+    def _add(self, space: dict[str, Any]) -> None:
+        self._spaces.append(space)
+        # Functions share the worker's __main__: what one assigns, the others see.
+        self.globals_ref[id(space)] = _MainNamespace()
+
+    def _look_for_spaces(self, value: Any) -> None:
+        """The program has a namespace of its own if another runs it, as a profiler."""
+        for each in (value, *getattr(value, "__dict__", {}).values()):
+            space = getattr(each, "__globals__", {})
+            known = any(space is other for other in self._spaces)
+            if space.get("__name__") == "__main__" and not known:
+                self._add(space)
+
     def _note(self, module: str, name: str) -> None:
         """Note a module, which a fresh process must import."""
-        if module == "__main__" or not _has_source(module):
+        if module == "__main__" or not _can_be_imported(module):
             raise _NotImportable(
                 f"{name} is defined in module {module}, where a worker "
                 "process can't import it: put it into a file or a cell of the "
@@ -111,8 +161,13 @@ class _Pickler(cloudpickle.Pickler):
         self._modules.add(module)
 
 
-def _has_source(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ValueError:  # in sys.modules, without a spec
-        return False
+def _can_be_imported(module: str) -> bool:
+    """Whether finders know it, and not only this process, which may have made it."""
+    path = None
+    for each in accumulate(module.split("."), "{}.{}".format):
+        specs = (finder.find_spec(each, path) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cdopt_tutorial.engines.launcher.process import meeting
+from cdopt_tutorial.run.worker import meeting
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,6 @@ def join(rank: int, world_size: int, gpus: Sequence[str], **choice: Any) -> Devi
     chosen = devices(rank, world_size, gpus, **choice)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
-    place = {"rank": rank, "world_size": world_size}
-    dist.init_process_group(chosen.backend, meeting("members"), **place)
+    place = {"rank": rank, "world_size": world_size} | meeting(world_size)
+    dist.init_process_group(chosen.backend, **place)
     return chosen

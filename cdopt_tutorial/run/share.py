@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cdopt_tutorial.engines.launcher.launch import Role, launch
-from cdopt_tutorial.engines.launcher.process import report
+from cdopt_tutorial.run.launch import Role, launch
+from cdopt_tutorial.run.worker import report
 
 
 def share(

@@ -1,13 +1,18 @@
-"""Start processes: they are forked from a server that no interrupt reaches."""
+"""Start processes: they are forked from a server that has imported torch.
+
+The server is ``multiprocessing``'s own. A Ctrl-C or a kernel's interrupt reaches
+neither it nor the workers, and it lives in a network of its own (``fork_server``).
+"""
 
 import functools
 import multiprocessing
 import os
+import resource
 import signal
-import time
+import sys
+import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import (
     context,
@@ -19,6 +24,7 @@ from multiprocessing import (
     util,
 )
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from cdopt_tutorial import own_network, scratch
 
@@ -31,21 +37,20 @@ PRELOAD = (
     "gymnasium.envs.classic_control",
     "cdopt.nn",
     "cloudpickle",
-    "cdopt_tutorial.engines.launcher.process",
+    "cdopt_tutorial.run.worker",
 )
-
-UNKNOWN = 255  # the exit code where the server can't say it
-MOMENT = 0.3  # seconds in which a server that was killed has ended
+_started_with: Any = None  # what the server had from this process
+_starting = threading.Lock()  # several threads may launch
 
 
 class _Popen(popen_forkserver.Popen):
     """Has the server start a process that does not rerun the parent's script."""
 
     def _launch(self, process: BaseProcess) -> None:
-        known = spawn.get_preparation_data(process.name)
-        known = {key: known[key] for key in known if not key.startswith("init_main")}
         context.set_spawning_popen(self)  # collects the pipes to pass on
         try:
+            known = spawn.get_preparation_data(process.name)
+            known = {k: known[k] for k in known if not k.startswith("init_main")}
             sent = [reduction.ForkingPickler.dumps(each) for each in (known, process)]
         finally:
             context.set_spawning_popen(None)
@@ -63,55 +68,77 @@ class Process(context.ForkServerProcess):
     _Popen = _Popen
 
 
-def start(start_all: Callable[[], None]) -> Future:
-    """Start processes in a thread of its own, which a stopped server blocks forever.
-
-    In the main thread an interrupt could leave a start half done.
-    """
-    forkserver.set_forkserver_preload(list(PRELOAD))
-    thread = ThreadPoolExecutor(1)
-    starting = thread.submit(_start, start_all)
-    thread.shutdown(wait=False)
-    return starting
+def start(start_all: Callable[[], None]) -> None:
+    """Start processes by this function, once there is a server like this process."""
+    with _starting:
+        _start(start_all)
 
 
 def _start(start_all: Callable[[], None]) -> None:
+    global _started_with
+    like = _inherited()
+    if like != _started_with:
+        end_server()
+    _started_with = like
+    forkserver.set_forkserver_preload(list(PRELOAD))
+    # A debugger's has none, but multiprocessing reads it.
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)
     resource_tracker.ensure_running()  # which would unblock the signal again
     # What this thread starts ignores Ctrl-C and a kernel's interrupt: we handle them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    # The server makes its socket in this folder, and removes it should we be killed.
-    folder = scratch.of_process(os.getpid())
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     config = multiprocessing.current_process()._config
     before = dict(config)
-    config["tempdir"], os.environ[scratch.VARIABLE] = _short(folder), folder
+    config["tempdir"] = _short(scratch.folder())
+    os.environ[scratch.VARIABLE] = scratch.folder()
+    config.pop("daemon", None)  # a Pool's workers may have none, but ours end with them
     try:
         forkserver.ensure_running()
-        start_all()  # starts the server again if it has been ended meanwhile
+        start_all()
     finally:
+        del os.environ[scratch.VARIABLE]
         config.clear()
         config.update(before)
-        del os.environ[scratch.VARIABLE]
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _inherited() -> Any:
+    """What processes that the server starts inherit of it; variables they get anew."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    kinds = (kind for kind in dir(resource) if kind.startswith("RLIMIT_"))
+    limits = tuple(resource.getrlimit(getattr(resource, kind)) for kind in kinds)
+    own = os.environ.get(own_network.VARIABLE)
+    return os.sched_getaffinity(0), os.nice(0), mask, limits, own
 
 
 @functools.cache
 def _short(folder: str) -> str:
-    """A path to the folder, in this process only, short enough for a socket."""
+    """A path to a folder, in this process only, short enough for a socket."""
     return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
 def end_server() -> None:
-    """End the fork server, even one that is stopped; the next run starts a new one."""
+    """End the fork server; the next run starts a new one."""
     server = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
-        server._stop()
+        with suppress(ChildProcessError):  # where SIGCHLD is ignored
+            server._stop()
+        server._forkserver_pid = None
 
 
-def server_ends() -> bool:
-    """Whether the fork server has ended by now, or within a moment."""
-    time.sleep(MOMENT)
-    seen = os.WEXITED | os.WNOHANG | os.WNOWAIT  # leave it to Python to reap
-    return os.waitid(os.P_PID, forkserver._forkserver._forkserver_pid, seen) is not None
+def _forget() -> None:
+    """In a forked child: the parent's server is not this process's."""
+    global _starting
+    _starting = threading.Lock()
+    server = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    server._forkserver_address = server._forkserver_alive_fd = None
+    server._forkserver_pid = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def check_network(pid: int) -> None:

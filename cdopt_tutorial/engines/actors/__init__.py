@@ -1,1 +1,0 @@
-"""Workers that are actors: what they do, who starts them, and how Ray does it."""

@@ -1,1 +1,0 @@
-"""How the parts of a system call each other, whatever carries the calls."""

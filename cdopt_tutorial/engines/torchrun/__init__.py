@@ -1,1 +1,0 @@
-"""A run whose processes torchrun started; each launches its own worker."""

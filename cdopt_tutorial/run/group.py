@@ -1,0 +1,339 @@
+"""The processes of one run: start them, watch over them, end them.
+
+``_take_messages`` notices a worker that was killed, ``_look_for_stopped`` one that was
+stopped, and ``_look_at_the_time`` a deadline: the parent keeps these, since torch's own
+rendezvous has no useful timeout. ``_silent`` finds whom the others wait for.
+"""
+
+import base64
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psutil
+
+from cdopt_tutorial.calls.errors import WorkerError, WorkerLost, WorkerSilent
+from cdopt_tutorial.run import forking, pack, worker
+
+TICK = 0.2  # seconds between two looks at the workers
+STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
+GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
+GRACE_LOST_PEER = 3.0  # the same after one that only says that a peer is gone
+ANSWER = 2.0  # seconds in which a worker says whom it waits for
+EXIT = 5.0  # seconds that a finished worker may take to leave
+
+# How well a failure explains the others; the lowest number is reported.
+_DIED, _RAISED, _SILENT, _LATE, _LOST_PEER = range(5)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Worker:
+    """The parent's view of one worker."""
+
+    name: str
+    process: BaseProcess
+    control: Connection
+    texts: dict[Connection, Any]  # what it prints, and where to print it
+    phase: str = "starting"  # then joining, running, serving, done or failed
+    heard: float = 0.0  # when it was last seen going on
+    busy: tuple[list[str], list[str]] | None = (
+        None  # callers it serves, callees it awaits
+    )
+    done: tuple[Any, Any, Any] = (None, None, None)
+    unread: dict[Connection, bytes] = field(default_factory=dict)
+
+    @property
+    def settled(self) -> bool:
+        return self.phase in ("done", "failed")
+
+    @property
+    def waiting(self) -> int:
+        """How much it waits for others: below 2 it keeps them waiting instead."""
+        if self.busy is None:
+            return 0  # it does not even answer
+        serves, awaits = self.busy
+        works = self.phase == "running" or bool(serves)
+        return 3 if not works else 2 if awaits else 1
+
+    def lines(self, pipe: Connection) -> list[bytes]:
+        """The complete lines since the last call; EOFError at the pipe's end."""
+        # ``Connection.recv`` would wait for the rest from a worker that was stopped.
+        part = os.read(pipe.fileno(), 2**20)
+        if not part:
+            raise EOFError
+        *lines, self.unread[pipe] = (self.unread.get(pipe, b"") + part).split(b"\n")
+        return lines
+
+    def show(self, pipe: Connection) -> None:
+        """Print what has come by one of its text pipes, under its name."""
+        with suppress(EOFError, OSError):
+            while pipe.poll():
+                for line in self.lines(pipe):
+                    text = line.decode(errors="replace")
+                    print(f"[{self.name}] {text}", file=getattr(sys, self.texts[pipe]))
+
+    def show_rest(self) -> None:
+        """Print what is left, the last line even if it does not end."""
+        for pipe, stream in self.texts.items():
+            self.show(pipe)
+            if rest := self.unread.pop(pipe, b""):
+                text = rest.decode(errors="replace")
+                print(f"[{self.name}] {text}", file=getattr(sys, stream))
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Handle an interrupt only at the end, so that nothing is left half done."""
+    handler, came = signal.getsignal(signal.SIGINT), []
+    here = threading.current_thread() is threading.main_thread()
+    if not here or not callable(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
+
+
+class Group:
+    """The workers of one run, which leaves no process behind."""
+
+    def __init__(
+        self,
+        settings: worker.Settings,
+        packed: Mapping[str, bytes],
+        on_report: Callable[[str, Any], None] | None,
+    ):
+        self._settings, self._packed, self._on_report = settings, packed, on_report
+        self._workers: list[_Worker] = []
+        self._failures: list[tuple[int, WorkerError]] = []
+
+    def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
+        """By name: what the role returned, its recorded calls, and bytes received."""
+        self._begin = time.monotonic()
+        try:
+            with _interrupts_later():
+                forking.start(self._start)
+                forking.check_network(self._workers[0].process.pid)
+            while not all(each.settled for each in self._workers):
+                self._take_messages(TICK)
+                self._look_for_stopped()
+                self._look_at_the_time(deadline, join_deadline)
+                if self._failures:
+                    raise self._cause()
+            return {each.name: each.done for each in self._workers}
+        finally:
+            with _interrupts_later():
+                self._end()
+
+    def _start(self) -> None:
+        for rank, (name, role) in enumerate(self._packed.items()):
+            # A pipe would hold us up if the worker is stopped before it reads.
+            self._settings.file(name, "role").write_bytes(role)
+            ours, theirs = zip(Pipe(), Pipe(False), Pipe(False), strict=True)
+            args = self._settings, name, rank, theirs
+            child = forking.Process(target=worker.main, args=args, name=name)
+            control, *texts = ours
+            streams = dict(zip(texts, ("stdout", "stderr"), strict=True))
+            made = _Worker(name=name, process=child, control=control, texts=streams)
+            made.heard = time.monotonic()
+            self._workers.append(made)
+            try:
+                child.start()
+            except (EOFError, ConnectionError) as error:
+                reason = "could not be started: what starts workers ended, see stderr"
+                raise WorkerError(name, reason) from error
+            finally:  # or our ends would not see that the worker's are closed
+                for end in theirs:
+                    end.close()
+
+    def _take_messages(self, timeout: float) -> None:
+        """Handle what workers have sent and printed, and note which are gone."""
+        waited: dict[Any, _Worker] = {}
+        for each in self._workers:
+            if not each.settled:
+                pipes = each.control, *each.texts, each.process.sentinel
+                waited |= dict.fromkeys(pipes, each)
+        for ready in wait(list(waited), timeout):
+            each = waited[ready]
+            if ready in each.texts:
+                each.show(ready)
+            elif not each.settled:
+                self._take(each)
+
+    def _take(self, each: _Worker) -> None:
+        try:
+            # Else its process has ended.
+            lines = each.lines(each.control) if each.control.poll() else None
+        except (EOFError, OSError):
+            lines = None
+        if lines is None:
+            self._note_death(each)
+        for line in lines or ():
+            if not each.settled:
+                self._handle(each, *pickle.loads(base64.b64decode(line)))
+
+    def _handle(self, each: _Worker, kind: str, *content: Any) -> None:
+        match kind, content:
+            case "phase", (phase,):
+                each.phase = phase
+            case "busy", (_, _):
+                each.busy = content
+            case "report", (record,):
+                record = pack.loads(each.name, "reported", record)
+                if self._on_report is not None:
+                    self._on_report(each.name, record)
+            case "result", (result, calls, received):
+                each.show_rest()
+                result = pack.loads(each.name, "returned", result)
+                each.done = result, calls, received
+                each.phase = "done"
+            case "failed", (error, lost_peer):
+                each.phase = "failed"
+                silent = isinstance(error, WorkerSilent)
+                rank = _LOST_PEER if lost_peer else _SILENT if silent else _RAISED
+                self._failures.append((rank, error))
+
+    def _note_death(self, each: _Worker) -> None:
+        each.process.join(EXIT)
+        each.phase = "failed"
+        code = each.process.exitcode
+        reason = f"exited with code {code} before it finished"
+        if code is not None and code < 0:
+            reason = f"was killed by {_signal(-code)}"
+        self._fail(_DIED, each.name, reason, self._log(each))
+
+    def _look_for_stopped(self) -> None:
+        """Fail the run for a worker that was stopped and does not go on."""
+        for each in self._workers:
+            if each.settled or not _is_stopped(each.process.pid):
+                each.heard = time.monotonic()
+            elif time.monotonic() > each.heard + STOPPED:
+                reason = "was stopped (SIGSTOP) and did not go on"
+                self._fail(_DIED, each.name, reason)
+
+    def _look_at_the_time(self, deadline: float, join_deadline: float) -> None:
+        """Fail the run at a deadline, for the worker that the others wait for."""
+        now, phases = time.monotonic(), ("starting", "joining")
+        late = [w for phase in phases for w in self._workers if w.phase == phase]
+        if late and now > self._begin + join_deadline:
+            reason = f"missed the deadline of {join_deadline:g} s to join"
+        elif now > self._begin + deadline:
+            open_ = self._at_work()
+            late = [each for each in open_ if each.waiting < 3] or open_
+            also = f" (and {', '.join(w.name for w in late[1:])})" if late[1:] else ""
+            reason = f"missed the run's deadline of {deadline:g} s{also}"
+        else:
+            return
+        self._fail(_LATE, late[0].name, reason, self._stacks(late[0]))
+
+    def _at_work(self) -> list[_Worker]:
+        """The workers that are not done, first those that wait for no other one."""
+        open_ = [each for each in self._workers if not each.settled]
+        for each in open_:
+            each.busy = None
+            with suppress(OSError):
+                os.write(each.control.fileno(), worker.ASK)
+        limit = time.monotonic() + ANSWER
+        while time.monotonic() < limit and any(each.busy is None for each in open_):
+            self._take_messages(TICK)
+        return sorted(open_, key=lambda each: each.waiting)
+
+    def _stacks(self, each: _Worker) -> str:
+        """What a worker's threads do now."""
+        if each.phase != "starting":  # then it could not show any yet
+            with suppress(ProcessLookupError):
+                os.kill(each.process.pid, signal.SIGUSR1)
+                time.sleep(TICK)
+        return self._log(each)
+
+    def _log(self, each: _Worker) -> str:
+        """The end of what the worker's C++ libraries wrote."""
+        with suppress(OSError):
+            log = self._settings.file(each.name, "log").read_text(errors="replace")
+            return "\n".join(log.splitlines()[-80:])
+        return ""
+
+    def _fail(self, rank: int, name: str, reason: str, details: str = "") -> None:
+        kind = WorkerLost if rank == _DIED else WorkerError
+        self._failures.append((rank, kind(name, reason, details)))
+
+    def _cause(self) -> WorkerError:
+        """The failure that best explains the others, for which it waits a moment."""
+        begin = time.monotonic()
+        while True:
+            rank, cause = min(self._failures, key=lambda failure: failure[0])
+            grace = GRACE_LOST_PEER if rank == _LOST_PEER else GRACE
+            if rank == _DIED or time.monotonic() - begin > grace:
+                break
+            self._take_messages(TICK)
+            self._look_for_stopped()
+        return self._silent(cause) if rank == _SILENT else cause
+
+    def _silent(self, cause: WorkerError) -> WorkerError:
+        """The error of the worker that has kept the others waiting, if one is at work.
+
+        A time-out names whom a worker has called, which may itself have waited.
+        """
+        last = [each for each in self._at_work() if each.waiting < 2]
+        if not last:
+            return cause
+        name, stacks = last[0].name, self._stacks(last[0])
+        if name == cause.worker:
+            return type(cause)(name, cause.reason, f"{cause.details}\n\n{stacks}")
+        return WorkerError(name, f"kept others waiting: {cause.headline}", stacks)
+
+    def _end(self) -> None:
+        """End every process and reap it; workers that are done leave by themselves."""
+        started = [each for each in self._workers if each.process.pid is not None]
+        _join([each.process for each in started if each.phase == "done"])
+        for each in started:
+            _kill(each.process.pid)
+        if not _join([each.process for each in started]):
+            forking.end_server()  # stopped, since it has not reported their ends
+        for each in started:
+            each.process.join()
+            each.process.close()
+        for each in self._workers:
+            each.show_rest()
+            for pipe in (each.control, *each.texts):
+                pipe.close()
+
+
+def _join(processes: list[BaseProcess]) -> bool:
+    """Whether all processes end within EXIT seconds."""
+    limit = time.monotonic() + EXIT
+    for each in processes:
+        each.join(max(0.0, limit - time.monotonic()))
+    return all(each.exitcode is not None for each in processes)
+
+
+def _signal(number: int) -> str:
+    with suppress(ValueError):  # a real-time signal has no name
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _is_stopped(pid: int | None) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
+
+
+def _kill(pid: int) -> None:
+    """Kill a worker and what it started: each worker leads a process group."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

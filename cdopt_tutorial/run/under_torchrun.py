@@ -1,0 +1,125 @@
+"""A run under torchrun: each of its processes plays the role of its rank itself.
+
+Torchrun restarts the processes when one fails, and names that one. Here the workers'
+RPC group forms in its store, in which they also leave their results.
+"""
+
+import faulthandler
+import itertools
+import os
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+from torch.multiprocessing import _set_thread_name
+
+from cdopt_tutorial import torchrun
+from cdopt_tutorial.calls.errors import WorkerError, describe, has_lost_peer
+from cdopt_tutorial.calls.references import of_one_run
+from cdopt_tutorial.probes import trace, wire
+from cdopt_tutorial.run import pack, worker
+from cdopt_tutorial.run.interface import interface
+from cdopt_tutorial.run.worker import Role, Settings
+
+LONGEST = 1e6  # seconds that faulthandler can wait
+_runs = itertools.count()  # of this process: all make the same ones in the same order
+_receive: Callable[[str, bytes], None]  # what others report to the first process
+
+
+def play(
+    settings: Settings,
+    roles: Mapping[str, Role],
+    attach: Callable[[], None] | None,
+    on_report: Callable[[str, Any], None] | None,
+    deadlines: tuple[float, float],
+) -> dict[str, tuple]:
+    """Play this process's role: what all roles returned, with calls and bytes."""
+    own = torchrun.own_worker(list(roles))
+    _set_thread_name(own)  # as `top` and `ps` show this process
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # The store outlives the processes, and those before a restart have left keys in it.
+    path = f"{torchrun.restarts()}/run{next(_runs)}"
+    store = dist.PrefixStore(path, dist.TCPStore(host, port))
+    _check_names(store, list(roles))
+    _report_to_first(own, list(roles), on_report)
+    threads = torch.get_num_threads()
+    deadline, join_deadline = deadlines
+    worker.enter(
+        lambda record: _report(own, next(iter(roles)), record),
+        lambda world_size: dist.PrefixStore("members", store),
+        settings.rpc_timeout,
+    )
+    settings = replace(settings, init_method="env://", interface=interface(host))
+    try:
+        _exit_after(join_deadline)
+        if settings.traced:
+            trace.begin(own)
+        if attach is not None:
+            attach()
+        with of_one_run():  # before it joins, since others may call it at once
+            worker.join(settings, own, list(roles).index(own))
+            _exit_after(deadline)
+            result = worker.play(roles[own])
+            received = wire.count() if settings.counted else None
+            rpc.shutdown()
+    except BaseException as error:
+        if has_lost_peer(error):
+            reason = "has lost another worker, which torchrun names"
+            raise WorkerError(own, reason, str(error)) from None
+        raise describe(own, error) from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        torch.set_num_threads(threads)
+    store.set(own, pickle.dumps((result, trace.collect(), received)))
+    return {name: _result(name, store.get(name)) for name in roles}
+
+
+def _exit_after(seconds: float) -> None:
+    """Show all stacks and end this process after so many seconds, unless cancelled."""
+    faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True)
+
+
+def _check_names(store: dist.Store, names: list[str]) -> None:
+    """A ValueError unless all processes list the same workers in the same order."""
+    if torchrun.is_first():
+        store.set("names", pickle.dumps(names))
+    if (first := pickle.loads(store.get("names"))) != names:
+        raise ValueError(
+            f"this process lists the workers {', '.join(names)}, but the first one "
+            f"{', '.join(first)}: all must list the same in the same order"
+        )
+
+
+def _result(name: str, content: bytes) -> tuple:
+    result, calls, received = pickle.loads(content)
+    return pack.loads(name, "returned", result), calls, received
+
+
+def _report_to_first(own: str, names: list[str], on_report: Callable | None) -> None:
+    """Set up what the first process does with reports, its own and the others'."""
+    global _receive
+    one_by_one = threading.Lock()
+
+    def receive(name: str, content: bytes) -> None:
+        if on_report is not None:
+            with one_by_one:
+                on_report(name, pack.loads(name, "reported", content))
+
+    _receive = receive
+
+
+def _take(name: str, content: bytes) -> None:
+    """Runs in the first process."""
+    _receive(name, content)
+
+
+def _report(own: str, first: str, record: Any) -> None:
+    if own == first:
+        _take(own, pack.dumps(record))
+    else:
+        rpc.rpc_sync(first, _take, (own, pack.dumps(record)))
