@@ -59,7 +59,7 @@ class Run:
             return process.name() == name
         if "RayWorker" not in process.name():
             return False
-        # The thread that plays its role has its worker's name.
+        # The thread that hands on its messages has its worker's name.
         threads = Path(f"/proc/{process.pid}/task").glob("*/comm")
         return name in (each.read_text().strip() for each in threads)
 

@@ -280,12 +280,12 @@ class RayWorker:
 
     def play(self) -> Iterator[tuple]:
         """Play the role in a thread; messages, until the driver says it is over."""
+        _set_thread_name(self._name)  # by which the worker is found in a host's /proc
         threading.Thread(target=self._play, daemon=True).start()
         while (message := self._messages.get()) is not END:
             yield message
 
     def _play(self) -> None:
-        _set_thread_name(self._name)  # by which the worker is found in a host's /proc
         try:
             self._messages.put(("result", worker.play(self._role)))
         except BaseException as error:
