@@ -5,6 +5,7 @@ The programs themselves are modules that the tests write where workers find them
 
 import importlib
 import math
+import tempfile
 
 import torch
 import torch.distributed.rpc as rpc
@@ -19,7 +20,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from cdopt_tutorial.constraints import Constraints, dissolve
-from cdopt_tutorial.run.worker import meeting
 
 ALL_REDUCE = torch.ops.c10d_functional.all_reduce
 
@@ -55,9 +55,10 @@ def drive_hybrid():
     bare = importlib.import_module("bare_hybrid")
     args = (torch.zeros(bare.TOKENS, bare.WIDTH), False), {"mode": "sum"}
     table = rpc.remote("ps", nn.EmbeddingBag.from_pretrained, *args)
-    path = meeting("trainers")
-    calls = [rpc.rpc_async(i, bare.train, (i, table, path), timeout=0) for i in (0, 1)]
-    layers = [call.wait() for call in calls]
+    with tempfile.TemporaryDirectory() as folder:
+        of = table, f"file://{folder}/trainers"
+        calls = [rpc.rpc_async(i, bare.train, (i, *of), timeout=0) for i in (0, 1)]
+        layers = [call.wait() for call in calls]
     return [named(("table", "dense"), (table.to_here(), each)) for each in layers]
 
 
@@ -73,11 +74,11 @@ def in_float64():
     torch.set_default_dtype(torch.float64)
 
 
-def train_shards(rank):
+def train_shards(rank, path):
     """The role of a rank: parameters, whole, by the program and by the package."""
     module, names = importlib.import_module("bare_shards"), ("vectors", "up", "down")
     with CommDebugMode() as counted:
-        bare = module.train(rank, meeting("ranks"))
+        bare = module.train(rank, path)
     text = module.read_text()
     start = module.starts(int(text.max()) + 1)  # and the random stream goes on from it
     found = {"bare": bare, "start": start, "package": train_parts(module, text, *start)}
@@ -108,9 +109,9 @@ def train_parts(module, text, vectors, up, down):
     return [each.detach() for each in ends]
 
 
-def train_fsdp(rank):
+def train_fsdp(rank, path):
     """The role of a rank of the program."""
-    return importlib.import_module("bare_fsdp").train(rank, meeting("ranks"))
+    return importlib.import_module("bare_fsdp").train(rank, path)
 
 
 def train_fsdp_alone():

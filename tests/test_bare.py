@@ -261,7 +261,7 @@ def test_the_agent_ahead_has_the_gradient_of_the_package(importable):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_the_rnn_comes_to_the_parameters_of_the_package(importable):
+def test_the_rnn_comes_to_the_parameters_of_the_package(importable, tmp_path):
     steps = 12
     small = "VOCAB_SIZE, WIDTH, SEQ_LEN, BATCH_SIZE = 40, 8, 7, 5"
     module = importable("bare_rnn", small)
@@ -380,7 +380,8 @@ def test_shards_come_to_the_parameters_of_the_package(importable):
     steps = 12
     sizes = "CONTEXT, WIDTH, HIDDEN, BATCH, LR = 4, 3, 32, 8, 0.05"
     importable("bare_shards", f"{sizes}\nSTEPS = {steps}")
-    ranks = {f"rank{i}": Role(bare_roles.train_shards, (i,)) for i in range(2)}
+    path = f"file://{tmp_path}/ranks"
+    ranks = {f"rank{i}": Role(bare_roles.train_shards, (i, path)) for i in range(2)}
     for found in launch(ranks, attach=bare_roles.in_float64).values():
         assert max_difference(found["bare"], found["start"]) > 0.01  # they moved
         assert max_difference(found["bare"], found["package"]) <= 1e-10
@@ -389,9 +390,12 @@ def test_shards_come_to_the_parameters_of_the_package(importable):
         assert found["all-reduces"] == (2 + 2 + 1) * steps
 
 
-def test_fsdp_comes_to_the_parameters_of_the_package_in_one_process(importable):
+def test_fsdp_comes_to_the_parameters_of_the_package_in_one_process(
+    importable, tmp_path
+):
     module = importable("bare_fsdp", "STEPS, WIDTH, CONTEXT = 8, 8, 6")
-    roles = {f"rank{i}": Role(bare_roles.train_fsdp, (i,)) for i in range(2)}
+    path = f"file://{tmp_path}/ranks"
+    roles = {f"rank{i}": Role(bare_roles.train_fsdp, (i, path)) for i in range(2)}
     roles |= {"alone": Role(bare_roles.train_fsdp_alone)}
     ranks = launch(roles, attach=bare_roles.in_float64)
     alone = ranks.pop("alone")

@@ -17,7 +17,7 @@ import torch.distributed.rpc as rpc
 
 from cdopt_tutorial.probes import wire as probe
 from cdopt_tutorial.probes.wire import received_bytes
-from cdopt_tutorial.run import Role, Wire, WorkerError, launch, meeting, serve
+from cdopt_tutorial.run import Role, Wire, WorkerError, launch, process_group, serve
 from cdopt_tutorial.training import measured_bytes
 
 SERVING = Role(serve)
@@ -83,7 +83,7 @@ def send_forth_and_back(other, num_bytes):
 
 def sum_up(rank, num_bytes):
     """Add a tensor over two workers by gloo."""
-    dist.init_process_group("gloo", meeting("all"), rank=rank, world_size=2)
+    process_group.join(rank, 2, gpus=())
     dist.all_reduce(torch.ones(num_bytes // 4))
 
 
