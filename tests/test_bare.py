@@ -261,7 +261,7 @@ def test_the_agent_ahead_has_the_gradient_of_the_package(importable):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_the_rnn_comes_to_the_parameters_of_the_package(importable, tmp_path):
+def test_the_rnn_comes_to_the_parameters_of_the_package(importable):
     steps = 12
     small = "VOCAB_SIZE, WIDTH, SEQ_LEN, BATCH_SIZE = 40, 8, 7, 5"
     module = importable("bare_rnn", small)
@@ -376,7 +376,7 @@ def test_threads_of_the_caller_do_not_matter_on_hosts(importable, monkeypatch):
     assert max_difference(*found) == 0
 
 
-def test_shards_come_to_the_parameters_of_the_package(importable):
+def test_shards_come_to_the_parameters_of_the_package(importable, tmp_path):
     steps = 12
     sizes = "CONTEXT, WIDTH, HIDDEN, BATCH, LR = 4, 3, 32, 8, 0.05"
     importable("bare_shards", f"{sizes}\nSTEPS = {steps}")
