@@ -267,9 +267,10 @@ def shapes():
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (5, 2)])
 def test_ranks_share_the_cores(monkeypatch, cores, threads):
     monkeypatch.setattr(system, "cpu_count", lambda: cores)
-    engine = mock.MagicMock()
-    sharding.run(job("ddp"), engine)
-    (roles,) = engine.launch.call_args.args
+    launched = mock.MagicMock()
+    monkeypatch.setattr(system, "launch", launched)
+    sharding.run(job("ddp"))
+    (roles,) = launched.call_args.args
     assert [role.num_threads for role in roles.values()] == [threads] * 2
 
 
