@@ -48,6 +48,8 @@ def join(rank: int, world_size: int, gpus: Sequence[str], **choice: Any) -> Devi
     The arguments are those of :func:`devices`, which chooses.
     """
     # Destroying it after an all-reduce hangs at times: it waits for gloo with the GIL.
+    if dist.is_initialized():  # by an earlier run of this process, under torchrun
+        dist.destroy_process_group()
     chosen = devices(rank, world_size, gpus, **choice)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
