@@ -17,7 +17,7 @@ from running import COMMAND, wait_for_end
 
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 
-CONFIG = ReinforceConfig(lr=1e-4, max_episodes=1000)
+CONFIG = ReinforceConfig(lr=1e-4, max_episodes=300)
 NARROW = "--embedding 16 --hidden 16"
 #: What is trained, and its workers.
 SYSTEMS = {

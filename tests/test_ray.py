@@ -188,10 +188,8 @@ def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
     refused = "a trace or a wire is of torch RPC, and not of the engine ray"
     with pytest.raises(ValueError, match=refused):
         launch({"a": Role(serve)}, on="ray", trace=Trace())
-    with pytest.raises(
-        ValueError, match="^on is 'monarch', but must be rpc, ray, ray:"
-    ):
-        launch({"a": Role(serve)}, on="monarch")
+    with pytest.raises(ValueError, match="^on is 'hope', but must be rpc, ray, ray:"):
+        launch({"a": Role(serve)}, on="hope")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
     refused = "the engine ray starts its workers itself, not torchrun"
