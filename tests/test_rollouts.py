@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import reinforce, rollouts
+from cdopt_tutorial.calls import network
+from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce import agent
@@ -201,6 +203,12 @@ class TestAheadAgent:
         assert play.hand_over(0) and play.learn()
         assert version == 0 and max_difference(weights, before) == 0
         assert max_difference(play.answers[0].wait()[2], before) > 0
+
+    def test_who_never_asks_for_an_update_is_named(self, monkeypatch):
+        monkeypatch.setattr(network.RPC, "patience", lambda _: 0.1)
+        late = "^observer0 did not hand over a rollout within 0.1 s$"
+        with pytest.raises(WorkerSilent, match=late):
+            AheadAgent(config()).next_batch()
 
     def test_what_an_observer_raises_ends_the_run(self):
         play = Play(config(1, max_lag=1))

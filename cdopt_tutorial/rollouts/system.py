@@ -236,9 +236,11 @@ class AheadAgent(Learner):
             )
             if self._error:
                 raise self._error
-            row = self._open[self.version]
+            row = self._open.get(self.version, {})
             if not come:
-                late = next(each for each, rollout in row.items() if rollout is None)
+                all_of_them = range(self.config.num_observers)
+                missing = [n for n in all_of_them if row.get(n) is None]
+                late = min(missing, key=lambda n: n not in row)  # whose turn it is
                 reason = f"did not hand over a rollout within {seconds:g} s"
                 raise WorkerSilent(f"observer{late}", reason)
             return [row[observer] for observer in sorted(row)]
