@@ -21,6 +21,12 @@ def folder() -> str:
     return made
 
 
+@functools.cache
+def short(folder: str) -> str:
+    """A path to a folder, in this process only, that fits into any socket or URL."""
+    return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
+
+
 def remove() -> None:
     """Remove it, if this process, which is about to end, has made it."""
     if folder.cache_info().currsize:

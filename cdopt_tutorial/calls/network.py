@@ -64,33 +64,17 @@ class RPC:
         seconds = rpc.get_rpc_timeout() if self.own_name() else LONGEST
         return None if seconds >= LONGEST else seconds
 
-    def call(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Any:
+    def call(self, worker: str, *call: Any) -> Any:
         own, number = self.own_name(), next(_numbers)
         waits[number] = worker
         try:
-            sent = own, function, args, kwargs or {}
-            timeout = min(timeout, LONGEST)
-            return received(rpc.rpc_sync(worker, _answer, sent, None, timeout))
+            return received(rpc.rpc_sync(worker, _answer, *_message(own, *call)))
         except RuntimeError as error:
             raise _named(error, worker, own) from None
         finally:
             del waits[number]
 
-    def call_async(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Future:
+    def call_async(self, worker: str, *call: Any) -> Future:
         own, number = self.own_name(), next(_numbers)
         answer: Future = Future()
 
@@ -102,14 +86,24 @@ class RPC:
                 answer.set_exception(_named(error, worker, own))
 
         waits[number] = worker
-        sent = own, function, args, kwargs or {}
         try:
-            request = rpc.rpc_async(worker, _answer, sent, None, min(timeout, LONGEST))
+            request = rpc.rpc_async(worker, _answer, *_message(own, *call))
         except BaseException:
             del waits[number]
             raise
         request.add_done_callback(finish)
         return answer
+
+
+def _message(
+    own: str,
+    function: Callable,
+    args: tuple = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> tuple[tuple, None, float]:
+    """The arguments with which torch has ``_answer`` called, and its time-out."""
+    return (own, function, args, kwargs or {}), None, min(timeout, LONGEST)
 
 
 class Raised:

@@ -182,11 +182,13 @@ def _timed(function: Callable, args: tuple, kwargs: dict) -> Future:
     result: Any = Future()
     try:
         value = function(*args, **kwargs)
-        result = value if isinstance(value, Future) else result
-        if result is not value:
-            result.set_result(value)
     except Exception as error:
         result.set_exception(error)
+    else:
+        if isinstance(value, Future):
+            result = value
+        else:
+            result.set_result(value)
     result.add_done_callback(finish)
     return timed
 

@@ -13,9 +13,8 @@ from cdopt_tutorial.reinforce.agent import ReinforceConfig
 from cdopt_tutorial.reinforce.system import Training, run_agent
 from cdopt_tutorial.run import Role, launch, serve
 
-Run = tuple[
-    Callable[..., Training], ReinforceConfig
-]  # the agent's role, and its config
+#: The agent's role, and its config.
+Run = tuple[Callable[..., Training], ReinforceConfig]
 
 
 @dataclass(frozen=True)

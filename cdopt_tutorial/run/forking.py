@@ -88,7 +88,7 @@ def _start(start_all: Callable[[], None]) -> None:
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     config = multiprocessing.current_process()._config
     before = dict(config)
-    config["tempdir"] = _short(scratch.folder())
+    config["tempdir"] = scratch.short(scratch.folder())
     os.environ[scratch.VARIABLE] = scratch.folder()
     config.pop("daemon", None)  # a Pool's workers may have none, but ours end with them
     try:
@@ -109,12 +109,6 @@ def _inherited() -> Any:
     limits = tuple(resource.getrlimit(getattr(resource, kind)) for kind in kinds)
     own = os.environ.get(own_network.VARIABLE)
     return os.sched_getaffinity(0), os.nice(0), mask, limits, own
-
-
-@functools.cache
-def _short(folder: str) -> str:
-    """A path to a folder, in this process only, short enough for a socket."""
-    return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
 def end_server() -> None:

@@ -45,9 +45,8 @@ class _Worker:
     texts: dict[Connection, Any]  # what it prints, and where to print it
     phase: str = "starting"  # then joining, running, serving, done or failed
     heard: float = 0.0  # when it was last seen going on
-    busy: tuple[list[str], list[str]] | None = (
-        None  # callers it serves, callees it awaits
-    )
+    # The callers that it serves and the callees that it awaits, once it has answered.
+    busy: tuple[list[str], list[str]] | None = None
     done: tuple[Any, Any, Any] = (None, None, None)
     unread: dict[Connection, bytes] = field(default_factory=dict)
 
@@ -78,16 +77,22 @@ class _Worker:
         with suppress(EOFError, OSError):
             while pipe.poll():
                 for line in self.lines(pipe):
-                    text = line.decode(errors="replace")
-                    print(f"[{self.name}] {text}", file=getattr(sys, self.texts[pipe]))
+                    self._show_line(pipe, line)
 
     def show_rest(self) -> None:
         """Print what is left, the last line even if it does not end."""
-        for pipe, stream in self.texts.items():
+        for pipe in self.texts:
             self.show(pipe)
             if rest := self.unread.pop(pipe, b""):
-                text = rest.decode(errors="replace")
-                print(f"[{self.name}] {text}", file=getattr(sys, stream))
+                self._show_line(pipe, rest)
+
+    def _show_line(self, pipe: Connection, line: bytes) -> None:
+        show_line(self.name, self.texts[pipe], line.decode(errors="replace"))
+
+
+def show_line(worker: str, stream: str, line: str) -> None:
+    """Print a worker's line under its name."""
+    print(f"[{worker}] {line}", file=getattr(sys, stream))
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from cdopt_tutorial.run.worker import Role, Settings
 
 # Seconds for all to join: on two cores, at a load of 20, Ray's took more than 60.
 JOIN = 120.0
-# Seconds for a call, such as an episode or a step that others wait for: a minute was
-# measured for what takes a second, beside forty other programs.
+# Seconds for a call: twice torch's own, since it may be an episode, or a step for which
+# others wait.
 PATIENCE = 120.0
 MOST_THREADS = 256  # that answer a worker's calls
 

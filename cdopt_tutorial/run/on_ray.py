@@ -36,7 +36,7 @@ from cdopt_tutorial.calls.errors import (
 )
 from cdopt_tutorial.calls.references import later
 from cdopt_tutorial.run import pack, worker
-from cdopt_tutorial.run.group import Group
+from cdopt_tutorial.run.group import Group, show_line
 from cdopt_tutorial.run.interface import device_of
 from cdopt_tutorial.run.worker import Role, Settings
 
@@ -83,7 +83,7 @@ def play(
         if stream == "failed":
             raise content
         if stream != "report":
-            print(f"[{name}] {content}", file=getattr(sys, stream))
+            show_line(name, stream, content)
         elif on_report is not None:
             on_report(name, pack.loads(name, "reported", content))
 
@@ -119,10 +119,9 @@ def _drive(
 ) -> dict[str, bytes]:
     """The driver's role: what the workers' roles returned, by name, pickled."""
     _guard()
-    for name in [name for name in os.environ if name.startswith("RAY_")]:
-        if address is None:
-            del os.environ[name]  # of a job that this program is part of, perhaps
     if address is None:  # not later: Ray reads the environment as it is imported
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]  # of a job that this program is part of, perhaps
         os.environ |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     # What Ray prints goes into the log, which a failure shows.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")

@@ -59,9 +59,10 @@ class _Tensors(pickle.Pickler):
 
 
 def _reduced(value: Any) -> Any:
-    known = torch.storage._dtype_to_storage_type_map()  # to plain pickle
-    if type(value) is not torch.Tensor or value.dtype in known:
+    if type(value) is not torch.Tensor:
         return NotImplemented
+    if value.dtype in torch.storage._dtype_to_storage_type_map():
+        return NotImplemented  # plain pickle knows it
     plain = _PLAIN[value.dtype.itemsize]
     return torch.Tensor.view, (value.detach().view(plain), value.dtype)
 

@@ -28,7 +28,8 @@ from cdopt_tutorial.run.worker import Role, Settings
 
 LONGEST = 1e6  # seconds that faulthandler can wait
 _runs = itertools.count()  # of this process: all make the same ones in the same order
-_receive: Callable[[str, bytes], None]  # what others report to the first process
+_on_report: Callable[[str, Any], None] | None = None  # of the first process
+_one_by_one = threading.Lock()  # reports come in several threads
 
 
 def play(
@@ -39,6 +40,8 @@ def play(
     deadlines: tuple[float, float],
 ) -> dict[str, tuple]:
     """Play this process's role: what all roles returned, with calls and bytes."""
+    global _on_report
+    _on_report = on_report
     own = torchrun.own_worker(list(roles))
     _set_thread_name(own)  # as `top` and `ps` show this process
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -46,7 +49,6 @@ def play(
     path = f"{torchrun.restarts()}/run{next(_runs)}"
     store = dist.PrefixStore(path, dist.TCPStore(host, port))
     _check_names(store, list(roles))
-    _report_to_first(own, list(roles), on_report)
     threads = torch.get_num_threads()
     deadline, join_deadline = deadlines
     worker.enter(
@@ -100,22 +102,11 @@ def _result(name: str, content: bytes) -> tuple:
     return pack.loads(name, "returned", result), calls, received
 
 
-def _report_to_first(own: str, names: list[str], on_report: Callable | None) -> None:
-    """Set up what the first process does with reports, its own and the others'."""
-    global _receive
-    one_by_one = threading.Lock()
-
-    def receive(name: str, content: bytes) -> None:
-        if on_report is not None:
-            with one_by_one:
-                on_report(name, pack.loads(name, "reported", content))
-
-    _receive = receive
-
-
 def _take(name: str, content: bytes) -> None:
     """Runs in the first process."""
-    _receive(name, content)
+    if _on_report is not None:
+        with _one_by_one:
+            _on_report(name, pack.loads(name, "reported", content))
 
 
 def _report(own: str, first: str, record: Any) -> None:

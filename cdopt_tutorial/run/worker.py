@@ -27,6 +27,7 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
 
+from cdopt_tutorial import scratch
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.errors import describe, has_lost_peer
 from cdopt_tutorial.probes import trace, wire
@@ -162,7 +163,7 @@ def main(
     _take_environment(settings.environment)
     try:
         _log_output(settings.file(name, "log"))
-        folder = _short(settings.folder)
+        folder = scratch.short(settings.folder)
     except FileNotFoundError:  # the parent is ending, and its folder is gone
         os._exit(1)
     sys.stdout, sys.stderr = (open(os.dup(t.fileno()), "w", 1) for t in texts)
@@ -232,11 +233,6 @@ def _take_environment(environment: Mapping[str, str]) -> None:
     """
     os.environ.clear()
     os.environ.update(environment, OMP_NUM_THREADS="1")
-
-
-def _short(folder: str) -> str:
-    """A path to a folder that fits into any URL, in this process only."""
-    return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
 
 
 def _log_output(path: Path) -> None:
