@@ -13,7 +13,7 @@ from cdopt_tutorial.reinforce.agent import ReinforceConfig
 from cdopt_tutorial.reinforce.system import Training, run_agent
 from cdopt_tutorial.run import Role, launch, serve
 
-#: The agent's role, and its config.
+# The agent's role, and its config. Sphinx would link a documented alias to no page.
 Run = tuple[Callable[..., Training], ReinforceConfig]
 
 
