@@ -17,7 +17,6 @@ from running import LONG
 from torch.distributed import rpc
 from torch.nn import functional as F
 
-from cdopt_tutorial import checks
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
@@ -499,13 +498,6 @@ def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
     # Other strategies than DDP can't share one; by gloo they compute on the CPU.
     others = [process_group.devices(i, **of) for i in range(num_trainers)]
     assert {each.device for each in others} == ({"cpu"} if shared else set(placed))
-
-
-def test_the_master_and_the_server_need_room_beside_the_trainers(data, monkeypatch):
-    monkeypatch.setattr(checks, "free_memory", lambda: 4 * checks.WORKER)
-    system.check(Job(HybridConfig(num_trainers=2), data))
-    with pytest.raises(ValueError, match="num_trainers is 3, but must be at most 2"):
-        system.check(Job(HybridConfig(num_trainers=3), data))
 
 
 class TestBags:

@@ -25,7 +25,6 @@ from running import LONG
 from torch.nn import functional as F
 from torch.utils.benchmark import set_torch_threads
 
-from cdopt_tutorial import checks
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.equality import max_difference
@@ -404,13 +403,6 @@ class TestSpeed:
         config = ReinforceConfig(num_envs=2, max_episodes=20)
         in_turn = speed.run_alone(config)
         assert in_turn.score.rewards == run_locally(config).score.rewards
-
-
-def test_the_agent_needs_room_beside_the_observers(monkeypatch):
-    monkeypatch.setattr(checks, "free_memory", lambda: 4 * checks.WORKER)
-    system.check(ReinforceConfig(num_observers=3, num_envs=1))
-    with pytest.raises(ValueError, match="num_observers is 4, but must be at most 3"):
-        system.check(ReinforceConfig(num_observers=4, num_envs=1))
 
 
 def test_the_agent_has_the_first_device_and_observers_the_next(monkeypatch):

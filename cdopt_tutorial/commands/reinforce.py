@@ -15,7 +15,6 @@ def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless this is a smoke run."""
     with common.bad_input():
         config = training.read_config(args, reinforce.ReinforceConfig, SMOKE)
-        reinforce.check(config)
         on = training.read_engine(args)
     goal = f"reward threshold of {reinforce.Score.threshold}"
     print(f"This will run until {goal} is reached. Ctrl+C to exit.")

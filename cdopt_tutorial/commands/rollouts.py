@@ -22,7 +22,6 @@ def run(args: argparse.Namespace) -> int:
     """Train until solved; 1 if it was not, unless this is a smoke run."""
     with common.bad_input():
         config = training.read_config(args, rollouts.RolloutsConfig, SMOKE)
-        rollouts.check(config)
         on = training.read_engine(args)
     log = partial(_log, config.log_interval)
     found = rollouts.run(config, on=on, deadline=math.inf, on_report=log)

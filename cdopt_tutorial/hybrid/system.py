@@ -18,7 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from cdopt_tutorial import checks
 from cdopt_tutorial.calls import alone, gradients, remote
 from cdopt_tutorial.calls.device import device_for, gpus_of
 from cdopt_tutorial.calls.gradients import make_optimizer, move
@@ -311,10 +310,6 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
 
 def check(job: Job) -> None:
     """Raise ValueError for a job that is impossible here."""
-    checks.workers(job.config, "num_trainers", others=2)
-    rows, width = job.data.num_tokens, job.config.embedding
-    size = 2 * rows * width * job.config.torch_dtype.itemsize  # with the gradients
-    checks.in_memory(f"a table of {rows} vectors with embedding {width}", size)
     tasks(job)
     if job.begin:
         check_begin(job.begin, first_weights(job))

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial import whole_file
-from cdopt_tutorial.parameter_server.model import (
-    Hidden,
-    RNNConfig,
-    build_all,
-    check_memory,
-)
+from cdopt_tutorial.parameter_server.model import Hidden, RNNConfig, build_all
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
 MUST_MATCH = (
@@ -107,7 +102,6 @@ def _checked(content: Any) -> Checkpoint:
         raise ValueError("another program made it")
     try:
         found = Checkpoint(**content)
-        check_memory(len(found.words), found.settings)
         own = build_all(len(found.words), found.settings).state_dict()
         if _kinds(found.weights) == _kinds(own):
             return found

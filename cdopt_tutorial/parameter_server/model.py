@@ -12,13 +12,14 @@ from cdopt_tutorial import training
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.device import device_for, device_of
 from cdopt_tutorial.calls.references import LocalRef, Reference, apply
-from cdopt_tutorial.checks import at_least, check, choices, in_memory
+from cdopt_tutorial.checks import at_least, check, choices, widths, within
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.data import Vocabulary, detokenize
 from cdopt_tutorial.probes import trace
 
 SAMPLED = 60  # tokens of a sample
 TEMPERATURE = 0.7  # of a sample; below 1, likely words become likelier
+MOST_LAYERS = 64
 ROW_NORM = 3.0  # initial mean norm of a constrained decoder's rows, times their factor
 
 Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
@@ -66,7 +67,9 @@ class RNNConfig(training.Settings):
     def __post_init__(self):
         super().__post_init__()
         choices(self, cut=("logits", "loss"))
-        at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
+        at_least(self, 1, "seq_len", "save_every")
+        widths(self, "hidden")
+        within(self, 1, MOST_LAYERS, "num_layers")
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
         check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
@@ -271,21 +274,6 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
 def build_own(part: str, vocab_size: int, config: RNNConfig, worker: int) -> nn.Module:
     """The same on its owner's device; called there."""
     return build(part, vocab_size, config).to(device_for(config.device, worker))
-
-
-def num_parameters(vocab_size: int, config: RNNConfig) -> int:
-    """Size of the whole model, without the factor of a constrained decoder."""
-    wide, hidden = config.embedding, config.hidden
-    first, other = 4 * hidden * (wide + hidden + 2), 8 * hidden * (hidden + 1)
-    lstm = first + (config.num_layers - 1) * other
-    return vocab_size * (wide + hidden + 1) + lstm
-
-
-def check_memory(vocab_size: int, config: RNNConfig) -> None:
-    """Raise ValueError if a model and its gradients exceed the free memory."""
-    size = 2 * num_parameters(vocab_size, config) * config.torch_dtype.itemsize
-    wide = f"embedding {config.embedding}, hidden {config.hidden}"
-    in_memory(f"a model with {wide} and num_layers {config.num_layers}", size)
 
 
 def build_all(vocab_size: int, config: RNNConfig) -> nn.ModuleDict:

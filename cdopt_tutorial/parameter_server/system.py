@@ -36,7 +36,6 @@ from cdopt_tutorial.parameter_server.model import (
     RNNModel,
     build_all,
     build_own,
-    check_memory,
 )
 from cdopt_tutorial.run import Role, launch, report, serve, span
 from cdopt_tutorial.training import Progress, Projected, Score, check_begin
@@ -410,8 +409,6 @@ def check(job: Job, max_restarts: int = 0) -> None:
     if max_restarts and job.keep is None:
         raise ValueError(f"max-restarts is {max_restarts}, which needs a checkpoint")
     config, words = job.config, job.corpus.vocabulary.words
-    checks.workers(config, "num_trainers", others=1)
-    check_memory(len(words), config)
     size = config.seq_len, config.batch_size
     train, _ = Stream(job.corpus.train, *size), Stream(job.corpus.valid, *size)
     rows = train.num_tokens // config.batch_size

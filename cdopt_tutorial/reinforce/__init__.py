@@ -10,7 +10,6 @@ from cdopt_tutorial.reinforce.learner import Episodes, Policy, discounted_return
 from cdopt_tutorial.reinforce.system import (
     Round,
     Score,
-    check,
     run,
     run_agent,
     run_locally,

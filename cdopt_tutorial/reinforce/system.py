@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils.benchmark import set_torch_threads
 
-from cdopt_tutorial import checks
 from cdopt_tutorial.calls import alone, reference, remote
 from cdopt_tutorial.reinforce.agent import Agent, Observer, ReinforceConfig
 from cdopt_tutorial.reinforce.learner import Episodes
@@ -17,8 +16,6 @@ from cdopt_tutorial.run import Role, launch, report, serve
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
 AVERAGING = 0.05  # weight of the newest episode in the original's running reward
-# Bytes of the shortest episode: 8 steps, with a state of 4 float32, action and reward.
-EPISODE = 8 * (4 * 4 + 8 + 4)
 
 
 @dataclass(frozen=True)
@@ -119,13 +116,6 @@ def learn(agent: Agent, batches: Iterable[Sequence[Episodes]]) -> Training:
     return Training(score, rounds, agent.weights())
 
 
-def check(config: ReinforceConfig) -> None:
-    """A ValueError if this machine lacks memory for the workers or their episodes."""
-    checks.workers(config, "num_observers", others=1)
-    number = config.num_observers * config.num_envs * (config.max_lag + 1)
-    checks.in_memory(f"a round in {number} environments", number * EPISODE)
-
-
 def run(
     config: ReinforceConfig,
     role: Callable[[ReinforceConfig], Training] = run_agent,
@@ -134,9 +124,8 @@ def run(
     """Train on workers: an agent and its observers, each in a process of its own.
 
     ``role`` is the agent's, ``options`` are those of :func:`~.launch.launch`. Raises a
-    ValueError as :func:`check` does, and a WorkerError if a worker failed.
+    WorkerError if a worker failed.
     """
-    check(config)
     # One thread each: on so small a policy two would only wait for each other.
     roles = {"agent": Role(role, (config,))}
     roles |= {f"observer{i}": Role(serve) for i in range(config.num_observers)}

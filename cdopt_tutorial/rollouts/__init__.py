@@ -1,6 +1,5 @@
 """Chapter 8: observers play ahead of the agent, and one process repeats the run."""
 
-from cdopt_tutorial.reinforce.system import check
 from cdopt_tutorial.rollouts.system import (
     Learner,
     Observer,

@@ -255,14 +255,8 @@ def run_rank(job: Job, rank: int) -> History:
 
 
 def check(job: Job) -> None:
-    """ValueError if the ranks or the model exceed memory, or a sequence the text."""
-    config, words = job.config, len(job.corpus.vocabulary)
-    checks.workers(config, "num_ranks", others=0)
-    layers = 12 * config.width**2 * config.num_layers
-    size = (layers + (2 * words + config.seq_len) * config.width) * 2
-    what = f"a model of width {config.width} and {config.num_layers} layers"
-    checks.in_memory(what, size * config.torch_dtype.itemsize)
-    columns = config.batch_size
+    """ValueError if a sequence is longer than the text allows."""
+    config, columns = job.config, job.config.batch_size
     longest = stream_of(job).num_tokens // columns
     allowed = f"at most {longest} in this text, of {columns} columns"
     checks.check(config, "seq_len", config.seq_len <= longest, allowed)
