@@ -19,145 +19,113 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Bbox
 from PIL import Image
+from test_plots import FIGURES
 
-from cdopt_tutorial import plots, show
+from cdopt_tutorial import show
 from cdopt_tutorial.plots import style
 
 
-def some_figure():
-    curves = {"agent": [([1, 2, 3], [0, 1, 4])]}
-    return plots.learning_curves(curves, xlabel="x", ylabel="y", threshold=3)
-
-
-def test_environment_names_what_the_chapter_ran_on(monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "99.1")
-    for device, names, shown in (
-        ("cpu", ["A1"], "cpu"),
-        ("auto", [], "cpu"),
-        ("cuda", [], "cpu"),
+@pytest.mark.parametrize(
+    ("device", "names", "shown"),
+    [
+        ("cpu", ["A1"], "cpu"), ("auto", [], "cpu"), ("cuda", [], "cpu"),
         ("auto", ["A1"], "cuda:0 A1, CUDA 99.1"),
         ("cuda", ["A1", "B2"], "cuda:0 A1, cuda:1 B2, CUDA 99.1"),
         ("cuda:1", ["A1", "B2"], "cuda:1 B2, CUDA 99.1"),
-    ):
-        named = {f"cuda:{n}": name for n, name in enumerate(names)}.__getitem__
-        monkeypatch.setattr(torch.cuda, "is_available", lambda names=names: bool(names))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda names=names: len(names))
-        monkeypatch.setattr(torch.cuda, "get_device_name", named)
-        html = show.environment(device)._repr_html_()
-        assert f"<b>device</b> {shown} ·" in html
+    ],
+)  # fmt: skip
+def test_environment_names_what_the_chapter_ran_on(device, names, shown, monkeypatch):
+    named = {f"cuda:{n}": name for n, name in enumerate(names)}.__getitem__
+    monkeypatch.setattr(torch.version, "cuda", "99.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", named)
+    html = show.environment(device)._repr_html_()
+    assert f"<b>device</b> {shown} ·" in html and date.today().isoformat() in html
     for word in ("Python", "torch", "gymnasium", "cdopt", "cores"):
         assert f"<b>{word}</b>" in html
-    assert date.today().isoformat() in html
 
 
-@pytest.fixture
-def states(monkeypatch):
-    """All states that the one display of a page showed, in their order."""
-    shown = []
+def test_progress_moves_as_fast_as_anyone_sees_and_leaves_its_last_state(monkeypatch):
+    shown, now = [], iter([5.0, 5.05, 5.09, 5.11, 5.2])
     handle = SimpleNamespace(update=lambda bar: shown.append(bar._repr_html_()))
-
-    def display(bar, display_id=None):
-        return handle if display_id else None  # IPython has one for what has an id
-
-    monkeypatch.setattr(show, "display", display)
-    return shown
-
-
-def bar_of(html: str) -> ElementTree.Element:
-    """The bar in what is shown; its label stands around it."""
-    page = ElementTree.fromstring(html.replace("&nbsp;", ""))
-    label = page.find("label")
-    return label.text, label.find("progress").attrib, page.find("div").text
-
-
-def test_progress_shows_its_share_and_leaves_its_last_state(states):
-    with show.Progress(400, "solving <it>") as bar:
-        for k in range(101):
-            bar.update(k, f"reward <{k}>")
-    label, attributes, text = bar_of(states[-1])
-    assert label == "solving <it>" and text == "reward <100>"
-    assert (attributes["value"], attributes["max"]) == ("100", "400")
-    assert "label='solving <it>', value=100, text='reward <100>'" in repr(bar)
-
-
-def test_progress_moves_no_faster_than_anyone_sees(states, monkeypatch):
-    now = iter([5.0, 5.05, 5.09, 5.11, 5.2])
+    # IPython has a handle for what has an id.
+    monkeypatch.setattr(show, "display", lambda _, display_id: display_id and handle)
     monkeypatch.setattr(show.time, "monotonic", lambda: next(now))
-    with show.Progress(9, "counting") as bar:
+    with show.Progress(9, "solving <it>") as bar:
         for k in range(1, 6):
-            bar.update(k)
-    assert [bar_of(html)[1]["value"] for html in states] == ["1", "4", "5"]
+            bar.update(k, f"reward <{k}>")
+    pages = [ElementTree.fromstring(html.replace("&nbsp;", "")) for html in shown]
+    bars = [page.find("label").find("progress").attrib for page in pages]
+    assert [bar["value"] for bar in bars] == ["1", "4", "5"]
+    assert {bar["max"] for bar in bars} == {"9"}
+    assert pages[-1].find("label").text == "solving <it>"  # around the bar
+    assert pages[-1].find("div").text == "reward <5>"
 
 
-DIAGRAMS = sorted(Path(show.__file__).parent.glob("*.svg"))
-every_diagram = pytest.mark.parametrize("path", DIAGRAMS, ids=lambda path: path.stem)
 SVG = "{http://www.w3.org/2000/svg}"
+DIAGRAMS = sorted(Path(show.__file__).parent.glob("*.svg"))
 
 
-def test_every_diagram_is_on_a_page(project):
-    code = "".join(path.read_text() for path in project.chapters())
-    assert DIAGRAMS
-    for path in DIAGRAMS:
-        assert f'\\"{path.stem}\\",\\n' in code, path
+def svg_of(html: str) -> ElementTree.Element:
+    """The one picture in what is shown, which refers to nothing outside of it."""
+    assert html.count("<svg") == 1 and not re.findall(r'(?:href|src)="(?!#)', html)
+    return ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
 
 
-@every_diagram
-def test_a_diagram_takes_the_colour_of_the_page(path):
-    html = show.diagram(path.stem, caption="It <is>.").data
-    svg = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
-    style = dict(part.split(":") for part in svg.attrib["style"].split(";"))
-    assert style["color"] == "inherit" and style["max-width"] == f"{svg.get('width')}px"
-    assert svg.attrib["role"] == "img"
-    assert "<figcaption>It &lt;is&gt;.</figcaption>" in html
-    assert not re.findall(r'(?:href|src)="(?!#)', html)
+@pytest.mark.parametrize("path", DIAGRAMS, ids=lambda path: path.stem)
+class TestDiagram:
+    def test_is_on_a_page_in_its_colour(self, path, project):
+        code = "".join(chapter.read_text() for chapter in project.chapters())
+        assert f'\\"{path.stem}\\",\\n' in code
+        html = show.diagram(path.stem, caption="It <is>.").data
+        svg = svg_of(html)
+        style = dict(part.split(":") for part in svg.attrib["style"].split(";"))
+        assert style["color"] == "inherit"
+        assert style["max-width"] == f"{svg.get('width')}px"
+        assert svg.attrib["role"] == "img"
+        assert "<figcaption>It &lt;is&gt;.</figcaption>" in html
+
+    def test_says_in_words_what_it_shows_and_has_ids_of_its_own(self, path):
+        text = path.read_text()
+        svg = ElementTree.fromstring(text)
+        numbers = [e.text for e in svg.iter(f"{SVG}text") if e.get("class") == "number"]
+        assert set(numbers) == set(re.findall(r"\((\d)\)", svg.attrib["aria-label"]))
+        assert sorted(map(int, set(numbers))) == [*range(1, len(set(numbers)) + 1)]
+        ids = re.findall(r' id="([^"]+)"', text)
+        assert all(name.startswith(f"{path.stem}-") for name in ids)
+        assert set(ids) == set(re.findall(r"url\(#([^)]+)\)", text))
+
+    def test_has_the_colours_of_its_roles_which_all_can_see(self, path):
+        svg = ElementTree.parse(path).getroot()
+        names = [t.text for t in svg.iter(f"{SVG}text") if t.get("class") == "name"]
+        for frame, name in zip(svg.iter(f"{SVG}rect"), names, strict=True):
+            color = style.look(name).color
+            assert {frame.attrib["fill"], frame.attrib["stroke"]} == {color}
+        # As a picture by itself it can't know the page's theme.
+        pages = "#ffffff", "#121212"
+        assert min(contrast(svg.attrib["color"], page) for page in pages) > 3.9
+
+    def test_has_nothing_that_is_cut_or_meets(self, path):
+        svg = ElementTree.parse(path).getroot()
+        page = Bbox.from_bounds(*map(float, svg.attrib["viewBox"].split()))
+        boxes = [box_of(rect) for rect in svg.iter(f"{SVG}rect")]
+        words = [place_of(text) for text in svg.iter(f"{SVG}text")]
+        lines = [line_of(line) for line in svg.iter(f"{SVG}line")]
+        for one in boxes + words + lines:
+            assert within(one, page)
+        pairs = itertools.combinations([*boxes, *lines], 2)
+        for one, two in [*pairs, *itertools.combinations(words, 2)]:
+            assert not one.overlaps(two)
+        for word in words:
+            around = [box for box in boxes if box.overlaps(word)]
+            assert all(within(word, box) for box in around)
+            assert not any(line.overlaps(word) for line in lines)
 
 
-@every_diagram
-def test_a_diagram_says_in_words_what_it_shows(path):
-    svg = ElementTree.parse(path).getroot()
-    words = svg.attrib["aria-label"]
-    numbers = {e.text for e in svg.iter(f"{SVG}text") if e.get("class") == "number"}
-    assert numbers == set(re.findall(r"\((\d)\)", words))
-    assert sorted(map(int, numbers)) == [*range(1, len(numbers) + 1)]
-
-
-@every_diagram
-def test_the_ids_of_a_diagram_are_its_own_and_used(path):
-    text = path.read_text()
-    ids = re.findall(r' id="([^"]+)"', text)
-    assert all(name.startswith(f"{path.stem}-") for name in ids)
-    assert set(ids) == set(re.findall(r"url\(#([^)]+)\)", text))
-
-
-@every_diagram
-def test_a_diagram_has_the_colours_of_its_roles_which_all_can_see(path):
-    svg = ElementTree.parse(path).getroot()
-    names = [t.text for t in svg.iter(f"{SVG}text") if t.get("class") == "name"]
-    for frame, name in zip(svg.iter(f"{SVG}rect"), names, strict=True):
-        color = style.look(name).color
-        assert {frame.attrib["fill"], frame.attrib["stroke"]} == {color}
-    # As a picture by itself it can't know the page's theme.
-    assert min(contrast(svg.attrib["color"], c) for c in ("#ffffff", "#121212")) > 3.9
-
-
-@every_diagram
-def test_nothing_in_a_diagram_is_cut_or_meets(path):
-    svg = ElementTree.parse(path).getroot()
-    page = Bbox.from_bounds(*map(float, svg.attrib["viewBox"].split()))
-    boxes = [box_of(rect) for rect in svg.iter(f"{SVG}rect")]
-    words = [place_of(text) for text in svg.iter(f"{SVG}text")]
-    lines = [line_of(line) for line in svg.iter(f"{SVG}line")]
-    for one in boxes + words + lines:
-        assert one.x0 >= page.x0 and one.x1 <= page.x1
-        assert one.y0 >= page.y0 and one.y1 <= page.y1
-    for one, two in itertools.combinations([*boxes, *lines], 2):
-        assert not one.overlaps(two)
-    for one, two in itertools.combinations(words, 2):
-        assert not one.overlaps(two)
-    for word in words:
-        around = [box for box in boxes if box.overlaps(word)]
-        assert all(box.x0 <= word.x0 and word.x1 <= box.x1 for box in around)
-        assert not any(line.overlaps(word) for line in lines)
+def within(one: Bbox, box: Bbox) -> bool:
+    across = box.x0 <= one.x0 and one.x1 <= box.x1
+    return across and box.y0 <= one.y0 and one.y1 <= box.y1
 
 
 def box_of(rect) -> Bbox:
@@ -181,30 +149,21 @@ def place_of(text) -> Bbox:
     return Bbox.from_extents(x, y - drawn.y1, x + drawn.width, y - drawn.y0)
 
 
-def test_figure_is_one_labelled_svg_in_the_colour_of_the_page():
-    html = show.figure(some_figure(), alt="A <curve>", caption="It rises.").data
-    assert html.count("<svg") == 1 == html.count("</svg>")
-    assert 'role="img" aria-label="A &lt;curve&gt;"' in html
-    assert "<figcaption>It rises.</figcaption>" in html
-    assert "currentColor" in html and style.INK not in html
-    for absent in ("<style", "<metadata", "<?xml", "<!DOCTYPE", "fill: #ffffff"):
-        assert absent not in html
-    svg = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
-    assert not re.findall(r'(?:href|src)="(?!#)', html)
-    assert "max-width:691px" in svg.attrib["style"]
-
-
-def test_figures_are_the_same_each_time_and_share_no_ids():
-    first, again = (show.figure(some_figure(), alt="a").data for _ in range(2))
-    assert first == again
-    curve = {"agent": [([1, 2], [3, 4])]}
-    other = plots.learning_curves(curve, xlabel="x", ylabel="y")
-    other = show.figure(other, alt="a").data
-    ids = [set(re.findall(r' id="([^"]+)"', html)) for html in (first, other)]
-    assert all(ids) and not ids[0] & ids[1]
-    for html, own in zip((first, other), ids, strict=True):
-        used = re.findall(r'(?:href="#|url\(#)([^")]+)', html)
-        assert used and set(used) <= own
+def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():
+    seen = set()
+    for draw, _ in FIGURES.values():
+        html, again = (show.figure(draw(), alt="A <curve>").data for _ in range(2))
+        assert html == again
+        svg = svg_of(html)
+        assert svg.attrib["role"] == "img" and svg.attrib["aria-label"] == "A <curve>"
+        assert "currentColor" in html and style.INK not in html
+        for absent in ("<style", "<metadata", "<?xml", "<!DOCTYPE", "fill: #ffffff"):
+            assert absent not in html
+        assert int(re.search(r"max-width:(\d+)px", svg.attrib["style"])[1]) <= 691
+        ids = set(re.findall(r' id="([^"]+)"', html))
+        assert ids and not ids & seen
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', html)) <= ids
+        seen |= ids
 
 
 def test_video_is_part_of_the_page_and_decodes(tmp_path):
