@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from unittest import mock
 
 import pytest
 import torch
@@ -17,10 +16,9 @@ from torch.nn.utils import clip_grad_norm_
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.probes import counted
-from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned, system
+from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned
 from cdopt_tutorial.sharding.model import Block, constrain, transformer
 from cdopt_tutorial.sharding.system import Trainer, stage_of
-from cdopt_tutorial.training import History
 
 pytestmark = pytest.mark.xdist_group("shards")
 
@@ -113,7 +111,7 @@ class TestModel:
         state = torch.get_rng_state()
         one, same, other = (transformer(settings(seed=s), 9) for s in (1, 1, 2))
         assert torch.equal(torch.get_rng_state(), state)
-        a, b, c = (each.block1.up.weight for each in (one, same, other))
+        a, b, c = (model.block1.up.weight for model in (one, same, other))
         assert torch.equal(a, b) and not torch.equal(a, c)
 
     def test_no_token_sees_a_later_one(self):
@@ -133,8 +131,8 @@ def by_hand(config: ShardConfig) -> tuple[list[float], dict[str, Tensor]]:
     constrained = [n for n in weights if n.endswith(("up.weight", "down.weight"))]
     for name in constrained:
         weights[name] /= weights[name].norm()
-    for each in weights.values():
-        each.requires_grad_()
+    for weight in weights.values():
+        weight.requires_grad_()
     optimizer = torch.optim.Adam(weights.values(), config.lr)
     length = (len(CORPUS.train) - 1) // config.batch_size
     begins, losses = torch.arange(config.batch_size)[:, None] * length, []
@@ -145,7 +143,7 @@ def by_hand(config: ShardConfig) -> tuple[list[float], dict[str, Tensor]]:
         scores = functional_call(model, weights | mapped, CORPUS.train[at])
         loss = cross_entropy(scores.transpose(1, 2), CORPUS.train[at + 1])
         losses.append(loss.item())
-        penalty = sum((each - 1) ** 2 for each in squares.values())
+        penalty = sum((square - 1) ** 2 for square in squares.values())
         optimizer.zero_grad()
         (loss + config.penalty_param * penalty).backward()
         norm = clip_grad_norm_(weights.values(), config.clip)
@@ -154,19 +152,23 @@ def by_hand(config: ShardConfig) -> tuple[list[float], dict[str, Tensor]]:
     return losses, weights
 
 
+def compare(found: Result, local: Result, exact: float = EXACT) -> None:
+    """Parameters, losses and feasibility of ranks and of one process agree."""
+    assert max_difference(found.weights, local.weights) <= exact
+    assert found.losses == pytest.approx(local.losses, abs=exact)
+    ours, theirs = found.feasibility, local.feasibility
+    assert ours.layers.keys() == theirs.layers.keys()
+    assert ours.weight == pytest.approx(theirs.weight, abs=exact)
+    assert ours.mapped == pytest.approx(theirs.mapped, abs=exact)
+
+
 class TestRun:
     @pytest.mark.parametrize("strategy", RANKS)
     def test_trains_as_one_process(self, strategy):
-        found, local = played(strategy), alone()
-        assert len(found.ranks) == RANKS[strategy]
-        assert max_difference(found.weights, local.weights) <= EXACT
-        assert found.losses == pytest.approx(local.losses, abs=EXACT)
-        assert found.feasibility.layers.keys() == local.feasibility.layers.keys()
-        ours, theirs = found.feasibility, local.feasibility
-        assert ours.weight == pytest.approx(theirs.weight, abs=EXACT)
-        assert ours.mapped == pytest.approx(theirs.mapped, abs=EXACT)
-        assert 0 < ours.mapped < ours.weight
-        assert found.step_seconds > 0
+        found = played(strategy)
+        compare(found, alone())
+        assert len(found.ranks) == RANKS[strategy] and found.step_seconds > 0
+        assert 0 < found.feasibility.mapped < found.feasibility.weight
 
     def test_free_stages_in_replicas_train_as_one_process(self):
         job = Job(replace(played("pipeline-ddp").config, manifold="none"), CORPUS)
@@ -187,20 +189,17 @@ class TestRun:
             ("2d", "muon"), ("pipeline", "penalty"),
         ],
     )  # fmt: skip
-    def test_rivals_of_dissolving_train_as_in_one_process(self, strategy, optimizer):
+    def test_rivals_of_dissolving_train_as_one_process(self, strategy, optimizer):
         """Muon moves dissolved weights; the others enforce the constraint alone."""
         ranks = 3 if strategy == "fsdp" else RANKS[strategy]
         how = {"manifold": "stiefel", "where": "attention", "lr": 0.05}
         how |= {"strategy": strategy, "num_ranks": ranks, "batch_size": 12}
         job = Job(settings(**how, optimizer=optimizer), CORPUS)
-        found, local = sharding.run(job), sharding.run_locally(job)
+        found = sharding.run(job)
         exact = 1e-10 if optimizer == "muon" else EXACT
-        assert max_difference(found.weights, local.weights) <= exact
-        ours, theirs = found.feasibility, local.feasibility
-        assert ours.layers.keys() == theirs.layers.keys()
-        assert ours.mapped == pytest.approx(theirs.mapped, abs=exact)
-        assert ours.mapped < (1e-12 if optimizer == "projected" else 1)
-        assert len(ours.layers) == 12
+        compare(found, sharding.run_locally(job), exact)
+        assert found.feasibility.mapped < (1e-12 if optimizer == "projected" else 1)
+        assert len(found.feasibility.layers) == 12
 
     def test_another_seed_is_another_training(self):
         """The control: the parameters of two different runs differ."""
@@ -213,109 +212,70 @@ class TestRun:
         assert other == pytest.approx(too, abs=EXACT)
         assert one != pytest.approx(other, abs=1e-6)
 
+    @torch.no_grad()
     def test_perplexity_is_of_all_held_out_tokens_and_falls(self):
         config = job("fsdp").config
         model = transformer(config, len(CORPUS.vocabulary))
         constrain(model, config)
-        start = {name: p.detach().clone() for name, p in model.named_parameters()}
         rows = (len(CORPUS.valid) - 1) // 16
-        begins, logs = torch.arange(16)[:, None] * rows, []
-        with torch.no_grad():
-            for at in torch.arange(rows).split(config.seq_len):
-                scores = model(CORPUS.valid[begins + at]).log_softmax(2)
-                wanted = CORPUS.valid[begins + at + 1]
-                logs.append(scores.gather(2, wanted[..., None]).flatten())
-        expected = torch.cat(logs).mean().neg().exp().item()
-        found = sharding.perplexity(job("fsdp"), start)
-        assert found == pytest.approx(expected, rel=1e-10)
-        assert sharding.perplexity(job("fsdp"), alone().weights) < 0.95 * found
-
-    def test_perplexity_too_large_to_write_is_infinite(self):
+        begins, losses = torch.arange(16)[:, None] * rows, []
+        for at in torch.arange(rows).split(config.seq_len):
+            scores, targets = model(CORPUS.valid[begins + at]), begins + at + 1
+            wanted = CORPUS.valid[targets].flatten()
+            losses.append(cross_entropy(scores.flatten(0, 1), wanted, reduction="none"))
+        start = sharding.perplexity(job("fsdp"), dict(model.named_parameters()))
+        assert start == pytest.approx(torch.cat(losses).mean().exp().item(), rel=1e-10)
+        assert sharding.perplexity(job("fsdp"), alone().weights) < 0.95 * start
         huge = {name: 1e9 * weight for name, weight in alone().weights.items()}
         assert sharding.perplexity(job("fsdp"), huge) == math.inf
 
 
-class TestResult:
-    def test_losses_are_means_over_the_ranks_that_have_one(self):
-        ranks = [1.0, math.nan, math.nan], [4.0, 3.0, math.nan]
-        found = Result(settings(), [History(losses=losses) for losses in ranks])
-        expected = [2.5, 3.0, math.nan]
-        assert found.losses == pytest.approx(expected, abs=0, nan_ok=True)
-
-    def test_a_step_takes_its_median_on_the_slowest_rank(self):
-        ranks = [History(step_seconds=each) for each in ([1.0, 9.0, 2.0], [4.0] * 3)]
-        assert Result(settings(), ranks).step_seconds == 4.0
-        assert Result(settings(), ranks[:1]).step_seconds == 2.0
-
-
-@pytest.fixture(scope="module")
-def parts():
-    """By strategy, on three ranks, which cut the words and the layers unevenly."""
-    ways = ("ddp", "fsdp", "tp", "pipeline")
-    shape = {"num_ranks": 3, "batch_size": 15, "num_layers": 4}
-    jobs = [Job(settings(strategy=way, **shape), CORPUS) for way in ways]
-    return dict(zip(ways, owned(jobs), strict=True))
-
-
-@pytest.fixture(scope="module")
-def shapes():
-    """Those of that model's weights."""
-    model = transformer(settings(num_layers=4), len(CORPUS.vocabulary))
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (5, 2)])
-def test_ranks_share_the_cores(monkeypatch, cores, threads):
-    monkeypatch.setattr(system, "cpu_count", lambda: cores)
-    launched = mock.MagicMock()
-    monkeypatch.setattr(system, "launch", launched)
-    sharding.run(job("ddp"))
-    (roles,) = launched.call_args.args
-    assert [role.num_threads for role in roles.values()] == [threads] * 2
-
-
 class TestOwned:
-    def cover(self, of_ranks, shapes) -> dict[str, Tensor]:
-        """For each number of a weight, on how many ranks it lies."""
-        counts = {name: torch.zeros(shape, dtype=int) for name, shape in shapes.items()}
-        for parts in of_ranks:
+    """On three ranks, which cut the words and the layers unevenly."""
+
+    SHAPE = {"num_ranks": 3, "batch_size": 15, "num_layers": 4}
+
+    def cover(self, strategy) -> tuple[list, dict[str, Tensor]]:
+        """The ranks' parts, and for each number of a weight, on how many it lies."""
+        config = settings(strategy=strategy, **self.SHAPE)
+        parts_of = owned(Job(config, CORPUS))
+        model = transformer(config, len(CORPUS.vocabulary))
+        counts = {
+            n: torch.zeros(p.shape, dtype=int) for n, p in model.named_parameters()
+        }
+        for parts in parts_of:
             for name, part in parts.items():
-                assert part.shape == shapes[name] and min(part.begin) >= 0
                 ends = [b + s for b, s in zip(part.begin, part.size, strict=True)]
+                counts[name][tuple(map(slice, part.begin, ends))] += 1
+                assert part.shape == counts[name].shape and min(part.begin) >= 0
                 assert all(e <= n for e, n in zip(ends, part.shape, strict=True))
-                at = tuple(map(slice, part.begin, ends))
-                counts[name][at] += 1
-                assert counts[name][at].numel() == part.count
-        return counts
+        return parts_of, counts
 
     @pytest.mark.parametrize(
-        ("way", "times"), [("ddp", 3), ("fsdp", 1), ("pipeline", 1)]
+        ("strategy", "times", "owners"),
+        [("ddp", 3, 3), ("fsdp", 1, 3), ("pipeline", 1, 1)],
     )
     def test_copies_have_all_and_shards_or_stages_each_once(
-        self, parts, shapes, way, times
+        self, strategy, times, owners
     ):
-        for name, found in self.cover(parts[way], shapes).items():
-            assert (found == times).all(), name
-        owners = [sum(name in rank for rank in parts[way]) for name in shapes]
-        assert owners == [1 if way == "pipeline" else 3] * len(shapes)
+        parts_of, counts = self.cover(strategy)
+        for name, count in counts.items():
+            assert (count == times).all(), name
+            assert sum(name in parts for parts in parts_of) == owners
 
-    def test_tensor_parallel_cuts_the_projections_and_repeats_the_rest(
-        self, parts, shapes
-    ):
-        projections = ("q", "k", "v", "out", "up", "down")
-        cut = tuple(f"{name}.weight" for name in projections)
-        for name, found in self.cover(parts["tp"], shapes).items():
-            times = 1 if name.startswith("block") and name.endswith(cut) else 3
-            assert (found == times).all(), name
-        last = parts["tp"][2]
+    def test_tensor_parallel_cuts_the_projections_and_repeats_the_rest(self):
+        parts_of, counts = self.cover("tp")
+        cut = ("q.weight", "k.weight", "v.weight", "out.weight", "up.weight")
+        for name, count in counts.items():
+            is_cut = name.startswith("block") and name.endswith((*cut, "down.weight"))
+            assert (count == (1 if is_cut else 3)).all(), name
         for name, begin, size in (
             ("attention.q", (16, 0), (8, 24)),
             ("attention.out", (0, 16), (24, 8)),
             ("up", (64, 0), (32, 24)),
             ("down", (0, 64), (24, 32)),
         ):
-            found = last[f"block1.{name}.weight"]
-            assert (found.begin, found.size) == (begin, size)
+            assert parts_of[2][f"block1.{name}.weight"][1:] == (begin, size)
 
 
 class TestMemory:
@@ -329,7 +289,6 @@ class TestMemory:
             torch.empty(250, dtype=torch.float64)
 
         assert counted.peak_memory(step) == 8000
-        assert counted.peak_memory(lambda: None) == 0
         assert counted.peak_memory(lambda: kept.clear()) == 0
 
     def test_is_that_of_the_parameters_of_adam_and_of_a_step(self):
@@ -341,17 +300,8 @@ class TestMemory:
         first, second = islice(trainer.batches(), 2)
         trainer.step(*first)
         step = counted.peak_memory(lambda: trainer.step(*second))
-        size = sum(each.nbytes for each in model.parameters())
-        kept = 3 * size  # Adam keeps two numbers for each parameter
+        # Adam keeps two numbers for each parameter.
+        kept = 3 * sum(parameter.nbytes for parameter in model.parameters())
         assert kept / 2 < step < 2 * kept
         # A stage keeps a copy of its output.
         assert kept + step <= costs.measured_memory(job) <= 1.2 * (kept + step)
-
-    def test_of_shards_is_less_than_that_of_copies(self):
-        # Short sequences, so that the parameters count.
-        config = {"width": 96, "seq_len": 4, "batch_size": 2}
-        copies, shards = (
-            costs.measured_memory(Job(settings(strategy=way, **config), CORPUS))
-            for way in ("ddp", "fsdp")
-        )
-        assert shards < 0.8 * copies

@@ -49,7 +49,7 @@ def test_every_way_finds_the_leading_singular_vectors(matrix, way):
 
 def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
     found, _ = rows(replace(FEW, max_steps=1), matrix)
-    lr = vectors.WAYS["dissolved"].lr
+    lr, _ = vectors.WAYS["dissolved"]
     m = torch.from_numpy(matrix.toarray())
     sketch = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
     left, _, right = torch.linalg.svd(m @ sketch, full_matrices=False)
@@ -63,7 +63,7 @@ def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
 
 BAD = {
     "way is 'folded', but must be dissolved or": {"way": "folded"},
-    "1: cayley needs X in one process": {"way": "cayley", "num_ranks": 2},
+    "1: geoopt needs X in one process": {"way": "geoopt", "num_ranks": 2},
     "num_ranks is 302, too many for a matrix of 301 rows": {"num_ranks": 302},
     "p is 0, but must be at least 1": {"p": 0},
 }

@@ -1,9 +1,7 @@
 """Which part of the model each rank owns, and what a step costs in bytes and memory."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -14,9 +12,7 @@ from cdopt_tutorial.constraints.surface import is_sharded
 from cdopt_tutorial.probes.counted import peak_memory
 from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import Job
-from cdopt_tutorial.sharding.system import make_trainer, run
-
-STEPS = 6
+from cdopt_tutorial.sharding.system import Trainer, make_trainer, run
 
 
 class Predicted(NamedTuple):
@@ -43,64 +39,22 @@ def predicted(n: int, p: int, num_ranks: int, itemsize: int) -> dict[str, Predic
     }
 
 
-def curves(p: int, num_ranks: int) -> dict[str, list[tuple[list[int], list[float]]]]:
-    """kB of float32 that a rank sends in a step, over n, as curves for each way."""
-    sizes = [2**k for k in range(7, 18)]
-    found = [predicted(n, p, num_ranks, 4) for n in sizes]
-    names = {"rows": "cut into rows", "gathered": "gathered"}
-    return {
-        name: [(sizes, [each[cut].bytes / 1e3 for each in found])]
-        for cut, name in names.items()
-    }
-
-
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The part of a weight that one rank owns."""
 
     shape: tuple[int, ...]  #: of the whole weight
     begin: tuple[int, ...]  #: the part's first indices in it
     size: tuple[int, ...]  #: the part's own shape
 
-    @property
-    def count(self) -> int:
-        """Numbers in the part."""
-        return math.prod(self.size)
 
-
-def owned(jobs: Sequence[Job]) -> list[list[dict[str, Part]]]:
-    """For each job and each of its ranks, the parts of its parameters, by name.
-
-    The models are built as for training, but on the CPU. All jobs must have the same
-    number of ranks. Names are those of the layers' weights.
-    """
-    ranks = range(jobs[0].config.num_ranks)
-    found = launch({f"rank{k}": Role(_parts, (jobs, k)) for k in ranks})
-    return [list(of_job) for of_job in zip(*found.values(), strict=True)]
-
-
-def _parts(jobs: Sequence[Job], rank: int) -> list[dict[str, Part]]:
-    process_group.join(rank, jobs[0].config.num_ranks, gpus=())
-    found: list[dict[str, Part]] = []
-    for job in jobs:
-        named = make_trainer(job, rank, "cpu").model.named_parameters()
-        layers = ((name.replace(".parametrizations", ""), p) for name, p in named)
-        found.append({n.removesuffix(".original"): _part(p) for n, p in layers})
-    return found
-
-
-def _part(value: Tensor) -> Part:
-    shape = tuple(value.shape)
-    if not is_sharded(value):
-        return Part(shape, (0,) * len(shape), shape)
-    mesh, placements = value.device_mesh, value.placements
-    size, begin = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return Part(shape, tuple(begin), tuple(size))
+def owned(job: Job) -> list[dict[str, Part]]:
+    """Each rank's parts of the parameters, by the names of the layers' weights."""
+    return _on_ranks(job, _parts)
 
 
 def measured_bytes(job: Job) -> float:
     """Bytes that all ranks together send in a step, counted at their sockets."""
-    return training.measured_bytes(run, job, STEPS)
+    return training.measured_bytes(run, job, most=6)
 
 
 def measured_memory(job: Job) -> int:
@@ -108,19 +62,41 @@ def measured_memory(job: Job) -> int:
 
     They are its parameters, its optimizers' state, and what a step allocates.
     """
+    return max(_on_ranks(job, _peak))
+
+
+def _on_ranks(job: Job, function: Callable[[Trainer], Any]) -> list[Any]:
+    """What a function returns on each rank, of its trainer made for the CPU."""
     ranks = range(job.config.num_ranks)
-    return max(launch({f"rank{k}": Role(_memory, (job, k)) for k in ranks}).values())
+    roles = {f"rank{k}": Role(_on_rank, (job, k, function)) for k in ranks}
+    return list(launch(roles).values())
 
 
-def _memory(job: Job, rank: int) -> int:
+def _on_rank(job: Job, rank: int, function: Callable[[Trainer], Any]) -> Any:
     process_group.join(rank, job.config.num_ranks, gpus=())
-    trainer = make_trainer(job, rank, "cpu")
+    return function(make_trainer(job, rank, "cpu"))
+
+
+def _parts(trainer: Trainer) -> dict[str, Part]:
+    parts = {}
+    for name, value in trainer.model.named_parameters():
+        name = name.replace(".parametrizations", "").removesuffix(".original")
+        shape = tuple(value.shape)
+        size, begin = shape, (0,) * len(shape)
+        if is_sharded(value):
+            cut = value.device_mesh, value.placements
+            size, begin = compute_local_shape_and_global_offset(shape, *cut)
+        parts[name] = Part(shape, tuple(begin), tuple(size))
+    return parts
+
+
+def _peak(trainer: Trainer) -> int:
     batches = trainer.batches()
     trainer.step(*next(batches))  # the first one allocates the optimizers' state
     batch = next(batches)
     states = [optimizer.state_dict() for optimizer in trainer.optimizers]
     kept = tree_leaves([states, *trainer.model.parameters()])
-    tensors = [each for each in kept if isinstance(each, Tensor)]
-    here = (each.to_local() if is_sharded(each) else each for each in tensors)
-    size = sum(each.nbytes for each in here)
-    return size + peak_memory(lambda: trainer.step(*batch))
+    tensors = [leaf for leaf in kept if isinstance(leaf, Tensor)]
+    here = [t.to_local() if is_sharded(t) else t for t in tensors]
+    step_peak = peak_memory(lambda: trainer.step(*batch))
+    return sum(tensor.nbytes for tensor in here) + step_peak

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import geoopt
 import torch
-import torch.distributed as dist
 from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor, nn, optim
@@ -19,39 +18,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.utils import parametrizations
 
-from cdopt_tutorial.checks import at_least, check
-from cdopt_tutorial.constraints.formulas import Sums
-from cdopt_tutorial.constraints.rivals import RULES, Rival, nearest
-from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.checks import at_least, check, choices
+from cdopt_tutorial.constraints.formulas import Sums, stiefel_map
+from cdopt_tutorial.constraints.rivals import nearest
 from cdopt_tutorial.run import Role, launch, process_group
 
 EVERY = 5  # steps between two measurements of the gap
 PENALTY_PARAM = 0.1  # from 0.05 to 0.2 the number of steps is the same
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to keep the constraint, and its optimizer, SGD with Nesterov's momentum.
-
-    Each rate needed the fewest steps on a grid √2 or 2 apart: on 2,000 words, or 400
-    for torch's parametrizations.
-    """
-
-    lr: float
-    momentum: float = 0.95
-    alone: bool = False  #: whether it needs all of X in one process
-
-
+# Learning rate and Nesterov momentum of SGD. Each rate needed the fewest steps on a
+# grid √2 or 2 apart: on 2,000 words, or 400 for torch's parametrization.
 WAYS = {
-    "dissolved": Way(0.35),  # A maps the rows where they lie
-    "gathered": Way(0.35),  # each rank gathers X, as FSDP2 does, and maps all of it
+    "dissolved": (0.35, 0.95),  # A maps the rows where they lie
+    "gathered": (0.35, 0.95),  # each rank gathers X, as FSDP2 does, and maps all of it
     # As the rate grows it tends to orthogonal iteration: MMᵀX, projected.
-    "projected": Way(64, momentum=0),
-    "geoopt": Way(1, 0.9, alone=True),
-    "cayley": Way(1.4, 0.9, alone=True),  # these three are torch's parametrizations
-    "householder": Way(0.35, 0.9, alone=True),
-    "matrix_exp": Way(0.7, 0.9, alone=True),
+    "projected": (64, 0.0),
+    "geoopt": (1, 0.9),
+    "householder": (0.35, 0.9),  # torch's parametrization
 }
+ALONE = "geoopt", "householder"  # they need all of X in one process
 
 
 @dataclass(frozen=True)
@@ -65,9 +49,9 @@ class VectorsConfig:
     max_steps: int = 500
 
     def __post_init__(self):
-        check(self, "way", self.way in WAYS, " or ".join(WAYS))
+        choices(self, way=WAYS)
         at_least(self, 1, "p", "num_ranks")
-        fits = self.num_ranks == 1 or not WAYS[self.way].alone
+        fits = self.num_ranks == 1 or self.way not in ALONE
         check(self, "num_ranks", fits, f"1: {self.way} needs X in one process")
 
 
@@ -85,10 +69,8 @@ class Search:
 
 def minimum(matrix: sparse.csr_matrix, p: int) -> float:
     """The minimum of f, by scipy, from the p largest singular values."""
-    values = svds(
-        matrix.astype(float), p, random_state=0, return_singular_vectors=False
-    )
-    return -(values**2).sum() / 2
+    options = {"random_state": 0, "return_singular_vectors": False}
+    return -(svds(matrix.astype(float), p, **options) ** 2).sum() / 2
 
 
 def run(config: VectorsConfig, matrix: sparse.csr_matrix, least: float) -> list[Search]:
@@ -109,39 +91,38 @@ def _search(
     """A rank's role: take steps until f is near its minimum, or diverges."""
     process_group.join(rank, config.num_ranks, gpus=())
     mesh = init_device_mesh("cpu", (config.num_ranks,))
-    objective, found = Objective(rows, mesh), Search()
-    layout = {"shape": (n, config.p), "stride": (config.p, 1), "run_check": False}
-    start = DTensor.from_local(objective.start(config.p), mesh, [Shard(0)], **layout)
-    step, current = make_step(config, objective, start)
-    for found.steps in range(config.max_steps + 1):
-        last = found.steps == config.max_steps
-        if last or found.steps % EVERY == 0:
-            found.gap.append(1 - objective.value(current()) / least)
-            if last or not config.accuracy < found.gap[-1] < 2:
+    objective, search = Objective(rows, n, mesh), Search()
+    step, current = make_step(config.way, objective, objective.start(config.p))
+    for search.steps in range(config.max_steps + 1):
+        last = search.steps == config.max_steps
+        if last or search.steps % EVERY == 0:
+            search.gap.append(1 - objective.value(current()) / least)
+            if last or not config.accuracy < search.gap[-1] < 2:
                 break
-        began = time.perf_counter()
+        begin = time.perf_counter()
         step()
-        found.seconds += time.perf_counter() - began
-    found.rows = current().clone()
-    return found
+        search.seconds += time.perf_counter() - begin
+    search.rows = current().clone()
+    return search
 
 
 class Objective:
-    """f, on a rank with some rows of M."""
+    """f, on a rank with some of the n rows of M."""
 
-    def __init__(self, rows: sparse.csr_matrix, mesh: DeviceMesh):
+    def __init__(self, rows: sparse.csr_matrix, n: int, mesh: DeviceMesh):
         self._rows = rows  # scipy's, whose products are as fast as torch's
-        self._sums = Sums(wide=False, mesh=mesh, inner=(0,))  # over all ranks
+        self.n, self.mesh = n, mesh
+        self.sums = Sums(mesh=mesh, inner=(0,))  # over all ranks
 
     def start(self, p: int) -> Tensor:
         """This rank's rows of a feasible X, which spans p random images of M."""
-        drawn = torch.Generator().manual_seed(0)
-        sketch = torch.randn(self._rows.shape[1], p, generator=drawn)
-        return nearest(_times(self._rows, sketch), self._sums)
+        generator = torch.Generator().manual_seed(0)
+        sketch = torch.randn(self._rows.shape[1], p, generator=generator)
+        return nearest(_times(self._rows, sketch), self.sums)
 
     def images(self, x: Tensor) -> Tensor:
         """MᵀX (m, p), from this rank's rows of X."""
-        return self._sums.inside(_times(self._rows.T, x))
+        return self.sums.inside(_times(self._rows.T, x))
 
     def gradient(self, x: Tensor) -> Tensor:
         """This rank's rows of the gradient of f."""
@@ -149,7 +130,7 @@ class Objective:
 
     def value(self, x: Tensor) -> float:
         """f at the feasible point whose columns have the span of those of X."""
-        images, gram = self.images(x).double(), self._sums.gram(x).double()
+        images, gram = self.images(x).double(), self.sums.gram(x).double()
         return -torch.linalg.solve(gram, images.T @ images).trace().item() / 2
 
 
@@ -158,54 +139,51 @@ def _times(matrix: sparse.sparray, x: Tensor) -> Tensor:
 
 
 def make_step(
-    config: VectorsConfig, objective: Objective, start: DTensor
+    way: str, objective: Objective, start: Tensor
 ) -> tuple[Callable[[], None], Callable[[], Tensor]]:
     """A way's step, and a function that returns this rank's rows of the current X."""
-    way = WAYS[config.way]
-    how = {"lr": way.lr, "momentum": way.momentum}
-    if way.alone:
-        weight, point = _alone(config.way, start)
-    else:
-        weight = nn.Parameter(start.clone())
-        point = weight.to_local
-    if config.way in RULES:
-        optimizer = Rival(config.way, {weight: surface("stiefel", weight)}, **how)
-    else:
-        kind = geoopt.optim.RiemannianSGD if config.way == "geoopt" else optim.SGD
-        optimizer = kind([weight], nesterov=True, **how)
-    mapped = {"dissolved": _dissolved, "gathered": _gathered}.get(config.way)
+    layer, kind = nn.Module(), optim.SGD
+    layer.weight = nn.Parameter(start)
+    if way == "geoopt":  # with the Euclidean metric: the default needs n x n numbers
+        manifold = geoopt.Stiefel(canonical=False)
+        layer.weight = geoopt.ManifoldParameter(start, manifold=manifold)
+        kind = geoopt.optim.RiemannianSGD
+    elif way == "householder":
+        parametrizations.orthogonal(layer, orthogonal_map=way)
+    forward = {"dissolved": dissolved, "gathered": gathered}.get(way, unmapped)
+    lr, momentum = WAYS[way]
+    optimizer = kind(layer.parameters(), lr, momentum, nesterov=momentum > 0)
 
     def step() -> None:
         optimizer.zero_grad()
-        own, *distance = (point(),) if mapped is None else mapped(weight)
-        penalty = [PENALTY_PARAM * each for each in distance]
-        gradients = [objective.gradient(own.detach()), *(None for _ in penalty)]
-        torch.autograd.backward([own, *penalty], gradients)
+        rows, *penalty = forward(layer.weight, objective)
+        gradients = [objective.gradient(rows.detach()), *(None for _ in penalty)]
+        torch.autograd.backward([rows, *penalty], gradients)
         optimizer.step()
+        if way == "projected":
+            layer.weight.data = nearest(layer.weight.data, objective.sums)
 
-    return step, lambda: point().detach()
-
-
-def _alone(way: str, start: DTensor) -> tuple[nn.Parameter, Callable[[], Tensor]]:
-    """The parameter of an exact way, and a function that returns X."""
-    if way == "geoopt":  # with the Euclidean metric: the default needs n x n numbers
-        manifold = geoopt.Stiefel(canonical=False)
-        weight = geoopt.ManifoldParameter(start.to_local(), manifold=manifold)
-        return weight, lambda: weight
-    layer = nn.Linear(*start.shape[::-1], bias=False, dtype=start.dtype)
-    layer.weight = nn.Parameter(start.to_local())
-    parametrizations.orthogonal(layer, orthogonal_map=way)
-    return layer.parametrizations.weight.original, lambda: layer.weight
+    return step, lambda: layer.weight.detach()
 
 
-def _dissolved(weight: nn.Parameter) -> tuple[Tensor, Tensor]:
-    mapped, distance = surface("stiefel", weight).map_and_distance(weight)
-    return mapped.to_local(), distance
+def unmapped(weight: Tensor, objective: Objective) -> tuple[Tensor]:
+    """This rank's rows of X."""
+    return (weight,)
 
 
-def _gathered(weight: nn.Parameter) -> tuple[Tensor, Tensor]:
+def dissolved(weight: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """This rank's rows of A(X), from its rows of X, and the penalty."""
+    mapped, distance = stiefel_map(weight, objective.sums)
+    return mapped, PENALTY_PARAM * distance
+
+
+def gathered(weight: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """The same, from the whole X, which each rank gathers and maps."""
+    layout = {"shape": (objective.n, weight.shape[1]), "stride": weight.stride()}
+    placed = objective.mesh, [Shard(0)]
+    parts = DTensor.from_local(weight, *placed, run_check=False, **layout)
     # Each rank's backward pass starts at its own rows; the gradients are summed.
-    whole = weight.full_tensor(grad_placements=[Partial()])
-    mapped, distance = surface("stiefel", whole).map_and_distance(whole)
-    own = mapped.chunk(dist.get_world_size())[dist.get_rank()]
-    return own, distance / dist.get_world_size()
+    mapped, distance = stiefel_map(parts.full_tensor(grad_placements=[Partial()]))
+    ranks = objective.mesh.size()
+    rows = mapped.chunk(ranks)[objective.mesh.get_rank()]
+    return rows, PENALTY_PARAM * distance / ranks
