@@ -5,7 +5,6 @@ Liu and Toh, Dissolving Constraints for Riemannian Optimization, Mathematics of
 Operations Research, 2023: its β is twice CDOpt's ``penalty_param``.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +14,6 @@ from torch.func import grad, jacrev, vmap
 
 Function = Callable[[Tensor], Tensor]
 
-_SCAN = 4096  # angles: two stationary points closer than 2π / 4096 are both missed
 _EXTENT = 2.5  # the search for stationary points covers this much of each axis
 _STARTS = 21  # starts of Newton's method along each axis
 _STRIDE = 0.3  # its longest step, so that it stays in the searched region
@@ -67,33 +65,16 @@ def descend(
 
 
 def on_grid(
-    function: Function, extent: float, points: int = 161
+    function: Function, extent: float, size: int = 161
 ) -> tuple[Tensor, Tensor]:
-    """An axis (points,) around 0, and values (points, points), x₁ along the columns."""
-    axis = torch.linspace(-extent, extent, points, dtype=torch.float64)
-    return axis, function(torch.cartesian_prod(axis, axis).reshape(points, points, 2)).T
+    """An axis (size,) around 0, and values (size, size), x₁ along the columns."""
+    axis = torch.linspace(-extent, extent, size, dtype=torch.float64)
+    return axis, function(torch.cartesian_prod(axis, axis).reshape(size, size, 2)).T
 
 
 def on_circle(angle: Tensor) -> Tensor:
     """Points (..., 2) of the circle at angles (...) in radians."""
     return torch.stack([angle.cos(), angle.sin()], -1)
-
-
-def circle_stationary_points(f: Function) -> Tensor:
-    """Stationary points (k, 2) of f on the circle, the one with the least f first.
-
-    Roots of the derivative with respect to the angle, by a scan and bisection.
-    """
-    slope = vmap(grad(lambda angle: f(on_circle(angle))))
-    # Shifted, since a root exactly at a scanned angle would show no change of sign.
-    angles = torch.linspace(0, 2 * math.pi, _SCAN + 1, dtype=torch.float64) + 1e-4
-    changes = slope(angles).sign().diff().nonzero()[:, 0].tolist()
-    roots = [
-        bisect(lambda at: slope(angles.new_tensor([at])).item(), *pair, xtol=1e-15)
-        for pair in (angles[k : k + 2].tolist() for k in changes)
-    ]
-    points = on_circle(angles.new_tensor(roots))
-    return points[f(points).argsort()]
 
 
 def stationary_points(function: Function) -> Tensor:
