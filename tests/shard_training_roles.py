@@ -1,14 +1,11 @@
 """Roles for the tests of training in shards; they must be importable by workers."""
 
-import copy
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -40,12 +37,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.calls.gradients import make_optimizer
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.constraints.weights import constraints_of
 from cdopt_tutorial.run.process_group import join
-from cdopt_tutorial.sharding import ShardConfig
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
 OPTIMIZERS: dict[str, Callable] = {
@@ -118,7 +113,6 @@ class Loop:
     optimizer: str = "SGD"
     clip: float | None = None
     micro: int = 1  #: batches whose gradients are summed for a step
-    fresh: bool = False  #: whether the constraints are looked up after the pass
     parts: int = 1  #: how many parts a batch is cut into
     part: int = 0  #: the one that this rank has
 
@@ -129,8 +123,6 @@ class Loop:
             groups = undecayed(model) if self.optimizer == "AdamW" else None
             optimizer = OPTIMIZERS[self.optimizer](groups or model.parameters())
         penalty = constraints.Constraints(model).penalty
-        if self.fresh:
-            penalty = functools.partial(constraints.penalty, model)
         for step in steps:
             optimizer.zero_grad()
             for number in range(self.micro):
@@ -157,11 +149,6 @@ def undecayed(model: nn.Module) -> list[dict]:
 
 def alone(manifold: str, loop: Loop) -> nn.Module:
     """The model that one process has trained."""
-    return copy.deepcopy(_alone(manifold, loop))
-
-
-@functools.cache
-def _alone(manifold: str, loop: Loop) -> nn.Module:
     return loop(begin(manifold))
 
 
@@ -309,7 +296,6 @@ def cases() -> Iterator[Case]:
     yield Case("fsdp", "2", loop=Loop("momentum", clip=0.05))
     yield Case("tensor, rows last", "3", loop=Loop("AdamW", clip=0.05))
     yield Case("fsdp per layer", "2", loop=Loop(micro=2))
-    yield Case("fsdp per layer", "2", loop=Loop(fresh=True))
     yield Case("fsdp per layer", "3", loop=Loop(clip=0.05, micro=2))
     for way in RECIPE:
         yield Case(way, "2", loop=Loop(micro=2))
@@ -332,7 +318,7 @@ def play_training(rank: int, folder: Path) -> dict:
         if there[case.mesh].get_coordinate() is not None:
             found[case] = case(there[case.mesh])
     if rank < 2:
-        for play in embedding, after_evaluation, compiled, orders, half, mixed:
+        for play in embedding, after_evaluation, compiled, orders, half:
             found[play.__name__] = play(there["2"])
     dist.barrier()
     return found if OLD else found | checkpoints(there, folder)
@@ -398,31 +384,6 @@ def half(mesh: DeviceMesh) -> dict[str, float]:
     gap = (found["sharded"] - found["bfloat16"]).norm() / scale
     rounding = (found["bfloat16"] - found["float64"]).norm() / scale
     return {"gap": gap.item(), "rounding": rounding.item()}
-
-
-def mixed(mesh: DeviceMesh) -> dict[str, Any]:
-    """Plain and sharded parameters, moved with torch's default set to foreach.
-
-    That is the default on a GPU, where torch refuses them together.
-    """
-    found: dict[str, Any] = {}
-    for name, kind in ("sgd", torch.optim.SGD), ("adam", torch.optim.Adam):
-        start = torch.ones(4)
-        pair = start, distribute_tensor(start, mesh, [Shard(0)])
-        pair = [nn.Parameter(each) for each in pair]
-        for each in pair:
-            each.grad = torch.ones_like(each)
-        where = sys.modules[kind.__module__]
-        with mock.patch.object(where, "_default_to_fused_or_foreach", _as_on_a_gpu):
-            found[f"torch's {name}"] = error_of(kind(pair, lr=0.1).step)
-            make_optimizer(pair, ShardConfig(optimizer=name)).step()
-        plain, sharded = (whole(each.detach()) for each in pair)
-        found[name] = bool((plain < 1).all() and torch.equal(plain, sharded))
-    return found
-
-
-def _as_on_a_gpu(*_: Any, **__: Any) -> tuple[bool, bool]:
-    return False, True  # fused, foreach
 
 
 def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:

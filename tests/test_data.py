@@ -28,13 +28,6 @@ from cdopt_tutorial.data import (
 from cdopt_tutorial.data.baselines import _discounts, probabilities, sequences
 from cdopt_tutorial.data.text import UNKNOWN, documentation, tokenize
 
-
-@pytest.fixture(scope="module")
-def reference() -> Corpus:
-    """The default text, which the chapters learn from."""
-    return load_corpus()
-
-
 # Text
 
 
@@ -132,14 +125,6 @@ def test_of_ten_blocks_of_the_reference_the_fifth_is_held_out(monkeypatch):
     assert corpus.valid.tolist() == [0] * text.BLOCK_TOKENS * 10
 
 
-def test_what_is_held_out_of_the_reference_is_not_in_its_training_part(reference):
-    parts = (reference.train, reference.valid)
-    train, valid = ([*map(tuple, part.unfold(0, 20, 1).tolist())] for part in parts)
-    known = set(train)
-    # It would be 0.44 with the ruled lines and repeated paragraphs.
-    assert np.mean([stretch in known for stretch in valid]) < 0.02
-
-
 # Stream
 
 
@@ -202,8 +187,7 @@ def test_a_hidden_state_carried_over_windows_is_that_of_the_whole_column():
 
 def test_a_shard_carries_only_its_columns_when_it_travels():
     stream = Stream(torch.arange(10_001), seq_len=35, batch_size=10)
-    shard = stream.shard(3, 10)
-    assert len(pickle.dumps(shard)) < len(pickle.dumps(stream)) / 5
+    assert len(pickle.dumps(stream.shard(3, 10))) < len(pickle.dumps(stream)) / 5
 
 
 @pytest.mark.parametrize(
@@ -276,19 +260,12 @@ def test_every_choice_is_another_word_and_no_context_is_left_out(grammar):
     assert grammar.stationary.min() > 0
 
 
-def test_the_first_context_of_a_sample_is_stationary():
-    grammar = Grammar(num_words=3, branching=2, seed=1)
+def test_the_first_context_of_a_sample_is_stationary_and_drawn_with_the_seed():
+    grammar, again = (Grammar(num_words=3, branching=2, seed=1) for _ in range(2))
     first = [grammar.sample(1, seed).item() for seed in range(1_000)]
+    assert first[:99] == [again.sample(1, seed).item() for seed in range(99)]
     expected = grammar.stationary.reshape(3, 2).sum(axis=1)
     np.testing.assert_allclose(np.bincount(first) / 1_000, expected, atol=0.06)
-
-
-def test_samples_are_reproducible_and_differ_between_seeds():
-    first, again, other = (Grammar(seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(first.sample(200, seed=0), again.sample(200, seed=0))
-    assert not torch.equal(first.sample(200, seed=0), first.sample(200, seed=1))
-    assert not np.array_equal(first.probabilities, other.probabilities)
-    assert [len(first.sample(length)) for length in (0, 1, 5)] == [0, 1, 5]
 
 
 def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
@@ -303,11 +280,10 @@ def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
 
 
 def test_a_grammar_out_of_range_is_refused():
-    too_many = {"num_words": 3, "branching": 4}
     for options in (
-        *({"num_words": 1}, {"branching": 1}, too_many),
-        *({"order": 0}, {"seed": -1}),
-    ):
+        {"num_words": 1}, {"branching": 1}, {"num_words": 3, "branching": 4},
+        {"order": 0}, {"seed": -1},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="but must be at"):
             Grammar(**options)
 

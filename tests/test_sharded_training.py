@@ -79,12 +79,6 @@ def test_bfloat16_is_that_of_one_process_within_its_rounding(of_two):
         assert 0 < found["gap"] <= found["rounding"]
 
 
-def test_plain_and_sharded_parameters_move_together_as_on_a_gpu(of_two):
-    for found in of_two("mixed"):
-        assert found["sgd"] is found["adam"] is True
-        assert "mixed torch.Tensor and DTensor" in found["torch's sgd"]
-
-
 def test_a_wrong_order_raises_an_error(of_two):
     """Torch's own where parallelize_module comes after a parametrization."""
     by_torch = {

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import data, sharding
+from cdopt_tutorial.calls.gradients import make_optimizer
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.probes import counted
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned
@@ -228,6 +229,13 @@ class TestRun:
         assert sharding.perplexity(job("fsdp"), alone().weights) < 0.95 * start
         huge = {name: 1e9 * weight for name, weight in alone().weights.items()}
         assert sharding.perplexity(job("fsdp"), huge) == math.inf
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_parameters_move_one_by_one(name):
+    """By torch's default a GPU moves lists, which can't mix plain and sharded ones."""
+    optimizer = make_optimizer([torch.ones(2)], settings(optimizer=name))
+    assert optimizer.defaults["foreach"] is False
 
 
 class TestOwned:
