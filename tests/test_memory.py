@@ -29,7 +29,7 @@ from cdopt_tutorial.dissolving.memory import (
 
 TASK = CopyingMemory(num_symbols=3, num_copies=2, delay=4)
 TINY = MemoryConfig(task=TASK, hidden=8, batch_size=4, steps=20, interval=5)
-SHAPE = TASK.num_inputs, TASK.num_outputs, 8
+SHAPE = *TASK.sizes, 8
 
 
 def generator(seed: int) -> torch.Generator:
@@ -200,10 +200,11 @@ def test_a_sequence_is_symbols_blanks_a_marker_and_blanks(task, batch_size, seed
 @given(tasks, st.integers(0, 99))
 def test_the_best_answer_without_memory_costs_the_chance_loss(task, seed):
     _, targets = task.batch(5, generator(seed))
-    log_probabilities = torch.full((task.num_outputs,), -math.inf).double()
+    _, num_outputs = task.sizes
+    log_probabilities = torch.full((num_outputs,), -math.inf).double()
     log_probabilities[1:] = -math.log(task.num_symbols)
     logits = log_probabilities.expand(*targets.shape, -1).clone()
-    blank = functional.one_hot(torch.tensor(0), task.num_outputs).double()
+    blank = functional.one_hot(torch.tensor(0), num_outputs).double()
     logits[: -task.num_copies] = blank.log()
     guesses = task.num_copies * math.log(task.num_symbols)
     assert loss_of(logits, targets).item() == pytest.approx(guesses / len(targets))

@@ -43,14 +43,9 @@ class CopyingMemory:
     delay: int = 30  #: L, steps from the last symbol to the answer, at least 1
 
     @property
-    def num_inputs(self) -> int:
-        """The blank, the symbols and the marker."""
-        return self.num_symbols + 2
-
-    @property
-    def num_outputs(self) -> int:
-        """The blank and the symbols."""
-        return self.num_symbols + 1
+    def sizes(self) -> tuple[int, int]:
+        """Kinds of inputs, and of outputs, which are never the marker."""
+        return self.num_symbols + 2, self.num_symbols + 1
 
     def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Inputs and targets, each (L + 2K, batch_size) int64."""
@@ -74,11 +69,9 @@ class NextWord:
     text_len: int = 300_000  #: words of the text from which sequences are cut at random
 
     @property
-    def num_inputs(self) -> int:
-        """Words of the language."""
-        return self.grammar.num_words
-
-    num_outputs = num_inputs
+    def sizes(self) -> tuple[int, int]:
+        """Kinds of inputs, and of outputs: the words of the language."""
+        return self.grammar.num_words, self.grammar.num_words
 
     def batch(self, batch_size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Words of the text and their successors, each (seq_len, batch_size) int64.
@@ -216,7 +209,7 @@ def train(name: str, lr: float, seed: int, config: MemoryConfig) -> Run:
     start, order = (int(stream.generate_state(1)[0]) for stream in streams)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
-        model = Model(name, task.num_inputs, task.num_outputs, config.hidden)
+        model = Model(name, *task.sizes, config.hidden)
     model.to(config.device)
     optimizer = torch.optim.RMSprop(model.parameters(), lr, alpha=0.9)
     batches, losses, recalls = Generator().manual_seed(order), [], []
