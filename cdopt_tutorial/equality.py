@@ -14,6 +14,6 @@ def max_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> fl
     shapes, others = ({n: tuple(t.shape) for n, t in x.items()} for x in (one, other))
     if shapes != others:
         raise ValueError(f"{shapes} can't be compared with {others}")
-    found = (one[name] - other[name] for name in one)
-    largest = [gap.abs().max().item() for gap in found if gap.numel()]
+    gaps = (one[name] - other[name] for name in one)
+    largest = [gap.abs().max().item() for gap in gaps if gap.numel()]
     return max((math.inf if math.isnan(gap) else gap for gap in largest), default=0.0)

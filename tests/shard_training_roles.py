@@ -40,6 +40,7 @@ from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
 from cdopt_tutorial.constraints.weights import constraints_of
+from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.run.process_group import join
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
@@ -159,12 +160,6 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: whole(p).detach() for name, p in named if p.requires_grad}
 
 
-def furthest(one: nn.Module, other: nn.Module) -> float:
-    ours, theirs = parameters(one), parameters(other)
-    assert ours.keys() == theirs.keys()
-    return max(off(ours[name], theirs[name]) for name in theirs)
-
-
 # Ways to distribute a model; each returns it, the number of data shards, and its own.
 
 
@@ -272,15 +267,15 @@ def exported(model: nn.Module) -> Block:
 
 def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
     """Differences of parameters and feasibilities, and what a projection leaves."""
-    found = {"parameters": furthest(model, expected)}
     ours, before = parameters(model), parameters(start)
+    found = {"parameters": max_difference(ours, parameters(expected))}
     found["moved"] = min(off(ours[name], before[name]) for name in before)
     one, other = constraints.feasibility(model), constraints.feasibility(expected)
     pairs = (one.weight, other.weight), (one.mapped, other.mapped)
     found["feasibility"] = max(abs(our - their) for our, their in pairs)
     for each in model, expected:
         constraints.project_(each)
-    found["projection"] = furthest(model, expected)
+    found["projection"] = max_difference(parameters(model), parameters(expected))
     return found | {"left": constraints.feasibility(model).weight}
 
 
@@ -355,7 +350,7 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     return found | {
         "feasibility": abs(one.weight - other.weight),
         "before": one.weight,
-        "projection": furthest(model, expected),
+        "projection": max_difference(parameters(model), parameters(expected)),
         "left": constraints.feasibility(model).weight,
     }
 

@@ -95,9 +95,9 @@ class Shard:
         """One pass over the data in joint batches, in an order drawn with a seed."""
         generator = torch.Generator().manual_seed(seed)
         for drawn in torch.randperm(self.total, generator=generator).split(batch_size):
-            own = drawn - self.begin
-            own = own[(own >= 0) & (own < len(self.bags))]
-            yield Batch(self.bags.select(own), len(drawn))
+            chosen = drawn - self.begin
+            chosen = chosen[(chosen >= 0) & (chosen < len(self.bags))]
+            yield Batch(self.bags.select(chosen), len(drawn))
 
 
 def shards(bags: Bags, shares: Sequence[float]) -> list[Shard]:

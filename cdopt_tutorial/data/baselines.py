@@ -54,21 +54,21 @@ def probabilities(
     many different words precede a sequence (Kneser and Ney 1995). Single words are
     smoothed by the uniform distribution.
     """
-    found, share = 0.0, 1.0
+    chance, share = 0.0, 1.0
     for length in range(order, 1, -1):
         grams, counts = np.unique(known, return_counts=True)
         before, place = np.unique(grams // vocab_size, return_inverse=True)
         discounts, totals = _discounts(counts), np.bincount(place, counts)
         seen = (counts - discounts) / totals[place]
         freed = np.bincount(place, discounts) / totals
-        found = found + share * _find(scored, grams, seen, 0.0)
+        chance = chance + share * _find(scored, grams, seen, 0.0)
         share = share * _find(scored // vocab_size, before, freed, 1.0)
         shorter = vocab_size ** (length - 1)
         known, scored = grams % shorter, scored % shorter
     counts = np.bincount(known, minlength=vocab_size)
     discounts = _discounts(counts)
     alone = (counts - discounts + discounts.sum() / vocab_size) / counts.sum()
-    return found + share * alone[scored]
+    return chance + share * alone[scored]
 
 
 def _find(keys: NDArray, known: NDArray, values: NDArray, other: float) -> NDArray:

@@ -48,10 +48,10 @@ def load_near(package: str, n: int, contexts: int = 1000) -> Near:
     frequent = np.argsort(-counts, kind="stable")[:n]
     rows = np.full(len(counts), -1)
     rows[frequent] = np.arange(n)
-    both = (rows[ids], 1), (rows[len(words) + pairs], 2)
-    roots = sum(_count(*each, ids, (n, contexts)) for each in both).sqrt()
+    terms = (rows[ids], 1), (rows[len(words) + pairs], 2)
+    roots = sum(_count(*term, ids, (n, contexts)) for term in terms).sqrt()
     sums = (np.asarray(roots.sum(axis)).ravel() for axis in (1, 0))
-    left, right = (sparse.diags(np.maximum(each, 1) ** -0.5) for each in sums)
+    left, right = (sparse.diags(np.maximum(total, 1) ** -0.5) for total in sums)
     texts = (f"{words[k // len(words)]} {words[k % len(words)]}" for k in firsts)
     names = [*words, *texts]
     matrix = (left @ roots @ right).tocsr().astype(np.float32)

@@ -47,9 +47,9 @@ def documentation() -> str:
     kept: dict[str, None] = {}
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, _DOCUMENTED) and (found := ast.get_docstring(node)):
-                paragraphs = _PARAGRAPH.split(_RULED_LINE.sub("", found))
-                kept |= dict.fromkeys(" ".join(each.split()) for each in paragraphs)
+            if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+                paragraphs = _PARAGRAPH.split(_RULED_LINE.sub("", text))
+                kept |= dict.fromkeys(" ".join(p.split()) for p in paragraphs)
     kept.pop("", None)
     return "\n\n".join(kept) + "\n"
 
@@ -82,8 +82,8 @@ class Vocabulary:
         Raises KeyError for an unknown token if there is no ``<unk>``.
         """
         ids = {word: number for number, word in enumerate(self.words)}
-        known = (each if each in ids else UNKNOWN for each in tokens)
-        return torch.tensor([ids[each] for each in known], dtype=torch.int64)
+        known = [token if token in ids else UNKNOWN for token in tokens]
+        return torch.tensor([ids[token] for token in known], dtype=torch.int64)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of numbers (n,)."""
@@ -118,8 +118,8 @@ def load_corpus(
     else:
         tokens = tokenize(_read(path))
         if len(tokens) < MIN_TOKENS:
-            found = f"it has {len(tokens)} tokens (words and punctuation marks)"
-            raise _unfit(path, f"{found}, but at least {MIN_TOKENS} are needed")
+            size = f"{len(tokens)} tokens (words and punctuation marks)"
+            raise _unfit(path, f"it has {size}, but at least {MIN_TOKENS} are needed")
         end = len(tokens) - round(len(tokens) / 10)
         train, valid = tokens[:end], tokens[end:]
     counts = Counter(sorted(train)).most_common()  # ties in alphabetical order

@@ -142,8 +142,8 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
             for layer in (self.q, self.k, self.v)
         )
-        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(found.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -195,26 +195,26 @@ def constrain(model: nn.Module, config: ShardConfig) -> None:
 
 def chosen_layers(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]:
     """The layers whose weights are constrained, and the number of heads of each."""
-    found: dict[nn.Linear, int] = {}
+    layers: dict[nn.Linear, int] = {}
     for part in model.modules():
         if isinstance(part, Block) and config.where == "mlp":
-            found |= {part.up: 1, part.down: 1}
+            layers |= {part.up: 1, part.down: 1}
         elif isinstance(part, Attention) and config.where == "attention":
             # Head by head, each with orthonormal rows.
-            found |= dict.fromkeys((part.q, part.k, part.v), config.num_heads)
-            found[part.out] = 1
-    return found
+            layers |= dict.fromkeys((part.q, part.k, part.v), config.num_heads)
+            layers[part.out] = 1
+    return layers
 
 
 def kept(model: nn.Module, config: ShardConfig) -> dict[str, tuple[Tensor, Surface]]:
     """The weights that the optimizer constrains, by name; once the model is spread."""
     if not config.keeps:
         return {}
-    names, found = {module: name for name, module in model.named_modules()}, {}
+    names, weights = {module: name for name, module in model.named_modules()}, {}
     for layer, heads in chosen_layers(model, config).items():
         on = surface("stiefel", layer.weight, heads)
-        found[f"{names[layer]}.weight"] = layer.weight, on
-    return found
+        weights[f"{names[layer]}.weight"] = layer.weight, on
+    return weights
 
 
 def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:

@@ -99,8 +99,8 @@ class Trainer:
         loss = self.backward(tokens, targets)
         if self.config.clip is not None:
             self.clip(self.config.clip)
-        for each in self.optimizers:
-            each.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.model.zero_grad()
         return loss
 
@@ -123,12 +123,12 @@ class Trainer:
         Torch's own ``clip_grad_norm_`` refuses gradients of several meshes, or plain
         ones beside them, and sees only one stage of a pipeline.
         """
-        found = [p.grad for p in self.model.parameters() if p.grad is not None]
-        total = sum(whole(each.square().sum()) for each in found)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        total = sum(whole(gradient.square().sum()) for gradient in gradients)
         if self.stages is not None:
             dist.all_reduce(total, group=self.stages)
         factor = clip_factor(total.item(), largest)
-        for gradient in found:
+        for gradient in gradients:
             gradient.mul_(factor)
 
     def batches(self) -> Iterator[Tensor]:
@@ -203,7 +203,7 @@ class Result:
     @property
     def step_seconds(self) -> float:
         """Median seconds of a step, on the slowest rank."""
-        return max(statistics.median(each.step_seconds) for each in self.ranks)
+        return max(statistics.median(rank.step_seconds) for rank in self.ranks)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -213,9 +213,8 @@ class Result:
     @property
     def feasibility(self) -> Feasibility | None:
         """How far all of the model's weights are from their manifolds."""
-        layers = {}
-        for found in sum((rank.feasibility for rank in self.ranks), []):
-            layers |= found.layers
+        measured = sum((rank.feasibility for rank in self.ranks), [])
+        layers = {n: d for rank in measured for n, d in rank.layers.items()}
         return Feasibility(layers) if layers else None
 
 
