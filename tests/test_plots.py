@@ -343,7 +343,7 @@ class TestOwnership:
             for outline, fill, part in drawn:
                 assert (outline.get_height() * 8, outline.get_width() * 8) == part.shape
                 area = fill.get_height() * fill.get_width() * 64
-                assert area == pytest.approx(part.count)
+                assert area == pytest.approx(math.prod(part.size))
                 top = outline.get_y() + outline.get_height()
                 down = (top - fill.get_y() - fill.get_height()) * 8
                 right = (fill.get_x() - outline.get_x()) * 8
