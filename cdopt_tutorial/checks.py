@@ -3,6 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
+# The most of what takes a process or much memory, which no machine is likely to exceed.
+MOST = {
+    **dict.fromkeys(("num_observers", "num_ranks", "num_trainers"), 256),
+    **dict.fromkeys(("embedding", "hidden", "width"), 8192),
+    "num_envs": 10_000,  # of an observer
+    "num_layers": 64,
+    "max_lag": 1000,  # updates, for each of which the agent may keep weights
+}
 # Adam's first step is 10 lr long, and float32 ends at 3.4e38.
 LARGEST_LR = 1e37
 
@@ -22,27 +30,15 @@ def choices(config: Any, **known: Iterable[str]) -> None:
 
 
 def at_least(config: Any, minimum: float, *names: str) -> None:
-    """Refuse settings below a minimum, NaN included, or too large for an int64."""
+    """Refuse settings below a minimum, NaN included, or above ``MOST`` or an int64."""
     for name in names:
-        check(config, name, getattr(config, name) >= minimum, f"at least {minimum}")
-        check(config, name, getattr(config, name) < 2**63, "below 2**63")
-
-
-def within(config: Any, least: int, most: int, *names: str) -> None:
-    """Refuse settings outside of a range."""
-    for name in names:
-        fits = least <= getattr(config, name) <= most
-        check(config, name, fits, f"{least} to {most}")
-
-
-def workers(config: Any, name: str) -> None:
-    """Refuse a number of workers that no machine is likely to hold."""
-    within(config, 1, 256, name)
-
-
-def widths(config: Any, *names: str) -> None:
-    """Refuse widths of a model that no machine is likely to hold."""
-    within(config, 1, 8192, *names)
+        value = getattr(config, name)
+        if name in MOST:
+            fits = minimum <= value <= MOST[name]
+            check(config, name, fits, f"{minimum} to {MOST[name]}")
+        else:
+            check(config, name, value >= minimum, f"at least {minimum}")
+            check(config, name, value < 2**63, "below 2**63")
 
 
 def learning_rate(config: Any) -> None:

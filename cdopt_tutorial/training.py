@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from cdopt_tutorial.calls.device import pick_device
-from cdopt_tutorial.checks import (
-    at_least,
-    check,
-    choices,
-    learning_rate,
-    widths,
-    workers,
-)
+from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.constraints import Feasibility
 from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.run import Wire
@@ -54,9 +47,7 @@ class Settings(Training):
         super().__post_init__()
         manifolds = "none", "stiefel", "oblique"
         choices(self, manifold=manifolds, where=("trainer", "server"))
-        at_least(self, 1, "epochs")
-        workers(self, "num_trainers")
-        widths(self, "embedding")
+        at_least(self, 1, "num_trainers", "embedding", "epochs")
         object.__setattr__(self, "device", pick_device(self.device))
 
 

@@ -43,6 +43,7 @@ hybrid num_trainers is 257, but must be 1 to 256
 hybrid embedding is 8193, but must be 1 to 8192
 shard num_ranks is 257, but must be 1 to 256
 shard width is 8193, but must be 1 to 8192
+shard num_layers is 65, but must be 1 to 64
 hybrid batch_size is 0, but must be at least 1
 hybrid semantics is 'hope', but must be exact or original
 hybrid manifold is 'sphere', but must be none or stiefel or oblique

@@ -249,7 +249,7 @@ def test_next_word_loss_of_the_language_itself_is_near_its_floor():
 
 def test_a_comparison_that_makes_no_sense_is_refused():
     for change, why in [
-        ({"hidden": 0}, "hidden is 0, but must be at least 1"),
+        ({"hidden": 0}, "hidden is 0, but must be 1 to 8192"),
         ({"steps": 21}, "steps is 21, but must be a multiple of interval, 5"),
         ({"lrs": {"GRU": 0.1}}, "lrs is {'GRU': 0.1}, but must be above 0, of free"),
         ({"lrs": {"free": 0.0}}, "lrs is {'free': 0.0}, but must be above 0"),

@@ -58,7 +58,7 @@ def alone() -> Result:
 # What `test_clumsy_input.py` does not try.
 BAD = {
     "num_ranks is 5, but must be 4, 6, 8, ... w": {"strategy": "2d", "num_ranks": 5},
-    "num_ranks is 0, but must be at least 1": {"num_ranks": 0},
+    "num_ranks is 0, but must be 1 to 256": {"num_ranks": 0},
     "batch_size is 16, but must be a multiple of 3: each has": {"num_ranks": 3},
     "batch_size is 15, but must be a multiple of 2: ": {
         "strategy": "pipeline", "batch_size": 15,

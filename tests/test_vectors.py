@@ -40,7 +40,7 @@ def test_ranks_come_to_what_one_process_comes_to(matrix, way):
 def test_every_way_finds_the_leading_singular_vectors(matrix, way):
     matrix = matrix[:60]  # some ways compute with n x n
     _, found = rows(replace(FEW, way=way, accuracy=1e-6, max_steps=1000), matrix)
-    assert 0 <= found[0].gap[-1] <= 1e-6
+    assert 0 <= found[0].gap <= 1e-6
     point = found[0].rows
     leading, _, _ = svds(matrix, 3, random_state=0)
     cosines = np.linalg.svd(leading.T @ torch.linalg.qr(point)[0].numpy())[1]
@@ -64,7 +64,7 @@ def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
 BAD = {
     "way is 'folded', but must be dissolved or": {"way": "folded"},
     "1: geoopt needs X in one process": {"way": "geoopt", "num_ranks": 2},
-    "num_ranks is 302, too many for a matrix of 301 rows": {"num_ranks": 302},
+    "num_ranks is 9, too many for a matrix of 8 rows": {"num_ranks": 9},
     "p is 0, but must be at least 1": {"p": 0},
 }
 
@@ -72,7 +72,7 @@ BAD = {
 @pytest.mark.parametrize("line", BAD)
 def test_bad_input_is_refused_in_a_line(matrix, line):
     with pytest.raises(ValueError, match=line):
-        vectors.run(replace(FEW, **BAD[line]), matrix, -1)
+        vectors.run(replace(FEW, **BAD[line]), matrix[:8], -1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -12,14 +12,13 @@ from cdopt_tutorial import training
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.device import device_for, device_of
 from cdopt_tutorial.calls.references import LocalRef, Reference, apply
-from cdopt_tutorial.checks import at_least, check, choices, widths, within
+from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.data import Vocabulary, detokenize
 from cdopt_tutorial.probes import trace
 
 SAMPLED = 60  # tokens of a sample
 TEMPERATURE = 0.7  # of a sample; below 1, likely words become likelier
-MOST_LAYERS = 64
 ROW_NORM = 3.0  # initial mean norm of a constrained decoder's rows, times their factor
 
 Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
@@ -67,9 +66,7 @@ class RNNConfig(training.Settings):
     def __post_init__(self):
         super().__post_init__()
         choices(self, cut=("logits", "loss"))
-        at_least(self, 1, "seq_len", "save_every")
-        widths(self, "hidden")
-        within(self, 1, MOST_LAYERS, "num_layers")
+        at_least(self, 1, "hidden", "num_layers", "seq_len", "save_every")
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
         check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")

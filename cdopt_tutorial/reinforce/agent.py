@@ -15,18 +15,10 @@ from torch.futures import Future
 
 from cdopt_tutorial.calls.device import device_for, pick_device
 from cdopt_tutorial.calls.rendezvous import Rendezvous
-from cdopt_tutorial.checks import (
-    at_least,
-    check,
-    choices,
-    learning_rate,
-    within,
-    workers,
-)
+from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, policy_loss
 
 ENVIRONMENT = "CartPole-v1"
-MOST_ENVS = 10_000  # of an observer
 # One environment where every step costs it a round trip; many where they share one.
 DEFAULT_NUM_ENVS = {"per-step": 1, "packed": 1, "batched": 16, "local-policy": 32}
 
@@ -57,9 +49,7 @@ class ReinforceConfig:
         choices(self, conversation=CONVERSATIONS)
         if self.num_envs is None:
             object.__setattr__(self, "num_envs", DEFAULT_NUM_ENVS[self.conversation])
-        at_least(self, 1, "max_episodes", "log_interval")
-        workers(self, "num_observers")
-        within(self, 1, MOST_ENVS, "num_envs")
+        at_least(self, 1, "num_observers", "num_envs", "max_episodes", "log_interval")
         check(self, "seed", 0 <= self.seed < 2**64, "at least 0 and below 2**64")
         check(self, "gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         learning_rate(self)

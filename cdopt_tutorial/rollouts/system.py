@@ -31,7 +31,6 @@ from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.system import learn
 from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
 
-MOST_LAG = 1000  # updates, for each of which the agent may keep weights
 Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
 # Between log-probabilities that two workers compute from the same weights. On one
@@ -58,8 +57,7 @@ class RolloutsConfig(ReinforceConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.at_least(self, 0, "clip", "step_ms")
-        checks.within(self, 0, MOST_LAG, "max_lag")
+        checks.at_least(self, 0, "max_lag", "clip", "step_ms")
         checks.choices(self, waits=WAITS)
         if self.num_rollouts is None:
             object.__setattr__(self, "num_rollouts", self.num_observers)

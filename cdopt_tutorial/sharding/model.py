@@ -8,7 +8,7 @@ from torch import Tensor, nn, optim
 
 from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.calls.gradients import make_optimizer
-from cdopt_tutorial.checks import at_least, check, choices, widths, workers
+from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.constraints.rivals import RULES, Rival
 from cdopt_tutorial.constraints.surface import Surface, surface
@@ -61,9 +61,7 @@ class ShardConfig(Training):
         super().__post_init__()
         choices(self, strategy=STRATEGIES)
         choices(self, manifold=("none", *MANIFOLDS), where=("attention", "mlp"))
-        at_least(self, 1, "num_layers", "num_heads", "seq_len")
-        workers(self, "num_ranks")
-        widths(self, "width")
+        at_least(self, 1, "num_ranks", "num_layers", "width", "num_heads", "seq_len")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
         fits = self.width % self.num_heads == 0
         check(self, "width", fits, f"a multiple of num_heads, {self.num_heads}")

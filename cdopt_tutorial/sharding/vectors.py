@@ -5,9 +5,10 @@ is far less than n. Each rank has some of the n rows of M, and the same rows of 
 and its gradient the ranks sum up MᵀX, m x p numbers, once a step.
 """
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import geoopt
 import torch
@@ -59,9 +60,9 @@ class VectorsConfig:
 class Search:
     """What a rank found."""
 
-    #: of f from its minimum, relative, at the feasible point whose columns have the
-    #: same span; at the start, after every fifth step, and at the end.
-    gap: list[float] = field(default_factory=list)
+    #: of f from its minimum at the end, relative, at the feasible point whose columns
+    #: have the same span as those of X.
+    gap: float = math.inf
     seconds: float = 0.0  #: of all steps
     rows: Tensor | None = None  #: this rank's rows of the final X
     steps: int = 0  #: taken
@@ -96,8 +97,8 @@ def _search(
     for search.steps in range(config.max_steps + 1):
         last = search.steps == config.max_steps
         if last or search.steps % EVERY == 0:
-            search.gap.append(1 - objective.value(current()) / least)
-            if last or not config.accuracy < search.gap[-1] < 2:
+            search.gap = 1 - objective.value(current()) / least
+            if last or not config.accuracy < search.gap < 2:
                 break
         begin = time.perf_counter()
         step()
