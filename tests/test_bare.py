@@ -303,7 +303,7 @@ def hybrid_of_the_package(module, rows, begin):
     # The package shuffles; in this order its joint batches are the program's.
     generator = torch.Generator().manual_seed(1000 * config.seed)
     rows = rows[torch.randperm(len(rows), generator=generator).argsort()]
-    bags = Bags(rows[:, 1:].flatten(), module.BAG * torch.arange(len(rows)), rows[:, 0])
+    bags = Bags(rows[:, 1:], rows[:, 0])
     few = bags.select(torch.arange(8))
     data = BagSplit(bags, few, few, num_tokens=module.TOKENS, num_classes=8)
     return hybrid.run(hybrid.Job(config, data, begin)).weights

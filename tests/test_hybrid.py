@@ -141,7 +141,7 @@ class Twin:
             gram = dense @ dense.T
             penalty = (gram - torch.eye(len(gram))).square().sum()
             dense = 1.5 * dense - 0.5 * gram @ dense
-        vectors = table[bags.tokens.view(-1, 64)].sum(1)
+        vectors = table[bags.tokens].sum(1)
         return vectors @ dense.T + bias, self.config.penalty_param * penalty
 
     def losses_of_epoch(self, epoch, train, optimizer):
@@ -322,7 +322,7 @@ class TestOriginalSemantics:
         """Shown where the trainers' images have no token in common."""
         tokens = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5]])
         labels = torch.tensor([0, 1, 1, 0, 1])
-        bags = Bags(tokens.flatten(), 2 * torch.arange(5), labels)
+        bags = Bags(tokens, labels)
         config = HybridConfig(
             semantics="original", shares=(3, 2), embedding=3, batch_size=5, epochs=4,
             lr=0.3, dtype="float64",
@@ -505,23 +505,10 @@ class TestBags:
         data = digit_bags()
         assert data.num_tokens == 64 * 17
         assert len(data.train) + len(data.valid) + len(data.test) == 1797
-        assert set(data.train.offsets.diff().tolist()) == {64}
-        pixels = data.train.tokens.view(-1, 64) // 17
-        assert (pixels == torch.arange(64)).all()
-
+        assert (data.train.tokens // 17 == torch.arange(64)).all()
         again, other = digit_bags(), digit_bags(seed=1)
         assert torch.equal(data.test.tokens, again.test.tokens)
         assert not torch.equal(data.test.labels, other.test.labels)
-
-    def test_select_keeps_ragged_bags_whole(self):
-        ragged = Bags(
-            torch.arange(7), torch.tensor([0, 2, 2, 5]), torch.tensor([7, 8, 9, 6])
-        )
-        chosen = ragged.select(torch.tensor([3, 1, 0]))
-        assert chosen.tokens.tolist() == [5, 6, 0, 1]
-        assert chosen.offsets.tolist() == [0, 2, 2]
-        assert chosen.labels.tolist() == [6, 8, 7]
-        assert len(ragged.select(torch.tensor([], dtype=torch.long)).tokens) == 0
 
     @pytest.mark.parametrize("shares", [(3.0, 1.0), (5.0, 1.0, 2.0)])
     def test_the_shards_batches_are_the_joint_ones(self, data, shares):
@@ -545,4 +532,4 @@ class TestBags:
 
 
 def as_set(bags):
-    return [tuple(tokens) for tokens in bags.tokens.view(-1, 64).tolist()]
+    return [tuple(tokens) for tokens in bags.tokens.tolist()]

@@ -117,17 +117,13 @@ def test_the_hybrid(kind, semantics, on_the_wire):
 def test_a_table_by_either_way_of_a_gradient(way):
     config = hybrid.HybridConfig(**META)
     table = table_on_device(9, config, {})
-    bags, reference, context = (
-        (torch.arange(4), torch.tensor([0, 2])),
-        LocalRef(table),
-        None,
-    )
+    bags, reference, context = torch.arange(4).view(2, 2), LocalRef(table), None
     if way == "one process":
-        vectors = gradients.call(reference, "forward", *bags)
+        vectors = gradients.call(reference, "forward", bags)
     else:
         context = "trainer0/1"
         crossing = gradients._Part(context), reference, "forward", gradients._anchor
-        vectors = gradients._Cut.apply(*crossing, *bags)
+        vectors = gradients._Cut.apply(*crossing, bags)
     assert where([vectors]) == {"cpu"}
     gradients.backward(context, vectors.sum())
     found = gradients.gradients(context, table.parameters())

@@ -23,10 +23,9 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Bags of tokens, as ``nn.EmbeddingBag`` takes them, and their labels."""
+    """Bags of as many tokens each, for ``nn.EmbeddingBag``, and their labels."""
 
-    tokens: Tensor  #: (n,) int64, one bag after another
-    offsets: Tensor  #: (b,) int64, where each bag begins
+    tokens: Tensor  #: (b, k) int64, a bag in each row
     labels: Tensor  #: (b,) int64
 
     def __len__(self) -> int:
@@ -34,13 +33,7 @@ class Bags:
 
     def select(self, chosen: Tensor) -> "Bags":
         """The bags with these numbers, (c,) int64, which may be none."""
-        end = self.offsets.new_tensor([len(self.tokens)])
-        lengths = torch.cat((self.offsets, end)).diff()[chosen]
-        offsets = lengths.cumsum(0) - lengths
-        # From the place of a token in the result to its place here.
-        shift = (self.offsets[chosen] - offsets).repeat_interleave(lengths)
-        tokens = self.tokens[torch.arange(len(shift)) + shift]
-        return Bags(tokens, offsets, self.labels[chosen])
+        return Bags(self.tokens[chosen], self.labels[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +55,7 @@ def digit_bags(seed: int = 0) -> BagSplit:
     images, labels = load_digits()
     levels = (images * (NUM_LEVELS - 1)).round().long()
     total, num_pixels = levels.shape
-    tokens = levels + NUM_LEVELS * torch.arange(num_pixels)
-    bags = Bags(tokens.flatten(), num_pixels * torch.arange(total), labels)
+    bags = Bags(levels + NUM_LEVELS * torch.arange(num_pixels), labels)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     sizes = [round(share * total) for share in (TEST_SHARE, VALID_SHARE)]
     parts = order.split([*sizes, total - sum(sizes)])

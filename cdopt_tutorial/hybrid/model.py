@@ -179,11 +179,10 @@ class Table(nn.EmbeddingBag):
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
 
-    def forward(self, tokens: Tensor, offsets: Tensor) -> Tensor:
-        """The bags' vectors (b, embedding), on the CPU like everything that is sent."""
-        device = device_of(self)
-        vectors = super().forward(tokens.to(device), offsets.to(device)).cpu()
-        return trace.mark_backward("table backward", vectors, tokens, offsets)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Vectors (b, embedding) of bags (b, k), on the CPU like all that is sent."""
+        vectors = super().forward(tokens.to(device_of(self))).cpu()
+        return trace.mark_backward("table backward", vectors, tokens)
 
 
 def table_on_device(

@@ -237,7 +237,7 @@ class Trainer:
     def lookup(self, bags: Bags) -> Tensor:
         """The bags' vectors (b, embedding), from wherever the table is."""
         with span("lookup"):
-            return gradients.call(self.table, "forward", bags.tokens, bags.offsets)
+            return gradients.call(self.table, "forward", bags.tokens)
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Scores (b, num_classes) of the bags' vectors, through DDP on workers."""
