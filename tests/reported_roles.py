@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 
 import torch
@@ -26,8 +27,22 @@ class Scale(nn.Module):
         x = x * self.weight
         return x + sum(gradients.call(each, "forward", x) for each in self.others)
 
-    def also_logs(self, x):
-        return {"logged": 2 * self(x), "x": [self(x)]}
+    def look_up(self, index):
+        return self.weight.view(1)[index]
+
+    def looks_up(self, x):
+        """What it calls has no gradient to return."""
+        return gradients.call(self.others[0], "look_up", torch.tensor(0)) * x
+
+    def logs(self, x):
+        """Its result has nothing of what it calls."""
+        gradients.call(self.others[0], "forward", x)
+        return x * self.weight
+
+    def catches(self, x):
+        with suppress(LookupError):
+            gradients.call(self.others[0], "fails", x)
+        return x * self.weight
 
     def fails(self, x):
         self(x)
@@ -55,11 +70,19 @@ def without_a_graph(first, last, x):
     return gradients.call(first, "forward", x)
 
 
-STEPS = once, by_two_ways, unused, without_a_graph
+def looked_up_within(first, last, x):
+    return gradients.call(first, "looks_up", x) + gradients.call(first, "forward", x)
+
+
+def unused_within(first, last, x):
+    return gradients.call(first, "logs", x) + gradients.call(last, "forward", x)
+
+
+STEPS = once, by_two_ways, unused, without_a_graph, looked_up_within, unused_within
 
 
 def gradient_of(module, context):
-    found = gradients.take_sum([context], [module.weight])[module.weight].item()
+    found = gradients.gradients(context, [module.weight])[module.weight].item()
     module.weight.grad = None  # in one process
     return found
 
@@ -73,13 +96,14 @@ def take(step, first, last):
         return own, *(apply(each, gradient_of, context) for each in (first, last))
 
 
-def chain():
-    last = remote("c", Scale, 3)
+def chain(worker="c"):
+    last = remote(worker, Scale, 3)
     return remote("b", Scale, 2, last), last
 
 
 def take_all():
-    return [take(step, *chain()) for step in STEPS]
+    """With two objects on two workers, and both on one."""
+    return [take(step, *chain(worker)) for worker in "cb" for step in STEPS]
 
 
 def kept(_):
@@ -87,7 +111,7 @@ def kept(_):
 
 
 def skip_steps():
-    """How many graphs owners keep of steps without a backward pass."""
+    """Wait until owners keep no graph of steps without a backward pass."""
     first, last = chain()
     x = torch.ones((), requires_grad=True)
     for method in "forward", "fails", "is_missing":
@@ -96,9 +120,9 @@ def skip_steps():
                 gradients.call(first, method, x)
             gradients.call(first, "forward", x)
             raise LookupError  # for instance since the loss is no number
-    gone = apply(first, kept), apply(last, kept)
-    # Of a step that has failed nobody waits for an answer.
-    return {"again": take(once, first, last), "kept": gone}
+    while apply(first, kept) or apply(last, kept):
+        time.sleep(0.01)  # owners are told, and nobody waits until they have done it
+    return take(once, first, last)
 
 
 def say(do):
@@ -131,11 +155,12 @@ def misuse():
         loss = call()
         gradients.backward(context, loss)
         said.append(say(lambda: gradients.backward(context, loss)))
-    with gradients.context() as context:
-        with suppress(LookupError):
-            call("fails")
-        loss = call()
-        said.append(say(lambda: gradients.backward(context, loss)))
+    for method in "fails", "catches":
+        with gradients.context() as context:
+            with suppress(LookupError):
+                call(method)
+            loss = call()
+            said.append(say(lambda loss=loss: gradients.backward(context, loss)))
     return said
 
 
@@ -163,11 +188,14 @@ class Raiser:
     def unreadable(self):
         raise UnicodeDecodeError("ascii", b"\xff", 0, 1, "no")
 
+    def lock(self):
+        return threading.Lock()  # which can't be sent
+
 
 def catch(owner):
     """What a caller gets of what is raised: at once, and by a future."""
     ref, seen = remote(owner, Raiser), []
-    for method in "own", "local", "leave", "unreadable":
+    for method in "own", "local", "leave", "unreadable", "lock":
         for call in (
             lambda method: getattr(ref.rpc_sync(), method)(),
             lambda method: getattr(ref.rpc_async(), method)().wait(),
@@ -175,22 +203,29 @@ def catch(owner):
             try:
                 call(method)
             except Exception as error:
-                seen.append((type(error).__name__, getattr(error, "code", None)))
+                named = error.worker if "Worker" in repr(error) else error.raised_on
+                kind = type(error).__name__, getattr(error, "code", None)
+                seen.append((*kind, named))
     return seen
 
 
-def wait_twice(owner):
-    """Wait for an answer that does not come, at once and by a future."""
+def wait_in_vain(owner):
+    """Wait for an answer that does not come, at once, by a future, and further away."""
     event, seen = remote(owner, threading.Event), []
     for call in (
         lambda: event.rpc_sync(timeout=1).wait(5),
         lambda: event.rpc_async(timeout=1).wait(5).wait(),
+        lambda: apply(event, wait_further),
     ):
         try:
             call()
         except RuntimeError as error:
-            seen.append(type(error).__name__)
+            seen.append((type(error).__name__, error.worker))
     return seen
+
+
+def wait_further(_):
+    return remote("c", threading.Event).rpc_sync(timeout=1).wait(5)
 
 
 class Numbers(Dataset):

@@ -24,7 +24,7 @@ from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.calls.references import LocalRef
+from cdopt_tutorial.calls import reference
 from cdopt_tutorial.data import Corpus, Vocabulary
 from cdopt_tutorial.data.bags import Bags, BagSplit
 from cdopt_tutorial.equality import max_difference
@@ -196,7 +196,7 @@ class OneProcess:
     Each observer has the package's random streams for environments and actions.
     """
 
-    RRef = LocalRef
+    RRef = staticmethod(reference)
 
     def __init__(self, config):
         self.config, self.streams, self.rewards = config, {}, []
@@ -207,7 +207,7 @@ class OneProcess:
         env.np_random = np.random.default_rng(seed)
         actions = torch.Generator().manual_seed(self.config.seed_of(number, "actions"))
         self.streams[worker] = actions.get_state()
-        return LocalRef(env)
+        return reference(env)
 
     def rpc_async(self, worker, function, args):
         torch.set_rng_state(self.streams[worker])

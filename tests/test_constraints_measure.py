@@ -14,17 +14,12 @@ from constrained import F64, dissolved, move_
 from torch import nn
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.calls.references import LocalRef, Ref
+from cdopt_tutorial.calls.references import reference
 
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
 SHAPES = [(4, 8), (8, 4), (5, 5)]
 
 quiet = pytest.mark.filterwarnings("ignore")
-
-
-def refer(value):
-    """As a worker refers to its own."""
-    return Ref.to(value, "")
 
 
 def violations(layer):
@@ -111,8 +106,8 @@ class TestModels:
         holder = nn.Sequential(one, nn.Sequential(one))
         for models in (
             (one, other),
-            (LocalRef(one), other, one),
-            (refer(one), refer(other), refer(one)),
+            (reference(one), other, one),
+            (reference(one), reference(other), reference(one)),
             (holder, other, holder),
         ):
             assert constraints.penalty(*models).item() == pytest.approx(
@@ -126,17 +121,17 @@ class TestModels:
         constraints.project_(one, other)
         assert constraints.feasibility(one, other).weight < 1e-12
 
-    @pytest.mark.parametrize("refer", [LocalRef, refer])
-    def test_refuses_what_only_an_attribute_refers_to(self, refer):
+    def test_refuses_what_only_an_attribute_refers_to(self):
         layer, model = dissolved(), nn.Sequential(nn.Tanh(), dissolved())
-        model[0].parts = {"free": refer(nn.Linear(3, 3)), "dissolved": refer(layer)}
-        model[0].others, model[0].path = [refer(model[1])], refer([])
+        parts = {"free": nn.Linear(3, 3), "dissolved": layer}
+        model[0].parts = {name: reference(part) for name, part in parts.items()}
+        model[0].others, model[0].path = [reference(model[1])], reference([])
         with pytest.raises(ValueError, match="^0.parts refers to a constrained module"):
             constraints.penalty(model)
         assert len(constraints.feasibility(model, layer).layers) == 2
 
     def test_refuses_what_is_not_constrained(self):
-        for model in nn.Linear(3, 3), LocalRef(nn.LSTM(3, 3)):
+        for model in nn.Linear(3, 3), reference(nn.LSTM(3, 3)):
             with pytest.raises(ValueError, match="no weight of this model is cons"):
                 constraints.Constraints(model)
 

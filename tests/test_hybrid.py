@@ -17,8 +17,7 @@ from running import LONG
 from torch.distributed import rpc
 from torch.nn import functional as F
 
-from cdopt_tutorial.calls import gradients
-from cdopt_tutorial.calls.references import LocalRef
+from cdopt_tutorial.calls import gradients, reference
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
@@ -304,7 +303,7 @@ class TestOriginalSemantics:
         begin = weight.detach().clone()
         kept = {name: {weight: torch.full_like(weight, 2.0)} for name in ("one", "two")}
         monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        stepper = OriginalStep(LocalRef(table), job.config)
+        stepper = OriginalStep(reference(table), job.config)
         second = Second(lambda: stepper.step(1, "two"))
         move = stepper._optimizers[0].step
 

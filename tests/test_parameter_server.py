@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from cdopt_tutorial.calls import apply, gradients, reference, remote
-from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import (
@@ -207,7 +206,7 @@ class TestOptimizer:
         two = Two()
         kept = {"one": {two.a: torch.tensor(0.5)}, "other": {two.b: torch.tensor(2.0)}}
         monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        owner = Owner({"two": LocalRef(two)}, HALF)
+        owner = Owner({"two": reference(two)}, HALF)
         args = ("other", 1.0) if ask == "step" else ("other",)
         second = Second(lambda: getattr(owner, ask)(*args))
         move = owner._optimizer.step
@@ -228,7 +227,7 @@ class TestOptimizer:
         kept = {"one": one, "other": other | {two.b: torch.tensor(2.0)}}
         monkeypatch.setattr(gradients, "_kept_gradients", kept)
         config = replace(HALF, num_trainers=2)
-        owner = Owner({"two": LocalRef(two)}, config)
+        owner = Owner({"two": reference(two)}, config)
         steps = [owner.step_together(*each) for each in enumerate(("one", "other"))]
         assert [step.wait() for step in steps] == [0, 0] and not kept
         assert two.values() == (0.0, 0.0)

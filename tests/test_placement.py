@@ -10,9 +10,8 @@ from elsewhere import Elsewhere, tensors_in, where
 
 from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.calls import gradients, references
+from cdopt_tutorial.calls import gradients, reference, references
 from cdopt_tutorial.calls.device import pick_device
-from cdopt_tutorial.calls.references import LocalRef
 from cdopt_tutorial.dissolving import eigenspace, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
 from cdopt_tutorial.hybrid.model import table_on_device
@@ -78,7 +77,7 @@ class TestParameterServer:
     def test_a_trainer_that_pulls_the_lstm(self, cut, on_the_wire):
         config = rnn.RNNConfig(cut=cut, num_trainers=2, **RNN)
         parts = {name: model.build_own(name, 9, config, 2) for name in model.PARTS}
-        references = {name: LocalRef(part) for name, part in parts.items()}
+        references = {name: reference(part) for name, part in parts.items()}
         whole = model.RNNModel(references, config, "meta")
         whole.rnn = model.PulledLSTM(references["rnn"], config)
         tokens = torch.zeros(5, 2, dtype=torch.int64)
@@ -117,13 +116,13 @@ def test_the_hybrid(kind, semantics, on_the_wire):
 def test_a_table_by_either_way_of_a_gradient(way):
     config = hybrid.HybridConfig(**META)
     table = table_on_device(9, config, {})
-    bags, reference, context = torch.arange(4).view(2, 2), LocalRef(table), None
+    bags, context = torch.arange(4).view(2, 2), None
     if way == "one process":
-        vectors = gradients.call(reference, "forward", bags)
+        vectors = gradients.call(reference(table), "forward", bags)
     else:
         context = "trainer0/1"
-        crossing = gradients._Part(context), reference, "forward", gradients._anchor
-        vectors = gradients._Cut.apply(*crossing, bags)
+        part, anchor = gradients._Part(context), gradients._anchor
+        vectors = gradients._Cut.apply(part, reference(table), "forward", anchor, bags)
     assert where([vectors]) == {"cpu"}
     gradients.backward(context, vectors.sum())
     found = gradients.gradients(context, table.parameters())

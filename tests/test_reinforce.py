@@ -25,8 +25,7 @@ from running import LONG
 from torch.nn import functional as F
 from torch.utils.benchmark import set_torch_threads
 
-from cdopt_tutorial.calls import network
-from cdopt_tutorial.calls.references import LocalRef
+from cdopt_tutorial.calls import network, reference
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.probes.attach import wrap
 from cdopt_tutorial.reinforce import (
@@ -145,7 +144,7 @@ class TestEnvironment:
         starts = set()
         for observer in [Observer(i, config) for i in range(3)]:
             for _ in range(2):  # in each round, too
-                observer.run_episode(LocalRef(pusher := Pusher()))
+                observer.run_episode(reference(pusher := Pusher()))
                 starts.add(pusher.states[0].tobytes())
         assert len(starts) == 6
 
@@ -161,19 +160,22 @@ class TestEnvironment:
                 super().run_episode(agent_rref)
                 played.set()
 
-        observers = [LocalRef(Fails()), LocalRef(Plays(1, config))]
+        observers = [reference(Fails()), reference(Plays(1, config))]
         waiting = Agent(config)
         with pytest.raises(ValueError, match="no cart"):
-            waiting.run_episode(LocalRef(waiting), observers)
+            waiting.run_episode(reference(waiting), observers)
         assert played.wait(PATIENCE)
 
     def test_a_fall_in_the_last_step_is_a_fall(self, short_episodes):
         config = ReinforceConfig("per-step", 1, num_envs=1)
-        (length,), _ = Observer(0, config).run_episode(LocalRef(Pusher()))
+        (length,), _ = Observer(0, config).run_episode(reference(Pusher()))
         short_episodes(int(length))
-        assert Observer(0, config).run_episode(LocalRef(Pusher())) == (length, False)
+        assert Observer(0, config).run_episode(reference(Pusher())) == (length, False)
         short_episodes(int(length) - 1)
-        assert Observer(0, config).run_episode(LocalRef(Pusher())) == (length - 1, True)
+        assert Observer(0, config).run_episode(reference(Pusher())) == (
+            length - 1,
+            True,
+        )
 
 
 @pytest.fixture
@@ -347,8 +349,8 @@ class TestConversations:
         agent = Agent(config)
         note = lambda _, inputs, __: passes.append(len(inputs[0]))  # noqa: E731
         agent.policy.register_forward_hook(note)
-        observers = [LocalRef(Observer(i, config)) for i in range(2)]
-        first, second = agent.run_episode(LocalRef(agent), observers)
+        observers = [reference(Observer(i, config)) for i in range(2)]
+        first, second = agent.run_episode(reference(agent), observers)
         together = min(len(first.rewards), len(second.rewards))
         alone = max(len(first.rewards), len(second.rewards)) - together
         assert passes == [6] * together + [3] * alone

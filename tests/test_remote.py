@@ -1,7 +1,8 @@
-"""The references besides RRef: the local one, and the one that is only a name."""
+"""References that only name an object, in one process and in several."""
 
 import pickle
 import threading
+import weakref
 
 import pytest
 import roles
@@ -9,25 +10,24 @@ import torch.distributed.rpc as rpc
 from locks import Second
 
 from cdopt_tutorial.calls import references
-from cdopt_tutorial.calls.references import LocalRef, Ref
+from cdopt_tutorial.calls.references import Ref, reference
 from cdopt_tutorial.run import Role, forking, launch, serve
 
 
 def test_a_call_in_this_process_is_a_plain_one_or_runs_beside_the_caller():
     event = threading.Event()
-    for ref in LocalRef(event), Ref.to(event, ""):
-        event.clear()
-        future = ref.rpc_async().wait(60)
-        ref.rpc_sync().set()  # too late if the call had blocked
-        assert future.wait() is True and ref.local_value() is event
+    ref = reference(event)
+    future = ref.rpc_async().wait(60)
+    ref.rpc_sync().set()  # too late if the call had blocked
+    assert future.wait() is True and ref.local_value() is event
 
 
 def test_an_answer_that_comes_later_is_waited_for():
-    for ref in LocalRef(roles.Counter()), Ref.to(roles.Counter(), ""):
-        assert ref.rpc_sync().add_later(1) == 2
-        assert ref.rpc_async().add_later(1).wait() == 2
-        with pytest.raises(KeyError, match="no such thing"):
-            ref.rpc_async().fail("KeyError").wait()
+    ref = reference(roles.Counter())
+    assert ref.rpc_sync().add_later(1) == 2
+    assert ref.rpc_async().add_later(1).wait() == 2
+    with pytest.raises(KeyError, match="no such thing"):
+        ref.rpc_async().fail("KeyError").wait()
 
 
 def test_calls_are_answered_with_one_thread_each(monkeypatch):
@@ -39,10 +39,14 @@ def test_calls_are_answered_with_one_thread_each(monkeypatch):
 
 
 class TestRef:
-    def test_is_the_same_for_the_same_object_only(self):
-        one, two = roles.Counter(), roles.Counter()
-        ref = Ref.to(one, "a")
-        assert pickle.loads(pickle.dumps(ref)) == ref != Ref.to(two, "a")
+    def test_keeps_its_object_and_once_it_is_sent_so_does_the_worker(self):
+        ref = reference(one := roles.Counter())
+        assert ref == reference(one) != reference(roles.Counter())
+        alive, sent = weakref.ref(one), pickle.dumps(ref)
+        del ref, one
+        assert pickle.loads(sent).local_value() is alive() is not None
+        unsent = weakref.ref(reference(roles.Counter()).local_value())
+        assert unsent() is None
 
     def test_is_of_no_use_elsewhere(self):
         with pytest.raises(RuntimeError, match="on elsewhere"):

@@ -49,17 +49,18 @@ class TestGradients:
 
     @pytest.mark.parametrize("on, attach", [CUT, RAY])
     def test_of_steps_that_are_skipped_or_fail_nothing_is_kept(self, on, attach):
-        found = played(reported_roles.skip_steps, on=on, attach=attach)
-        assert found == {"again": (8, 4, 2), "kept": (0, 0)}
+        skip = reported_roles.skip_steps
+        assert played(skip, on=on, attach=attach, deadline=PATIENCE) == (8, 4, 2)
 
     def test_what_could_not_be_right_is_refused(self):
         """And neither waits for ever nor has no gradient."""
-        outside, in_thread, inside, again, failed = played(reported_roles.misuse)
+        outside, in_thread, inside, again, *failed = played(reported_roles.misuse)
         assert "a call with a gradient needs a context" in outside
         assert in_thread == outside
         assert "Already have an autograd context id for this thread" in inside
         assert "a context is for one backward pass" in again
-        assert "a call of this context has failed" in failed
+        for said in failed:  # of the second one only the callee knows
+            assert "a call of this context has failed" in said
 
     def test_a_context_within_one_is_refused_where_graphs_are_cut(self):
         said = played(reported_roles.nest, attach=gradients.cut_always)
@@ -69,15 +70,16 @@ class TestGradients:
 class TestCalls:
     @pytest.mark.parametrize("on", ["rpc", pytest.param("ray", marks=ray)])
     def test_raise_what_the_callee_raised_if_that_can_be_sent(self, on):
-        kinds = ("Own", 7), ("WorkerError", None), ("WorkerError", None)
-        kinds = *kinds, ("UnicodeDecodeError", None)
-        expected = [kind for kind in kinds for _ in ("at once", "by a future")]
+        no_result = {"rpc": "RuntimeError", "ray": "TypeError"}[on]
+        kinds = "Own", "WorkerError", "WorkerError", "UnicodeDecodeError", no_result
+        codes = 7, *(None,) * 4
+        expected = [(*of, "b") for of in zip(kinds, codes, strict=True) for _ in "12"]
         assert played(reported_roles.catch, "b", on=on) == expected
 
     @pytest.mark.parametrize("on", ["rpc", pytest.param("ray", marks=ray)])
     def test_have_a_time_out_at_once_or_later(self, on):
-        found = played(reported_roles.wait_twice, "b", on=on)
-        assert found == ["WorkerSilent"] * 2
+        found = played(reported_roles.wait_in_vain, "b", on=on)
+        assert found == [("WorkerSilent", silent) for silent in "bbc"]
 
     def test_of_plain_functions_are_traced_too(self):
         found = played(reported_roles.call_a_function, trace=(trace := Trace()))

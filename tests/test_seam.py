@@ -6,8 +6,7 @@ import pytest
 import seam_roles
 import torch
 
-from cdopt_tutorial.calls import Reference, alone, gradients, remote
-from cdopt_tutorial.calls.references import LocalRef, Ref
+from cdopt_tutorial.calls import alone, gradients, remote
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.run import Role, launch, serve
 
@@ -94,13 +93,6 @@ def test_one_name_is_one_object_and_no_name_is_a_new_one():
         assert remote("ps", list).local_value() is not one.local_value()
     with alone():  # another run
         assert remote("ps", list, name="a").local_value() is not one.local_value()
-
-
-def test_what_is_a_reference():
-    assert all(isinstance(each, Reference) for each in (LocalRef(1), Ref("ps", 1)))
-    assert not any(isinstance(e, Reference) for e in (1, torch.nn.Linear(1, 1)))
-    owned = type("Owned", (), {"is_owner": Ref.is_owner, "owner_name": Ref.owner_name})
-    assert not isinstance(owned(), Reference)  # it has only a part of the interface
 
 
 class TestRendezvous:

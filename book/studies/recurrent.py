@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, parametrize
 from tuning import compare
 
-from cdopt_tutorial.calls.gradients import make_optimizer
-from cdopt_tutorial.calls.references import LocalRef
+from cdopt_tutorial.calls import reference
+from cdopt_tutorial.calls.steps import make_optimizer
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.constraints.surface import surface
 from cdopt_tutorial.data import Stream, load_corpus
@@ -45,7 +45,7 @@ class RNN:
         self.parts, self.after_step = make(kind, config, len(corpus.vocabulary))
         self.parts.to(config.device)
         self.constraints = Constraints(self.parts) if config.constrained else None
-        references = {name: LocalRef(part) for name, part in self.parts.items()}
+        references = {name: reference(part) for name, part in self.parts.items()}
         self.model = RNNModel(references, config, config.device)
         self.optimizer = make_optimizer(self.parts.parameters(), config)
         self.stream = Stream(corpus.train, config.seq_len, config.batch_size)

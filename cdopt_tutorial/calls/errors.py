@@ -3,6 +3,7 @@
 import pickle
 import re
 import traceback
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -21,16 +22,16 @@ class WorkerError(RuntimeError):
     """
 
     def __init__(self, worker: str, reason: str, details: str = ""):
+        super().__init__(worker, reason, details)  # with which it is unpickled
         self.worker, self.reason, self.details = worker, reason, details.strip()
-        super().__init__("\n\n".join(filter(None, (self.headline, self.details))))
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, (self.headline, self.details)))
 
     @property
     def headline(self) -> str:
         """The error in one line."""
         return f"{self.worker} {self.reason}"
-
-    def __reduce__(self):
-        return type(self), (self.worker, self.reason, self.details)
 
 
 class WorkerLost(WorkerError):
@@ -52,14 +53,21 @@ def portable(error: BaseException, worker: str, caller: str) -> Exception:
         text = "".join(traceback.format_exception(error))
         error.add_note(f"\nOn {worker}:\n{text}")
         error.raised_on = worker
-    try:
-        sent = pickle.loads(pickle.dumps(error))
-        if isinstance(sent, Exception):
+    with suppress(Exception):  # a class that does not pickle, or needs other arguments
+        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
             return error
-    except Exception:  # a class that does not pickle, or needs other arguments
-        pass
     reason = f"raised {type(error).__name__} in a call that {caller} made"
     return WorkerError(error.raised_on, reason, _text(error))
+
+
+def unanswered(error: RuntimeError, worker: str, caller: str) -> RuntimeError:
+    """Torch's error of a call without an answer, as one that names the callee."""
+    if _says(error, _SILENT):
+        reason = f"did not answer a call that {caller} made"
+        return WorkerSilent(worker, reason, str(error))
+    if "serializePyObject" in str(error):  # of torch's C++, on the callee
+        error.raised_on = worker
+    return error
 
 
 def describe(name: str, error: BaseException) -> WorkerError:
@@ -85,9 +93,9 @@ def has_lost_peer(error: BaseException) -> bool:
     """Whether it only says that another worker is gone."""
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True  # the store is gone, in which groups form
-    if not _says(error, _LOST) or _says(error, _SILENT):
+    if hasattr(error, "raised_on") or _MARK.search(str(error)):
         return False
-    return not (hasattr(error, "raised_on") or _MARK.search(str(error)))
+    return _says(error, _LOST) and not _says(error, _SILENT)
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:

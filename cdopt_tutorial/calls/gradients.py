@@ -1,4 +1,4 @@
-"""Gradients that cross from worker to worker, and the step taken with them.
+"""Gradients that cross from worker to worker.
 
 In one process autograd does it all. Over torch RPC *distributed autograd* records what
 each call carries. Elsewhere a graph is *cut*: the owner of an object keeps its part of
@@ -7,15 +7,16 @@ the graph, and is called again for the backward pass.
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
-from torch import Tensor, nn, optim
-from torch.futures import Future, wait_all
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.references import Reference, apply, apply_async, call_method
@@ -45,7 +46,7 @@ def context() -> Iterator[Context]:
     else:
         with _enter(f"{worker}/{next(_numbers)}") as part:
             yield part.context
-            wait_all(part.drop_rest())
+            part.drop_rest()
 
 
 def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
@@ -53,21 +54,21 @@ def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
 
     A tensor that needs a gradient must be an argument by itself, and not an
     ``nn.Parameter``, which would arrive without a graph. Where graphs are cut, the
-    method must return one tensor or several; elsewhere, if it calls others itself, its
-    result must depend on all that these return. A RuntimeError outside of a context,
-    unless gradients are switched off.
+    method must return one tensor or several; elsewhere a result that the loss does not
+    use has a gradient of 0, and not none. A RuntimeError outside of a context, unless
+    gradients are switched off.
     """
+    part = _part.get()
     if reference.is_owner():
+        if part:
+            part.modules.append(reference.local_value())
         return apply(reference, method, *args)
     if not torch.is_grad_enabled():
         return apply(reference, _without_graph, method, args)
-    part = _this_thread.part or _Part(_torchs_context())
-    if isinstance(part.context, int):
-        result = _recorded(part, reference, method, args)
-    else:
-        result = _Cut.apply(part, reference, method, _anchor, *args)
-    part.results += _tensors(result)
-    return result
+    part = part or _Part(_torchs_context())
+    if isinstance(part.context, str):
+        return _Cut.apply(part, reference, method, _anchor, *args)
+    return _recorded(part, reference, method, args)
 
 
 def backward(context: Context, loss: Tensor) -> None:
@@ -79,11 +80,11 @@ def backward(context: Context, loss: Tensor) -> None:
     if not isinstance(context, int):
         loss.backward()
         return
-    part = _this_thread.part or _Part(context)
+    part = _part.get() or _Part(context)
     if part.over:
         raise RuntimeError(part.over)
     part.over = "a context is for one backward pass: add the losses"
-    dist_autograd.backward(context, [_Depends.apply(loss, *part.results)])
+    dist_autograd.backward(context, [loss, *part.zeros()])
 
 
 def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Tensor]:
@@ -93,8 +94,8 @@ def gradients(context: Context, parameters: Iterable[Tensor]) -> dict[Tensor, Te
     else:
         kept = _kept_gradients.get(context, {})
     # In one process, and on the caller's side of a cut, they are in .grad.
-    found = {p: kept[p] if p in kept else p.grad for p in parameters}
-    return {p: gradient for p, gradient in found.items() if gradient is not None}
+    either = {p: kept.get(p, p.grad) for p in parameters}
+    return {p: gradient for p, gradient in either.items() if gradient is not None}
 
 
 def take_sum(
@@ -117,70 +118,46 @@ def forget(context: Context) -> None:
     _kept_gradients.pop(context, None)
 
 
-def make_optimizer(parameters: Iterable[Tensor], config: Any) -> optim.Optimizer:
-    """A config's ``optimizer``, "sgd" or "adam", with its ``lr`` and ``momentum``.
-
-    Made on the worker that owns the parameters.
-    """
-    # One by one, on a GPU too: torch's operators on lists can't mix plain and sharded
-    # parameters, as tensor parallelism does.
-    how = {"lr": config.lr, "foreach": False}
-    if config.optimizer == "adam":
-        return optim.Adam(parameters, **how)
-    return optim.SGD(parameters, momentum=config.momentum, **how)
-
-
-def squared_norm(found: Iterable[Tensor]) -> float:
-    """The sum of the squares of all elements."""
-    return sum(gradient.square().sum().item() for gradient in found)
-
-
-def clip_factor(squared_norm: float, largest: float | None) -> float:
-    """The factor by which ``torch.nn.utils.clip_grad_norm_`` scales all gradients."""
-    return 1.0 if largest is None else min(1.0, largest / (squared_norm**0.5 + 1e-6))
-
-
-def move(optimizer: optim.Optimizer, gradients: Mapping[Tensor, Tensor]) -> None:
-    """Take one step with these gradients, and clear them, lest they be used twice."""
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
+@dataclass
 class _Part:
     """What one thread has done in a context: here, or for a call from elsewhere."""
 
-    def __init__(self, context: int | str):
-        self.context = context
-        self.results: list[Tensor] = []  # with a graph, which calls have returned
-        self.asked: dict[str, Reference] = {}  # calls with a cut, not yet taken back
-        self.over = ""  # why it may have no backward pass any more
+    context: int | str
+    # Of distributed autograd: what calls returned, and why it has no backward pass.
+    results: list[Tensor] = field(default_factory=list)
+    over: str = ""
+    # Of a cut: modules that ran here, and calls whose graphs their owners still keep.
+    modules: list[nn.Module] = field(default_factory=list)
+    asked: dict[str, Reference] = field(default_factory=dict)
 
-    def drop_rest(self) -> list[Future]:
-        """Have owners forget the graphs that no backward pass has asked for."""
+    def zeros(self) -> list[Tensor]:
+        """Losses of no element, which give all results a gradient, if only of 0.
+
+        Distributed autograd waits for one of each result of an owner that it reaches.
+        """
+        return [result.flatten()[:0].sum() for result in self.results]
+
+    def drop_rest(self) -> None:
+        """Have owners forget their graphs, without waiting: they may be gone."""
         rest, self.asked = self.asked, {}
-        return [apply_async(rest[key], _drop, (self.context, key)) for key in rest]
-
-
-class _Thread(threading.local):
-    part: _Part | None = None
+        for key, reference in rest.items():
+            with suppress(Exception):
+                apply_async(reference, _drop, (self.context, key))
 
 
 @contextmanager
 def _enter(context: int | str) -> Iterator[_Part]:
     """Calls of this thread belong to a context."""
-    if _this_thread.part is not None:
+    if _part.get():
         raise RuntimeError("this thread is in a context of gradients already")
-    part = _this_thread.part = _Part(context)
+    before = _part.set(part := _Part(context))
     try:
         yield part
     except BaseException:
-        with suppress(Exception):  # an owner may be gone, and not worth waiting for
-            part.drop_rest()
+        part.drop_rest()
         raise
     finally:
-        _this_thread.part = None
+        _part.reset(before)
 
 
 def _torchs_context() -> int:
@@ -192,37 +169,20 @@ def _torchs_context() -> int:
         raise RuntimeError(text) from None
 
 
-_this_thread = _Thread()
 _cuts = False
 _numbers = itertools.count()
-_adding = threading.Lock()
-# Without it autograd would run no backward pass for a lookup, of integers only.
+_part: ContextVar[_Part | None] = ContextVar("part", default=None)  # of this thread
+# Without it a lookup, of integers only, would have no backward pass.
 _anchor = torch.zeros((), requires_grad=True)
-# On an owner: graphs by context and key, gradients by context.
-_kept_graphs: dict[Where, tuple[_Part, list[Tensor], tuple]] = {}
+# On an owner: a call's part, arguments and results; gradients by context.
+_kept_graphs: dict[Where, tuple[_Part, list, tuple[Tensor, ...]]] = {}
 _kept_gradients: dict[str, dict[Tensor, Tensor]] = {}
+_adding = threading.Lock()
 
 
-class _Depends(torch.autograd.Function):
-    """Its first argument, in whose backward pass the others have no gradient.
-
-    Distributed autograd waits for a gradient, even none, of all that calls returned.
-    """
-
-    @staticmethod
-    def forward(ctx, value, *others):
-        ctx.set_materialize_grads(False)
-        ctx.others = len(others)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, *(None,) * ctx.others
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    """Those of a call's result that have a graph."""
-    leaves = tree_leaves(result)
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in nested values that need a gradient."""
+    leaves = tree_leaves(value)
     return [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
 
 
@@ -235,11 +195,19 @@ def _without_graph(module: nn.Module, method: str | Callable, args: tuple) -> An
 def _recorded(part: _Part, reference: Reference, method, args: tuple) -> Any:
     """A call in a context of torch's, which records it even if it fails."""
     try:
-        return apply(reference, method, *args)
+        result, zeros, over = apply(reference, _record, method, part.context, args)
     except BaseException:
-        if _tensors(args):
-            part.over = "a call of this context has failed: begin another one"
+        part.over = "a call of this context has failed: begin another one"
         raise
+    part.results += _tensors(result) + zeros
+    part.over = part.over or over
+    return result
+
+
+def _record(module: nn.Module, method, context: int, args: tuple) -> tuple:
+    """Runs on the owner: the result, and what its own calls leave to the caller."""
+    with _enter(context) as part:
+        return call_method(module, method, *args), part.zeros(), part.over
 
 
 class _Cut(torch.autograd.Function):
@@ -250,64 +218,58 @@ class _Cut(torch.autograd.Function):
         ctx.part, ctx.reference = part, reference
         # Several workers may call one object in a context.
         ctx.key = f"{network.current().own_name()}/{next(_numbers)}"
-        ctx.needs = ctx.needs_input_grad[4:]
         ctx.set_materialize_grads(False)
+        sent = tree_map_only(Tensor, _leaf, args)
+        result = apply(reference, _forward, method, (part.context, ctx.key), sent)
         part.asked[ctx.key] = reference
-        sent = [a.detach() if isinstance(a, Tensor) else a for a in args]
-        where = part.context, ctx.key
-        return apply(reference, _forward, where, method, ctx.needs, sent)
+        return result
 
     @staticmethod
     def backward(ctx, *grads):
         where = ctx.part.context, ctx.key
-        found = iter(apply(ctx.reference, _backward, where, grads))
+        of_args = apply(ctx.reference, _backward, where, grads)
         ctx.part.asked.pop(ctx.key, None)
-        return None, None, None, None, *(next(found) if n else None for n in ctx.needs)
+        return None, None, None, None, *of_args
 
 
-def _forward(module: nn.Module, where: Where, method, needs, args) -> Any:
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same tensor without its graph."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _forward(module: nn.Module, method, where: Where, args: tuple) -> Any:
     """Runs on the owner: the call itself; its graph is kept."""
-    args = [
-        arg.detach().requires_grad_(need) if isinstance(arg, Tensor) else arg
-        for arg, need in zip(args, needs, strict=True)
-    ]
     with torch.enable_grad(), _enter(where[0]) as part:
+        part.modules.append(module)
         result = call_method(module, method, *args)
     outputs = (result,) if isinstance(result, Tensor) else tuple(result)
-    leaves = [arg for arg, need in zip(args, needs, strict=True) if need]
-    _kept_graphs[where] = part, leaves, outputs
+    _kept_graphs[where] = part, args, outputs
     sent = tuple(output.detach() for output in outputs)
     return sent[0] if isinstance(result, Tensor) else sent
 
 
-def _backward(module: nn.Module, where: Where, grads) -> tuple:
-    """Runs on the owner: the call's backward pass; parameters' gradients stay there."""
-    part, leaves, outputs = _kept_graphs.pop(where)
-    try:
-        return _taken_back(module, where[0], leaves, outputs, grads)
-    finally:
-        wait_all(part.drop_rest())
-
-
-def _taken_back(module: nn.Module, context: str, leaves, outputs, grads) -> tuple:
+def _backward(module: nn.Module, where: Where, grads: tuple) -> list[Tensor | None]:
+    """Runs on the owner: the gradients of the arguments; the parameters' stay there."""
+    part, args, outputs = _kept_graphs.pop(where)
+    parameters = {p for m in part.modules for p in m.parameters() if p.requires_grad}
+    # With the anchor the pass goes through all calls that the method itself has made.
+    inputs = [_anchor, *_tensors(args), *parameters]
     pairs = zip(outputs, grads, strict=True)
     pairs = [(o, grad) for o, grad in pairs if grad is not None and o.requires_grad]
-    if not pairs:
-        return (None,) * len(leaves)
-    outputs, grads = zip(*pairs, strict=True)
-    parameters = [each for each in module.parameters() if each.requires_grad]
-    inputs = [*leaves, *parameters]
-    found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+    outputs, grads = zip(*pairs, strict=True) if pairs else ((), ())
+    try:
+        computed = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+    finally:
+        part.drop_rest()
+    found = {i: g for i, g in zip(inputs, computed, strict=True) if g is not None}
     with _adding:
-        kept = _kept_gradients.setdefault(context, {})
-        for parameter, gradient in zip(parameters, found[len(leaves) :], strict=True):
-            if gradient is not None:
-                kept[parameter] = kept.get(parameter, 0) + gradient
-    return found[: len(leaves)]
+        kept = _kept_gradients.setdefault(where[0], {})
+        for parameter in parameters & found.keys():
+            kept[parameter] = kept.get(parameter, 0) + found[parameter]
+    return [found.get(arg) if isinstance(arg, Tensor) else None for arg in args]
 
 
 def _drop(module: nn.Module, where: Where) -> None:
     """Runs on the owner: forget a call that no backward pass has asked for."""
-    if where in _kept_graphs:  # else the call has failed
-        part, *_ = _kept_graphs.pop(where)
-        wait_all(part.drop_rest())
+    part, *_ = _kept_graphs.pop(where)
+    part.drop_rest()

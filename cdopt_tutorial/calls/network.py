@@ -3,58 +3,45 @@
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
-from cdopt_tutorial.calls.errors import WorkerSilent, portable
+from cdopt_tutorial.calls.errors import portable, unanswered
 
 LONGEST = 2e6  # seconds that torch, which counts milliseconds in 32 bits, can wait
 
 
-class Network(Protocol):
-    """Carries calls between workers."""
+@dataclass(frozen=True)
+class Network:
+    """Carries calls between workers; this one has none, and all objects are here."""
+
+    at_once: bool = False  #: whether an asynchronous call here runs before it returns
 
     def own_name(self) -> str:
         """This worker's name; empty where there are no others."""
+        return ""
 
-    def call(
-        self,
-        worker: str,
-        function: Callable,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Any:
+    def patience(self) -> float | None:
+        """The run's time-out in seconds, None for none."""
+        return None
+
+    def call(self, worker: str, function: Callable, *more: Any) -> Any:
         """Run a function on a worker; if it returns a future, wait for that there.
 
-        What the function or the future raises there is raised here. The timeout is in
-        seconds, 0 for none, and by default the run's; then WorkerSilent is raised.
+        ``more`` are its ``args`` and ``kwargs``, and a timeout in seconds, by default
+        the run's, 0 for none; then WorkerSilent is raised. What the function or the
+        future raises there is raised here.
         """
 
     def call_async(self, worker: str, function: Callable, *more: Any) -> Future:
         """The same, but return a future of torch at once."""
 
-    def patience(self) -> float | None:
-        """The run's time-out in seconds, None for none."""
 
-
-@dataclass(frozen=True)
-class Alone:
-    """No network: all objects are here."""
-
-    at_once: bool  #: whether an asynchronous call runs before it returns
-
-    def own_name(self) -> str:
-        return ""
-
-    def patience(self) -> float | None:
-        return None
-
-
-class RPC:
+class RPC(Network):
     """The RPC group that a worker has joined, if it has."""
 
     def own_name(self) -> str:
@@ -65,45 +52,31 @@ class RPC:
         return None if seconds >= LONGEST else seconds
 
     def call(self, worker: str, *call: Any) -> Any:
-        own, number = self.own_name(), next(_numbers)
-        waits[number] = worker
-        try:
-            return received(rpc.rpc_sync(worker, _answer, *_message(own, *call)))
-        except RuntimeError as error:
-            raise _named(error, worker, own) from None
-        finally:
-            del waits[number]
+        request, take = self._ask(worker, *call)
+        return take(request)
 
     def call_async(self, worker: str, *call: Any) -> Future:
-        own, number = self.own_name(), next(_numbers)
-        answer: Future = Future()
+        return then(*self._ask(worker, *call))
 
-        def finish(done: Future) -> None:
-            del waits[number]
-            try:
-                answer.set_result(received(done.value()))
-            except Exception as error:
-                answer.set_exception(_named(error, worker, own))
-
+    def _ask(
+        self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
+    ) -> tuple[Future, Callable]:
+        """A future of the answer, and what takes the call's result from it."""
+        caller, number = self.own_name(), next(_numbers)
+        call = caller, function, args, kwargs or {}
+        request = rpc.rpc_async(worker, _answer, call, None, min(timeout, LONGEST))
         waits[number] = worker
-        try:
-            request = rpc.rpc_async(worker, _answer, *_message(own, *call))
-        except BaseException:
-            del waits[number]
-            raise
-        request.add_done_callback(finish)
-        return answer
 
+        def take(request: Future) -> Any:
+            try:
+                answer = request.wait()
+            except RuntimeError as error:
+                raise unanswered(error, worker, caller) from None
+            finally:
+                del waits[number]
+            return received(answer)
 
-def _message(
-    own: str,
-    function: Callable,
-    args: tuple = (),
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> tuple[tuple, None, float]:
-    """The arguments with which torch has ``_answer`` called, and its time-out."""
-    return (own, function, args, kwargs or {}), None, min(timeout, LONGEST)
+        return request, take
 
 
 class Raised:
@@ -116,6 +89,7 @@ class Raised:
 
 
 def received(answer: Any) -> Any:
+    """The result that an answer brings; what the call raised is raised."""
     if isinstance(answer, Raised):
         vars(answer.error).update(answer.noted)
         raise answer.error
@@ -139,32 +113,37 @@ def serve(
 ) -> None:
     """Run another worker's call, and hand on the result, or Raised."""
     number, here = next(_numbers), current().own_name()
-    answers[number] = caller
-    try:
-        result = function(*args, **kwargs)
-    except BaseException as error:  # sys.exit too must not end a thread of torch's
-        result = Raised(portable(error, here, caller))
-    finally:
-        del answers[number]
-    if not isinstance(result, Future):
-        done(result)
-        return
 
-    def finish(future: Future) -> None:
+    def answer(make: Callable[[], Any]) -> None:
         try:
-            value = future.value()
-        except Exception as error:
-            value = Raised(portable(error, here, caller))
-        done(value)
+            result = make()
+        except BaseException as error:  # sys.exit too must not end a thread of torch's
+            result = Raised(portable(error, here, caller))
+        if isinstance(result, Future):
+            result.add_done_callback(lambda future: answer(future.value))
+        else:
+            done(result)
 
-    result.add_done_callback(finish)
+    answers[number] = caller
+    answer(partial(function, *args, **kwargs))
+    del answers[number]
 
 
-def _named(error: Exception, worker: str, caller: str) -> Exception:
-    """Torch's error of a call; where time has run out, one that says who was called."""
-    if hasattr(error, "raised_on") or "more than set timeout" not in str(error):
-        return error
-    return WorkerSilent(worker, f"did not answer a call that {caller} made", str(error))
+def complete(future: Future, make: Callable[[], Any]) -> None:
+    """Complete a future with what a function returns or raises."""
+    try:
+        result = make()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def then(future: Future, change: Callable[[Future], Any]) -> Future:
+    """``Future.then``, except that errors keep their classes."""
+    changed: Future = Future()
+    future.add_done_callback(lambda done: complete(changed, partial(change, done)))
+    return changed
 
 
 # Whom calls of this process wait for, and whose calls it is running now, by number.

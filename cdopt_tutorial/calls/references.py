@@ -7,20 +7,30 @@ it, all objects are its own, and every call is a plain one.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
+from torch.distributed.rpc import PyRRef
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
 from cdopt_tutorial.calls import network
 
 
-@runtime_checkable
-class Reference(Protocol):
-    """Stands for an object, here or on another worker; the interface of ``RRef``."""
+@dataclass(frozen=True)
+class Ref:
+    """Names an object on a worker; calls through it cost less than through an RRef.
+
+    It does not count its users, as an RRef does: so it pickles, and from then on the
+    object stays until its worker ends. Methods may return a future, and be called while
+    they call.
+    """
+
+    worker: str  #: name of the worker that has the object; empty where there are none
+    number: int  #: of the object on that worker
+    _value: Any = field(default=None, repr=False, compare=False)
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
         """The object's methods, each of which waits for its result; in seconds."""
@@ -32,15 +42,34 @@ class Reference(Protocol):
 
     def local_value(self) -> Any:
         """The object itself; a RuntimeError unless this worker owns it."""
+        if not self.is_owner():
+            here = network.current().own_name()
+            raise RuntimeError(f"the object is on {self.worker}, not on {here}")
+        return _sent.get(self.number, self._value)
 
     def is_owner(self) -> bool:
         """Whether the object is on this worker."""
+        return self.worker == network.current().own_name()
 
     def owner_name(self) -> str:
         """Name of the worker that owns it; empty where there are no others."""
+        return self.worker
+
+    def __reduce__(self):
+        if self.is_owner():
+            _sent[self.number] = self.local_value()
+        return Ref, (self.worker, self.number)
 
 
-def remote(worker: str, make: Callable, *args: Any, name: str = "") -> Reference:
+Reference = Ref | PyRRef  #: stands for an object, here or on another worker
+
+
+def reference(value: Any) -> Ref:
+    """The reference to an object of this process."""
+    return Ref(network.current().own_name(), id(value), value)
+
+
+def remote(worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
     """Make an object on a worker; within a run, a name always gives the same object.
 
     Where there are no workers it is made here; then names are those of an
@@ -50,12 +79,6 @@ def remote(worker: str, make: Callable, *args: Any, name: str = "") -> Reference
     if here.own_name() in ("", worker):
         return _make(name, make, *args)
     return here.call(worker, _make, (name, make, *args))
-
-
-def reference(value: Any) -> Reference:
-    """The reference to an object of this process."""
-    worker = network.current().own_name()
-    return Ref.to(value, worker) if worker else LocalRef(value)
 
 
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
@@ -75,7 +98,7 @@ def alone(at_once: bool = False) -> Iterator[None]:
     ``rpc_async`` runs in a thread or, with ``at_once``, before it returns.
     """
     others = network.current()
-    network.enter(network.Alone(at_once))
+    network.enter(network.Network(at_once))
     try:
         with of_one_run():
             yield
@@ -94,58 +117,12 @@ def of_one_run() -> Iterator[None]:
         _named = before
 
 
-class LocalRef(Reference):
-    """A reference to an object of this process; ``rpc_async`` runs in a thread."""
-
-    def __init__(self, value: Any):
-        self._value = value
-
-    def local_value(self) -> Any:
-        return self._value
-
-    def is_owner(self) -> bool:
-        return True
-
-    def owner_name(self) -> str:
-        return ""  # there are no workers
-
-
-@dataclass(frozen=True)
-class Ref(Reference):
-    """Names an object on a worker; calls through it cost less than through an RRef.
-
-    It does not count its users, as an RRef does: so it pickles, and the object stays
-    until its worker ends. Methods may return a future, and be called while they call.
-    """
-
-    worker: str  #: name of the worker that has the object
-    number: int  #: of the object on that worker
-
-    @staticmethod
-    def to(value: Any, worker: str) -> "Ref":
-        """The one reference to an object of this worker."""
-        _objects[id(value)] = value  # which stays, so the number remains its own
-        return Ref(worker, id(value))
-
-    def local_value(self) -> Any:
-        if not self.is_owner():
-            here = network.current().own_name()
-            raise RuntimeError(f"the object is on {self.worker}, not on {here}")
-        return _objects[self.number]
-
-    def is_owner(self) -> bool:
-        return self.worker == network.current().own_name()
-
-    def owner_name(self) -> str:
-        return self.worker
-
-
-_objects: dict[int, Any] = {}  # of this worker, that have been referred to
+_sent: dict[int, Any] = {}  # objects of this process to which others may refer
 _named: dict[str, Any] = {}
 _making = threading.RLock()
 
 
-def _make(name: str, make: Callable, *args: Any) -> Reference:
+def _make(name: str, make: Callable, *args: Any) -> Ref:
     """Runs where the object is to be."""
     if not name:
         return reference(make(*args))
@@ -204,13 +181,7 @@ def call_method(value: Any, method: str | Callable, /, *args: Any, **kwargs: Any
 def later(call: Callable[[], Any], at_once: bool = False) -> Future:
     """A future of what a call returns, which runs in a thread or, at once, here."""
     future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
+    run = partial(network.complete, future, call)
     if at_once:
         run()
     else:

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial.calls import alone, gradients, remote
 from cdopt_tutorial.calls.device import device_for, gpus_of
-from cdopt_tutorial.calls.gradients import make_optimizer, move
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.calls.rendezvous import Rendezvous
+from cdopt_tutorial.calls.steps import make_optimizer, move
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
 from cdopt_tutorial.hybrid.model import (

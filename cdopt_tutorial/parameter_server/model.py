@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from cdopt_tutorial import training
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.device import device_for, device_of
-from cdopt_tutorial.calls.references import LocalRef, Reference, apply
+from cdopt_tutorial.calls.references import Reference, apply, reference
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
 from cdopt_tutorial.data import Vocabulary, detokenize
@@ -285,7 +285,7 @@ def sample(
     """What a trained model writes after a word, in one process; never ``<unk>``."""
     parts = build_all(len(vocabulary), config)
     parts.load_state_dict(weights)
-    references = {name: LocalRef(part) for name, part in parts.items()}
+    references = {name: reference(part) for name, part in parts.items()}
     model = RNNModel(references, config).eval()
     generator = torch.Generator().manual_seed(0)
     tokens, hidden = vocabulary.encode([begin]).tolist(), model.start(1)

@@ -22,9 +22,15 @@ from cdopt_tutorial import checks
 from cdopt_tutorial.calls import alone, gradients, reference, remote
 from cdopt_tutorial.calls.device import device_for
 from cdopt_tutorial.calls.errors import WorkerError, WorkerLost
-from cdopt_tutorial.calls.gradients import Context, clip_factor, squared_norm
+from cdopt_tutorial.calls.gradients import Context
 from cdopt_tutorial.calls.references import Reference
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
+from cdopt_tutorial.calls.steps import (
+    clip_factor,
+    make_optimizer,
+    move,
+    squared_norm,
+)
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.parameter_server import checkpoint
@@ -62,7 +68,7 @@ class Owner:
 
     def __init__(self, parts: Mapping[str, Reference], config: RNNConfig):
         self._parts = nn.ModuleDict({n: ref.local_value() for n, ref in parts.items()})
-        self._optimizer = gradients.make_optimizer(self._parts.parameters(), config)
+        self._optimizer = make_optimizer(self._parts.parameters(), config)
         self._clip = config.clip
         self._steps = 0
         self._lock = threading.Lock()
@@ -89,7 +95,7 @@ class Owner:
     def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
         if scale < 1:
             found = {each: gradient * scale for each, gradient in found.items()}
-        gradients.move(self._optimizer, found)
+        move(self._optimizer, found)
         self._steps += 1
         return self._steps - 1
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from cdopt_tutorial.calls.device import pick_device
-from cdopt_tutorial.calls.gradients import make_optimizer
+from cdopt_tutorial.calls.steps import make_optimizer
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
 from cdopt_tutorial.constraints.rivals import RULES, Rival

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial import checks, data
 from cdopt_tutorial.calls.device import device_for, device_of, gpus_of
-from cdopt_tutorial.calls.gradients import clip_factor
+from cdopt_tutorial.calls.steps import clip_factor
 from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.constraints.rivals import feasibility
 from cdopt_tutorial.constraints.surface import whole
