@@ -10,7 +10,6 @@ import io
 import itertools
 import pickle
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +19,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.rpc import PyRRef, api, functions, get_worker_info
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
-from torch.distributed.rpc.internal import RemoteException
 from torch.futures import Future
+
+from cdopt_tutorial.calls import network
 
 
 @dataclass(frozen=True)
@@ -160,64 +160,51 @@ def _invoke(
     args, kwargs = args or (), kwargs or {}
     if function.__module__ == api.__name__:  # torch's own, as workers join and leave
         return plain(to, function, rpc_type, args, kwargs, timeout)
-    sent = time.monotonic_ns()
-    request = plain(to, _timed, rpc_type, (function, args, kwargs), None, timeout)
     callee = to if isinstance(to, str) else get_worker_info(to).name
-    return _then(request, partial(_noted, callee, _call_of(function, args), sent))
+    method, carried = _call_of(function, args)
+    sent = time.monotonic_ns()
+
+    def note(answer: Future) -> Any:
+        result, *ran = answer.value()
+        times = sent, *ran, time.monotonic_ns()
+        size = _bytes(carried) + _bytes(result)
+        _own.calls.append(Call(_name, callee, method, *times, size))
+        return network.received(result)
+
+    call = _name, function, args, kwargs
+    return network.then(plain(to, _timed, rpc_type, call, None, timeout), note)
 
 
 @functions.async_execution
-def _timed(function: Callable, args: tuple, kwargs: dict) -> Future:
-    """Runs on the callee: the result, and when the call began and ended."""
+def _timed(caller: str, function: Callable, args: tuple, kwargs: dict) -> Future:
+    """Runs on the callee: what the call returned, when it began and when it ended."""
     started = time.monotonic_ns()
     timed: Future = Future()
 
-    def finish(done: Future) -> None:
-        try:
-            timed.set_result((done.value(), started, time.monotonic_ns()))
-        except Exception as error:
-            text = f"On {get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
-            timed.set_result(RemoteException(text, type(error)))
+    def done(result: Any) -> None:
+        timed.set_result((result, started, time.monotonic_ns()))
 
-    result: Any = Future()
-    try:
-        value = function(*args, **kwargs)
-    except Exception as error:
-        result.set_exception(error)
-    else:
-        if isinstance(value, Future):
-            result = value
-        else:
-            result.set_result(value)
-    result.add_done_callback(finish)
+    network.serve(caller, function, args, kwargs, done)
     return timed
 
 
 # Functions that run others: what their second argument names, with what follows it.
-_CARRIERS = {"_make", "serve_call", "_local_invoke", "_local_invoke_async_execution"}
+_CARRIERS = (
+    *("_make", "serve_call", "_record", "_forward", "_without_graph"),
+    *("_local_invoke", "_local_invoke_async_execution"),  # torch's own
+)
 
 
-def _call_of(function: Callable, args: tuple) -> tuple[str, Any]:
+def _call_of(function: Callable | str, args: tuple) -> tuple[str, tuple]:
     """The name of what a message has its callee run, and the arguments it carries."""
+    if isinstance(function, str):
+        return function, args
     name = getattr(function, "__qualname__", type(function).__name__)
     if name == "_answer":  # of our own network: the caller, then the call
         return _call_of(args[1], args[2])
-    if name not in _CARRIERS:
-        return name, args
-    method = args[1]
-    if not isinstance(method, str):
-        method = getattr(method, "__qualname__", type(method).__name__)
-    return method, args
-
-
-def _noted(callee: str, call: tuple[str, Any], sent: int, answer: tuple) -> Any:
-    """Note a call that was answered; return its result."""
-    result, *ran = answer
-    method, args = call
-    times = sent, *ran, time.monotonic_ns()
-    carried = _bytes(args) + _bytes(result)
-    _own.calls.append(Call(_name, callee, method, *times, carried))
-    return result
+    if name in _CARRIERS:
+        return _call_of(args[1], (args[0], *args[2:]))
+    return name, args
 
 
 def _bytes(value: Any) -> int:
@@ -236,17 +223,3 @@ class _Sizer(pickle.Pickler):
         if isinstance(value, Tensor):
             self.numbers += value.nbytes
         return type(value).__name__ if isinstance(value, Tensor | PyRRef) else None
-
-
-def _then(future: Future, change: Callable) -> Future:
-    """``Future.then``, except that errors keep their types."""
-    changed: Future = Future()
-
-    def finish(done: Future) -> None:
-        try:
-            changed.set_result(change(done.value()))
-        except Exception as error:
-            changed.set_exception(error)
-
-    future.add_done_callback(finish)
-    return changed
