@@ -14,7 +14,7 @@ import torch
 import torch.distributed.rpc as rpc
 from running import LONG
 
-from cdopt_tutorial.calls import gradients, network, reference, remote
+from cdopt_tutorial.calls import gradients, network, remote
 from cdopt_tutorial.run import process_group, report, span
 
 #: How a gradient crosses workers: by what is attached to them.
@@ -227,22 +227,6 @@ class SlowToArrive:
 
     def __reduce__(self):
         return time.sleep, (self.seconds,)
-
-
-def offer_counter():
-    return reference(Counter())
-
-
-def use_reference(other):
-    """Call methods of an object that another worker made."""
-    ref = rpc.rpc_sync(other, offer_counter)
-    counter = ref.rpc_sync()
-    results = [ref.worker, counter.add(10), counter.add(10), counter.add_later(5)]
-    try:
-        counter.fail("ValueError")
-    except ValueError as error:
-        results.append("no such thing" if "no such thing" in str(error) else str(error))
-    return results
 
 
 def ask_for_module(other, function):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from roles import Counter
+from roles import Counter, raise_error
 from threadpoolctl import threadpool_info
 from torch import nn
 
@@ -208,7 +208,11 @@ def converse():
     ref.rpc_async().sleep(0.1).wait()
     assert ref.rpc_async().answer_later(7, 0.3).wait() == 7
     apply(ref, Callee.add, 1)
-    apply(rpc.remote("ps", Callee), Callee.add, 1)
+    rref = rpc.remote("ps", Callee)
+    apply(rref, Callee.add, 1)
+    assert rref.rpc_sync().add_later(1) == 2
+    with pytest.raises(ArithmeticError):
+        rpc.rpc_sync("ps", raise_error)
     lock = remote("ps", threading.Lock)  # which does not pickle
     lock.rpc_sync().locked()
     return gradient_of_a_marked_function()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.rpc import PyRRef, api, functions, get_worker_info
+from torch.distributed.rpc import PyRRef, api, functions
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
 
@@ -160,7 +160,7 @@ def _invoke(
     args, kwargs = args or (), kwargs or {}
     if function.__module__ == api.__name__:  # torch's own, as workers join and leave
         return plain(to, function, rpc_type, args, kwargs, timeout)
-    callee = to if isinstance(to, str) else get_worker_info(to).name
+    callee = api._to_worker_info(to).name
     method, carried = _call_of(function, args)
     sent = time.monotonic_ns()
 
