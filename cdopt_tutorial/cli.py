@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 
 import psutil
@@ -62,38 +64,43 @@ def main(argv: list[str] | None = None) -> int:
     0: done; 1: it failed; 2: bad input; 3: chapters ran, and a figure moved. A process
     that was stopped returns 128 plus the signal's number: 130 if it was interrupted.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    name, *flags = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        return _run(_parser(argv[:1]).parse_args(argv))
+        if name in ("-h", "--help"):
+            print("cdopt-tutorial COMMAND ...; COMMAND --help lists its flags\n")
+            print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
+            return 0
+        return _run(_command(name, flags))
     except (UsageError, Failed) as error:
         print(f"cdopt-tutorial: {error}", file=sys.stderr)
         return error.code
 
 
-def _run(args: argparse.Namespace) -> int:
+def _command(name: str, flags: list[str]) -> Callable[[], int | None]:
+    """What is to be called; no other command is imported."""
+    if name not in COMMANDS:
+        raise UsageError(f"{name!r} is no command (see cdopt-tutorial --help)")
+    module = import_module(f"cdopt_tutorial.commands.{name}")
+    if hasattr(module, "Config"):  # of a system
+        from cdopt_tutorial.commands import training
+
+        return partial(training.run, module, flags)
+    parser = _Parser(prog=f"cdopt-tutorial {name}", description=COMMANDS[name])
+    module.add(parser)
+    return partial(module.run, parser.parse_args(flags))
+
+
+def _run(command: Callable[[], int | None]) -> int:
     """Run a command; if a worker fails, show its traceback and not this process's."""
-    from cdopt_tutorial.run import WorkerError  # slow: it imports torch
+    from cdopt_tutorial.run import WorkerError
 
     with bad_input():
         tempfile.gettempdir()  # an OSError if none can be written
     if not torchrun.is_first():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one prints)
     try:
-        return args.run(args) or 0
+        return command() or 0
     except torchrun.Unfit as error:
         raise UsageError(error) from error
     except (WorkerError, OSError) as error:  # such as a full disk
         raise Failed(error) from error
-
-
-def _parser(chosen: list[str]) -> argparse.ArgumentParser:
-    """The parser, with the chosen command's flags: no other command is imported."""
-    parser = _Parser(prog="cdopt-tutorial", description=__doc__.partition(": ")[2])
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, what in COMMANDS.items():
-        command = commands.add_parser(name, help=what)
-        if chosen == [name]:
-            module = import_module(f"cdopt_tutorial.commands.{name}")
-            module.add(command)
-            command.set_defaults(run=module.run)
-    return parser

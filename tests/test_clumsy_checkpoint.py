@@ -33,7 +33,6 @@ FOREIGN = "checkpoint ...: another program made it"
 FLIPPED = "checkpoint ...: it is damaged: ... is not what was written"
 OTHER_TEXT = "the checkpoint is of another text: ..."
 LOCKED = "checkpoint ...: Permission denied"
-LINES = [PARTS_APART, DAMAGED, FOREIGN, FLIPPED, OTHER_TEXT, LOCKED]
 
 CONFIG = RNNConfig(embedding=6, hidden=5, seq_len=7, batch_size=4, max_steps=1)
 FLAGS = "--embedding 6 --hidden 5 --seq-len 7 --batch-size 4 --max-steps 1"

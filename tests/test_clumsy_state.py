@@ -48,10 +48,6 @@ NO_BOOK = (
     "no book around the installed package: ... has no _config.yml; install from a "
     "clone with `make book`"
 )
-LINES = [
-    *NOTEBOOKS.values(), *TABLES.values(), *PLACES.values(), LOCKED, NO_PLACE, FULL,
-    *COMMANDS.values(), NO_BOOK,
-]  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("scratch", "no_kernel")
 

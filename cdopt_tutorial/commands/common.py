@@ -31,26 +31,19 @@ def bad_input() -> Iterator[None]:
         raise UsageError(error) from error
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--smoke` and `--json`, for commands that train or measure."""
-    smoke = "a run of seconds, to see that it works"
-    parser.add_argument("--smoke", action="store_true", help=smoke)
-    add_json(parser)
-
-
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`, whose file is tested before anything runs."""
     results = "write the results to this file"
     parser.add_argument("--json", type=writable, metavar="FILE", help=results)
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "cpu") -> None:
+def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`."""
-    text = f"auto, cpu, cuda or cuda:N, to compute on (default: {default})"
-    parser.add_argument("--device", default=default, help=text)
+    text = "auto, cpu, cuda or cuda:N, to compute on (default: cpu)"
+    parser.add_argument("--device", default="cpu", help=text)
 
 
-def writable(name: str) -> Path:
+def writable(name: str | Path) -> Path:
     """The path of a file that can be written; the test leaves it as it is."""
     path = Path(name)
     try:
@@ -58,14 +51,6 @@ def writable(name: str) -> Path:
             whole_file.attempt(path)
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from error
-    return path
-
-
-def replaceable(name: str) -> Path:
-    """The same, for a file that is replaced as a whole, so not a device or a pipe."""
-    path = writable(name)
-    if whole_file.is_stream(path):
-        raise UsageError(f"can't write {path}: it is not a regular file")
     return path
 
 

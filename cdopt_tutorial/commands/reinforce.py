@@ -1,37 +1,27 @@
-"""`cdopt-tutorial reinforce`: train an agent on CartPole over RPC."""
+"""`cdopt-tutorial reinforce`: train an agent and its observers on CartPole."""
 
-import argparse
-import math
 from functools import partial
+from typing import Any
 
 from cdopt_tutorial import reinforce
-from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.commands.training import Flags
+from cdopt_tutorial.reinforce import ReinforceConfig as Config
 
 SMOKE = {"max_episodes": 40}
-add = partial(training.add_flags, config=reinforce.ReinforceConfig)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train until solved; 1 if it was not, unless this is a smoke run."""
-    with common.bad_input():
-        config = training.read_config(args, reinforce.ReinforceConfig, SMOKE)
-        on = training.read_engine(args)
-    goal = f"reward threshold of {reinforce.Score.threshold}"
-    print(f"This will run until {goal} is reached. Ctrl+C to exit.")
-    log = partial(_log, config.log_interval)
-    found = reinforce.run(config, on=on, deadline=math.inf, on_report=log)
-    score = found.score
-    common.write_json(args.json, found.as_json())
-    if score.solved:
-        print(f"Solved! Running reward is now {score.running_reward:.1f}!")
-    else:
-        print(f"Not solved after {len(score.rewards)} episodes.")
-    speed = f"{score.env_steps / score.seconds:.0f} a second"
-    print(f"{score.env_steps} environment steps in {score.seconds:.1f} s: {speed}")
-    return 0 if score.solved or args.smoke else 1
+def prepare(config: Config, flags: Flags) -> Config:
+    """The config is the whole job."""
+    return config
 
 
-def _log(interval: int, _, record: reinforce.Round) -> None:
+def train(job: Config, flags: Flags, **options: Any) -> dict[str, Any]:
+    """Train until CartPole is solved."""
+    result = reinforce.run(job, on_report=partial(log, job.log_interval), **options)
+    return result.figures()
+
+
+def log(interval: int, _, record: reinforce.Round) -> None:
     """Print the original's log line every few rounds."""
     if record.number % interval == 0:
         last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"

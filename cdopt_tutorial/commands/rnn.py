@@ -1,119 +1,106 @@
-"""`cdopt-tutorial rnn`: train a language model on a parameter server."""
+"""`cdopt-tutorial rnn`: train an RNN split over a trainer and a server."""
 
-import argparse
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdopt_tutorial import data, torchrun
+from cdopt_tutorial import data, torchrun, whole_file
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.calls.errors import WorkerLost
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.parameter_server import History, Job, RNNConfig
+from cdopt_tutorial.parameter_server import History, Job
+from cdopt_tutorial.parameter_server import RNNConfig as Config
 
 SMOKE = {"max_steps": 30}
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    training.add_flags(parser, RNNConfig)
-    flag = parser.add_argument
-    flag("--corpus", metavar="FILE", help="a text, or the word grammar")
-    keep = "keep checkpoints here"
-    flag("--checkpoint", type=common.replaceable, metavar="FILE", help=keep)
-    flag("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
-    restarts = "when a worker dies, restart from the checkpoint, at most N times"
-    flag("--max-restarts", type=int, default=0, metavar="N", help=restarts)
+@dataclass(frozen=True)
+class Flags(training.ComparedFlags):
+    """The flags, besides the fields of the config."""
+
+    corpus: str | None = None  #: a file with a text, or the word grammar
+    checkpoint: Path | None = None  #: keep checkpoints in this file
+    resume: Path | None = None  #: go on from this checkpoint
+    #: restart from the checkpoint when a worker dies, at most so many times
+    max_restarts: int = 0
 
 
-def run(args: argparse.Namespace) -> None:
-    """Train, evaluate, and compare; 1 if the training diverged."""
-    with common.bad_input():
-        job = read_job(args)
-        rnn.check(job, args.max_restarts)
-        on = training.read_engine(args)
-    options = {"max_restarts": args.max_restarts, "on_restart": _print_restart}
-    options |= {"deadline": math.inf, "on_report": training.log}
-    histories = rnn.run(job, on=on, **options)
-    # Only torch RPC's bytes can be counted: other engines' sockets carry much besides.
-    wire = rnn.traffic.measured_bytes(job) if args.engine == "rpc" else math.nan
-    training.check_finite(histories[0].perplexity)
-    found = _found(job, histories, wire)
-    repeat = partial(rnn.run_locally, replace(job, keep=None))
-    found["max_parameter_difference"] = training.difference(
-        args.against_local, histories[0].weights, repeat
-    )
-    common.write_json(args.json, found)
-    print(
-        f"validation perplexity {found['valid_perplexity']:.1f}, "
-        f"bigram model {found['baseline_perplexity']:.1f}; "
-        f"{found['tokens_per_second']:.0f} tokens/s"
-        + (f", {wire:.0f} bytes a step" if math.isfinite(wire) else "")
-    )
-
-
-def read_job(args: argparse.Namespace) -> Job:
-    """The job that the flags describe; ValueError if it is impossible."""
-    config = training.read_config(args, RNNConfig, SMOKE)
-    if args.against_local and not args.sync:
+def prepare(config: Config, flags: Flags) -> Job:
+    """The job, with its text and the checkpoint that it goes on from."""
+    if flags.against_local and not config.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
-    _check_checkpoint(args.checkpoint, args.json)
-    kept = args.checkpoint if torchrun.restarts() else None
-    start = kept if kept and kept.exists() else args.resume
+    keep, start = flags.checkpoint, flags.resume
+    if keep is not None:
+        _check_checkpoint(keep, flags.json)
+        if torchrun.restarts() and keep.exists():
+            start = keep
     resume = start and rnn.checkpoint.load(start)
-    if args.corpus == "grammar":
-        corpus = data.Grammar(seed=args.seed).corpus(*GRAMMAR_TOKENS)
+    if flags.corpus == "grammar":
+        corpus = data.Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)
     else:
-        corpus = data.load_corpus(args.corpus)
-    return Job(config, corpus, resume, args.checkpoint and args.checkpoint.absolute())
+        corpus = data.load_corpus(flags.corpus)
+    job = Job(config, corpus, resume, keep and keep.absolute())
+    rnn.check(job, flags.max_restarts)
+    return job
 
 
-def _check_checkpoint(file: Path | None, results: Path | None) -> None:
+def _check_checkpoint(file: Path, results: Path | None) -> None:
     """Refuse, by a ValueError, to overwrite a file that is not a checkpoint."""
-    if file is None or not torchrun.is_first():
-        return
+    common.writable(file)
+    if whole_file.is_stream(file):
+        raise ValueError(f"can't write {file}: it is not a regular file")
     if results is not None and file.resolve() == results.resolve():
         raise ValueError(f"--checkpoint and --json are both {str(file)!r}")
-    if file.exists() and file.stat().st_size:
+    if torchrun.is_first() and file.exists() and file.stat().st_size:
         try:
             rnn.checkpoint.load(file)
         except ValueError as error:
             raise ValueError(f"{error}; to keep another there, remove it") from error
 
 
-def _found(job: Job, histories: Sequence[History], wire: float) -> dict[str, Any]:
-    """The results for the JSON file: losses in nats, times in seconds."""
-    first, vocab_size = histories[0], len(job.corpus.vocabulary)
-    found = {
+def train(job: Job, flags: Flags, **options: Any) -> dict[str, Any]:
+    """Train, evaluate, and compare."""
+    options |= {"max_restarts": flags.max_restarts, "on_restart": _print_restart}
+    trainers = rnn.run(job, on_report=training.log, **options)
+    training.check_finite(trainers[0].perplexity)
+    # Only torch RPC's bytes can be counted: other engines' sockets carry much besides.
+    wire = rnn.traffic.measured_bytes(job) if flags.engine == "rpc" else math.nan
+    figures = _figures(job, trainers)
+    figures["bytes_per_step"] = wire if math.isfinite(wire) else None
+    repeat = partial(rnn.run_locally, replace(job, keep=None))
+    return figures | training.difference(
+        flags.against_local, trainers[0].weights, repeat
+    )
+
+
+def _figures(job: Job, trainers: list[History]) -> dict[str, Any]:
+    """Losses in nats, times in seconds."""
+    first, vocab_size = trainers[0], len(job.corpus.vocabulary)
+    figures = {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": first.perplexity,
         "baseline_perplexity": data.ngram_perplexity(job.corpus, 2),
         "unigram_perplexity": data.ngram_perplexity(job.corpus, 1),
         # No token is read, in no time, if the checkpoint was of a complete run.
-        "tokens_per_second": sum(h.tokens for h in histories) / (first.seconds or 1),
-        "bytes_per_step": wire if math.isfinite(wire) else None,
+        "tokens_per_second": sum(h.tokens for h in trainers) / (first.seconds or 1),
         "expected_bytes_per_step": rnn.traffic.expected_bytes(job.config, vocab_size),
         "seconds": first.seconds,
         "steps": len(first.losses),
-        "losses": [history.losses for history in histories],
-        "staleness": [history.staleness for history in histories],
+        "losses": [history.losses for history in trainers],
+        "staleness": [history.staleness for history in trainers],
     }
     if first.projected is not None:  # norms, after each step and at the end
-        found["feasibility"] = {
-            "weight": [each.weight for each in first.feasibility],
-            "mapped": [each.mapped for each in first.feasibility],
+        figures["feasibility"] = {
+            "weight": [norms.weight for norms in first.feasibility],
+            "mapped": [norms.mapped for norms in first.feasibility],
         }
-        found["projected_perplexity"] = first.projected.score.perplexity
-        found["projected_feasibility"] = first.projected.feasibility.weight
-    return found
+        figures["projected_perplexity"] = first.projected.score.perplexity
+        figures["projected_feasibility"] = first.projected.feasibility.weight
+    return figures
 
 
 def _print_restart(error: WorkerLost, job: Job) -> None:
-    place = "from the start"
-    if job.resume is not None:
-        place = f"from pass {job.resume.epoch + 1}, window {job.resume.window}"
-    print(f"{error.headline}: all begin again {place}", flush=True)
+    print(f"{error.headline}: all begin again", flush=True)

@@ -47,9 +47,9 @@ class HybridConfig(training.Settings):
     max_steps: int | None = None  #: steps after which it ends; None for no limit
     seed: int = 1  #: of the initial parameters and the order of the images
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of the dense layers and the table, as :func:`~.device.pick_device` takes it; the
-    #: trainers share the GPUs of "cuda", and the table has the next one. What is sent
-    #: is on the CPU.
+    #: of the dense layers and the table, "auto", "cpu", "cuda" or "cuda:N"; trainers
+    #: share the GPUs of "cuda", and the table has the next one. What is sent is on the
+    #: CPU.
     device: str = "auto"
 
     def __post_init__(self):
@@ -145,8 +145,8 @@ class Result:
         seconds = max(each.seconds for each in self.trainers)
         return sum(sum(each.images) for each in self.trainers) / seconds
 
-    def as_json(self) -> dict[str, Any]:
-        """What the command line writes."""
+    def figures(self) -> dict[str, Any]:
+        """What the command writes: losses in nats, None where there is no value."""
         left, projected = self.feasibility, self.projected
         settings = "num_trainers", "semantics", "manifold", "where", "by"
         return {
@@ -157,6 +157,7 @@ class Result:
             "test_accuracy": self.test.accuracy,
             "test_loss": self.test.loss,
             "loss": self.losses[-1],
+            "losses": self.losses,
             "feasibility": left and left.mapped,
             "feasibility_of_weight": left and left.weight,
             "projected_feasibility": projected and projected.feasibility.mapped,

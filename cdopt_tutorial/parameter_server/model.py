@@ -59,8 +59,8 @@ class RNNConfig(training.Settings):
     save_every: int = 50
     seed: int = 1  #: of the initial parameters and the dropout
     dtype: str = "float32"  #: "float32" or "float64"
-    #: of all parts, as :func:`~.device.pick_device` takes it; the trainers share the
-    #: GPUs of "cuda", and the server has the next one. What is sent is on the CPU.
+    #: of all parts, "auto", "cpu", "cuda" or "cuda:N"; the trainers share the GPUs of
+    #: "cuda", and the server has the next one. What is sent is on the CPU.
     device: str = "cpu"
 
     def __post_init__(self):

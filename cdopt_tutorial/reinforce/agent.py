@@ -38,9 +38,9 @@ class ReinforceConfig:
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
     #: rounds, of one episode in every environment, between two log lines.
     log_interval: int = 10
-    #: of the agent's policy, and of the observers' with "local-policy", as in
-    #: :func:`~.device.pick_device`; they share the GPUs of "cuda". Messages and random
-    #: streams stay on the CPU.
+    #: of the agent's policy, and of the observers' with "local-policy": "auto", "cpu",
+    #: "cuda" or "cuda:N"; they share the GPUs of "cuda". Messages and random streams
+    #: stay on the CPU.
     device: str = "cpu"
     #: mean reward at which the environment's authors call it solved.
     threshold: ClassVar[float] = gymnasium.spec(ENVIRONMENT).reward_threshold

@@ -83,7 +83,7 @@ class Training:
     rounds: list[Round]  #: what the agent reported after each round
     weights: dict[str, Tensor]  #: the trained policy's parameters, on the CPU
 
-    def as_json(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """What the command writes; times in seconds."""
         return {
             "solved": self.score.solved,

@@ -176,9 +176,9 @@ class Training(system.Training):
         pairs = enumerate(self.schedule)
         return Counter(u - version for u, row in pairs for version in row.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """What the command writes; times in seconds."""
-        return super().as_json() | {
+        return super().figures() | {
             "lag": {str(lag): n for lag, n in sorted(self.lags.items())},
             "max_ratio": max(update.max_ratio for update in self.rounds),
             "schedule": self.schedule,

@@ -52,7 +52,7 @@ class ShardConfig(Training):
     max_steps: int = 300  #: steps to train for
     seed: int = 1  #: of the parameters' start
     dtype: str = "float32"  #: "float32" or "float64"
-    #: as :func:`~.device.pick_device` takes it; the ranks share out the GPUs of "cuda".
+    #: "auto", "cpu", "cuda" or "cuda:N"; the ranks share out the GPUs of "cuda".
     device: str = "auto"
 
     OPTIMIZERS = ("sgd", "adam", *RULES)
