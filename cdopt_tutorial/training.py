@@ -14,7 +14,6 @@ from cdopt_tutorial.constraints import Feasibility
 from cdopt_tutorial.data import perplexity
 from cdopt_tutorial.run import Wire
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 MEASURED_STEPS = 8
 
 
@@ -24,7 +23,7 @@ class Training:
     OPTIMIZERS: ClassVar = ("sgd", "adam")
 
     def __post_init__(self):
-        choices(self, optimizer=self.OPTIMIZERS, dtype=DTYPES)
+        choices(self, optimizer=self.OPTIMIZERS, dtype=("float32", "float64"))
         at_least(self, 1, "batch_size")
         if self.max_steps is not None:
             at_least(self, 1, "max_steps")
@@ -37,7 +36,7 @@ class Training:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The parameters' dtype."""
-        return DTYPES[self.dtype]
+        return getattr(torch, self.dtype)
 
 
 class Settings(Training):

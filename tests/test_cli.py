@@ -1,4 +1,4 @@
-"""The commands' runs: what they write and print, and runs that diverge."""
+"""The commands' runs: what they write and print, and runs that fail."""
 
 import math
 import resource
@@ -9,142 +9,86 @@ import pytest
 from clumsy import DIVERGED
 from running import COMMAND
 
-from cdopt_tutorial.commands import shard
 from cdopt_tutorial.parameter_server import traffic
-from cdopt_tutorial.sharding import MAX_VOCAB, ShardConfig, transformer
 
-SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4".split()
-
-
-@pytest.fixture
-def rnn(written, text):
-    """Runs `rnn` on the small text; returns what it wrote."""
-    return partial(written, "rnn", "--corpus", text, *SMALL)
-
-
-@pytest.fixture
-def printed(capsys):
-    """Gives the lines that a command has printed; none of them is an error."""
-
-    def printed():
-        said = capsys.readouterr()
-        assert said.err == ""
-        return said.out.splitlines()
-
-    return printed
-
-
-def test_reinforce_writes_what_it_found(written, tmp_path, printed):
-    args = "--conversation packed --num-observers 1 --log-interval 5 --seed 4"
-    results = written("reinforce", "--smoke", *args.split())
-    assert results["episodes"] == len(results["rewards"]) == 40
-    assert results["env_steps"] == sum(results["rewards"])
-    assert results["solved"] is False and results["seconds"] > 0
-    assert 0 < results["running_reward"] < 500
-    assert list(tmp_path.iterdir()) == [tmp_path / "out.json"]
-    log = [line for line in printed() if line.startswith("Episode")]
-    names = [line.split("\t")[0] for line in log]
-    assert names == [f"Episode {5 * i}" for i in range(1, 9)]
-    assert f"Average reward: {results['running_reward']:.2f}" in log[-1]
+SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4"
+# Commands, and the keys of what they write, which other programs may rely on.
+KEYS = {
+    "reinforce --conversation packed --num-observers 1 --log-interval 5":
+        "solved episodes mean_reward rewards running_reward env_steps rounds seconds",
+    "rollouts --replay": "solved episodes mean_reward rewards running_reward env_steps "
+        "rounds seconds lag max_ratio schedule max_parameter_difference",
+    f"rnn {SMALL} --manifold oblique --where server --against-local --corpus TEXT":
+        "train_loss valid_perplexity baseline_perplexity unigram_perplexity "
+        "tokens_per_second bytes_per_step expected_bytes_per_step seconds steps losses "
+        "staleness feasibility projected_perplexity projected_feasibility "
+        "max_parameter_difference",
+    "hybrid --shares 3 1 --manifold stiefel --against-local":
+        "num_trainers semantics manifold where by transport steps valid_accuracy "
+        "test_accuracy test_loss loss losses feasibility feasibility_of_weight "
+        "projected_feasibility projected_accuracy replica_difference "
+        "samples_per_second max_parameter_difference",
+    "shard --strategy ddp --device cpu --against-local":
+        "losses valid_perplexity seconds_per_step bytes_per_step peak_memory_bytes "
+        "transport feasibility max_parameter_difference",
+}  # fmt: skip
 
 
-class TestRnn:
-    def test_writes_what_it_found(self, rnn, printed):
-        results = rnn("--smoke", "--against-local")
-        assert 0 <= results["max_parameter_difference"] <= 1e-10
-        (losses,), (staleness,) = results["losses"], results["staleness"]
-        assert results["steps"] == len(losses) == len(staleness) == 30
-        assert results["train_loss"] == pytest.approx(sum(losses[-10:]) / 10)
-        assert 1 < results["valid_perplexity"] < 30
-        assert 1 < results["baseline_perplexity"] < results["unigram_perplexity"]
-        tokens = results["tokens_per_second"] * results["seconds"]
+@pytest.mark.parametrize("args", KEYS)
+def test_a_smoke_run_writes_and_prints_what_it_found(args, written, text, capsys):
+    found = written(*args.replace("TEXT", str(text)).split(), "--smoke")
+    assert found.keys() == set(KEYS[args].split())
+    assert 0 <= found.get("max_parameter_difference", 0) <= 1e-10
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = [line.split() for line in printed.out.splitlines()]
+    for name, value in found.items():
+        if isinstance(value, float):
+            assert [name, f"{value:.4g}"] in lines
+            assert value >= 0
+    if "reinforce" in args:
+        assert lines[0][:3] == ["Episode", "5", "Last"]
+        assert found["episodes"] == len(found["rewards"]) == 40
+        assert found["env_steps"] == sum(found["rewards"])
+    if "rnn" in args:
+        assert found["steps"] == len(found["feasibility"]["weight"]) == 30
+        tokens = found["tokens_per_second"] * found["seconds"]
         assert tokens == pytest.approx(30 * 5 * 4)
-        assert results["bytes_per_step"] > results["expected_bytes_per_step"] > 0
-        shown = f"valid_perplexity {results['valid_perplexity']:.4g}"
-        assert shown in [" ".join(line.split()) for line in printed()]
-
-    def test_of_a_manifold_writes_feasibility_for_each_step(self, rnn, monkeypatch):
-        # Counting bytes would take two more runs.
-        monkeypatch.setattr(traffic, "measured_bytes", lambda job: math.nan)
-        how = "--manifold oblique --where server --penalty 0.5 --against-local --smoke"
-        found = rnn(*how.split())
-        assert found["max_parameter_difference"] <= 1e-10
-        assert len(found["feasibility"]["weight"]) == 30
-        assert 0 < found["feasibility"]["mapped"][-1] < 1e-2
-        assert found["projected_feasibility"] < 1e-6
-        assert 1 < found["projected_perplexity"] < 30
-
-    def test_that_is_resumed_goes_on_as_if_it_had_not_ended(
-        self, rnn, tmp_path, monkeypatch
-    ):
-        monkeypatch.setattr(traffic, "measured_bytes", lambda job: math.nan)
-        file, how = str(tmp_path / "checkpoint"), ("--cut", "logits", "--no-sync")
-        first = rnn("--max-steps", "8", "--checkpoint", file, *how)
-        resumed = rnn("--max-steps", "12", "--resume", file, *how)
-        assert resumed["losses"][0][:8] == first["losses"][0]
-        assert resumed["steps"] == 12 and first["bytes_per_step"] is None
-        again = rnn("--max-steps", "8", "--resume", file, *how)
-        for name in ("losses", "train_loss", "valid_perplexity", "steps"):
-            assert again[name] == first[name]
-        assert again["tokens_per_second"] == 0
-
-    def test_whose_checkpoint_finds_no_room_says_so_in_one_line(self, text, tmp_path):
-        kept = tmp_path / "checkpoint"
-        wide = ["--embedding", "512", "--hidden", "512", "--max-steps", "1"]
-        arguments = ["rnn", "--corpus", text, *SMALL, *wide, "--checkpoint", kept]
-        most = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**22, 2**22))
-        command = [*COMMAND, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=most)
-        assert done.returncode == 1
-        line = f"cdopt-tutorial: trainer0 can't write {kept}: File too large\n"
-        assert done.stderr == line
-        assert list(tmp_path.iterdir()) == [text]  # and no half of a checkpoint
+        assert found["bytes_per_step"] > found["expected_bytes_per_step"] > 0
 
 
-def test_hybrid_writes_what_it_found(written, printed):
-    args = "--against-local --shares 3 1 --max-steps 30 --manifold stiefel"
-    results = written("hybrid", *args.split())
-    assert 0 <= results["max_parameter_difference"] <= 1e-10
-    assert results["num_trainers"] == 2 and results["semantics"] == "exact"
-    assert results["steps"] == len(results["losses"]) == 30
-    assert results["loss"] == results["losses"][-1] < results["losses"][0]
-    assert results["losses"][0] == pytest.approx(math.log(10), rel=0.1)
-    assert 0.5 < results["test_accuracy"] < 1  # of ten classes
-    assert 0 < results["feasibility"] < 0.1
-    assert results["replica_difference"] == 0 < results["samples_per_second"]
-    first, second, *_ = printed()
-    for number, line in enumerate((first, second), 1):
-        assert line.startswith(f"Training epoch {number}\tloss ")
-        assert "\tvalidation accuracy 0." in line
+def test_what_there_is_not_is_null(written, monkeypatch):
+    for name in "measured_bytes", "measured_memory":
+        monkeypatch.setattr(f"cdopt_tutorial.sharding.costs.{name}", lambda _: 1)
+    args = "shard --smoke --strategy pipeline --manifold none --device cpu"
+    found = written(*args.split())
+    assert found["feasibility"] is found["max_parameter_difference"] is None
+    assert all(map(math.isfinite, found["losses"]))
 
 
-class TestShard:
-    def test_writes_what_it_found(self, written, printed):
-        args = "--smoke --against-local --strategy ddp --device cpu"
-        found = written("shard", *args.split())
-        assert len(found["losses"]) == shard.SMOKE["max_steps"]
-        assert found["losses"][0] == pytest.approx(math.log(MAX_VOCAB), rel=0.1)
-        assert found["losses"][-1] < found["losses"][0]
-        assert 1 < found["valid_perplexity"] < MAX_VOCAB  # which is that of guessing
-        assert found["seconds_per_step"] > 0
-        config = ShardConfig(dtype="float64", device="cpu", **shard.SMOKE)
-        model = transformer(config, MAX_VOCAB)
-        size = sum(each.nbytes for each in model.parameters())
-        assert 2 * size <= found["bytes_per_step"] < 2.5 * size
-        assert found["peak_memory_bytes"] > 4 * size
-        assert 0 < found["feasibility"]["mapped"] < found["feasibility"]["weight"] < 1
-        assert 0 <= found["max_parameter_difference"] <= 1e-10
-        assert printed()[-2].endswith("gloo: no GPU is used")
+def test_a_run_that_is_resumed_at_its_end_takes_no_time(
+    written, text, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(traffic, "measured_bytes", lambda job: math.nan)
+    args = f"rnn {SMALL} --corpus {text} --max-steps 8".split()
+    first = written(*args, "--checkpoint", tmp_path / "kept")
+    again = written(*args, "--resume", tmp_path / "kept")
+    for name in ("losses", "train_loss", "valid_perplexity", "steps"):
+        assert again[name] == first[name]
+    assert again["tokens_per_second"] == 0 and first["bytes_per_step"] is None
 
-    def test_of_free_stages_has_no_feasibility_and_no_difference(
-        self, written, monkeypatch
-    ):
-        for name in "measured_bytes", "measured_memory":
-            monkeypatch.setattr(shard.costs, name, lambda _: 1)
-        args = "--smoke --strategy pipeline --manifold none --device cpu"
-        found = written("shard", *args.split())
-        assert found["feasibility"] is found["max_parameter_difference"] is None
-        assert all(map(math.isfinite, found["losses"]))
+
+def test_a_checkpoint_that_finds_no_room_is_said_in_one_line(text, tmp_path):
+    kept = tmp_path / "checkpoint"
+    wide = ["--embedding", "512", "--hidden", "512", "--max-steps", "1"]
+    arguments = ["rnn", "--corpus", text, *SMALL.split(), *wide, "--checkpoint", kept]
+    most = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**22, 2**22))
+    command = [*COMMAND, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=most)
+    assert done.returncode == 1
+    line = f"cdopt-tutorial: trainer0 can't write {kept}: File too large\n"
+    assert done.stderr == line
+    assert list(tmp_path.iterdir()) == [text]  # and no half of a checkpoint
 
 
 # A weight that is not finite could not even be projected; the last one's losses are

@@ -105,24 +105,20 @@ class TestRun:
         assert changed(job)["device"] == "cuda:1" and options["on"] == "ray:a:1"
         assert started(name, *ray)[2]["on"] == "ray"
 
-    def test_of_an_rnn_has_its_files(self, started, tmp_path, monkeypatch):
+    def test_of_an_rnn_has_its_text_and_files(self, started, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         loaded = []
-        monkeypatch.setattr(
-            "cdopt_tutorial.parameter_server.checkpoint.load", loaded.append
-        )
+        checkpoint = "cdopt_tutorial.parameter_server.checkpoint"
+        monkeypatch.setattr(f"{checkpoint}.load", loaded.append)
         files = "--checkpoint", "kept", "--resume", "earlier", "--max-restarts", "2"
         job, flags, _ = started("rnn", *files)
         assert flags.max_restarts == 2 and job.keep == tmp_path / "kept"
         assert [path.name for path in loaded] == ["earlier"]
-
-    def test_of_the_grammar_has_its_seed(self, started):
         one, again, other = (
             started("rnn", "--corpus", "grammar", "--seed", seed)[0].corpus.train
             for seed in "223"
         )
-        assert len(one) == 100_000
-        assert one.equal(again) and not one.equal(other)
+        assert len(one) == 100_000 and one.equal(again) and not one.equal(other)
 
 
 class TestJson:

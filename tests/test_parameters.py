@@ -17,49 +17,33 @@ def test_parameters_are_the_names_of_the_tagged_cell():
     source = "epochs: int = 3  # many\nsizes = {\n    'a': dict(x=1),\n}\n"
     source += "print(epochs)\na = b = [i for i in range(3)]"
     chapter = notebook("early = 1", source, "other = 1", tagged=2)
-    for name in ("epochs", "sizes", "a", "b"):
-        inject(chapter, {name: 2})
+    inject(chapter, dict.fromkeys(("epochs", "sizes", "a", "b"), 2))
     for name in ("early", "other", "dict", "x", "print", "i"):
         message = f"no parameter '{name}'; there are: epochs, sizes, a, b"
         with pytest.raises(ValueError, match=message):
             inject(chapter, {name: 2})
-
-
-def test_values_stand_behind_the_others_of_the_cell_and_those_set_before():
-    values = {"seeds": (1, 2), "device": "cuda:1"}
-    chapter = notebook("epochs = 3\nseeds = [1]\ndevice = 'cpu'", "epochs")
-    for each in ({"device": "cuda:0"}, values):
-        inject(chapter, each)
-    _, given, use = chapter.cells
-    assert given.source.startswith("epochs = 3\nseeds = [1]")
-    names = {}
-    for cell in (given, use):
-        exec(cell.source, names)
-    assert names["epochs"] == 3
-    assert {name: names[name] for name in values} == values
-
-
-def test_without_values_the_notebook_stays_as_it_is(tmp_path):
-    chapter = notebook("x = 1")
-    nbformat.write(chapter, tmp_path / "a.ipynb")
-    assert read_chapter(tmp_path / "a.ipynb", {}) == chapter
-    with_value = read_chapter(tmp_path / "a.ipynb", {"x": 2})
-    assert with_value.cells[1].source == "x = 1\n# Set from outside:\nx = 2"
-    assert is_injected(with_value) and not is_injected(chapter)
-
-
-def test_notebook_without_the_cell_is_refused():
-    for tags, number in ([], 0), (["parameters"], 2):
-        chapter = notebook("x = 1", "x = 2")
+    for tags, number in ([], 0), (["parameters"], 3):
         for cell in chapter.cells[1:]:
             cell.metadata["tags"] = tags
         with pytest.raises(ValueError, match=f"{number} cells are tagged"):
-            inject(chapter, {"x": 2})
+            inject(chapter, {"a": 2})
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [("3", 3), ("[1, 2]", [1, 2]), ("{'a': 1}", {"a": 1}), ("cuda:1", "cuda:1")],
-)
-def test_a_value_is_a_literal_or_a_text(text, value):
-    assert read_value(text) == value
+def test_values_stand_behind_the_others_of_the_cell_and_those_set_before(tmp_path):
+    chapter = notebook("epochs = 3\nseeds = [1]\ndevice = 'cpu'", "epochs")
+    nbformat.write(chapter, tmp_path / "a.ipynb")
+    assert read_chapter(tmp_path / "a.ipynb", {}) == chapter and not is_injected(
+        chapter
+    )
+    changed = read_chapter(tmp_path / "a.ipynb", {"device": "cuda:0"})
+    values = {"seeds": (1, 2), "device": "cuda:1"}
+    inject(changed, values)
+    names = {}
+    exec(changed.cells[1].source, names)
+    assert names["epochs"] == 3 and is_injected(changed)
+    assert {name: names[name] for name in values} == values
+
+
+def test_a_value_is_a_literal_or_a_text():
+    values = {"3": 3, "[1, 2]": [1, 2], "{'a': 1}": {"a": 1}, "cuda:1": "cuda:1"}
+    assert {text: read_value(text) for text in values} == values

@@ -73,20 +73,12 @@ def command(args: str) -> str:
 
 
 ENDLESS = "reinforce --log-interval=1 --lr=1e-9 --max-episodes=10000000"
-RNN = "rnn --num-trainers 2 --epochs 100000 --embedding 8 --hidden 8 --corpus {corpus}"
 
 
 class TestCommand:
     @pytest.fixture
     def book(self, tmp_path):
         return smallest_book(tmp_path / "a book")
-
-    @pytest.fixture
-    def corpus(self, tmp_path):
-        """A short text."""
-        file = tmp_path / "corpus.txt"
-        file.write_text("the cat sat on the mat and the dog lay on the rug\n" * 100)
-        return file
 
     def end(self, process, number, place):
         """Stop it: it ends with one line and the right code, and leaves nothing."""
@@ -136,12 +128,10 @@ class TestCommand:
         [
             (ENDLESS, "Episode", "observer0"),
             ("hybrid --epochs 100000", "Training", "ps"),
-            (RNN, "Training", "ps"),
-            (RNN, "Training", "trainer1"),
         ],
     )
-    def test_of_which_a_worker_is_killed(self, place, corpus, args, sign, name):
-        with Script(command(args.format(corpus=corpus)), place) as process:
+    def test_of_which_a_worker_is_killed(self, place, args, sign, name):
+        with Script(command(args), place) as process:
             process.wait_for(sign)
             below = process.below()
             process.named()[name].kill()
