@@ -17,17 +17,14 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.data.bags import Shard
-from cdopt_tutorial.hybrid import run_locally, system
+from cdopt_tutorial.hybrid import system
 from cdopt_tutorial.hybrid.model import Table, dense_layer
-from cdopt_tutorial.probes.attach import wrap
 from cdopt_tutorial.run import Role, launch, process_group, serve
 
 PARTS = {  # of a step, and a function called in each
-    "forward": (system.Trainer, "scores"),
-    "hook": (system, "loss_factor"),
-    "optimizer": (system, "move"),
-    "scoring": (system.Trainer, "score"),
     "lookup": (Table, "forward"),
+    "backward": (system, "loss_factor"),
+    "optimizer": (system, "move"),
 }
 
 
@@ -37,7 +34,7 @@ def stall(part):
     original = getattr(owner, name)
 
     def stalls(*args):
-        if part != "hook":
+        if part != "backward":
             time.sleep(LONG)
         factor = torch.tensor(original(*args), requires_grad=True)
         factor.register_hook(lambda _: time.sleep(LONG))
@@ -109,17 +106,6 @@ def ask_cdopt(job):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train_slowly(job):
-    """Train in one process, with reports that take long."""
-
-    def late(report, *args):
-        time.sleep(1.0)
-        report(*args)
-
-    wrap(system.Trainer.report, late)
-    return run_locally(job)
 
 
 def differ(rank):

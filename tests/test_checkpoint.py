@@ -1,6 +1,5 @@
 """Checkpoints: a resumed training is the one that was never interrupted."""
 
-import multiprocessing
 import os
 import signal
 from dataclasses import asdict, replace
@@ -12,7 +11,6 @@ from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, check, run, run_locally
 from cdopt_tutorial.parameter_server import checkpoint as checkpoints
-from cdopt_tutorial.run import WorkerError
 
 # 20 windows of 7 x 4 tokens, and 3 more in a second pass.
 CONFIG = RNNConfig(
@@ -80,21 +78,6 @@ class TestOnWorkers:
         assert max_difference(of_two[0].weights, whole.weights) <= 1e-10
         for history in of_two:  # the first losses are the joint batch's
             assert history.losses[:8] == pytest.approx(whole.losses[:8])
-
-    @pytest.mark.parametrize("victim", ["ps", "trainer0"])
-    def test_of_a_run_that_was_killed(self, victim, whole, tmp_path):
-        def kill(_, note):
-            if note.step >= 10:
-                for child in multiprocessing.active_children():
-                    if child.name == victim:
-                        child.kill()
-
-        file = tmp_path / "file"
-        with pytest.raises(WorkerError, match=f"{victim} was killed by SIGKILL"):
-            run(Job(CONFIG, CORPUS, keep=file), deadline=240.0, on_report=kill)
-        (losses,) = checkpoints.load(file).losses
-        assert len(losses) >= 8
-        assert losses == pytest.approx(whole.losses[: len(losses)], rel=1e-10)
 
 
 class TestInOneProcess:

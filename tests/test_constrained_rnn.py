@@ -40,13 +40,14 @@ CONSTRAINED = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_equals_one_process(way):
-    exact = replace(EXACT, max_steps=11)  # a pass and a part of the next
     for name, how in CONSTRAINED.items():
         number = 1 if name in ("per gate", "oblique LSTM") else 3
-        job = Job(replace(exact, num_trainers=number, **how), SHORT)
+        # A pass and a part of the next.
+        config = replace(EXACT, max_steps=11, num_trainers=number, **how)
+        job = Job(config, SHORT)
         distributed, *_ = run(job, attach=WAYS[way])
-        local, start = run_locally(job), build_all(9, job.config).state_dict()
-        free = replace(job.config, manifold="none", per_gate=False)
+        local, start = run_locally(job), build_all(9, config).state_dict()
+        free = replace(config, manifold="none", per_gate=False)
         assert len(local.losses) == len(distributed.feasibility) == 11
         assert max_difference(local.weights, start) > 0.01  # they moved
         assert local.losses[-1] != run_locally(Job(free, SHORT)).losses[-1]

@@ -9,9 +9,7 @@ from browsing import REVEAL, SIZES, barriers, new_context
 from test_pages import show, watch
 
 from cdopt_tutorial.dissolving import plane
-from cdopt_tutorial.hybrid import one_row
 from cdopt_tutorial.parameter_server import RNNConfig, traffic
-from cdopt_tutorial.reinforce import speed
 from cdopt_tutorial.sharding import costs
 
 # Beside the group "book", which takes as long.
@@ -213,14 +211,16 @@ def some_numbers(number=20):
     return [random.Random(seed) for seed in range(number)]
 
 
-def test_speeds_are_those_of_the_package(computed):
+def test_speeds_are_those_of_the_chapter(computed):
     for dice in some_numbers():
         cost, added, own = (10 ** dice.uniform(-2, 1) for _ in range(3))
         observers, cores = dice.randint(1, 16), dice.randint(1, 16)
         how = {"cost": cost, "added": added, "observers": observers, "cores": cores}
         found = computed("stepsPerSecond", how, {"own": own})
-        alone, together = speed.predicted(cost, added, observers, cores, own)
-        assert found == pytest.approx({"alone": alone, "together": together})
+        step = cost + own  # in ms; observers with a core each step at the same time
+        together = step * max(1, observers / cores) + added
+        paces = {"alone": 1000 / step, "together": 1000 * observers / together}
+        assert found == pytest.approx(paces)
 
 
 def test_bytes_of_cuts_are_those_of_the_package(computed):
@@ -254,32 +254,28 @@ def test_paths_and_minima_are_those_of_the_package(computed):
             assert minima == [pytest.approx(point, abs=1e-3) for point in there]
 
 
-def test_moves_and_costs_are_those_of_the_package(computed):
+def test_costs_are_those_of_the_package(computed):
     for dice in some_numbers():
-        shares = [dice.randint(1, 8) for _ in range(dice.randint(1, 4))]
-        labels = [dice.randint(0, 1) for _ in range(sum(shares))]
-        found = computed("moves", {"labels": labels, "shares": shares})
-        for way, moved in one_row.moves(labels, shares).items():
-            assert found[way] == pytest.approx(moved._asdict(), abs=1e-12)
         n, p, ranks = dice.randint(1, 10**6), dice.randint(1, 999), dice.randint(1, 64)
         found = computed("shardCosts", {"n": n, "p": p, "ranks": ranks, "bytes": 4})
         for way, cost in costs.predicted(n, p, ranks, 4).items():
             assert found[way] == pytest.approx(cost._asdict())
 
 
-def test_a_row_moves_as_torch_moves_it():
+def test_a_row_moves_as_torch_moves_it(computed):
     for dice in some_numbers():
-        shares = [dice.randint(1, 5), dice.randint(1, 5)]
+        shares = [dice.randint(1, 8) for _ in range(dice.randint(1, 4))]
         labels = torch.tensor([dice.randint(0, 1) for _ in range(sum(shares))])
         row, bias = (torch.zeros(n, requires_grad=True) for n in (1, 2))
-        grads = []
+        moves = []
         for part in (labels, *labels.split(shares)):
             scores = torch.stack([row.expand(len(part)), 0 * row.expand(len(part))], 1)
             loss = torch.nn.functional.cross_entropy(scores + bias, part)
             r, b = torch.autograd.grad(loss, (row, bias))
-            grads.append((-r.item(), -b[0].item()))
-        found = one_row.moves(labels.tolist(), shares)
-        (whole, first, second) = grads
-        sums = first[0] + second[0], (first[1] + second[1]) / 2
+            moves.append((-r.item(), -b[0].item()))
+        whole, *parts = moves
+        rows, biases = zip(*parts, strict=True)
+        sums, names = (sum(rows), sum(biases) / len(parts)), ("row", "bias")
+        found = computed("moves", {"labels": labels.tolist(), "shares": shares})
         for way, move in ("one process", whole), ("exact", whole), ("original", sums):
-            assert found[way] == pytest.approx(move, abs=1e-6)
+            assert [found[way][n] for n in names] == pytest.approx(move, abs=1e-6)

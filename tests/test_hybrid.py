@@ -11,13 +11,12 @@ import pytest
 import torch
 from hosts import PATIENCE
 from hybrid_roles import die, disturbed_master, on_server, play, stall
-from locks import Second
 from roles import WAYS, raise_error
 from running import LONG
 from torch.distributed import rpc
 from torch.nn import functional as F
 
-from cdopt_tutorial.calls import gradients, reference
+from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
@@ -29,8 +28,7 @@ from cdopt_tutorial.hybrid import (
     run_locally,
     system,
 )
-from cdopt_tutorial.hybrid.model import SEMANTICS, Table, dense_layer, first_weights
-from cdopt_tutorial.hybrid.system import OriginalStep
+from cdopt_tutorial.hybrid.model import SEMANTICS, first_weights
 from cdopt_tutorial.run import (
     Role,
     Trace,
@@ -97,21 +95,23 @@ def assert_equal_to_local(distributed, job):
             assert history.projected.feasibility.mapped < 1e-6
 
 
+THREE = {"num_trainers": 3, "shares": (5.0, 1.0, 2.0)}
+EXACTLY = [
+    *(THREE | kind for kind in KINDS.values()),
+    THREE | {"optimizer": "adam", "lr": 0.01} | KINDS["oblique table"],
+    {"num_trainers": 1} | KINDS["stiefel"],
+    {"num_trainers": 3, "shares": (40.0, 1.0, 1.0)},  # of some batches none
+]
+
+
 class TestEquality:
     @pytest.mark.parametrize("way", WAYS)
     def test_with_one_process(self, few, way):
-        three = replace(EXACT, num_trainers=3, shares=(5.0, 1.0, 2.0))
-        configs = [replace(three, **kind) for kind in KINDS.values()]
-        configs.append(
-            replace(three, optimizer="adam", lr=0.01, **KINDS["oblique table"])
-        )
-        configs.append(replace(EXACT, num_trainers=1, **KINDS["stiefel"]))
-        configs.append(replace(three, shares=(40.0, 1.0, 1.0)))
-        for config in configs:
-            job = Job(config, few)
+        for how in EXACTLY:
+            job = Job(replace(EXACT, **how), few)
             result = run(job, attach=WAYS[way])
             assert_equal_to_local(result, job)
-        assert min(result.trainers[1].images) == 0  # of a batch
+        assert min(result.trainers[1].images) == 0
 
     def test_is_not_that_of_the_original(self, few):
         exact = Job(replace(EXACT, shares=(3.0, 1.0)), few)
@@ -297,26 +297,6 @@ class TestOriginalSemantics:
         original, exact = (each["table.weight"] for each in moves)
         assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
 
-    def test_of_two_trainers_at_once_each_moves_by_its_own(self, job, monkeypatch):
-        table = Table(6, job.config)
-        (weight,) = table.parameters()
-        begin = weight.detach().clone()
-        kept = {name: {weight: torch.full_like(weight, 2.0)} for name in ("one", "two")}
-        monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        stepper = OriginalStep(reference(table), job.config)
-        second = Second(lambda: stepper.step(1, "two"))
-        move = stepper._optimizers[0].step
-
-        def move_while_another_comes():
-            second.come()
-            move()
-
-        monkeypatch.setattr(stepper, "_lock", second)
-        monkeypatch.setattr(stepper._optimizers[0], "step", move_while_another_comes)
-        stepper.step(0, "one")
-        second.done()
-        torch.testing.assert_close(begin - weight, torch.full_like(weight, 2.0))
-
     def test_every_trainer_has_a_momentum_of_its_own(self):
         """Shown where the trainers' images have no token in common."""
         tokens = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5]])
@@ -360,32 +340,24 @@ STEP = 12  # seconds for a call, or a sum: enough on a busy machine
 
 
 class TestTrouble:
-    def failure(self, data, disturb, trainer=1, **options):
+    def failure(self, data, disturb, **options):
         job = Job(replace(EXACT, max_steps=None), data)
         with pytest.raises(WorkerError) as caught:
-            play(
-                job, disturbed_master, [trainer], disturb, deadline=PATIENCE, **options
-            )
+            play(job, disturbed_master, [1], disturb, deadline=PATIENCE, **options)
         return caught.value
 
     @pytest.mark.parametrize(
-        ("disturb", "trainer", "named", "place"),
+        ("disturb", "named", "place"),
         [
-            (partial(time.sleep, LONG), 1, "trainer1", "batches"),
-            (partial(stall, "forward"), 1, "trainer1", "stalls"),
-            (partial(stall, "hook"), 1, "trainer1", "<lambda>"),
-            (partial(stall, "optimizer"), 1, "trainer1", "stalls"),
-            (partial(stall, "scoring"), 0, "trainer0", "stalls"),
-            (on_server(stall, "lookup"), 1, "ps", "stalls"),
-            (on_server(stall, "optimizer"), 1, "ps", "stalls"),
+            (partial(time.sleep, LONG), "trainer1", "batches"),
+            (partial(stall, "backward"), "trainer1", "<lambda>"),
+            (on_server(stall, "lookup"), "ps", "stalls"),
+            (on_server(stall, "optimizer"), "ps", "stalls"),
         ],
     )
-    def test_whoever_stalls_is_named_not_who_waits(
-        self, data, disturb, trainer, named, place
-    ):
-        error = self.failure(data, disturb, trainer, rpc_timeout=STEP)
-        assert error.worker == named
-        assert f"in {place}" in error.details
+    def test_whoever_stalls_is_named_not_who_waits(self, data, disturb, named, place):
+        error = self.failure(data, disturb, rpc_timeout=STEP)
+        assert error.worker == named and f"in {place}" in error.details
 
     def test_a_trainer_that_raises_is_named(self, data):
         error = self.failure(data, raise_error)
@@ -422,11 +394,6 @@ class TestBegin:
         assert torch.equal(one, again) and not torch.equal(one, other)
         if part == "table.weight":
             assert one.std().item() == pytest.approx(0.01, rel=0.05)
-
-    def test_of_the_dense_layer_draws_nothing_from_the_callers_stream(self):
-        before = torch.get_rng_state()
-        dense_layer(10, EXACT)
-        assert torch.equal(torch.get_rng_state(), before)
 
     def test_is_of_the_parameters_that_are_given(self, data):
         still = replace(EXACT, max_steps=1, lr=1e-300, manifold="stiefel")
@@ -523,11 +490,6 @@ class TestBags:
             assert sorted(together) == sorted(as_set(batch.bags))
             sizes.append(batch.joint)
         assert sizes == [32] * 10 + [11]
-
-    def test_a_share_that_comes_to_no_bag_is_refused(self, data):
-        assert [len(part.bags) for part in shards(data.train, (330, 1))] == [330, 1]
-        with pytest.raises(ValueError, match="2 shares comes to none of 331 bags"):
-            shards(data.train, (1000, 1))
 
 
 def as_set(bags):

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from cdopt_tutorial.calls import apply, gradients, reference, remote
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.hybrid.system import OriginalStep
 from cdopt_tutorial.parameter_server import (
     Job,
     RNNConfig,
@@ -26,7 +28,7 @@ from cdopt_tutorial.parameter_server import (
     run_locally,
     traffic,
 )
-from cdopt_tutorial.parameter_server.model import LSTM, RNNModel, build, summed_loss
+from cdopt_tutorial.parameter_server.model import RNNModel, build, summed_loss
 from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.run import Role, Trace, launch, serve
 
@@ -42,6 +44,13 @@ SHORT = GRAMMAR.corpus(300, 50)  # of 9 windows
 
 CLIPPED = {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}
+EXACTLY = [
+    {"num_trainers": 1, "cut": "logits"} | ADAM,
+    {"num_trainers": 1, "cut": "loss"} | CLIPPED,
+    {"num_trainers": 2, "cut": "logits"} | CLIPPED,
+    {"num_trainers": 2, "cut": "loss"} | ADAM,
+    {"num_trainers": 3},  # with uneven parts
+]
 
 
 def play(role, *args, **options):
@@ -109,16 +118,9 @@ def is_training(module):
 class TestEquality:
     @pytest.mark.parametrize("way", WAYS)
     def test_with_one_process(self, way):
-        how = [
-            {"num_trainers": 1, "cut": "logits"} | ADAM,
-            {"num_trainers": 1, "cut": "loss"} | CLIPPED,
-            {"num_trainers": 2, "cut": "logits"} | CLIPPED,
-            {"num_trainers": 2, "cut": "loss"} | ADAM,
-            {"num_trainers": 3},  # with uneven parts
-        ]
-        exact = replace(EXACT, max_steps=11)  # a pass and a part of the next
-        for each in how:
-            job, trace = Job(replace(exact, **each), SHORT), Trace()
+        for how in EXACTLY:
+            # A pass and a part of the next.
+            job, trace = Job(replace(EXACT, max_steps=11, **how), SHORT), Trace()
             distributed = run(job, attach=WAYS[way], trace=trace)
             local = run_locally(job)
             called = {call.method for call in trace.calls}
@@ -201,25 +203,30 @@ class TestOptimizer:
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
         assert found == [expected] * 3
 
-    @pytest.mark.parametrize("ask", ["squared_norm", "step"])
+    @pytest.mark.parametrize("ask", ["squared_norm", "step", "original"])
     def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):
         two = Two()
         kept = {"one": {two.a: torch.tensor(0.5)}, "other": {two.b: torch.tensor(2.0)}}
         monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        owner = Owner({"two": reference(two)}, HALF)
-        args = ("other", 1.0) if ask == "step" else ("other",)
-        second = Second(lambda: getattr(owner, ask)(*args))
-        move = owner._optimizer.step
+        if ask == "original":  # chapter 5's, with an optimizer for each trainer
+            owner = OriginalStep(reference(two), HybridConfig(lr=0.5, momentum=0.0))
+            optimizer, (first, *second) = owner._optimizers[0], [(0, "one"), 1, "other"]
+        else:
+            owner = Owner({"two": reference(two)}, HALF)
+            optimizer, first = owner._optimizer, ("one", 1.0)
+            second = ("other", 1.0) if ask == "step" else ("other",)
+        other = Second(lambda: getattr(owner, ask.replace("original", "step"))(*second))
+        move = optimizer.step
 
         def move_while_another_asks():
-            second.come()
+            other.come()
             move()
 
-        monkeypatch.setattr(owner, "_lock", second)
-        monkeypatch.setattr(owner._optimizer, "step", move_while_another_asks)
-        assert owner.step("one", 1.0) == 0
-        assert second.done() == (1 if ask == "step" else 4.0)
-        assert two.values() == (0.75, 0.0 if ask == "step" else 1.0)
+        monkeypatch.setattr(owner, "_lock", other)
+        monkeypatch.setattr(optimizer, "step", move_while_another_asks)
+        owner.step(*first)
+        assert other.done() == {"step": 1, "squared_norm": 4.0, "original": None}[ask]
+        assert two.values() == (0.75, 1.0 if ask == "squared_norm" else 0.0)
 
     def test_a_step_of_all_is_by_their_sum_and_leaves_nothing(self, monkeypatch):
         two = Two()
@@ -258,20 +265,12 @@ class TestModel:
                 nn.init.uniform_(layer.weight, -0.1, 0.1)
             plain.append(layer.double())
         nn.init.zeros_(plain[2].bias)
+        before = torch.get_rng_state()
         parts = build_all(9, replace(EXACT, seed=2)).parameters()
+        assert torch.equal(torch.get_rng_state(), before)  # nothing else was drawn
         expected = [weight for layer in plain for weight in layer.parameters()]
         for found, weight in zip(parts, expected, strict=True):
             assert torch.equal(found, weight)
-
-    def test_to_build_draws_nothing_from_the_callers_stream(self):
-        before = torch.get_rng_state()
-        build_all(9, EXACT)
-        assert torch.equal(torch.get_rng_state(), before)
-
-    def test_a_single_layer_has_no_dropout_and_no_warning(self, recwarn):
-        lstm = LSTM(replace(EXACT, num_layers=1, dropout=0.4))
-        assert lstm.dropout == 0.0 and not recwarn.list
-        assert LSTM(replace(EXACT, num_layers=2, dropout=0.4)).dropout == 0.4
 
     def test_train_and_eval_reach_the_dropout_on_the_server(self):
         modes = play(switch_modes, EXACT)

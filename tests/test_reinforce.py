@@ -8,8 +8,6 @@ import re
 import threading
 import time
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -80,19 +78,6 @@ class TestReturns:
         expected = given.new_tensor(quadratic(rewards, gamma))
         ours = discounted_returns(given, gamma)
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-9)
-
-    @given(
-        lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
-        gamma=st.floats(0.01, 1),
-    )
-    def test_of_padded_episodes_are_those_of_each_alone(self, lengths, gamma):
-        rewards = torch.linspace(-1, 2, max(lengths) * len(lengths))
-        batch = episodes(lengths, rewards=rewards.reshape(max(lengths), len(lengths)))
-        returns = episode_returns(batch, gamma)
-        for i, length in enumerate(lengths):
-            alone = batch.rewards[:length, i].double().tolist()
-            alone = torch.tensor(quadratic(alone, gamma))
-            torch.testing.assert_close(returns[:length, i], alone, rtol=1e-5, atol=1e-5)
 
     def test_go_on_after_the_time_limit_and_stop_after_a_fall(self):
         batch = episodes([500, 500], truncated=[True, False])
@@ -387,19 +372,9 @@ class TestSpeed:
         limits = {"max_episodes": 2, "cost_ms": 5.0}
         apart = speed.SlowConfig("per-step", 2, 1, **limits)
         alone = speed.SlowConfig("per-step", 1, 2, **limits)
-        runs = [(system.run_agent, apart)]
-        runs += [(speed.run_alone, alone)]
+        runs = [(system.run_agent, apart), (speed.run_alone, alone)]
         for most, speeds in zip((400, 200), speed.measure(runs, 2), strict=True):
             assert len(speeds) == 2 and 0 < min(speeds) <= max(speeds) < most
-
-    def test_is_in_steps_a_second_turn_by_turn_each_with_its_seed(self):
-        def role(config, times):
-            score = SimpleNamespace(env_steps=times * config.seed, seconds=2)
-            return SimpleNamespace(score=score)
-
-        own = ReinforceConfig(seed=4)
-        runs = [(partial(role, times=times), own) for times in (1, 10)]
-        assert speed._measure(runs, 2, speed.pace) == [[2, 2.5], [20, 25]]
 
     def test_observers_that_take_turns_play_and_learn_the_same(self):
         config = ReinforceConfig(num_envs=2, max_episodes=20)

@@ -113,16 +113,9 @@ class TestSchedule:
             assert not equal(found, again)
             assert max_difference(found.weights, again.weights) > 1e-4
 
-    @pytest.mark.parametrize(
-        ("row", "wrong"),
-        [
-            ({0: 3, 1: 2}, "update 2: observer0 played by version 3.* from 1 to 2"),
-            ({0: 2, 1: 0}, "update 2: observer1 played by version 0.* from 1 to 2"),
-            ({0: 2}, "update 2 has 1 rollouts, but num_rollouts is 2"),
-            ({0: 2, 2: 2}, "update 2 has observer2, but num_observers is 2"),
-        ],
-    )
-    def test_that_no_run_can_have_is_refused(self, row, wrong):
+    @pytest.mark.parametrize("row", [{0: 3, 1: 2}, {0: 2, 1: 0}, {0: 2}, {0: 2, 2: 2}])
+    def test_that_no_run_can_have_is_refused(self, row):
+        wrong = "update 2 was played by .* needs 2 of 2 .* versions from 1 to 2"
         with pytest.raises(ValueError, match=wrong):
             rollouts.run_locally(config(), [*self.ROWS[:2], row])
 

@@ -13,8 +13,8 @@ const turn = (() => {
   // --- What is computed -----------------------------------------------------------------
 
   /* Steps per second of one process, and of observers that wait `added` ms for the calls
-     of a step. Each has one environment, whose step takes `cost` and `own` ms. As
-     `reinforce.speed.predicted`. */
+     of a step. Each has one environment, whose step takes `cost` and `own` ms, and all
+     step at the same time as long as each has a core. */
   function stepsPerSecond({ cost, added, observers, cores }, { own }) {
     const busy = (cost + own) * Math.max(1, observers / cores);
     return { alone: 1000 / (cost + own), together: (1000 * observers) / (busy + added) };
@@ -87,7 +87,7 @@ const turn = (() => {
     return found;
   }
 
-  /* `hybrid.one_row.moves`: how far a step moves the table's row and the bias. */
+  /* How far a step moves the row r and the bias b₀ of chapter 5's example. */
   function moves({ labels, shares }) {
     const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
     const each = labels.map((label) => (label === 0 ? 0.5 : -0.5));

@@ -3,7 +3,7 @@
 import re
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _NAMES = re.compile(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?")
 
@@ -45,6 +45,12 @@ def device_for(device: str, worker: int) -> str:
 def device_of(module: nn.Module) -> torch.device:
     """Where a module's parameters are."""
     return next(module.parameters()).device
+
+
+def weights_of(module: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    """Copies on the CPU of a module's parameters, by name, after a prefix."""
+    state = module.state_dict(prefix=prefix).items()
+    return {name: weight.to("cpu", copy=True) for name, weight in state}
 
 
 def wait_for(device: str | torch.device) -> None:

@@ -9,7 +9,7 @@ from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 
 from cdopt_tutorial import training
-from cdopt_tutorial.calls.device import device_for, device_of
+from cdopt_tutorial.calls.device import device_for, device_of, weights_of
 from cdopt_tutorial.checks import check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, Feasibility, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
@@ -118,9 +118,9 @@ class Result:
     @property
     def losses(self) -> list[float]:
         """Mean loss of each joint batch, nats."""
-        losses = map(sum, zip(*(each.losses for each in self.trainers), strict=True))
-        images = map(sum, zip(*(each.images for each in self.trainers), strict=True))
-        return [loss / number for loss, number in zip(losses, images, strict=True)]
+        losses = zip(*(trainer.losses for trainer in self.trainers), strict=True)
+        images = zip(*(trainer.images for trainer in self.trainers), strict=True)
+        return [sum(part) / sum(of) for part, of in zip(losses, images, strict=True)]
 
     @property
     def valid_losses(self) -> list[float]:
@@ -136,8 +136,8 @@ class Result:
     @property
     def replica_difference(self) -> float:
         """Largest difference of any two replicas after any step."""
-        found = [gap for each in self.trainers for gap in each.replica_differences]
-        return max(found, default=0.0)
+        gaps = [gap for each in self.trainers for gap in each.replica_differences]
+        return max(gaps, default=0.0)
 
     @property
     def samples_per_second(self) -> float:
@@ -216,10 +216,4 @@ def first_weights(job: Job) -> dict[str, Tensor]:
     """The seed's initial parameters, by name."""
     table = Table(job.data.num_tokens, job.config)
     dense = dense_layer(job.data.num_classes, job.config)
-    return weights_of(table, "table") | weights_of(dense, "dense")
-
-
-def weights_of(module: nn.Module, part: str) -> dict[str, Tensor]:
-    """Copies of a part's parameters on the CPU, by their names in the model."""
-    values = module.state_dict(prefix=f"{part}.").items()
-    return {name: value.detach().cpu().clone() for name, value in values}
+    return weights_of(table, "table.") | weights_of(dense, "dense.")

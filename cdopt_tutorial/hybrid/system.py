@@ -19,7 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial.calls import alone, gradients, remote
-from cdopt_tutorial.calls.device import device_for, gpus_of
+from cdopt_tutorial.calls.device import device_for, gpus_of, weights_of
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.calls.rendezvous import Rendezvous
 from cdopt_tutorial.calls.steps import make_optimizer, move
@@ -33,7 +33,6 @@ from cdopt_tutorial.hybrid.model import (
     dense_layer,
     first_weights,
     table_on_device,
-    weights_of,
 )
 from cdopt_tutorial.probes import trace
 from cdopt_tutorial.run import Role, launch, process_group, report, serve, span
@@ -73,8 +72,8 @@ class OriginalStep:
     def step(self, trainer: int, context: gradients.Context) -> None:
         """Step with the gradients of a trainer's context."""
         with self._lock:
-            found = gradients.take_sum([context], self._parameters)
-            move(self._optimizers[trainer], found)
+            own = gradients.take_sum([context], self._parameters)
+            move(self._optimizers[trainer], own)
 
 
 def make_table(job: Job) -> tuple[Reference, Reference]:
@@ -192,8 +191,8 @@ class Trainer:
                 break
         if task.rank == 0:
             history.test = self.score(task.test)
-            history.weights = apply(self.table, weights_of, "table")
-            history.weights |= weights_of(self.dense, "dense")
+            history.weights = apply(self.table, weights_of, "table.")
+            history.weights |= weights_of(self.dense, "dense.")
         if self.constraints is not None:
             history.projected = self.project()
         return history
@@ -221,9 +220,10 @@ class Trainer:
         """One step with all trainers: the summed loss of this one's images."""
         bags = batch.bags
         with gradients.context() as context:
-            vectors = self.lookup(bags)
+            with span("lookup"):
+                vectors = self.lookup(bags)
             with span("dense forward"):
-                scores = self.scores(vectors)
+                scores = self.fc(vectors.to(self.device))
             labels = bags.labels.to(self.device)
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
@@ -231,24 +231,15 @@ class Trainer:
                 loss = loss + self.penalty_factor * self.constraints.penalty()
             with span("backward"):
                 gradients.backward(context, loss)
-            self.update(context)
+            with span("optimizer"):
+                grads = gradients.gradients(context, self.dense.parameters())
+                move(self.optimizer, grads)
+                self.table_step.rpc_sync().step(self.task.rank, context)
         return total.item()
 
     def lookup(self, bags: Bags) -> Tensor:
         """The bags' vectors (b, embedding), from wherever the table is."""
-        with span("lookup"):
-            return gradients.call(self.table, "forward", bags.tokens)
-
-    def scores(self, vectors: Tensor) -> Tensor:
-        """Scores (b, num_classes) of the bags' vectors, through DDP on workers."""
-        return self.fc(vectors.to(self.device))
-
-    def update(self, context: gradients.Context) -> None:
-        """Move this replica, then the table."""
-        with span("optimizer"):
-            found = gradients.gradients(context, self.dense.parameters())
-            move(self.optimizer, found)
-            self.table_step.rpc_sync().step(self.task.rank, context)
+        return gradients.call(self.table, "forward", bags.tokens)
 
     def report(self, epoch: int, valid: Score | None) -> None:
         """Report this trainer's progress to the parent process."""

@@ -70,16 +70,11 @@ class RNNConfig(training.Settings):
         check(self, "dropout", 0 <= self.dropout < 1, "0 to below 1")
         check(self, "lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1")
         check(self, "clip", self.clip is None or self.clip > 0, "above 0")
-        if self.num_trainers > self.batch_size:
-            raise ValueError(
-                f"num_trainers is {self.num_trainers}, but each needs a column of "
-                f"its own, and batch_size is {self.batch_size}"
-            )
-        if self.per_gate and (self.manifold, self.where) != ("stiefel", "trainer"):
-            raise ValueError(
-                "per_gate needs the manifold stiefel on the trainer, but that is "
-                f"{self.manifold} on the {self.where}"
-            )
+        fits = self.num_trainers <= self.batch_size
+        check(self, "num_trainers", fits, f"at most batch_size, {self.batch_size}")
+        fits = (self.manifold, self.where) == ("stiefel", "trainer")
+        allowed = "False unless the manifold is stiefel on the trainer"
+        check(self, "per_gate", fits or not self.per_gate, allowed)
 
     @property
     def constrained(self) -> str | None:
@@ -126,7 +121,6 @@ class Decoder(nn.Module):
         super().__init__()
         self.drop = nn.Dropout(config.dropout)
         self.decoder = nn.Linear(config.hidden, vocab_size)
-        self._shared = config.num_trainers > 1 and not config.sync
         self.scale: Tensor | float = 1.0
         if config.constrained == "decoder":
             # Orthonormal columns leave each word a short row, so a factor is learnt.
@@ -141,10 +135,8 @@ class Decoder(nn.Module):
 
     def scores(self, output: Tensor) -> Tensor:
         """The same logits, on the decoder's device."""
-        weight, scale = self.decoder.weight, self.scale
-        if self._shared:
-            # Another trainer may step before this one's backward pass uses them.
-            weight, scale = weight.clone(), scale * 1.0
+        # Another trainer may step before this one's backward pass uses them.
+        weight, scale = self.decoder.weight.clone(), self.scale * 1.0
         output = self.drop(output).to(device_of(self))
         return F.linear(scale * output, weight, self.decoder.bias)
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from cdopt_tutorial import checks
 from cdopt_tutorial.calls import alone, gradients, reference, remote
-from cdopt_tutorial.calls.device import device_for
+from cdopt_tutorial.calls.device import device_for, weights_of
 from cdopt_tutorial.calls.errors import WorkerError, WorkerLost
 from cdopt_tutorial.calls.gradients import Context
 from cdopt_tutorial.calls.references import Reference
@@ -83,19 +83,19 @@ class Owner:
     def squared_norm(self, context: Context) -> float:
         """‖g‖² of a context's gradients of these parameters."""
         with self._lock:
-            found = gradients.gradients(context, self._parts.parameters())
-            return squared_norm(found.values())
+            grads = gradients.gradients(context, self._parts.parameters())
+            return squared_norm(grads.values())
 
     def step(self, context: Context, scale: float) -> int:
         """Step at once, by a context's gradients; the version that was moved."""
         with self._lock:
-            found = gradients.take_sum([context], self._parts.parameters())
-            return self._move(found, scale)
+            grads = gradients.take_sum([context], self._parts.parameters())
+            return self._move(grads, scale)
 
-    def _move(self, found: Mapping[Tensor, Tensor], scale: float) -> int:
+    def _move(self, grads: Mapping[Tensor, Tensor], scale: float) -> int:
         if scale < 1:
-            found = {each: gradient * scale for each, gradient in found.items()}
-        move(self._optimizer, found)
+            grads = {p: gradient * scale for p, gradient in grads.items()}
+        move(self._optimizer, grads)
         self._steps += 1
         return self._steps - 1
 
@@ -124,14 +124,13 @@ class Owner:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of all parameters on the CPU, by name."""
-        state = self._parts.state_dict().items()
-        return {name: weight.detach().cpu().clone() for name, weight in state}
+        return weights_of(self._parts)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
         """The optimizer's state on the CPU, by the parameters' names."""
         names = [name for name, _ in self._parts.named_parameters()]
-        kept = self._optimizer.state_dict()["state"].items()
-        return {names[i]: tree_map_only(Tensor, Tensor.cpu, s) for i, s in kept}
+        states = self._optimizer.state_dict()["state"].items()
+        return {names[i]: tree_map_only(Tensor, Tensor.cpu, s) for i, s in states}
 
     def load(self, weights: Mapping[str, Tensor], states: Mapping[str, dict]) -> None:
         """Load what is given, by name, into these parameters and their optimizer."""
@@ -299,8 +298,8 @@ class Trainer:
 
     def gather(self, method: str) -> dict[str, Any]:
         """What all owners return, by the parameters' names."""
-        found = self.on_owners(method)
-        return {name: value for each in found for name, value in each.items()}
+        of_owners = self.on_owners(method)
+        return {name: value for part in of_owners for name, value in part.items()}
 
     def look(self, epoch: int) -> None:
         """Evaluate and report; all trainers wait for the first one."""
@@ -322,8 +321,8 @@ class Trainer:
         """Write a checkpoint, which the first trainer gathers from all."""
         if self.job.keep is None:
             return
-        own = *(state.cpu() for state in hidden), self.history.losses
-        *states, losses = zip(*self.barrier(own), strict=True)
+        brought = *(state.cpu() for state in hidden), self.history.losses
+        *states, losses = zip(*self.barrier(brought), strict=True)
         if self.rank == 0:
             hidden = tuple(torch.cat(columns, dim=1) for columns in states)
             run = asdict(self.config), list(self.job.corpus.vocabulary.words)

@@ -31,11 +31,11 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
 
 def curves(config: RNNConfig) -> dict[str, list[tuple[list[int], list[float]]]]:
     """Megabytes per step by the size of the vocabulary, a curve for each cut."""
-    sizes, found = [2**k for k in range(6, 18)], {}
+    sizes, by_cut = [2**k for k in range(6, 18)], {}
     for cut, name in (("logits", "cut at the scores"), ("loss", "cut at the loss")):
         of_cut = replace(config, cut=cut)
-        found[name] = [(sizes, [expected_bytes(of_cut, n) / 1e6 for n in sizes])]
-    return found
+        by_cut[name] = [(sizes, [expected_bytes(of_cut, n) / 1e6 for n in sizes])]
+    return by_cut
 
 
 def measured_bytes(job: Job) -> float:

@@ -1,4 +1,4 @@
-"""Curves over seeds, repeats or settings, in one panel or several."""
+"""Curves over seeds or repeats."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,6 @@ from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
 
 _SIZE = WIDTH, 3.5  # inches
 _APART = 0.015  # of the axis, between two ranges at the same x
-_DECADES = 3  # that a panel's values may span on a linear axis
 _Seed = tuple[Sequence[float], Sequence[float]]
 
 
@@ -22,7 +21,7 @@ def learning_curves(
 
     A method of ``style.METHODS`` looks the same in every figure. A curve has a pair
     (x, y) per seed, with x rising; a run that stops early keeps its last value, and a
-    marker shows where. `axes` are matplotlib's: xlabel, ylabel, xscale, yscale.
+    marker shows where. `axes` are matplotlib's: xlabel, ylabel, xscale, yscale, ylim.
     """
     ax, lines = Figure(figsize=_SIZE).add_subplot(**axes), []
     for name, look in looks(curves).items():
@@ -63,30 +62,6 @@ def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
     return ax.figure
 
 
-@styled
-def panels(
-    settings: Mapping[str, Mapping[str, Sequence[float]]], *, xlabel: str, ylabel: str
-) -> Figure:
-    """Draw a panel for each setting, with a curve for each method.
-
-    A curve has a y for each x from 1, such as each epoch; what is not finite is left
-    out. Where values span decades the axis is logarithmic, and cuts off what diverges.
-    """
-    look_of = looks(name for of in settings.values() for name in of)
-    fig = Figure(figsize=(WIDTH, 3.2))
-    axes = fig.subplots(1, len(settings), squeeze=False)[0]
-    lines = {}
-    for ax, (title, curves) in zip(axes, settings.items(), strict=True):
-        ax.set(title=title, xlabel=xlabel)
-        for name, y in curves.items():
-            x, look = range(1, len(y) + 1), vars(look_of[name])
-            (lines[name],) = ax.plot(x, y, **look, ms=5, mew=0, label=name)
-        _scale(ax)
-    axes[0].set_ylabel(ylabel)
-    add_legend(fig, [lines[name] for name in look_of], handlelength=3)
-    return fig
-
-
 def _mark(ax: Axes, threshold: float) -> None:
     ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
     right = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
@@ -100,15 +75,3 @@ def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:
     if len(measured) <= 8:
         ax.set_xticks(measured, [f"{x:g}" for x in measured])
         ax.set_xticks([], minor=True)
-
-
-def _scale(ax: Axes) -> None:
-    values = np.concatenate([line.get_ydata() for line in ax.lines])
-    least, most = np.quantile(values[np.isfinite(values)], (0, 1))
-    if least > 0 and most > 10**_DECADES * least:
-        ax.set_yscale("log")
-        # One curve that diverges would flatten the others.
-        first = np.nanmax([line.get_ydata()[0] for line in ax.lines])
-        ax.set_ylim(top=min(most, 10**_DECADES * first))
-    elif least >= 0:
-        ax.set_ylim(bottom=0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.futures import Future
 
-from cdopt_tutorial.calls.device import device_for, pick_device
+from cdopt_tutorial.calls.device import device_for, pick_device, weights_of
 from cdopt_tutorial.calls.rendezvous import Rendezvous
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.reinforce.learner import Actor, Episodes, Policy, policy_loss
@@ -124,13 +124,12 @@ class Agent:
         return self.select_action(observer, states)
 
     def report_and_wait(
-        self, observer: int, rewards: bytes, states: bytes
-    ) -> Future[bytes]:
-        """The same in bytes; the future completes once all observers are waiting."""
-        if rewards:
-            self.report_reward(observer, np.frombuffer(rewards, dtype=np.float32))
-        rows = np.frombuffer(states, dtype=np.float32)
-        return self._waiting.enter(observer, rows.reshape(self.config.num_envs, -1))
+        self, observer: int, rewards: NDArray, states: NDArray
+    ) -> Future[NDArray]:
+        """The same, but the future completes once all observers are waiting."""
+        if len(rewards):
+            self.report_reward(observer, rewards)
+        return self._waiting.enter(observer, states)
 
     def report_and_leave(self, observer: int, rewards: NDArray) -> None:
         """Record an observer's last rewards; the others no longer wait for it."""
@@ -139,8 +138,7 @@ class Agent:
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's parameters, copied to the CPU, for observers that act on it."""
-        weights = self.policy.state_dict().items()
-        return {name: value.to("cpu", copy=True) for name, value in weights}
+        return weights_of(self.policy)
 
     def report_steps(
         self, observer: int, states: NDArray, actions: NDArray, rewards: NDArray
@@ -156,12 +154,12 @@ class Agent:
         except Exception:
             self._waiting.leave(observer)
 
-    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, bytes]:
+    def _select_together(self, waiting: dict[int, NDArray]) -> dict[int, NDArray]:
         """One forward pass for the states of several observers."""
         scores = self.policy.scores(np.concatenate(list(waiting.values())))
         parts = scores.split([len(states) for states in waiting.values()])
         return {
-            observer: self._actors[observer].draw(states, part).tobytes()
+            observer: self._actors[observer].draw(states, part)
             for (observer, states), part in zip(waiting.items(), parts, strict=True)
         }
 
@@ -240,20 +238,14 @@ class Packed(PerStep):
         self._rewards = rewards
 
     def end(self) -> None:
-        self._agent.report_reward(self._number, self._rewards)
+        self._agent.report_and_leave(self._number, self._rewards)
 
 
 class Batched(Packed):
     """The same call, answered once all observers wait, by one forward pass."""
 
     def ask(self, states: NDArray) -> NDArray:
-        # Bytes pickle faster than arrays.
-        sent = self._rewards.tobytes(), states.tobytes()
-        actions = self._agent.report_and_wait(self._number, *sent)
-        return np.frombuffer(actions, dtype=np.int64)
-
-    def end(self) -> None:
-        self._agent.report_and_leave(self._number, self._rewards)
+        return self._agent.report_and_wait(self._number, self._rewards, states)
 
 
 class LocalPolicy(PerStep):

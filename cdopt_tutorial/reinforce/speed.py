@@ -77,16 +77,3 @@ def _measure(runs: Sequence[Run], repeats: int, figure: Callable) -> list[list[A
         for turn in range(repeats)
     ]
     return list(map(list, zip(*turns, strict=True)))
-
-
-def predicted(
-    cost_ms: float, added_ms: float, observers: int, cores: int, own_ms: float
-) -> tuple[float, float]:
-    """Steps per second of one process, and of observers with one environment each.
-
-    A step takes `cost_ms` and `own_ms`, and the observers' calls add `added_ms`; as
-    long as each observer has a core, all step at the same time.
-    """
-    step = cost_ms + own_ms
-    together = step * max(1, observers / cores) + added_ms
-    return 1000 / step, 1000 * observers / together

@@ -332,7 +332,7 @@ def run_locally(
     """Train in this process by the schedule of a run or, without one, in step.
 
     It computes with one thread, as each worker does, so that the bits are the same. A
-    ValueError names an entry that no run of this config can have.
+    ValueError names an update that no run of this config can have.
     """
     with alone(), set_torch_threads(1):
         return train_alone(replace(config, step_ms=0.0), schedule)
@@ -359,15 +359,10 @@ def replay(
 
 
 def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None:
-    most, least = update, max(0, update - config.max_lag)
-    for number, version in row.items():
-        if number not in range(config.num_observers):
-            known = f"but num_observers is {config.num_observers}"
-            raise ValueError(f"update {update} has observer{number}, {known}")
-        if not least <= version <= most:
-            allowed = f"but must be from {least} to {most}"
-            what = f"update {update}: observer{number} played by version {version}"
-            raise ValueError(f"{what}, {allowed}")
-    if len(row) != config.num_rollouts:
-        needed = f"but num_rollouts is {config.num_rollouts}"
-        raise ValueError(f"update {update} has {len(row)} rollouts, {needed}")
+    known, oldest = range(config.num_observers), max(0, update - config.max_lag)
+    fits = len(row) == config.num_rollouts and all(number in known for number in row)
+    if not fits or not all(oldest <= version <= update for version in row.values()):
+        raise ValueError(
+            f"update {update} was played by {row}, but needs {config.num_rollouts} of "
+            f"{config.num_observers} observers, with versions from {oldest} to {update}"
+        )
