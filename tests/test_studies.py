@@ -26,12 +26,12 @@ from runs import keep
 from study import Study
 from torch import nn, optim
 
+from cdopt_tutorial import rollouts
 from cdopt_tutorial import study as stored_studies
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.dissolving import costs, memory
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run_locally
-from cdopt_tutorial.rollouts import speed
 from cdopt_tutorial.sharding.system import held_out_loss
 
 ROOT = Path(__file__).parents[1]
@@ -266,7 +266,7 @@ def test_what_is_stored_begins_as_it_does_here(name, kind):
 
 def test_what_lag_costs_was_stored_by_its_script():
     """Each way with all seeds, at the best rate for other seeds."""
-    stored = speed.stored()
+    stored = rollouts.stored()
     for environment in lag.CONFIGS:
         for lags in lag.LAGS:
             for clip in lag.CLIPS:

@@ -12,8 +12,8 @@ from typing import Any
 from acrobot import AcrobotConfig
 from runs import Job, arguments, keep, write
 
-from cdopt_tutorial.rollouts import RolloutsConfig, run_locally
-from cdopt_tutorial.rollouts.speed import measure
+from cdopt_tutorial.reinforce.speed import measure
+from cdopt_tutorial.rollouts import RolloutsConfig, run_locally, train
 
 CONFIGS = {"CartPole-v1": RolloutsConfig, "Acrobot-v1": AcrobotConfig}
 LAGS, CLIPS = (0, 2, 8), (2.0, 0.0)  # updates; with the ratio, and without it
@@ -62,7 +62,8 @@ def best(runs: Sequence[Job]) -> float:
 def by_the_clock(configs: Sequence[RolloutsConfig], turns: int) -> dict[str, dict]:
     """Seconds and episodes of runs on workers, and whether they solved CartPole."""
     print(f"runs by the clock, {turns} times", flush=True)
-    found = measure(configs, turns, lambda training: training.score)
+    runs = [(train, config) for config in configs]
+    found = measure(runs, turns, lambda training: training.score)
     return {
         f"by the clock, max_lag {config.max_lag}": {
             "seconds": [score.seconds for score in scores],

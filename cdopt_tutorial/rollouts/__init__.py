@@ -6,4 +6,7 @@ from cdopt_tutorial.rollouts.system import (
     RolloutsConfig,
     run,
     run_locally,
+    stored,
+    train,
+    train_alone,
 )

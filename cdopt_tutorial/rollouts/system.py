@@ -8,11 +8,13 @@ refuses a rollout if either claim is false. The schedule of a run says who playe
 which update with which version of the weights; one process replays the run from it.
 """
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import count
 from typing import Any, ClassVar
 
@@ -366,3 +368,8 @@ def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None
             f"update {update} was played by {row}, but needs {config.num_rollouts} of "
             f"{config.num_observers} observers, with versions from {oldest} to {update}"
         )
+
+
+def stored() -> dict[str, Any]:
+    """What `book/studies/lag.py` wrote for the book."""
+    return json.loads((files(__package__) / "lag.json").read_text())
