@@ -14,14 +14,11 @@ import torch
 from hosts import PATIENCE, hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import reinforce, rollouts
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.errors import WorkerSilent
-from cdopt_tutorial.constraints import dissolve, penalty
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.reinforce import agent
 from cdopt_tutorial.reinforce.learner import policy_loss
 from cdopt_tutorial.rollouts import Learner, Observer, simulator
 from cdopt_tutorial.rollouts.simulator import Simulator
@@ -252,43 +249,6 @@ class TestLearner:
         with pytest.raises(RuntimeError, match=f"observer1 for update 1 .*{wrong}"):
             learner.finish_episode([good, replace(rollout, **said)])
         learner.finish_episode([good, rollout])  # nothing was counted
-
-
-@pytest.fixture
-def constrained(monkeypatch):
-    """Policies whose first layer computes with A(W), and a loss with its penalty."""
-    init, loss = reinforce.Policy.__init__, agent.policy_loss
-
-    def constrain(self, *args):
-        init(self, *args)
-        dissolve(self.affine1)
-
-    monkeypatch.setattr(reinforce.Policy, "__init__", constrain)
-    with_penalty = lambda policy, *of: loss(policy, *of) + penalty(policy)  # noqa: E731
-    monkeypatch.setattr(agent, "policy_loss", with_penalty)
-    with set_torch_threads(1):
-        yield
-
-
-@pytest.mark.usefixtures("constrained")
-class TestConstrainedPolicy:
-    @pytest.mark.parametrize(("seed", "max_lag"), [(1, 0), (2, 1), (3, 1)])
-    def test_that_is_played_by_w_in_place_of_a_of_w_is_refused(self, seed, max_lag):
-        settings = config(1, max_lag, seed=seed)
-        learner, observer = Learner(settings), Observer(0, settings)
-
-        def update():
-            version = max(0, learner.version - max_lag)
-            played = observer.play(version, learner.kept[version])
-            return learner.finish_episode([played])
-
-        for _ in range(6):
-            lag, most = update()
-            assert (most == 1) == (lag == 0)  # the same map on both sides, to the bit
-        (rule,) = observer._talk.actor.policy.affine1.parametrizations.weight
-        rule.forward = lambda weight: weight
-        with pytest.raises(RuntimeError, match="for update 6 was not played by"):
-            update()
 
 
 def simulated(step_ms, waits="fixed", seed=0):
