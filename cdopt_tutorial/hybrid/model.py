@@ -136,14 +136,14 @@ class Result:
     @property
     def replica_difference(self) -> float:
         """Largest difference of any two replicas after any step."""
-        gaps = [gap for each in self.trainers for gap in each.replica_differences]
+        gaps = [gap for of in self.trainers for gap in of.replica_differences]
         return max(gaps, default=0.0)
 
     @property
     def samples_per_second(self) -> float:
         """Images of all trainers, over the time of the slowest one's steps."""
-        seconds = max(each.seconds for each in self.trainers)
-        return sum(sum(each.images) for each in self.trainers) / seconds
+        seconds = max(trainer.seconds for trainer in self.trainers)
+        return sum(sum(trainer.images) for trainer in self.trainers) / seconds
 
     def figures(self) -> dict[str, Any]:
         """What the command writes: losses in nats, None where there is no value."""

@@ -72,8 +72,8 @@ class OriginalStep:
     def step(self, trainer: int, context: gradients.Context) -> None:
         """Step with the gradients of a trainer's context."""
         with self._lock:
-            own = gradients.take_sum([context], self._parameters)
-            move(self._optimizers[trainer], own)
+            grads = gradients.take_sum([context], self._parameters)
+            move(self._optimizers[trainer], grads)
 
 
 def make_table(job: Job) -> tuple[Reference, Reference]:
@@ -137,7 +137,7 @@ def ask_difference(layer: nn.Module) -> Callable[[], float]:
 
     A collective of all trainers; what is returned waits for the result.
     """
-    flat = torch.cat([each.flatten() for each in layer.parameters()])
+    flat = torch.cat([weight.flatten() for weight in layer.parameters()])
     both = torch.cat((flat, -flat))
     # Waiting here would synchronise trainers that the original leaves unsynchronised.
     work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
@@ -285,7 +285,7 @@ def drive(job: Job, work: Sequence[Task]) -> list[History]:
         remote(f"trainer{task.rank}", Trainer, table, table_step, task) for task in work
     ]
     # Without a time-out, since the calls last as long as the training.
-    return wait_for_all([each.rpc_async(timeout=0).run() for each in trainers])
+    return wait_for_all([trainer.rpc_async(timeout=0).run() for trainer in trainers])
 
 
 def wait_for_all(futures: Sequence[Future]) -> list[Any]:

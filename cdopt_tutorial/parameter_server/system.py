@@ -148,9 +148,9 @@ def make_all(job: Job) -> tuple[dict[str, Reference], list[Reference]]:
         parts[name] = remote(SERVER, build_own, name, *of, number, name=name)
     owners = [remote(SERVER, Owner, parts, config, name="owner")]
     if number == 1:
-        own = {"rnn": reference(build_own("rnn", *of, 0))}
-        owners.append(reference(Owner(own, config)))
-        parts = parts | own
+        here = {"rnn": reference(build_own("rnn", *of, 0))}
+        owners.append(reference(Owner(here, config)))
+        parts = parts | here
     return parts, owners
 
 
@@ -276,7 +276,7 @@ class Trainer:
         if window == 0:
             return self.model.start(self.stream.batch_size)
         number = self.config.num_trainers
-        parts = (each.tensor_split(number, dim=1) for each in self.job.resume.hidden)
+        parts = (state.tensor_split(number, dim=1) for state in self.job.resume.hidden)
         return tuple(part[self.rank].contiguous() for part in parts)
 
     def reseed(self) -> None:

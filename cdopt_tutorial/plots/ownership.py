@@ -24,11 +24,11 @@ def ownership(ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     ranks = max(map(len, ways.values()))
     fig = Figure(figsize=(WIDTH, _ROW * len(ways) + 0.3))
     axes = fig.subplots(len(ways), ranks, squeeze=False)
-    for row, (way, of_ranks) in zip(axes, ways.items(), strict=True):
+    for row, (strategy, of_ranks) in zip(axes, ways.items(), strict=True):
         longest = max(max(p.shape) for parts in of_ranks for p in parts.values())
         for rank, (ax, parts) in enumerate(zip(row, of_ranks, strict=True)):
             _draw(ax, parts, longest, rank)
-        row[0].set_ylabel(way, rotation=0, ha="right", va="center")
+        row[0].set_ylabel(strategy, rotation=0, ha="right", va="center")
     for rank, ax in enumerate(axes[0]):
         ax.set_title(f"rank {rank}")
     return fig
@@ -37,12 +37,12 @@ def ownership(ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 def _draw(ax: Axes, parts: Mapping[str, Any], longest: int, rank: int) -> None:
     """One rank's weights, side by side."""
     left = 0.0
-    for name, found in parts.items():
-        rows, columns = (each / longest for each in found.shape)
+    for name, part in parts.items():
+        rows, columns = (side / longest for side in part.shape)
         outline = {"fill": False, "ec": INK, "lw": 0.8}
         ax.add_patch(Rectangle((left, -rows / 2), columns, rows, **outline))
-        height, width = (each / longest for each in found.size)
-        down, right = (each / longest for each in found.begin)
+        height, width = (side / longest for side in part.size)
+        down, right = (side / longest for side in part.begin)
         corner = left + right, rows / 2 - down - height
         look = {"fc": SERIES[rank].color, "hatch": _HATCHES[rank], "lw": 0}
         ax.add_patch(Rectangle(corner, width, height, **look))

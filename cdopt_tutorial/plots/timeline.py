@@ -41,13 +41,13 @@ def timeline(
         calls = [call for call in calls if call.received >= low and call.sent <= high]
     callers = in_order(call.caller for call in calls)
     for caller in callers:
-        own = [call for call in calls if call.caller == caller]
-        for call in own:
+        made = [call for call in calls if call.caller == caller]
+        for call in made:
             top, bottom = bars[caller, call.callee, call.method]
             work = call.started, call.ended - call.started
             ax.broken_barh([work], (top, bottom - top), color=look(caller).color)
         if arrows:
-            _draw_arrows(ax, own, lanes, bars, few=len(calls) <= _HEADS_UP_TO)
+            _draw_arrows(ax, made, lanes, bars, few=len(calls) <= _HEADS_UP_TO)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
     if arrows:
         handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
@@ -83,8 +83,8 @@ def _on_axis(calls: Sequence[Call]) -> tuple[list[Call], str]:
     zero = min(call.sent for call in calls)
     span = max(call.received for call in calls) - zero
     unit, ns = ("µs", 1e3) if span < 2e6 else ("ms", 1e6) if span < 2e9 else ("s", 1e9)
-    each = [{t: (getattr(call, t) - zero) / ns for t in _TIMES} for call in calls]
-    return [replace(c, **times) for c, times in zip(calls, each, strict=True)], unit
+    times = [{t: (getattr(call, t) - zero) / ns for t in _TIMES} for call in calls]
+    return [replace(c, **at) for c, at in zip(calls, times, strict=True)], unit
 
 
 def _workers(calls: Sequence[Call]) -> list[str]:
@@ -95,12 +95,12 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
     for name in _workers(calls):
-        own = sorted((c for c in calls if c.callee == name), key=lambda c: c.sent)
-        rows = list(dict.fromkeys(call.method for call in own))
+        served = sorted((c for c in calls if c.callee == name), key=lambda c: c.sent)
+        rows = list(dict.fromkeys(call.method for call in served))
         names.append((y + 0.5, name))
         for row, method in enumerate(rows, start=1):
             methods.append((y + row + 0.5, method))
-            callers = in_order(c.caller for c in own if c.method == method)
+            callers = in_order(c.caller for c in served if c.method == method)
             sides = np.linspace(y + row + 0.05, y + row + 0.95, len(callers) + 1)
             for caller, top, bottom in zip(callers, sides, sides[1:], strict=False):
                 bars[caller, name, method] = top, bottom

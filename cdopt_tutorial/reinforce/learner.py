@@ -126,7 +126,7 @@ def policy_loss(
         for e in batch
     ]
     device, columns = policy.affine1.weight.device, zip(*parts, strict=True)
-    states, actions, returns = (torch.cat(each).to(device) for each in columns)
+    states, actions, returns = (torch.cat(column).to(device) for column in columns)
     eps = torch.finfo(returns.dtype).eps
     advantages = (returns - returns.mean()) / (returns.std(correction=0) + eps)
     if weighting is not None:

@@ -249,12 +249,12 @@ class AheadAgent(Learner):
 
     def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
         """Make an update, and open another one."""
-        found = super().finish_episode(batch)
+        lag_and_ratio = super().finish_episode(batch)
         with self._changed:  # not before, or this update would be open again
             del self._open[self.version - 1]
             self._newest = self.version, self.kept[self.version]
         self._answer()
-        return found
+        return lag_and_ratio
 
     def end(self) -> None:
         """End the run: wait until all observers have finished their last rollouts."""
@@ -310,9 +310,9 @@ def train(config: RolloutsConfig) -> Training:
         remote(f"observer{number}", Observer, number, config)
         for number in range(config.num_observers)
     ]
-    found = learn(agent, agent.batches(observers))
+    training = learn(agent, agent.batches(observers))
     agent.end()
-    return Training(**vars(found), schedule=agent.schedule)
+    return Training(**vars(training), schedule=agent.schedule)
 
 
 def run(config: RolloutsConfig, **options: Any) -> Training:
@@ -347,8 +347,8 @@ def train_alone(
     learner = Learner(config)
     observers = {n: Observer(n, config) for n in range(config.num_observers)}
     rows = in_step(config) if schedule is None else schedule
-    found = learn(learner, replay(learner, rows, observers))
-    return Training(**vars(found), schedule=learner.schedule)
+    training = learn(learner, replay(learner, rows, observers))
+    return Training(**vars(training), schedule=learner.schedule)
 
 
 def replay(

@@ -55,14 +55,9 @@ def guess(
     entered a number or picked one of `choices`. Without scripts, as in Jupyter, the
     answer is folded.
 
-    Args:
-        name: unique in the book, as in `glue`.
-        answer: what was measured: a number, or one of `choices`.
-        unit: what stands after the number.
-        spec: how the number is shown, a spec of `format`.
-        choices: the possible answers, if they are not numbers.
-
-    Raises ValueError if the answer is not among the choices.
+    The `name` is unique in the book, as in `glue`. The `answer` is what was measured: a
+    number, shown by `spec` of `format` and followed by its `unit`, or one of `choices`;
+    a ValueError if it is not among them.
     """
     if choices and answer not in choices:
         raise ValueError(f"answer is {answer!r}, but must be one of {list(choices)}")
@@ -81,8 +76,8 @@ def guess(
 def environment(device: str = "cpu") -> HTML:
     """Show what the chapter ran on; `device` is a name of torch's, or "auto"."""
     gpus = gpus_of("cuda" if device == "auto" else device)
-    found = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
-    where = ", ".join([*found, f"CUDA {torch.version.cuda}"]) if found else "cpu"
+    named = [f"{gpu} {torch.cuda.get_device_name(gpu)}" for gpu in gpus]
+    where = ", ".join([*named, f"CUDA {torch.version.cuda}"]) if named else "cpu"
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
     facts |= {"device": where, "cores": cpu_count(), "date": date.today()}
@@ -218,7 +213,7 @@ def _figure(content: str, caption: str, turn: tuple[str, dict] | None = None) ->
     name = data = ""
     if turn is not None:
         # A text could contain what ends a script.
-        numbers = {"colors": [each.color for each in SERIES], **turn[1]}
+        numbers = {"colors": [look.color for look in SERIES], **turn[1]}
         text = json.dumps(numbers).replace("</", r"<\/")
         name = f' data-turn="{turn[0]}"'
         data = f'<script type="application/json">{text}</script>'
