@@ -13,8 +13,14 @@ import sys
 from cdopt_tutorial import own_network, scratch
 
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a supervisor's programs may ignore it
-if os.environ.get(own_network.VARIABLE) != "host" and own_network.is_allowed():
-    own_network.enter()
+if os.environ.get(own_network.VARIABLE) != "host":
+    if own_network.is_allowed():
+        own_network.enter()
+    else:
+        shared = (
+            "workers share this machine's network: see the page 'Who can reach a run'"
+        )
+        print(shared, file=sys.stderr)
 os.environ["OMP_NUM_THREADS"] = "1"  # read as torch is imported
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # noqa: E402 (has threads)
 

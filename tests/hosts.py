@@ -68,16 +68,6 @@ class Hosts:
         own = ["-n", self.names[number - 1], "qdisc", "add", "dev", "eth0", "root"]
         subprocess.run(["tc", *own, *bucket], check=True)
 
-    def processes(self) -> set[psutil.Process]:
-        """All that run on the hosts, except in networks of their own."""
-        found = set()
-        for name in self.names:
-            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True)
-            for pid in pids.stdout.split():
-                with suppress(psutil.NoSuchProcess):
-                    found.add(psutil.Process(int(pid)))
-        return found
-
     def start(
         self, number: int, *command: str, **options: Any
     ) -> subprocess.Popen[str]:

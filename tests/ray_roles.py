@@ -6,18 +6,6 @@ import signal
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.parameter_server.system import Owner, Trainer
 from cdopt_tutorial.probes.attach import wrap
-from cdopt_tutorial.reinforce import Observer
-
-
-def lose_observer():
-    """Observer 1 dies when it is first asked to play."""
-
-    def run_episode(function, observer, agent_rref):
-        if network.current().own_name() == "observer1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(observer, agent_rref)
-
-    wrap(Observer.run_episode, run_episode)
 
 
 def die_once(folder, trainer_step, owner_step):

@@ -8,11 +8,8 @@ from contextlib import suppress
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
-from cdopt_tutorial import scratch
 from cdopt_tutorial.calls import apply, gradients, network, remote
-from cdopt_tutorial.run import Role, launch, serve
 
 
 class Scale(nn.Module):
@@ -228,39 +225,6 @@ def wait_further(_):
     return remote("c", threading.Event).rpc_sync(timeout=1).wait(5)
 
 
-class Numbers(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return float(index)
-
-
-def load():
-    batches = DataLoader(Numbers(), 4, num_workers=2, timeout=60)
-    return sum(batch.sum().item() for batch in batches)
-
-
-def write_in_every_way():
-    sys.stdout.reconfigure(line_buffering=True)
-    sys.stdout.buffer.write(b"bytes\n")
-    os.write(sys.stdout.fileno(), b"descriptor\n")
-    assert sys.stdout.writable() and sys.stdout.encoding.lower() == "utf-8"
-
-
-def launch_inside():
-    launch({"c": Role(abs, (-3,)), "d": Role(serve)})
-    return scratch.folder()
-
-
 def call_a_function():
     here = network.current()
     return here.call("b", os.getcwd), here.call("b", abs, (-1,))
-
-
-def state():
-    return os.environ.get("OF_A_TEST"), os.sched_getaffinity(0), os.getcwd()
-
-
-def end_by(number):
-    os.kill(os.getpid(), number)

@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed.rpc as rpc
 from running import LONG
+from torch.utils.data import DataLoader
 
+from cdopt_tutorial import scratch
 from cdopt_tutorial.calls import gradients, network, remote
-from cdopt_tutorial.run import process_group, report, span
+from cdopt_tutorial.run import Role, launch, process_group, report, serve, span
 
 #: How a gradient crosses workers: by what is attached to them.
 WAYS = {"distributed": None, "cut": gradients.cut_always}
@@ -99,10 +101,6 @@ def raise_error():
 
 def interrupt():
     raise KeyboardInterrupt
-
-
-def same(value):
-    return value
 
 
 def call_through(other, function, *args):
@@ -236,3 +234,32 @@ def ask_for_module(other, function):
 
 def has_module(name):
     return name in sys.modules
+
+
+def load():
+    batches = DataLoader(range(8), 4, num_workers=2, timeout=60)
+    return sum(batch.sum().item() for batch in batches)
+
+
+def write_in_every_way():
+    sys.stdout.reconfigure(line_buffering=True)
+    sys.stdout.buffer.write(b"bytes\n")
+    os.write(sys.stdout.fileno(), b"descriptor\n")
+    if (child := os.fork()) == 0:
+        print("forked")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert sys.stdout.writable() and sys.stdout.encoding.lower() == "utf-8"
+
+
+def launch_inside():
+    launch({"c": Role(abs, (-3,)), "d": Role(serve)})
+    return scratch.folder()
+
+
+def state():
+    return os.environ.get("OF_A_TEST"), os.sched_getaffinity(0), os.getcwd()
+
+
+def end_by(number):
+    os.kill(os.getpid(), number)

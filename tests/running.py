@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -43,6 +45,13 @@ def preload_little() -> None:
     network, process = forking.PRELOAD[0], "cdopt_tutorial.run.worker"
     assert process in forking.PRELOAD
     forking.PRELOAD = network, process
+
+
+def end_server() -> None:
+    """End this process's fork server; the next run starts a new one."""
+    pid = forkserver._forkserver._forkserver_pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until that can be seen
 
 
 LISTENS, ACCEPTS = "0A", "00010000"  # states of a socket in /proc/net

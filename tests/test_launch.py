@@ -1,8 +1,10 @@
 """The launcher: what comes back, what is refused, and what a failure looks like."""
 
+import importlib.util
 import math
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
@@ -17,13 +19,15 @@ import roles
 import torch
 import torch.distributed.rpc as rpc
 from hosts import PATIENCE, wait_until
-from running import LONG, Script, listeners, wait_for_end
+from running import LONG, Script, end_server, listeners, wait_for_end
 
 from cdopt_tutorial import scratch, torchrun
 from cdopt_tutorial.run import Role, WorkerError, forking, group, launch, serve
+from cdopt_tutorial.run.launch import LONGEST
 from cdopt_tutorial.run.worker import LOOPBACK
 
 pytestmark = pytest.mark.usefixtures("limited")
+SERVE = Role(serve)
 
 
 def workers_alive():
@@ -33,14 +37,7 @@ def workers_alive():
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_server():
-    launch({"warm": Role(serve)})  # the fork server stays
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind(fork_server):
-    before = {p.pid for p in workers_alive()}
-    yield
-    assert {p.pid for p in workers_alive()} == before
+    launch({"warm": SERVE})  # the fork server stays
 
 
 def calling(worker, function, *args, **kwargs):
@@ -69,7 +66,7 @@ class TestResults:
             results = launch({name: Role(roles.identify, *given) for name in names})
             assert results == {name: (name, i, *given) for i, name in enumerate(names)}
 
-    def test_what_workers_return_report_and_print_arrives(self, capsys):
+    def test_what_workers_return_report_and_print_arrives(self, capfd):
         records, folder, modes = [], Path(scratch.folder()), []
 
         def on_report(*record):
@@ -80,14 +77,16 @@ class TestResults:
         system = {
             "worker": Role(roles.speak, (range(50),)),
             "caller": calling("other", print, "half", end=""),
+            "writer": Role(roles.write_in_every_way),
             "other": Role(torch.arange, (100_000.0,)),
         }
         results = launch(system, on_report=on_report)
         assert torch.equal(results["other"], torch.arange(100_000.0))
         assert results["worker"] is None
         assert records == [("worker", number) for number in range(50)]  # in order
-        captured = capsys.readouterr()
-        said = ["[other] half", "[worker] to be heard"]
+        captured = capfd.readouterr()
+        # But what is forked of a worker, or has its descriptor, writes to the log.
+        said = ["[other] half", "[worker] to be heard", "[writer] bytes"]
         assert sorted(captured.out.splitlines()) == said
         assert "[worker]" in captured.err and "to be heeded" in captured.err
         # Nobody else can read the files of the run, and none stays.
@@ -104,7 +103,7 @@ class TestResults:
             "agent": Role(roles.converse, ("other", 2)),
             "asking": Role(roles.ask_for_module, ("other", hybrid_roles.kept)),
             "ending": Role(roles.write_as_it_ends, (tmp_path / "file",)),
-            "other": Role(serve),
+            "other": SERVE,
         }
         found = launch(system)
         assert capfd.readouterr() == ("", "")
@@ -113,109 +112,161 @@ class TestResults:
         assert found["asking"] is True
         assert (tmp_path / "file").exists()  # so the worker was not killed
 
+    def test_workers_are_as_this_process_is_now(self, monkeypatch, tmp_path):
+        """Not as it was when the fork server began."""
+        cpus = os.sched_getaffinity(0)
+        for number, mask in ("0", cpus), ("1", {min(cpus)}):
+            (folder := tmp_path / number).mkdir()
+            monkeypatch.chdir(folder)
+            monkeypatch.setenv("OF_A_TEST", number)
+            os.sched_setaffinity(0, mask)
+            try:
+                expected = number, mask, str(folder)
+                assert launch({"a": Role(roles.state)}) == {"a": expected}
+            finally:
+                os.sched_setaffinity(0, cpus)
+
+    def test_a_run_under_way_goes_on_while_another_has_other_cpus(self, tmp_path):
+        """Where another thread launches it."""
+        cpus, inner = os.sched_getaffinity(0), []
+
+        def on_report(*_):
+            os.sched_setaffinity(0, {min(cpus)})
+            try:
+                inner.append(launch({"c": Role(abs, (-3,))}))
+            finally:
+                os.sched_setaffinity(0, cpus)
+
+        system = {"a": Role(roles.report_all, ([1],)), "b": SERVE}
+        assert launch(system, on_report=on_report) == {"a": None, "b": None}
+        assert inner == [{"c": 3}]
+
+    def test_a_worker_starts_processes_and_runs_as_any_process_does(self):
+        both = launch({"a": Role(roles.load), "b": Role(roles.launch_inside)})
+        assert both["a"] == 28
+        assert not Path(both["b"]).exists()
+
+    def test_a_run_may_take_for_ever_and_no_number_turns_into_another(self):
+        endless = {"deadline": math.inf, "join_deadline": 1e12}
+        for rpc_timeout in 0, LONGEST:
+            found = launch({"a": calling("b", abs, -1), "b": SERVE},
+                           rpc_timeout=rpc_timeout, **endless)  # fmt: skip
+            assert found["a"] == 1
+
+
+#: What is refused: a part of what is said, the roles, and an option.
+REFUSED = [
+    *(("can't name a worker", {name: SERVE}, {})
+      for name in ("", "with space", "a/b", "ä")),
+    ("at least one", {}, {}),
+    ("num_threads is 0, but must be above 0", {"a": Role(serve, num_threads=0)}, {}),
+    *(("must be above 0", {"a": SERVE}, {"deadline": value})
+      for value in (0, -1, math.nan)),
+    ("join_deadline is 0, but must be above 0", {"a": SERVE}, {"join_deadline": 0}),
+    *(("but must be from 0, for never, to 2e.06", {"a": SERVE}, {"rpc_timeout": value})
+      for value in (-1, math.nan, math.inf, 1e7)),
+    *(("but must be a whole number from 1 to 256", {"a": SERVE}, {"rpc_threads": value})
+      for value in (0, 0.5, 257)),
+]  # fmt: skip
+
 
 @pytest.mark.usefixtures("no_process_starts")
 class TestRefusal:
-    def test_names_that_rpc_does_not_allow_no_roles_and_no_threads(self):
-        for name in ("", "with space", "a/b", "ä"):
-            with pytest.raises(ValueError, match="can't name a worker"):
-                launch({name: Role(serve)})
-        with pytest.raises(ValueError, match="at least one"):
-            launch({})
-        with pytest.raises(ValueError, match="num_threads is 0, but must be above 0"):
-            launch({"worker": Role(serve, num_threads=0)})
+    @pytest.mark.parametrize("said, system, options", REFUSED)
+    def test_of_bad_input(self, said, system, options):
+        with pytest.raises(ValueError, match=said):
+            launch(system, **options)
 
-    @pytest.mark.parametrize(
-        ("option", "values", "allowed"),
-        [
-            ("deadline", [0, -1, math.nan], "above 0"),
-            ("join_deadline", [0], "above 0"),
-            (
-                "rpc_timeout",
-                [-1, math.nan, math.inf, 1e7],
-                "from 0, for never, to 2e.06",
-            ),
-            ("rpc_threads", [0, 0.5, 257], "a whole number from 1 to 256"),
-        ],
-    )
-    def test_a_number_out_of_range(self, option, values, allowed):
-        for value in values:
-            refused = f"^{option} is {value}, but must be {allowed}"
+    def test_of_a_module_that_only_this_process_has(self, tmp_path):
+        (tmp_path / "plugin.py").write_text("def f(): pass\n")
+        spec = importlib.util.spec_from_file_location("plugin", tmp_path / "plugin.py")
+        module = sys.modules["plugin"] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+            refused = "a: f is defined in module plugin, where a worker process can't"
             with pytest.raises(ValueError, match=refused):
-                launch({"worker": Role(serve)}, **{option: value})
+                launch({"a": Role(module.f), "b": SERVE})
+        finally:
+            del sys.modules["plugin"]
+
+    def test_of_a_folder_that_is_gone(self, tmp_path, monkeypatch):
+        (folder := tmp_path / "gone").mkdir()
+        monkeypatch.chdir(folder)
+        folder.rmdir()
+        with pytest.raises(OSError, match=f"the working folder is gone: {folder}$"):
+            launch({"a": SERVE})
 
 
-#: The headline, a part of the details, and the system that fails so.
+#: The headline, a part of the details, the system that fails so, and its options.
 FAILURES = [
-    ("a exited with code 0 before it finished", "", {"a": Role(os._exit, (0,))}),
-    ("a exited with code 4 before it finished", "", {"a": Role(sys.exit, (4,))}),
-    ("a returned what can't be unpickled", "no number", {"a": Role(roles.Unreadable)}),
+    ("a exited with code 0 before it finished", "", {"a": Role(os._exit, (0,))}, {}),
+    ("a exited with code 0 before it finished", "", {"a": Role(sys.exit)}, {}),
+    ("a exited with code 4 before it finished", "", {"a": Role(sys.exit, (4,))}, {}),
+    ("a exited with code 1 before it finished", "disk is full",
+     {"a": Role(sys.exit, ("disk is full",))}, {}),
+    ("a was killed by signal 40", "", {"a": Role(roles.end_by, (40,))}, {}),
+    ("a returned what can't be unpickled", "no number",
+     {"a": Role(roles.Unreadable)}, {}),
     ("a reported what can't be unpickled", "no number",
-     {"a": Role(roles.report_unreadable)}),
-    ("a raised Silent", "", {"a": Role(roles.raise_silent)}),
+     {"a": Role(roles.report_unreadable)}, {}),
+    ("a raised Silent", "", {"a": Role(roles.raise_silent)}, {}),
+    ("b raised ArithmeticError", "in raise_error",
+     {"a": SERVE, "b": Role(roles.raise_error)}, {}),
     # And not the one that has lost it.
     ("b raised RuntimeError", "seven times six",
-     {"a": Role(roles.lose_peer), "b": Role(roles.raise_later)}),
+     {"a": Role(roles.lose_peer), "b": Role(roles.raise_later)}, {}),
+    # The callee, at first by way of a third worker.
+    ("c raised KeyError in a call that a made", "in fail",
+     {"a": calling("b", roles.call, "c", "fail", "KeyError"), "b": SERVE, "c": SERVE},
+     {}),
+    ("c raised TwoArguments in a call that a made", "in fail",
+     {"a": Role(roles.call, ("c", "fail_oddly")), "c": SERVE}, {}),
+    # Not the one that waits for it, nor the one that fails before a worker has been
+    # stopped for long enough to count.
+    ("b was killed by SIGKILL", "",
+     {"a": calling("b", time.sleep, LONG), "c": Role(roles.lose_peer),
+      "b": Role(roles.send_self, ("SIGKILL",))}, {"polling": True}),
+    ("b was stopped (SIGSTOP) and did not go on", "",
+     {"a": calling("b", time.sleep, LONG), "c": Role(roles.lose_peer),
+      "b": Role(roles.send_self, ("SIGSTOP",))}, {}),
     ("a was stopped (SIGSTOP) and did not go on", "",
-     {"a": Role(roles.stop_in_a_message, (1_000_000,))}),
+     {"a": Role(roles.stop_in_a_message, (1_000_000,))}, {}),
+    ("b missed the deadline of 15 s to join", "",
+     {"a": SERVE, "b": Role(roles.identify, (roles.SlowToArrive(LONG),))},
+     {"join_deadline": 15}),
+    ("b missed the run's deadline of 15 s", "in sleep",
+     {"a": SERVE, "b": Role(roles.sleep, (LONG,))}, {"deadline": 15}),
+    # A call is all that is left of it.
+    ("a missed the run's deadline of 15 s (and b)", "",
+     {"a": Role(roles.leave_call, ("b", LONG)), "b": SERVE}, {"deadline": 15}),
 ]  # fmt: skip
 
 
 class TestFailure:
     @pytest.fixture(autouse=True)
-    def patient(self, monkeypatch):
-        """What explains a lost peer is waited for, on however busy a machine."""
+    def nothing_left_behind(self, monkeypatch):
+        before = {p.pid for p in workers_alive()}
+        # What explains a lost peer is waited for, on however busy a machine.
         monkeypatch.setattr(group, "GRACE_LOST_PEER", PATIENCE)
+        yield
+        assert {p.pid for p in workers_alive()} == before
 
-    @pytest.mark.parametrize("headline, more, system", FAILURES)
-    def test_one_line_says_who_failed_and_why(self, headline, more, system):
-        error = failure(system)
+    @pytest.mark.parametrize("headline, more, system, options", FAILURES)
+    def test_one_line_says_who_failed_and_why(self, headline, more, system, options):
+        error = failure(system, **options)
         assert error.headline == headline
-        assert more in error.details
-
-    def test_an_exception_names_the_worker_and_carries_its_traceback(self):
-        error = failure({"agent": Role(serve), "observer0": Role(roles.raise_error)})
-        assert error.worker == "observer0"
-        assert error.headline == "observer0 raised ArithmeticError"
-        assert "in raise_error" in error.details
-        assert "seven times six" in str(error)
+        assert more in error.details and "\\n" not in error.details
         again = pickle.loads(pickle.dumps(error))
-        assert (str(again), again.worker) == (str(error), "observer0")
+        assert (str(again), again.worker) == (str(error), headline.partition(" ")[0])
 
     def test_one_that_is_killed_as_it_starts_is_named(self, monkeypatch):
         def start(process):  # as multiprocessing's does if the worker is gone
             raise EOFError
 
         monkeypatch.setattr(forking.Process, "start", start)
-        error = failure({"agent": Role(serve)})
+        error = failure({"agent": SERVE})
         said = "could not be started: what starts workers ended, see stderr"
         assert error.headline == f"agent {said}"
-
-    @pytest.mark.parametrize(
-        ("made", "kind"),
-        [  # the first of them by way of a third worker
-            (calling("b", roles.call, "c", "fail", "KeyError"), "KeyError"),
-            (Role(roles.call, ("c", "fail_oddly")), "TwoArguments"),
-        ],
-    )
-    def test_an_exception_in_a_call_names_the_callee(self, made, kind):
-        error = failure({"a": made, "b": Role(serve), "c": Role(serve)})
-        assert error.headline == f"c raised {kind} in a call that a made"
-        assert "in fail" in error.details
-        assert "\\n" not in error.details
-
-    @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-    def test_who_is_killed_or_stopped_is_named_not_who_waits_for_it(self, number):
-        stopped = "was stopped (SIGSTOP) and did not go on"
-        reason = stopped if number == "SIGSTOP" else "was killed by SIGKILL"
-        system = {
-            "agent": calling("observer0", time.sleep, LONG),
-            # It fails before a worker has been stopped for long enough to count.
-            "peer": Role(roles.lose_peer),
-            "observer0": Role(roles.send_self, (number,)),
-        }
-        error = failure(system, polling=number == "SIGKILL")
-        assert error.headline == f"observer0 {reason}"
 
     def test_a_worker_that_is_stopped_as_it_starts(self):
         # It would read its role for long.
@@ -230,33 +281,26 @@ class TestFailure:
         threading.Thread(target=catch).start()
         assert failure({"late": role}).headline.startswith("late was stopped")
 
-    def test_a_worker_that_never_joins(self):
-        late = Role(roles.identify, (roles.SlowToArrive(LONG),))
-        error = failure({"a": Role(serve), "late": late}, join_deadline=15)
-        assert error.headline == "late missed the deadline of 15 s to join"
-
-    def test_the_deadline_of_the_run(self):
-        both = {"a": Role(serve), "b": Role(roles.sleep, (LONG,))}
-        error = failure(both, deadline=15)
-        assert error.headline == "b missed the run's deadline of 15 s"
-        assert "in sleep" in error.details  # where it was
-
-    def test_the_deadline_of_a_run_of_which_a_call_is_all_that_is_left(self):
-        caller = Role(roles.leave_call, ("b", LONG))
-        error = failure({"a": caller, "b": Role(serve)}, deadline=15)
-        assert error.headline == "a missed the run's deadline of 15 s (and b)"
-
     def test_an_error_here_ends_the_run_and_what_its_workers_started(self):
         children = []
 
         def on_report(_, pid):
             children.append(psutil.Process(pid))
-            raise LookupError
+            raise OSError
 
-        with pytest.raises(LookupError):
+        with pytest.raises(OSError):
             launch({"worker": Role(roles.start_child_and_sleep)}, on_report=on_report)
         gone, _ = psutil.wait_procs(children, timeout=PATIENCE)
         assert gone == children
+
+
+def test_what_starts_workers_says_why_it_can_not(monkeypatch, capfd):
+    """And not that they were killed."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # and torch's imports warn
+    end_server()
+    assert failure({"a": SERVE}).headline.startswith("a could not be started")
+    end_server()
+    assert "Warning: " in capfd.readouterr().err
 
 
 SCRIPT = f"""
@@ -320,3 +364,56 @@ def test_workers_listen_on_loopback_only(tmp_path):
     launch(system, attach=prefer, on_report=on_report)
     assert len(listening) == 2 and all(listening)
     assert {ip for each in listening for ip, _ in each} <= {"127.0.0.1", "::1"}
+
+
+class TestProcess:
+    """What launches a run, and what that must not depend on."""
+
+    #: Code that goes before a run.
+    ODD = {
+        "no children reported": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "a folder of its own": "os.chdir(os.environ['TMPDIR']); import own_module",
+        "at exit": "run, now = lambda: atexit.register(now), run",
+        "forked": "run, now = lambda: in_child(os.fork(), now), run; run()",
+        "threads": "run, now = lambda: [*Threads(4).map(now, range(8))], run",
+    }
+    SCRIPT = """
+import atexit, os, signal, sys
+from concurrent.futures import ThreadPoolExecutor as Threads
+from cdopt_tutorial.run import Role, launch, serve
+from running import preload_little
+preload_little()
+
+def run(*_):
+    own = sys.modules.get("own_module")
+    roles = {{"a": Role(own.answer if own else abs, (-7,)), "b": Role(serve)}}
+    assert launch(roles) == {{"a": 7, "b": None}}
+    print("good", flush=True)
+
+def in_child(pid, do):
+    if pid:
+        assert os.waitpid(pid, 0)[1] == 0
+    do()
+
+{odd}
+run()
+"""
+
+    @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+    def test_launches_whatever_it_is(self, odd, tmp_path):
+        (place := tmp_path / "a#b?c%23").mkdir()
+        (place / "own_module.py").write_text("answer = lambda x: -x\n")
+        with Script(self.SCRIPT.format(odd=odd), place) as process:
+            output, errors = process.communicate(timeout=PATIENCE)
+        assert set(output.split()) == {"good"} and not errors
+        assert [each.name for each in tmp_path.iterdir()] == [place.name]
+        assert not [*place.glob("cdopt*")]
+
+    def test_launches_in_a_debugger(self, tmp_path):
+        (script := tmp_path / "script.py").write_text(
+            "from cdopt_tutorial.run import Role, launch\n"
+            "print(launch({'a': Role(lambda: 7)}))\n"
+        )
+        command = [sys.executable, "-m", "pdb", "-c", "continue", script]
+        done = subprocess.run(command, input="q\n", capture_output=True, text=True)
+        assert "{'a': 7}" in done.stdout, done.stderr

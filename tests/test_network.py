@@ -15,8 +15,6 @@ from cdopt_tutorial.own_network import VARIABLE
 
 TESTS = Path(__file__).parent
 WARNING = "workers share this machine's network: see the page 'Who can reach a run'"
-#: Systems, and whether their workers poll.
-RUNS = [("reinforce", True), ("rnn", False), ("hybrid", True)]
 needs_user_namespaces = pytest.mark.skipif(
     subprocess.call(["unshare", "--user", "true"], stderr=subprocess.DEVNULL) != 0,
     reason="the kernel refuses user namespaces",
@@ -55,9 +53,9 @@ def intruder(mark):
         yield found
 
 
-def attacked(victim, intruder, system, polling):
+def attacked(victim, intruder, polling):
     """Where the run listens, and which ports were reached."""
-    victim.tell([system, polling])
+    victim.tell(polling)
     assert victim.hear() == "under way"
     listeners = listeners_below(victim)
     intruder.tell(listeners)
@@ -68,12 +66,12 @@ def attacked(victim, intruder, system, polling):
 
 def test_nobody_else_reaches_a_run(intruder, mark, tmp_path):
     with Talk("victim.py", tmp_path) as victim:
-        for system, polling in RUNS:
-            ports, names, reached = attacked(victim, intruder, system, polling)
-            assert len(ports) >= 2  # every worker's
+        for polling in False, True:
+            ports, names, reached = attacked(victim, intruder, polling)
+            assert len(ports) >= 4  # of RPC and of gloo, every worker's
             assert bool(names) == polling
             assert reached == []
-            assert victim.hear() <= 1e-10
+            assert victim.hear() == "ended"
         assert not list(mark.iterdir())
         victim.stdin.close()
         assert victim.stderr.read() == ""
@@ -82,14 +80,14 @@ def test_nobody_else_reaches_a_run(intruder, mark, tmp_path):
 def test_in_the_machines_network_anybody_is_root(intruder, mark, tmp_path):
     """The control: without a network of its own, the same attack succeeds."""
     with Talk("victim.py", tmp_path, **{VARIABLE: "host"}) as victim:
-        ports, _, reached = attacked(victim, intruder, "rnn", False)
+        ports, _, reached = attacked(victim, intruder, False)
         assert reached == ports
-        assert {file.read_text() for file in mark.iterdir()} == {"0\n"}
+        assert "0\n" in {file.read_text() for file in mark.iterdir()}
         assert "was killed by SIGABRT" in victim.stderr.read()
 
 
 LAUNCH = """
-from running import preload_little
+from running import end_server, preload_little
 preload_little()
 from cdopt_tutorial.run import Role, launch, serve
 run = lambda: launch({"a": Role(serve), "b": Role(serve)})
@@ -97,13 +95,12 @@ run = lambda: launch({"a": Role(serve), "b": Role(serve)})
 # In one process: in the machine's network by choice, then twice not by choice.
 TWICE = """
 import os, sys
-from cdopt_tutorial import own_network
-from cdopt_tutorial.run import forking
-os.environ[own_network.VARIABLE] = "host"
+from cdopt_tutorial.own_network import VARIABLE
+os.environ[VARIABLE] = "host"
 run()
 print("chosen", file=sys.stderr)
-del os.environ[own_network.VARIABLE]
-forking.end_server()
+del os.environ[VARIABLE]
+end_server()
 run()
 run()
 """

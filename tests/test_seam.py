@@ -11,11 +11,12 @@ import seam_roles
 import torch
 import torch.distributed.rpc as rpc
 from locks import Second
+from running import end_server
 
 from cdopt_tutorial.calls import alone, gradients, reference, references, remote
 from cdopt_tutorial.calls.references import Ref
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
-from cdopt_tutorial.run import Role, forking, launch, serve
+from cdopt_tutorial.run import Role, launch, serve
 
 GUESTS = range(2)
 
@@ -146,7 +147,7 @@ def test_an_answer_that_comes_later_is_waited_for():
 
 def test_calls_are_answered_with_one_thread_each(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
-    forking.end_server()  # the next one starts without it
+    end_server()  # the next one starts without it
     asking = rpc.rpc_sync, ("server", roles.threads_of_a_product)
     results = launch({"asking": Role(*asking), "server": Role(serve)})
     assert results["asking"] == 0

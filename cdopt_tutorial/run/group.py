@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -42,13 +43,12 @@ class _Worker:
     name: str
     process: BaseProcess
     control: Connection
-    texts: dict[Connection, Any]  # what it prints, and where to print it
+    heard: float  # when it was last seen going on
     phase: str = "starting"  # then joining, running, serving, done or failed
-    heard: float = 0.0  # when it was last seen going on
     # The callers that it serves and the callees that it awaits, once it has answered.
     busy: tuple[list[str], list[str]] | None = None
     done: tuple[Any, Any, Any] = (None, None, None)
-    unread: dict[Connection, bytes] = field(default_factory=dict)
+    unread: bytes = b""  # the beginning of a message
 
     @property
     def settled(self) -> bool:
@@ -63,36 +63,14 @@ class _Worker:
         works = self.phase == "running" or bool(serves)
         return 3 if not works else 2 if awaits else 1
 
-    def lines(self, pipe: Connection) -> list[bytes]:
-        """The complete lines since the last call; EOFError at the pipe's end."""
+    def messages(self) -> list[tuple]:
+        """Those that have come since the last call; EOFError if no more can come."""
         # ``Connection.recv`` would wait for the rest from a worker that was stopped.
-        part = os.read(pipe.fileno(), 2**20)
+        part = os.read(self.control.fileno(), 2**20) if self.control.poll() else b""
         if not part:
             raise EOFError
-        *lines, self.unread[pipe] = (self.unread.get(pipe, b"") + part).split(b"\n")
-        return lines
-
-    def show(self, pipe: Connection) -> None:
-        """Print what has come by one of its text pipes, under its name."""
-        with suppress(EOFError, OSError):
-            while pipe.poll():
-                for line in self.lines(pipe):
-                    self._show_line(pipe, line)
-
-    def show_rest(self) -> None:
-        """Print what is left, the last line even if it does not end."""
-        for pipe in self.texts:
-            self.show(pipe)
-            if rest := self.unread.pop(pipe, b""):
-                self._show_line(pipe, rest)
-
-    def _show_line(self, pipe: Connection, line: bytes) -> None:
-        show_line(self.name, self.texts[pipe], line.decode(errors="replace"))
-
-
-def show_line(worker: str, stream: str, line: str) -> None:
-    """Print a worker's line under its name."""
-    print(f"[{worker}] {line}", file=getattr(sys, stream))
+        *lines, self.unread = (self.unread + part).split(b"\n")
+        return [pickle.loads(base64.b64decode(line)) for line in lines]
 
 
 @contextmanager
@@ -120,22 +98,25 @@ class Group:
         settings: worker.Settings,
         packed: Mapping[str, bytes],
         on_report: Callable[[str, Any], None] | None,
+        process: type[BaseProcess] = forking.Process,
     ):
         self._settings, self._packed, self._on_report = settings, packed, on_report
+        self._process = process
         self._workers: list[_Worker] = []
         self._failures: list[tuple[int, WorkerError]] = []
+        # What was printed and does not end a line, by worker and stream.
+        self._printed: dict[tuple[str, str], bytes] = defaultdict(bytes)
 
-    def run(self, deadline: float, join_deadline: float) -> dict[str, tuple]:
+    def run(self) -> dict[str, tuple]:
         """By name: what the role returned, its recorded calls, and bytes received."""
         self._begin = time.monotonic()
         try:
-            with _interrupts_later():
-                forking.start(self._start)
-                forking.check_network(self._workers[0].process.pid)
+            with _interrupts_later(), forking.server():
+                self._start()
             while not all(each.settled for each in self._workers):
                 self._take_messages(TICK)
                 self._look_for_stopped()
-                self._look_at_the_time(deadline, join_deadline)
+                self._look_at_the_time()
                 if self._failures:
                     raise self._cause()
             return {each.name: each.done for each in self._workers}
@@ -147,62 +128,52 @@ class Group:
         for rank, (name, role) in enumerate(self._packed.items()):
             # A pipe would hold us up if the worker is stopped before it reads.
             self._settings.file(name, "role").write_bytes(role)
-            ours, theirs = zip(Pipe(), Pipe(False), Pipe(False), strict=True)
+            ours, theirs = Pipe()
             args = self._settings, name, rank, theirs
-            child = forking.Process(target=worker.main, args=args, name=name)
-            control, *texts = ours
-            streams = dict(zip(texts, ("stdout", "stderr"), strict=True))
-            made = _Worker(name=name, process=child, control=control, texts=streams)
-            made.heard = time.monotonic()
+            process = self._process(target=worker.main, args=args, name=name)
+            now = time.monotonic()
+            made = _Worker(name=name, process=process, control=ours, heard=now)
             self._workers.append(made)
-            try:
-                child.start()
-            except (EOFError, ConnectionError) as error:
-                reason = "could not be started: what starts workers ended, see stderr"
-                raise WorkerError(name, reason) from error
-            finally:  # or our ends would not see that the worker's are closed
-                for end in theirs:
-                    end.close()
+            with theirs:  # or ours would not see that the worker's is closed
+                try:
+                    process.start()
+                except (EOFError, ConnectionError):
+                    what = "could not be started: what starts workers ended, see stderr"
+                    raise WorkerError(name, what) from None
 
     def _take_messages(self, timeout: float) -> None:
-        """Handle what workers have sent and printed, and note which are gone."""
-        waited: dict[Any, _Worker] = {}
+        """Handle what workers have sent, and note which are gone."""
+        senders = {}
         for each in self._workers:
             if not each.settled:
-                pipes = each.control, *each.texts, each.process.sentinel
-                waited |= dict.fromkeys(pipes, each)
-        for ready in wait(list(waited), timeout):
-            each = waited[ready]
-            if ready in each.texts:
-                each.show(ready)
-            elif not each.settled:
-                self._take(each)
+                senders |= {each.control: each, each.process.sentinel: each}
+        ready = wait(list(senders), timeout)
+        for each in dict.fromkeys(senders[end] for end in ready):
+            try:
+                messages = each.messages()
+            except (EOFError, OSError):  # its process has ended
+                self._note_death(each)
+                continue
+            for message in messages:
+                self._handle(each, *message)
 
-    def _take(self, each: _Worker) -> None:
-        try:
-            # Else its process has ended.
-            lines = each.lines(each.control) if each.control.poll() else None
-        except (EOFError, OSError):
-            lines = None
-        if lines is None:
-            self._note_death(each)
-        for line in lines or ():
-            if not each.settled:
-                self._handle(each, *pickle.loads(base64.b64decode(line)))
-
-    def _handle(self, each: _Worker, kind: str, *content: Any) -> None:
+    def _handle(self, each: _Worker, kind: str, name: str, *content: Any) -> None:
+        """Handle a message of a worker, or of one of Ray's that it hands on."""
         match kind, content:
+            case "stdout" | "stderr", (text,):
+                self._print(name, kind, text)
+            case _ if each.settled:
+                pass
             case "phase", (phase,):
                 each.phase = phase
             case "busy", (_, _):
                 each.busy = content
             case "report", (record,):
-                record = pack.loads(each.name, "reported", record)
+                record = pack.loads(name, "reported", record)
                 if self._on_report is not None:
-                    self._on_report(each.name, record)
+                    self._on_report(name, record)
             case "result", (result, calls, received):
-                each.show_rest()
-                result = pack.loads(each.name, "returned", result)
+                result = pack.loads(name, "returned", result)
                 each.done = result, calls, received
                 each.phase = "done"
             case "failed", (error, lost_peer):
@@ -210,6 +181,14 @@ class Group:
                 silent = isinstance(error, WorkerSilent)
                 rank = _LOST_PEER if lost_peer else _SILENT if silent else _RAISED
                 self._failures.append((rank, error))
+
+    def _print(self, name: str, stream: str, text: bytes) -> None:
+        """Print what makes whole lines, each under its worker's name."""
+        *lines, rest = (self._printed[name, stream] + text).split(b"\n")
+        self._printed[name, stream] = rest
+        for line in lines:
+            line = line.decode(errors="replace")
+            print(f"[{name}] {line}", file=getattr(sys, stream))
 
     def _note_death(self, each: _Worker) -> None:
         each.process.join(EXIT)
@@ -229,17 +208,17 @@ class Group:
                 reason = "was stopped (SIGSTOP) and did not go on"
                 self._fail(_DIED, each.name, reason)
 
-    def _look_at_the_time(self, deadline: float, join_deadline: float) -> None:
+    def _look_at_the_time(self) -> None:
         """Fail the run at a deadline, for the worker that the others wait for."""
-        now, phases = time.monotonic(), ("starting", "joining")
+        passed, phases = time.monotonic() - self._begin, ("starting", "joining")
         late = [w for phase in phases for w in self._workers if w.phase == phase]
-        if late and now > self._begin + join_deadline:
-            reason = f"missed the deadline of {join_deadline:g} s to join"
-        elif now > self._begin + deadline:
+        if late and passed > (limit := self._settings.join_deadline):
+            reason = f"missed the deadline of {limit:g} s to join"
+        elif passed > (limit := self._settings.deadline):
             open_ = self._at_work()
             late = [each for each in open_ if each.waiting < 3] or open_
             also = f" (and {', '.join(w.name for w in late[1:])})" if late[1:] else ""
-            reason = f"missed the run's deadline of {deadline:g} s{also}"
+            reason = f"missed the run's deadline of {limit:g} s{also}"
         else:
             return
         self._fail(_LATE, late[0].name, reason, self._stacks(late[0]))
@@ -259,8 +238,10 @@ class Group:
     def _stacks(self, each: _Worker) -> str:
         """What a worker's threads do now."""
         if each.phase != "starting":  # then it could not show any yet
+            before, limit = self._log(each), time.monotonic() + ANSWER
             with suppress(ProcessLookupError):
                 os.kill(each.process.pid, signal.SIGUSR1)
+            while self._log(each) == before and time.monotonic() < limit:
                 time.sleep(TICK)
         return self._log(each)
 
@@ -303,26 +284,23 @@ class Group:
     def _end(self) -> None:
         """End every process and reap it; workers that are done leave by themselves."""
         started = [each for each in self._workers if each.process.pid is not None]
-        _join([each.process for each in started if each.phase == "done"])
+        limit = time.monotonic() + EXIT
+        for each in started:
+            if each.phase == "done":
+                each.process.join(max(0.0, limit - time.monotonic()))
         for each in started:
             _kill(each.process.pid)
-        if not _join([each.process for each in started]):
-            forking.end_server()  # stopped, since it has not reported their ends
-        for each in started:
-            each.process.join()
-            each.process.close()
         for each in self._workers:
-            each.show_rest()
-            for pipe in (each.control, *each.texts):
-                pipe.close()
-
-
-def _join(processes: list[BaseProcess]) -> bool:
-    """Whether all processes end within EXIT seconds."""
-    limit = time.monotonic() + EXIT
-    for each in processes:
-        each.join(max(0.0, limit - time.monotonic()))
-    return all(each.exitcode is not None for each in processes)
+            if each in started:
+                each.process.join()
+                each.process.close()
+            each.phase = "failed"  # what it has still sent counts only if it is text
+            with each.control, suppress(EOFError, OSError):
+                while True:
+                    for message in each.messages():
+                        self._handle(each, *message)
+        for name, stream in [key for key, rest in self._printed.items() if rest]:
+            self._print(name, stream, b"\n")
 
 
 def _signal(number: int) -> str:

@@ -6,10 +6,12 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cdopt_tutorial import scratch, torchrun
 from cdopt_tutorial.calls.network import LONGEST
+from cdopt_tutorial.checks import check
 from cdopt_tutorial.probes.trace import Trace
 from cdopt_tutorial.probes.wire import Wire
 from cdopt_tutorial.run import on_ray, pack, under_torchrun
@@ -22,6 +24,7 @@ JOIN = 120.0
 # others wait.
 PATIENCE = 120.0
 MOST_THREADS = 256  # that answer a worker's calls
+_LIMITS = [getattr(resource, k) for k in dir(resource) if k.startswith("RLIMIT_")]
 
 
 def launch(
@@ -76,42 +79,35 @@ def launch(
     WorkerError, once all have been ended: one of them raised, died, exited early, was
     stopped, did not join, or kept the others waiting.
     """
-    _check_roles(roles)
-    _check("deadline", deadline, deadline > 0, "above 0")
-    _check("join_deadline", join_deadline, join_deadline > 0, "above 0")
-    allowed = range(1, MOST_THREADS + 1)
-    whole = f"a whole number from 1 to {MOST_THREADS}"
-    _check("rpc_threads", rpc_threads, rpc_threads in allowed, whole)
-    fits = 0 <= rpc_timeout <= LONGEST
-    _check("rpc_timeout", rpc_timeout, fits, f"from 0, for never, to {LONGEST:g}")
-    fits = not polling or wire is None
-    _check("polling", polling, fits, "False where bytes are counted")
+    folder = _folder()
+    settings = Settings(
+        world_size=len(roles),
+        deadline=deadline,
+        join_deadline=join_deadline,
+        rpc_timeout=rpc_timeout,
+        rpc_threads=rpc_threads,
+        polling=polling,
+        traced=trace is not None,
+        counted=wire is not None,
+        path=[entry or folder for entry in sys.path],
+        environment=dict(os.environ),
+        affinity=os.sched_getaffinity(0),
+        limits={kind: resource.getrlimit(kind) for kind in _LIMITS},
+    )
+    _check(settings, roles)
     address = on_ray.check(on, trace, wire) if on != "rpc" else None
-    _check_folder()
     packed, modules = pack.pack({name: (attach, roles[name]) for name in roles})
     with tempfile.TemporaryDirectory(
         dir=scratch.folder(), ignore_cleanup_errors=True
     ) as folder:
-        settings = Settings(
-            world_size=len(roles),
-            folder=folder,
-            rpc_timeout=rpc_timeout,
-            rpc_threads=rpc_threads,
-            polling=polling,
-            modules=modules,
-            traced=trace is not None,
-            counted=wire is not None,
-            path=[entry or os.getcwd() for entry in sys.path],
-            environment=dict(os.environ),
-        )
-        deadlines = deadline, join_deadline
+        settings = replace(settings, folder=folder, modules=modules)
         if on != "rpc":
-            done = on_ray.play(address, settings, packed, on_report, deadlines)
+            done = on_ray.play(address, settings, packed, on_report)
         elif torchrun.is_here():
-            done = under_torchrun.play(settings, roles, attach, on_report, deadlines)
+            done = under_torchrun.play(settings, roles, attach, on_report)
         else:
             _check_open_files(len(packed), polling)
-            done = Group(settings, packed, on_report).run(*deadlines)
+            done = Group(settings, packed, on_report).run()
     if trace is not None:
         trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
@@ -119,10 +115,29 @@ def launch(
     return {name: result for name, (result, _, _) in done.items()}
 
 
-def _check_folder() -> None:
-    """OSError, which names this process's folder, if that is no longer there."""
+def _check(settings: Settings, roles: Mapping[str, Role]) -> None:
+    if not roles:
+        raise ValueError("no roles: a run needs at least one worker")
+    for name, role in roles.items():
+        if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
+            allowed = "up to 127 letters, digits, -, _ and :"
+            raise ValueError(f"{name!r} can't name a worker: use {allowed}")
+        check(role, "num_threads", role.num_threads > 0, "above 0")
+    for name in "deadline", "join_deadline":
+        check(settings, name, getattr(settings, name) > 0, "above 0")
+    fits = settings.rpc_threads in range(1, MOST_THREADS + 1)
+    whole = f"a whole number from 1 to {MOST_THREADS}"
+    check(settings, "rpc_threads", fits, whole)
+    fits = 0 <= settings.rpc_timeout <= LONGEST
+    check(settings, "rpc_timeout", fits, f"from 0, for never, to {LONGEST:g}")
+    fits = not (settings.polling and settings.counted)
+    check(settings, "polling", fits, "False where bytes are counted")
+
+
+def _folder() -> str:
+    """This process's; OSError, which names it, if it is no longer there."""
     try:
-        os.getcwd()
+        return os.getcwd()
     except FileNotFoundError:
         gone = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
         raise FileNotFoundError(f"the working folder is gone: {gone}") from None
@@ -135,18 +150,3 @@ def _check_open_files(workers: int, polling: bool) -> None:
     if most < needed:
         need = f"{workers} workers need {needed} open files each"
         raise OSError(f"{need}, but {most} are allowed here: ulimit -n {needed}")
-
-
-def _check_roles(roles: Mapping[str, Role]) -> None:
-    if not roles:
-        raise ValueError("no roles: a run needs at least one worker")
-    for name, role in roles.items():
-        if not re.fullmatch(r"[A-Za-z0-9_:-]{1,127}", str(name)):
-            allowed = "up to 127 letters, digits, -, _ and :"
-            raise ValueError(f"{name!r} can't name a worker: use {allowed}")
-        _check("num_threads", role.num_threads, role.num_threads > 0, "above 0")
-
-
-def _check(name: str, value: Any, fits: bool, allowed: str) -> None:
-    if not fits:
-        raise ValueError(f"{name} is {value}, but must be {allowed}")

@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import Any
 
 import cloudpickle
-import torch
 
 from cdopt_tutorial.calls.errors import WorkerError
 
@@ -47,29 +46,6 @@ def unpack(packed: bytes) -> Any:
     return content
 
 
-def dumps(value: Any) -> bytes:
-    """A pickle for another process, also of tensors whose dtype plain pickle spoils."""
-    _Tensors(file := io.BytesIO()).dump(value)
-    return file.getvalue()
-
-
-class _Tensors(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        return _reduced(value)
-
-
-def _reduced(value: Any) -> Any:
-    if type(value) is not torch.Tensor:
-        return NotImplemented
-    if value.dtype in torch.storage._dtype_to_storage_type_map():
-        return NotImplemented  # plain pickle knows it
-    plain = _PLAIN[value.dtype.itemsize]
-    return torch.Tensor.view, (value.detach().view(plain), value.dtype)
-
-
-_PLAIN = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size
-
-
 def loads(worker: str, what: str, content: bytes) -> Any:
     """What a worker sent; a WorkerError that names it if that can't be unpickled."""
     try:
@@ -98,10 +74,6 @@ def _dumps(content: Any, definitions: dict[str, Any], modules: set[str]) -> byte
     return file.getvalue()
 
 
-# Functions and classes, which are pickled by their names unless they are of __main__.
-_BY_NAME = type | types.FunctionType | types.BuiltinFunctionType
-
-
 class _NotImportable(Exception): ...
 
 
@@ -109,39 +81,23 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, definitions: dict, modules: set[str]):
         super().__init__(file)
         self._definitions, self._modules = definitions, modules
-        self._spaces: list[dict[str, Any]] = []  # that are a __main__
-        self._add(main_namespace())
+        # Functions share the worker's __main__: what one assigns, the others see.
+        self.globals_ref[id(main_namespace())] = _MainNamespace()
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, io.TextIOWrapper):  # cloudpickle would send a copy
             raise TypeError("cannot pickle an open file")
-        if isinstance(value, _BY_NAME):
-            self._look_for_spaces(value)
-        if (reduced := _reduced(value)) is NotImplemented:
-            reduced = super().reducer_override(value)
+        reduced = super().reducer_override(value)
         if isinstance(value, types.ModuleType) and value.__name__ in sys.modules:
             self._note(value.__name__, value.__name__)
-        elif isinstance(value, _BY_NAME):
+        # Functions and classes are pickled by their names unless they are of __main__.
+        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             name, module = value.__qualname__, value.__module__
-            is_global = any(space.get(name) is value for space in self._spaces)
-            if module == "__main__" and is_global:
+            if module == "__main__" and main_namespace().get(name) is value:
                 self._definitions[name] = value
             if reduced is NotImplemented and module is not None:
                 self._note(module, name)
         return reduced
-
-    def _add(self, space: dict[str, Any]) -> None:
-        self._spaces.append(space)
-        # Functions share the worker's __main__: what one assigns, the others see.
-        self.globals_ref[id(space)] = _MainNamespace()
-
-    def _look_for_spaces(self, value: Any) -> None:
-        """The program has a namespace of its own if another runs it, as a profiler."""
-        for each in (value, *getattr(value, "__dict__", {}).values()):
-            space = getattr(each, "__globals__", {})
-            known = any(space is other for other in self._spaces)
-            if space.get("__name__") == "__main__" and not known:
-                self._add(space)
 
     def _note(self, module: str, name: str) -> None:
         """Note a module, which a fresh process must import."""
@@ -164,11 +120,6 @@ class _Pickler(cloudpickle.Pickler):
 
 def _can_be_imported(module: str) -> bool:
     """Whether finders know it, and not only this process, which may have made it."""
-    path = None
-    for each in accumulate(module.split("."), "{}.{}".format):
-        specs = (finder.find_spec(each, path) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
-    return True
+    package = sys.modules.get(module.rpartition(".")[0])
+    path = getattr(package, "__path__", None)
+    return any(finder.find_spec(module, path) for finder in sys.meta_path)

@@ -11,6 +11,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from torch.multiprocessing import _set_thread_name
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.calls.errors import WorkerError, describe, has_lost_peer
 from cdopt_tutorial.calls.references import of_one_run
-from cdopt_tutorial.probes import trace, wire
 from cdopt_tutorial.run import pack, worker
 from cdopt_tutorial.run.interface import interface
 from cdopt_tutorial.run.worker import Role, Settings
@@ -37,38 +37,39 @@ def play(
     roles: Mapping[str, Role],
     attach: Callable[[], None] | None,
     on_report: Callable[[str, Any], None] | None,
-    deadlines: tuple[float, float],
 ) -> dict[str, tuple]:
     """Play this process's role: what all roles returned, with calls and bytes."""
     global _on_report
     _on_report = on_report
-    own = torchrun.own_worker(list(roles))
+    names = list(roles)
+    own = torchrun.own_worker(names)
     _set_thread_name(own)  # as `top` and `ps` show this process
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # The store outlives the processes, and those before a restart have left keys in it.
     path = f"{torchrun.restarts()}/run{next(_runs)}"
     store = dist.PrefixStore(path, dist.TCPStore(host, port))
-    _check_names(store, list(roles))
-    threads = torch.get_num_threads()
-    deadline, join_deadline = deadlines
-    worker.enter(
-        lambda record: _report(own, next(iter(roles)), record),
-        lambda world_size: dist.PrefixStore("members", store),
-        settings.rpc_timeout,
-    )
+    _check_names(store, names)
+    members = dist.PrefixStore("members", store)
+    worker.enter(partial(_report, names[0]), lambda _: members, settings)
     settings = replace(settings, init_method="env://", interface=interface(host))
-    try:
-        _exit_after(join_deadline)
-        if settings.traced:
-            trace.begin(own)
+    limits = {"joining": settings.join_deadline, "running": settings.deadline}
+
+    def load() -> Role:
+        torch.set_num_threads(roles[own].num_threads)
         if attach is not None:
             attach()
+        return roles[own]
+
+    def enter_phase(phase: str) -> None:
+        if phase in limits:  # then show all stacks and end this process
+            seconds = min(limits[phase], LONGEST)
+            faulthandler.dump_traceback_later(seconds, exit=True)
+
+    threads = torch.get_num_threads()
+    try:
         with of_one_run():  # before it joins, since others may call it at once
-            worker.join(settings, own, list(roles).index(own))
-            _exit_after(deadline)
-            result = worker.play(roles[own])
-            received = wire.count() if settings.counted else None
-            rpc.shutdown()
+            rank = names.index(own)
+            done = worker.take_part(settings, own, rank, load, enter_phase)
     except BaseException as error:
         if has_lost_peer(error):
             reason = "has lost another worker, which torchrun names"
@@ -77,13 +78,8 @@ def play(
     finally:
         faulthandler.cancel_dump_traceback_later()
         torch.set_num_threads(threads)
-    store.set(own, pickle.dumps((result, trace.collect(), received)))
-    return {name: _result(name, store.get(name)) for name in roles}
-
-
-def _exit_after(seconds: float) -> None:
-    """Show all stacks and end this process after so many seconds, unless cancelled."""
-    faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True)
+    store.set(own, pickle.dumps(done))
+    return {name: _done(name, store.get(name)) for name in names}
 
 
 def _check_names(store: dist.Store, names: list[str]) -> None:
@@ -97,20 +93,21 @@ def _check_names(store: dist.Store, names: list[str]) -> None:
         )
 
 
-def _result(name: str, content: bytes) -> tuple:
+def _done(name: str, content: bytes) -> tuple:
     result, calls, received = pickle.loads(content)
     return pack.loads(name, "returned", result), calls, received
 
 
-def _take(name: str, content: bytes) -> None:
+def _report(first: str, _: str, own: str, record: bytes) -> None:
+    """Have the run's first process handle a record."""
+    if own == first:
+        _take(own, record)
+    else:
+        rpc.rpc_sync(first, _take, (own, record))
+
+
+def _take(name: str, record: bytes) -> None:
     """Runs in the first process."""
     if _on_report is not None:
         with _one_by_one:
-            _on_report(name, pack.loads(name, "reported", content))
-
-
-def _report(own: str, first: str, record: Any) -> None:
-    if own == first:
-        _take(own, pack.dumps(record))
-    else:
-        rpc.rpc_sync(first, _take, (own, pack.dumps(record)))
+            _on_report(name, pack.loads(name, "reported", record))

@@ -1,15 +1,17 @@
 """What runs inside a worker: join the others, play the role, report to the parent.
 
-The role comes in a file. Through a pipe go the worker's phase, what it reports, and at
-last its result, or the error with which it failed; through others, what it prints.
+The role comes in a file. Through a pipe go the worker's phase, what it prints and
+reports, and at last its result, or the error with which it failed.
 """
 
 import base64
 import faulthandler
 import importlib
+import io
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -17,6 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -35,6 +38,7 @@ from cdopt_tutorial.run import pack
 
 LOOPBACK = "lo"
 ASK = b"?"  # of the parent: whom does this worker wait for?
+Send = Callable[..., None]  # a message: its kind, the worker it is of, its content
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,26 @@ class Role:
     num_threads: int = 1  #: threads of torch's operators in this worker
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all workers of a run need in order to join it; see ``launch``."""
+    """What a run and its workers need to know; see ``launch``."""
 
     world_size: int
-    folder: str  # the run's own, which only this user can read
+    deadline: float
+    join_deadline: float
     rpc_timeout: float
     rpc_threads: int
     polling: bool
-    modules: tuple[str, ...]  # that any role needs; every worker imports them first
     traced: bool
     counted: bool
-    path: list[str]  # where modules are looked for
+    # Of the process that launches as they are now, not as at the fork server's start.
+    path: list[str]
     environment: Mapping[str, str]
-    init_method: str = ""  # the address at which groups form, if not a file
+    affinity: set[int]
+    limits: Mapping[int, tuple[int, int]]
+    folder: str = ""  # the run's own, which only this user can read
+    modules: tuple[str, ...] = ()  # that any role needs
+    init_method: str = ""  # the address at which the workers' group forms
     interface: str = LOOPBACK  # the network device that workers listen on
 
     def file(self, worker: str, kind: str) -> Path:
@@ -70,27 +79,45 @@ class Settings:
         return Path(self.folder, f"{worker}.{kind}")
 
 
-class Channel:
-    """The worker's end of the pipe to its parent, for several threads.
+def sender(end: int) -> Send:
+    """How a worker sends through its end of the pipe to its parent, in any thread.
 
     Each message is a line, so that the reader sees where it ends.
     """
+    lock = threading.RLock()
 
-    def __init__(self, connection: Connection):
-        self._lock = threading.Lock()
-        self._file = open(connection.fileno(), "wb", closefd=False)
-
-    def send(self, kind: str, *content: Any) -> None:
+    def send(kind: str, worker: str, *content: Any) -> None:
         # With multiprocessing's own pickler, torch would pass tensors as file
         # descriptors, which die with the sender.
-        line = base64.b64encode(pickle.dumps((kind, *content))) + b"\n"
-        with self._lock:
-            self._file.write(line)
-            self._file.flush()
+        line = base64.b64encode(pickle.dumps((kind, worker, *content))) + b"\n"
+        with lock:
+            while line:
+                line = line[os.write(end, line) :]
+
+    return send
 
 
-# Of this worker: how it reports, and where a group of so many members forms.
-_report: Callable[[Any], None] | None = None
+class _Printed(io.RawIOBase):
+    """A file that sends what is written to it."""
+
+    def __init__(self, send: Callable[[bytes], None]):
+        self._send, self._pid = send, os.getpid()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1  # the log, for processes that the worker starts
+
+    def write(self, content: Any) -> int:
+        if os.getpid() != self._pid:  # a fork of the worker would write in between
+            return os.write(1, content)
+        self._send(bytes(content))
+        return len(content)
+
+
+# Of this worker: how it sends, and where a group of so many members forms.
+send: Send | None = None
 _open_store: Callable[[int], dist.Store] | None = None
 _limit: dict[str, timedelta] = {}  # of a group's collectives
 
@@ -104,8 +131,8 @@ def report(record: Any) -> None:
 
     Outside workers, and in a run within ``alone``, it does nothing.
     """
-    if _report is not None and network.current().own_name():
-        _report(record)
+    if send is not None and (worker := network.current().own_name()):
+        send("report", worker, pickle.dumps(record))
 
 
 def meeting(world_size: int) -> dict[str, Any]:
@@ -119,14 +146,20 @@ def meeting(world_size: int) -> dict[str, Any]:
 
 
 def enter(
-    report: Callable[[Any], None],
-    open_store: Callable[[int], dist.Store],
-    timeout: float,
+    how_to_send: Send, open_store: Callable[[int], dist.Store], settings: Settings
 ) -> None:
-    """Make this process a worker: how it reports, and a store in which groups form."""
-    global _report, _open_store, _limit
-    _report, _open_store = report, open_store
-    _limit = {"timeout": timedelta(seconds=timeout)} if timeout else {}
+    """Make this process a worker: how it sends, and a store in which groups form."""
+    global send, _open_store, _limit
+    send, _open_store, seconds = how_to_send, open_store, settings.rpc_timeout
+    _limit = {"timeout": timedelta(seconds=seconds)} if seconds else {}
+
+
+def print_to(worker: str, send: Send) -> None:
+    """Send what this worker prints, as bytes."""
+    for stream in "stdout", "stderr":
+        file = _Printed(partial(send, stream, worker))
+        text = io.TextIOWrapper(file, "utf-8", "replace", write_through=True)
+        setattr(sys, stream, text)
 
 
 def load(settings: Settings, packed: bytes) -> Role:
@@ -137,7 +170,7 @@ def load(settings: Settings, packed: bytes) -> Role:
     for module in settings.modules:
         importlib.import_module(module)
     attach, role = pack.unpack(packed)
-    torch.set_num_threads(role.num_threads)
+    torch.set_num_threads(role.num_threads)  # before others call this worker
     if attach is not None:
         attach()
     return role
@@ -145,94 +178,95 @@ def load(settings: Settings, packed: bytes) -> Role:
 
 def play(role: Role) -> bytes:
     """Run a role; return its result, pickled."""
-    torch.set_num_threads(role.num_threads)  # an actor calls `load` in another thread
-    return pack.dumps(role.function(*role.args, **role.kwargs))
+    return pickle.dumps(role.function(*role.args, **role.kwargs))
 
 
-def main(
-    settings: Settings, name: str, rank: int, pipes: tuple[Connection, ...]
-) -> None:
+def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
-    control, *texts = pipes
-    channel = Channel(control)
+    send = sender(connection.fileno())
     _set_thread_name(name)  # as `top` and `ps` show it
-    _leave_with_parent(control, channel)
-    # Its path leads through an open file of the parent's.
-    multiprocessing.current_process()._config.pop("tempdir", None)
+    _leave_with_parent(connection, partial(send, "busy", name))
     multiprocessing.set_start_method("fork", force=True)  # as in any other process
-    _take_environment(settings.environment)
+    _take_over(settings)
     try:
         _log_output(settings.file(name, "log"))
         folder = scratch.short(settings.folder)
     except FileNotFoundError:  # the parent is ending, and its folder is gone
         os._exit(1)
-    sys.stdout, sys.stderr = (open(os.dup(t.fileno()), "w", 1) for t in texts)
-    enter(
-        lambda record: channel.send("report", pack.dumps(record)),
-        lambda world_size: dist.FileStore(f"{folder}/members", world_size),
-        settings.rpc_timeout,
-    )
+    print_to(name, send)
+    enter(send, lambda size: dist.FileStore(f"{folder}/members", size), settings)
+    settings = replace(settings, init_method=f"file://{folder}/rendezvous")
+    role = settings.file(name, "role")
     try:
-        settings = replace(settings, init_method=f"file://{folder}/rendezvous")
-        packed = settings.file(name, "role").read_bytes()
-        _play(settings, name, rank, packed, channel.send)
+        done = take_part(
+            settings,
+            name,
+            rank,
+            lambda: load(settings, role.read_bytes()),
+            partial(send, "phase", name),
+        )
+        send("result", name, *done)
     except BaseException as error:  # the parent decides what becomes of it
-        channel.send("failed", describe(name, error), has_lost_peer(error))
-    sys.stdout.flush()
-    sys.stderr.flush()
+        send("failed", name, describe(name, error), has_lost_peer(error))
 
 
-def _play(
-    settings: Settings, name: str, rank: int, packed: bytes, send: Callable[..., None]
-) -> None:
-    """Run the role, among the others."""
+def take_part(
+    settings: Settings,
+    name: str,
+    rank: int,
+    load: Callable[[], Role],
+    enter_phase: Callable[[str], None],
+) -> tuple:
+    """Play a role among the others: the result, recorded calls, and bytes received."""
     if settings.traced:
         trace.begin(name)
-    role = load(settings, packed)
-    send("phase", "joining")
+    role = load()
+    enter_phase("joining")
     join(settings, name, rank)
-    send("phase", "running")
+    enter_phase("running")
     result = play(role)
-    send("phase", "serving")
+    enter_phase("serving")
     received = wire.count() if settings.counted else None
     rpc.shutdown()
-    sys.stdout.flush()  # of calls answered meanwhile, too
-    sys.stderr.flush()
-    send("result", result, trace.collect(), received)
+    return result, trace.collect(), received
 
 
-def _leave_with_parent(control: Connection, channel: Channel) -> None:
+def _leave_with_parent(control: Connection, answer: Callable[..., None]) -> None:
     """End this process, and what it starts, when the parent ends; answer it till then.
 
     The answer says whose calls this worker runs, and whom it waits for.
     """
     os.setpgid(0, 0)
-    # Linux kills us with the fork server, even if we are stopped. The server ends with
-    # the parent, as long as nobody else holds its "alive" pipe.
+    # Linux kills us with what has started us, even if we are stopped. The fork server
+    # ends with the parent, as long as nobody else holds its "alive" pipe.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    os.close(forkserver._forkserver._forkserver_alive_fd)
-    forkserver._forkserver._forkserver_alive_fd = None
+    server = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
     sentinel = multiprocessing.parent_process().sentinel
 
     def watch() -> None:
         while sentinel not in wait([sentinel, control.fileno()]):
             if os.read(control.fileno(), 1) != ASK:
                 break
-            others = list(network.answers.values()), list(network.waits.values())
-            channel.send("busy", *others)
+            answer(list(network.answers.values()), list(network.waits.values()))
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _take_environment(environment: Mapping[str, str]) -> None:
-    """Take the parent's variables as they are now, not as at the fork server's start.
+def _take_over(settings: Settings) -> None:
+    """Be as the process that launches.
 
-    But one thread, unless a role asks for more: ``torch.set_num_threads`` affects only
-    the thread that calls it, and each call is answered in a new one.
+    But with one thread, unless a role asks for more: ``torch.set_num_threads`` affects
+    only the thread that calls it, and each call is answered in a new one.
     """
     os.environ.clear()
-    os.environ.update(environment, OMP_NUM_THREADS="1")
+    os.environ.update(settings.environment, OMP_NUM_THREADS="1")
+    os.sched_setaffinity(0, settings.affinity)
+    for kind, limits in settings.limits.items():
+        resource.setrlimit(kind, limits)
 
 
 def _log_output(path: Path) -> None:
