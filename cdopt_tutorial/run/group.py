@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -48,7 +48,7 @@ class _Worker:
     # The callers that it serves and the callees that it awaits, once it has answered.
     busy: tuple[list[str], list[str]] | None = None
     done: tuple[Any, Any, Any] = (None, None, None)
-    unread: bytes = b""  # the beginning of a message
+    unread: bytearray = field(default_factory=bytearray)  # of a message
 
     @property
     def settled(self) -> bool:
@@ -69,7 +69,10 @@ class _Worker:
         part = os.read(self.control.fileno(), 2**20) if self.control.poll() else b""
         if not part:
             raise EOFError
-        *lines, self.unread = (self.unread + part).split(b"\n")
+        self.unread += part
+        if b"\n" not in part:
+            return []
+        *lines, self.unread = self.unread.split(b"\n")
         return [pickle.loads(base64.b64decode(line)) for line in lines]
 
 

@@ -90,9 +90,10 @@ def sender(end: int) -> Send:
         # With multiprocessing's own pickler, torch would pass tensors as file
         # descriptors, which die with the sender.
         line = base64.b64encode(pickle.dumps((kind, worker, *content))) + b"\n"
+        rest = memoryview(line)
         with lock:
-            while line:
-                line = line[os.write(end, line) :]
+            while rest:
+                rest = rest[os.write(end, rest) :]
 
     return send
 
