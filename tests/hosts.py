@@ -90,11 +90,14 @@ class Hosts:
         own = ["--nnodes", str(len(workers)), "--master-addr", f"{NET}.1"]
         own += ["--master-port", str(PORT), "--monitor-interval", "1"]
         own += ["--max-restarts", str(max_restarts)]
+        path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         runs = []
         for rank, number in enumerate(workers):
             command = [*TORCHRUN, *own, "--node-rank", str(rank)]
             command += ["--nproc-per-node", str(number), "-m", module]
-            runs.append(self.start(rank + 1, *command, *arguments))
+            command += arguments
+            runs.append(self.start(rank + 1, *command, env=environment))
         return Runs(runs)
 
     @contextmanager

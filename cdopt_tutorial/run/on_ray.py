@@ -82,7 +82,13 @@ def play(
         environment |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     start = partial(_start, address, settings.folder, options)
     driver, modules = pack.pack({"ray": (start, Role(_drive, (settings, packed)))})
-    alone = replace(settings, world_size=1, modules=modules, environment=environment)
+    alone = replace(
+        settings,
+        world_size=1,
+        join_deadline=2 * settings.join_deadline,  # for the driver, and then for Ray
+        modules=modules,
+        environment=environment,
+    )
     results, _, _ = Group(alone, driver, on_report, process).run()["ray"]
     return {
         name: (pack.loads(name, "returned", results[name]), None, None)
