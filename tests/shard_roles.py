@@ -168,7 +168,7 @@ def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
 # Numbers that a rank sends: in sums of C, of a scalar, or of its part of the weight.
 C, SCALAR, PART, HALF = 4 * 4, 1, 12 * 4, 6 * 4
 #: By name: a kind, a shape, the placements, and the numbers in each collective of the
-#: forward and backward pass, as `sharded.map_and_distance` says.
+#: forward and backward pass, as `sharded.part_of` says.
 TALK = {
     "replicated": ("stiefel", (24, 4), "RR", []),
     "long side": ("stiefel", (24, 4), "SR", [C, C]),

@@ -39,7 +39,7 @@ from torch.nn.utils.parametrize import remove_parametrizations
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
 from cdopt_tutorial.constraints.surface import whole
-from cdopt_tutorial.constraints.weights import constraints_of
+from cdopt_tutorial.constraints.weights import constrained
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.run.process_group import join
 
@@ -143,9 +143,9 @@ class Loop:
 
 def undecayed(model: nn.Module) -> list[dict]:
     """A model's parameters, with no weight decay on the constrained ones."""
-    constrained = [weight for weight, _ in constraints_of(model).values()]
-    free = [p for p in model.parameters() if p not in set(constrained)]
-    return [{"params": constrained, "weight_decay": 0.0}, {"params": free}]
+    weights = [weight for weight, _ in constrained({"": model}).values()]
+    free = [p for p in model.parameters() if p not in set(weights)]
+    return [{"params": weights, "weight_decay": 0.0}, {"params": free}]
 
 
 def alone(manifold: str, loop: Loop) -> nn.Module:

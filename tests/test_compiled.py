@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch._inductor.config
-from constrained import F64, dissolved, move_
+from constrained import F64, RNNS, build, dissolved, move_, near
 from torch import nn
 
 from cdopt_tutorial import constraints
@@ -21,12 +21,6 @@ def forgotten():
     """No test sees what another one compiled."""
     yield
     torch._dynamo.reset()
-
-
-def layer(shape=(9, 4), **options):
-    """Dissolved, and off its manifold."""
-    rows, columns = shape
-    return move_(dissolved(columns, rows, **options))
 
 
 def results(loss, model, x):
@@ -57,22 +51,21 @@ def assert_compiles(model, x, backend):
         assert [line for line in lines if not line.startswith(OF_TORCH)] == []
         for name, expected in results(loss, model, x).items():
             assert expected.abs().max() > 1e-3
-            torch.testing.assert_close(given[name], expected, rtol=1e-12, atol=1e-12)
+            near(given[name], expected, 1e-12)
         optimizer.step()
 
 
 def test_all_manifolds_as_one_graph():
     model = nn.Sequential(
-        layer(manifold="oblique"), layer(shape=(4, 9)),
-        layer(shape=(9, 4), manifold="oblique", transpose=True, blocks=3),
-        layer(shape=(6, 9), manifold="sphere"), layer(shape=(6, 6), blocks=3),
+        dissolved(4, 9, manifold="oblique"), dissolved(9, 4),
+        dissolved(4, 9, manifold="oblique", transpose=True, blocks=3),
+        dissolved(9, 6, manifold="sphere"), dissolved(6, 6, blocks=3),
     )  # fmt: skip
-    assert_compiles(model, torch.randn(5, 4, **F64), "aot_eager")
+    assert_compiles(move_(model), torch.randn(5, 4, **F64), "aot_eager")
 
 
 def test_a_convolution():
-    model = move_(constraints.dissolve(nn.Conv2d(3, 5, 2, **F64)))
-    assert_compiles(model, torch.randn(2, 3, 6, 6, **F64), "aot_eager")
+    assert_compiles(*build("conv2d"), "aot_eager")
 
 
 def test_a_layer_down_to_the_machines_code():
@@ -80,4 +73,12 @@ def test_a_layer_down_to_the_machines_code():
     compiles = shutil.which("g++") and not re.search(r"\s", torch.__file__)
     backend = "inductor" if compiles else "aot_eager"
     with torch._inductor.config.patch(compile_threads=1):  # or it starts processes
-        assert_compiles(layer(), torch.randn(5, 4, **F64), backend)
+        assert_compiles(*build("tall"), backend)
+
+
+@pytest.mark.parametrize("case", ["wide", *RNNS])
+def test_export(case, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+    layer, x = build(case)
+    exported = torch.export.export(layer, (x,), strict=case in RNNS).module()
+    near(exported(x), layer(x))

@@ -1,293 +1,466 @@
-"""Dissolved layers of every kind: what they refuse, and what they compute."""
+"""Torch's own tools on dissolved layers of every kind: as on plain ones, and right."""
 
 import copy
+import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 
-import cdopt.manifold_torch
 import pytest
 import torch
-from cdopt.manifold_torch import euclidean_torch, grassmann_torch, stiefel_torch
+from cdopt.manifold_torch import stiefel_torch
 from cdopt.nn import Linear_cdopt, LSTM_cdopt, get_quad_penalty
-from constrained import F64, free, lstm, move_
+from constrained import (
+    CASES,
+    F64,
+    RNNS,
+    build,
+    by_formula,
+    dissolved,
+    drawn,
+    each_case,
+    each_rnn,
+    free,
+    key,
+    move_,
+    name_of,
+    near,
+    output,
+    plain,
+    plain_output,
+    w_of,
+)
 from torch import nn
-from torch.func import functional_call
-from torch.nn.utils import parametrize
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vmap
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.constraints.layers import Dissolved
+from cdopt_tutorial.constraints.dissolved import Dissolved
 
-LAYERS = {
-    "tall": lambda **k: nn.Linear(4, 8, **k),
-    "wide": lambda **k: nn.Linear(8, 4, **k),
-    "square": lambda **k: nn.Linear(5, 5, **k),
-    "bilinear": lambda **k: nn.Bilinear(3, 4, 5, **k),
-    "embedding": lambda **k: nn.Embedding(9, 4, **k),
-    "conv2d": lambda **k: nn.Conv2d(2, 20, 3, **k),
-    "transposed": lambda **k: nn.ConvTranspose2d(4, 3, 2, **k),
-}
+not_rnns = pytest.mark.parametrize("case", [case for case in CASES if case not in RNNS])
 
 
-def linear():
-    return nn.Linear(8, 4)
+@each_case
+def test_computes_and_is_penalised_by_the_formula(case):
+    layer, x = build(case, 1.0)
+    assert constraints.feasibility(layer).weight < 1e-12
+    assert {type(p) for p in layer.parameters()} == {nn.Parameter}
+    w = w_of(case, move_(layer, 1.05)).detach().requires_grad_()
+    found = output(layer, x), constraints.penalty(layer)
+    expected = plain_output(case, layer, w, x), 0.1 * by_formula(case, w)[1]
+    near(found, expected)
+    (found[0].square().sum() + found[1]).backward()
+    (expected[0].square().sum() + expected[1]).backward()
+    near(w_of(case, layer).grad, w.grad)
 
 
-def bad(number):
-    """A layer with such a number in its weight."""
-    layer = linear()
-    with torch.no_grad():
-        layer.weight[0, 0] = number
-    return layer
+class TestTransforms:
+    """Of torch.func, and forward-mode AD: over the input, and over W."""
+
+    def both(self, case):
+        """The loss as a function of W, of the layer and of the plain one, and a W."""
+        layer, x = build(case)
+        onto = drawn(output(layer, x).shape, 1)
+
+        def ours(w):
+            return (output(layer, x, {key(case): w}) * onto).sum().tanh()
+
+        def theirs(w):
+            return (plain_output(case, layer, w, x) * onto).sum().tanh()
+
+        return ours, theirs, w_of(case, layer).detach()
+
+    @each_case
+    def test_gradients_and_tangents_of_the_weight(self, case):
+        ours, theirs, w = self.both(case)
+        near(grad(ours)(w), grad(theirs)(w))
+        if case not in RNNS:
+            tangents = (drawn(w.shape, 2),)
+            near(jvp(ours, (w,), tangents), jvp(theirs, (w,), tangents))
+
+    @not_rnns
+    def test_second_derivatives_of_every_order(self, case):
+        ours, theirs, w = self.both(case)
+        expected = hessian(theirs)(w)
+        for one, other in product((jacfwd, jacrev), repeat=2):
+            near(one(other(ours))(w), expected)
+
+    @each_case
+    def test_of_the_input_with_and_without_gradients(self, case):
+        layer, x = build(case)
+        call = partial(output, layer)
+        expected = call(x.requires_grad_())
+        (gradient,) = torch.autograd.grad(expected.sum(), x)
+        x = x.detach()
+        near(grad(lambda x: call(x).sum())(x), gradient)
+        if case not in RNNS:
+            for context in torch.no_grad, torch.enable_grad:
+                with context():
+                    near(vmap(call)(x[:, None])[:, 0], expected)
+            near(jacfwd(call)(x), jacrev(call)(x))
+
+    @not_rnns
+    def test_an_ensemble_of_copies(self, case):
+        layer, x = build(case)
+        layers = layer, move_(copy.deepcopy(layer))
+        found = vmap(partial(output, layer, x))(stack_module_state(layers)[0])
+        near(found, torch.stack([output(each, x) for each in layers]))
+
+    def test_the_penalty(self):
+        distance = dissolved().parametrizations.weight[0].distance
+        w = torch.stack([drawn((4, 8), 0), drawn((4, 8), 1)])
+        formula = lambda w: by_formula("wide", w)[1]  # noqa: E731
+        for transform in grad, hessian:
+            near(vmap(transform(distance))(w), vmap(transform(formula))(w))
 
 
-def table(rows, columns, **options):
-    return partial(nn.Embedding, rows, columns, **options)
+class TestCopies:
+    @each_case
+    def test_a_deep_copy_is_equal_separate_and_of_one_class(self, case):
+        layer, x = build(case)
+        before = output(layer, x)  # a pass's graph doesn't get in the way
+        copied = copy.deepcopy(layer)
+        assert type(copied) is type(layer)
+        near(output(copied, x), before, 0)
+        assert constraints.penalty(copied) == constraints.penalty(layer) > 0
+        before.sum().backward()
+        assert all(p.grad is None for p in copied.parameters())
+        move_(copied).reset_parameters()
+        near(output(layer, x), before, 0)
 
+    @each_case
+    def test_is_saved_by_its_state_and_not_pickled(self, case):
+        (layer, x), (other, _) = build(case), build(case, 1.0)
+        other.load_state_dict(layer.state_dict())
+        near(output(other, x), output(layer, x), 0)
+        with pytest.raises(RuntimeError, match="only supported through state_dict"):
+            pickle.dumps(layer)
 
-F32 = torch.float32
-NOT_INT = "must be an int that divides"
-REFUSED = [
-    (table(9, 4, sparse=True), {}, "Embedding has sparse=True"),
-    (table(9, 4, max_norm=0.5), {}, "Embedding has max_norm"),
-    (partial(nn.EmbeddingBag, 9, 4, max_norm=2), {}, "EmbeddingBag has max_norm"),
-    (table(4, 9, padding_idx=1), {}, "row 1 is padding, but can't be 0"),
-    (table(4, 4, padding_idx=1), {}, "row 1 is padding, but can't be 0"),
-    (table(8, 4, padding_idx=0), {"blocks": 2}, "row 0 is padding, but can't be 0"),
-    (table(9, 4, padding_idx=0), {"manifold": "oblique"}, "row 0 is padding"),
-    (table(4, 9, padding_idx=0), {"manifold": grassmann_torch, "transpose": True},
-     "row 0 is padding"),
-    (table(1, 9, padding_idx=0), {"manifold": "sphere"}, "row 0 is padding"),
-    (partial(nn.LSTM, 5, 6), {}, "LSTM has no parameter 'weight'"),
-    (lambda: nn.Sequential(nn.Linear(3, 4)), {"name": "0.weight"}, "no parameter"),
-    (linear, {"name": 0}, "no parameter 0"),
-    (partial(nn.LazyLinear, 4), {}, "has no shape before the first pass"),
-    (linear, {"manifold": euclidean_torch}, "euclidean_torch constrains nothing"),
-    (linear, {"manifold": "flat"}, "manifold is 'flat', but must be stiefel, obl"),
-    (linear, {"manifold": stiefel_torch((8, 4))}, "but must be stiefel, oblique"),
-    (linear, {"manifold": nn.Linear}, "but must be stiefel, oblique, sphere or a cl"),
-    (linear, {"manifold": None}, "manifold is None, but must be"),
-    (linear, {"blocks": 3}, "blocks is 3, but must be an int that divides the 4 rows"),
-    (linear, {"blocks": 2.0}, f"blocks is 2.0, but {NOT_INT}"),
-    (linear, {"blocks": True}, f"blocks is True, but {NOT_INT}"),
-    (linear, {"blocks": 0}, f"blocks is 0, but {NOT_INT}"),
-    (linear, {"blocks": "2"}, f"blocks is '2', but {NOT_INT}"),
-    (linear, {"blocks": 2, "manifold": grassmann_torch}, "grassmann_torch takes no ba"),
-    (linear, {"transpose": False}, "the columns of a 4 x 8 matrix can't be ort"),
-    (linear, {"transpose": "yes"}, "transpose is 'yes', but must be True, False"),
-    (linear, {"penalty_param": 0}, "penalty_param is 0, but must be above 0"),
-    (linear, {"penalty_param": float("nan")}, "penalty_param is nan, but must be"),
-    (linear, {"penalty_param": float("inf")}, "penalty_param is inf, but must be"),
-    (linear, {"penalty_param": "1"}, "penalty_param is '1', but must be"),
-    (linear, {"name": "bias"}, r"has shape \(4,\)"),
-    (partial(nn.Linear, 0, 4), {}, r"has shape \(4, 0\)"),
-    (partial(nn.Linear, 8, 4, dtype=torch.complex64), {}, "is torch.complex64"),
-    (lambda: linear().to(torch.float8_e4m3fn), {}, "is torch.float8_e4m3fn"),
-    (partial(bad, float("nan")), {}, "'weight' of Linear: the weight is not finite"),
-    (partial(bad, float("inf")), {}, "'weight' of Linear: the weight is not finite"),
-    (partial(bad, float("-inf")), {"manifold": "oblique"}, "is not finite"),
-]  # fmt: skip
-CELLS = [nn.RNNCell, nn.GRUCell, nn.LSTMCell]
-RECURRENT = [nn.RNN, nn.GRU, nn.LSTM]
-OPTIONS = [
-    {},
-    {"num_layers": 2, "bidirectional": True, "batch_first": True},
-    {"num_layers": 2, "bias": False},
-]
-
-
-def dissolved(kind="wide", **options):
-    return constraints.dissolve(LAYERS[kind](**F64), **options)
-
-
-def off(weight):
-    """‖C‖ of the short side, by the formula."""
-    w = weight.flatten(1)
-    gram = w.mT @ w if w.shape[0] >= w.shape[1] else w @ w.mT
-    return (gram - torch.eye(len(gram), dtype=gram.dtype)).norm().item()
-
-
-def inputs(kind):
-    if kind == "bilinear":
-        return torch.randn(3, 3, **F64), torch.randn(3, 4, **F64)
-    if kind == "embedding":
-        return (torch.tensor([[0, 2, 5], [8, 2, 1]]),)
-    shape = {"tall": (3, 4), "wide": (3, 8), "square": (3, 5), "conv2d": (2, 2, 4, 4),
-             "transposed": (2, 4, 3, 3)}[kind]  # fmt: skip
-    return (torch.randn(shape, **F64),)
-
-
-class TestDissolve:
-    @pytest.mark.parametrize("kind", LAYERS)
-    def test_computes_with_the_mapped_weight(self, kind):
-        layer, plain = dissolved(kind), LAYERS[kind](**F64)
-        assert off(free(layer)) < 1e-12
-        w = free(move_(layer, 1.05)).detach().clone().requires_grad_()
-        matrix = w.flatten(1)
-        mapped, distance = constraints.stiefel_map(matrix)
-        state = {**dict(layer.named_parameters()), "weight": mapped.view_as(w)}
-        state.pop("parametrizations.weight.original")
-        x = inputs(kind)
-        expected = functional_call(plain, state, x)
-        output = layer(*x)
-        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-13)
-        (output.square().sum() + constraints.penalty(layer)).backward()
-        (gradient,) = torch.autograd.grad(expected.square().sum() + 0.1 * distance, w)
-        torch.testing.assert_close(free(layer).grad, gradient, rtol=1e-11, atol=1e-12)
-
-    @pytest.mark.parametrize("kind", LAYERS)
-    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
-    def test_parameters_stay_what_they_were(self, kind, manifold):
-        layer = LAYERS[kind](**F64)
-        before = list(layer.parameters())
-        constraints.dissolve(layer, manifold=manifold)
-        assert {id(p) for p in layer.parameters()} == {id(p) for p in before}
-        assert all(type(p) is nn.Parameter for p in layer.parameters())
-        assert not list(layer.buffers())
+    @each_case
+    def test_removal_leaves_a_plain_layer(self, case):
+        (layer, x), name, other = build(case), name_of(case), plain(case)
+        assert parametrize.type_before_parametrizations(layer) is type(other)
+        expected, w = output(layer, x), w_of(case, layer)
+        parametrize.remove_parametrizations(layer, name)
+        assert type(layer) is type(other) and vars(layer).keys() == vars(other).keys()
+        assert getattr(layer, name) is w
+        near(output(layer, x), expected)
+        sent = pickle.dumps(layer)
+        assert b"cdopt_tutorial" not in sent
+        near(output(pickle.loads(sent), x), expected)
+        layer.load_state_dict(other.state_dict())
+        near(output(layer, x), output(other, x), 0)
+        constraints.dissolve(layer, **CASES[case][2])
         assert constraints.feasibility(layer).weight < 1e-12
 
-    @pytest.mark.parametrize(("make", "options", "message"), REFUSED)
-    def test_refuses_in_one_line_and_leaves_the_layer_alone(
-        self, make, options, message
-    ):
-        layer = make()
-        before, kind = copy.deepcopy(layer.state_dict()), type(layer)
-        with pytest.raises(ValueError, match=message) as caught:
-            constraints.dissolve(layer, **options)
-        assert "\n" not in str(caught.value) and type(layer) is kind
-        if not isinstance(layer, nn.LazyLinear):  # which has no numbers yet
-            same = {"rtol": 0, "atol": 0, "equal_nan": True}
-            torch.testing.assert_close(layer.state_dict(), before, **same)
+    @each_case
+    def test_conversion_and_loading_by_swapping(self, case):
+        (layer, x), (other, _) = build(case), build(case, 1.2)
+        w, swap = w_of(case, layer), torch.__future__
+        swap.set_swap_module_params_on_conversion(True)
+        try:
+            (output(layer, x).sum() + constraints.penalty(layer)).backward()
+            layer.zero_grad()
+            layer.float().double().load_state_dict(other.state_dict())
+        finally:
+            swap.set_swap_module_params_on_conversion(False)
+        assert w_of(case, layer) is w
+        near(output(layer, x), output(other, x))
+        near(constraints.penalty(layer), constraints.penalty(other))
 
-    def test_refuses_a_second_time(self):
-        with pytest.raises(ValueError, match="'weight' of .* is parametrized already"):
-            constraints.dissolve(dissolved())
-        with pytest.raises(ValueError, match="has no weight_hh that is still free"):
-            constraints.dissolve_recurrent(lstm())
+    def test_a_class_keeps_its_hooks_registry_and_copying(self):
+        kinds = {}
 
-    @pytest.mark.parametrize(
-        "name", ["symp_stiefel", "hyperbolic", "stiefel_range_constraint"]
-    )
-    def test_refuses_a_manifold_without_a_projection(self, name):
-        layer = nn.Linear(8, 8, **F64)
+        class Base(nn.Module):
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                kinds[cls.__name__] = cls
+
+        class Encoder(Base):
+            __slots__ = ("mine",)
+
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(4, 8))
+
+            def __deepcopy__(self, memo):
+                made = Encoder()
+                made.mine = "copied"
+                return made
+
+        layer = constraints.dissolve(Encoder())
+        assert kinds["Encoder"] is Encoder and isinstance(layer, Encoder)
+        assert copy.deepcopy(layer).mine == "copied"
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_other_parametrizations_of_the_layer(self, first):
+        """Removed in either order; in between, copies still work."""
+        rnn, x = nn.LSTM(5, 6, **F64), torch.randn(4, 3, 5, **F64)
+        parametrizations.weight_norm(rnn, "weight_ih_l0")
+        constraints.dissolve_recurrent(rnn)
+        rnn.reset_parameters()
+        expected = move_(rnn)(x)[0]
+        names = ["weight_ih_l0", "weight_hh_l0"]
+        for name in names if first else reversed(names):
+            near(copy.deepcopy(rnn)(x)[0], expected)
+            parametrize.remove_parametrizations(rnn, name)
+            near(rnn(x)[0], expected)
+        assert type(rnn) is nn.LSTM
+
+
+class TestAssignment:
+    @each_case
+    def test_projects_in_place(self, case):
+        (layer, _), name = build(case), name_of(case)
+        w = w_of(case, layer)
+        address, target = w.data_ptr(), drawn(w.shape, 5)
+        setattr(layer, name, target.requires_grad_())
+        assert w_of(case, layer) is w and w.data_ptr() == address
+        assert constraints.feasibility(layer).weight < 1e-12
+        setattr(other := plain(case), name, nn.Parameter(target))
+        near(w, w_of(case, constraints.dissolve(other, **CASES[case][2])))
+
+    @each_case
+    def test_of_another_shape_or_not_finite_is_refused(self, case):
+        (layer, _), name = build(case), name_of(case)
+        before = w_of(case, layer).detach().clone()
+        for value, line in [
+            (torch.cat([before, before]), "has shape .*, but what is assigned has"),
+            (before[..., :1], "has shape .*, but what is assigned has"),
+            (before * math.nan, f"^'{name}' of .*: the weight is not finite$"),
+            (before / 0, f"^'{name}' of .*: the weight is not finite$"),
+            (None, f"^'{name}' of .* has to be a tensor of floats"),
+            (before.long(), f"^'{name}' of .* has to be a tensor of floats"),
+        ]:
+            with pytest.raises(ValueError, match=line):
+                setattr(layer, name, value)
+            assert torch.equal(w_of(case, layer), before)
+
+
+class TestReset:
+    @each_case
+    def test_initialises_and_projects(self, case):
+        (layer, x), other = build(case), plain(case)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.fill_(math.nan)  # stands for what memory holds
+        for each in layer, other:
+            torch.manual_seed(3)
+            each.reset_parameters()
+        assert constraints.feasibility(layer).weight < 1e-12
+        assert output(layer, x).isfinite().all()
+        constraints.dissolve(other, **CASES[case][2])
+        if not isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):  # another order
+            near(dict(layer.state_dict()), dict(other.state_dict()))
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_class_that_resets_something_else(self, fails):
+        class Own(nn.Linear):
+            times = 0
+
+            def reset_parameters(self):
+                self.times = self.times + 1
+                self.bias = nn.Parameter(torch.full((4,), 7.0 * self.times, **F64))
+                if self.times == 1:
+                    super().reset_parameters()
+                elif fails:
+                    raise RuntimeError("not again")
+
+        layer = constraints.dissolve(Own(8, 4, **F64))
         before = layer.weight.detach().clone()
-        with pytest.raises(ValueError, match="no projection of a weight of shape"):
-            make = getattr(cdopt.manifold_torch, f"{name}_torch")
-            constraints.dissolve(layer, manifold=make)
-        assert not parametrize.is_parametrized(layer)
-        assert torch.equal(layer.weight, before)
+        if fails:
+            with pytest.raises(RuntimeError, match="not again"):
+                layer.reset_parameters()
+        else:
+            layer.reset_parameters()
+            assert layer.times == 2 and (layer.bias == 14).all()
+            assert len(list(layer.parameters())) == 2
+        near(layer.weight.detach(), before)
 
-    @pytest.mark.parametrize("name", ["grassmann", "generalized_stiefel"])
-    def test_takes_other_manifolds_of_tall_matrices(self, name):
-        make = getattr(cdopt.manifold_torch, f"{name}_torch")
-        tall = constraints.dissolve(nn.Linear(4, 8, **F64), manifold=make)
-        turned = constraints.dissolve(
-            nn.Linear(8, 4, **F64), manifold=make, transpose=True
-        )
-        for layer in tall, turned:
-            assert constraints.feasibility(layer).weight < 1e-12
+    def test_the_last_write_wins_however_it_reaches_the_weight(self):
+        class Eyes(nn.LSTM):
+            def reset_parameters(self):
+                super().reset_parameters()  # by way of parameters()
+                for gate in self.weight_hh_l0.chunk(4):
+                    nn.init.eye_(gate.data)
+
+        rnn = constraints.dissolve_recurrent(Eyes(5, 6, **F64))
+        nn.init.normal_(free(rnn, "weight_hh_l0"))
+        rnn.reset_parameters()
+        near(rnn.weight_hh_l0.detach(), torch.eye(6, **F64).repeat(4, 1))
+
+    def test_other_parametrizations_on_top(self):
+        layer = dissolved()
+        parametrizations.spectral_norm(layer)
+        nn.init.constant_(free(layer), math.nan)
+        layer.reset_parameters()
+        assert layer.weight.isfinite().all()
+        layer.weight = drawn((4, 8), 0)
+        assert constraints.feasibility(layer).weight < 1e-12
+
+    def test_attention(self):
+        layer = nn.TransformerEncoderLayer(12, 3, **F64)
+        constraints.dissolve(layer.self_attn, "in_proj_weight", blocks=9)
+        nn.init.constant_(free(layer.self_attn, "in_proj_weight"), math.nan)
+        layer.self_attn._reset_parameters()
+        assert constraints.feasibility(layer).weight < 1e-12
+
+    def test_a_model_that_is_made_on_meta(self):
+        with torch.device("meta"):
+            model = nn.Sequential(
+                constraints.dissolve(nn.Embedding(9, 6, padding_idx=1)),
+                constraints.dissolve(nn.Linear(6, 4)),
+                constraints.dissolve(nn.Linear(4, 4), manifold="oblique"),
+            )
+            model[1].reset_parameters()  # there is nothing to initialise
+        model.to_empty(device="cpu")
+        for layer in model:
+            layer.reset_parameters()
+        assert constraints.feasibility(model).weight < 1e-5
+        assert not model[0].weight[1].any()
+
+
+class TestModes:
+    @each_case
+    def test_inference_mode(self, case):
+        make, shape, options = CASES[case]
+        with torch.inference_mode():
+            layer = constraints.dissolve(make(**F64), **options)
+            inside = output(layer, x := torch.randn(shape, **F64))
+        layer.requires_grad_(False)
+        near(output(layer, x.clone()), inside)
+        constraints.penalty(layer)
+        assert constraints.feasibility(layer).weight < 1e-12
+
+    @each_case
+    def test_fake_tensors_decide_nothing_that_needs_data(self, case):
+        make, shape, options = CASES[case]
+        with FakeTensorMode():
+            layer = constraints.dissolve(make(**F64), **options)
+            output(layer, torch.randn(shape, **F64)).sum().backward()
+            setattr(layer, name_of(case), w_of(case, layer).clone())
+            layer.reset_parameters()
+            constraints.penalty(layer).backward()
+            constraints.project_(layer)
+
+    @pytest.mark.parametrize("case", ["wide", *RNNS])
+    def test_one_layer_in_many_threads(self, case):
+        """Each gets the gradients of its own input, while another layer is reset."""
+        (layer, x), (restless, _) = build(case), build(case)
+        weights, inputs = list(layer.parameters()), [x + i for i in range(6)]
+
+        def work(x):
+            kept = constraints.Constraints(layer)
+            loss, penalty = kept.with_penalty(lambda: output(layer, x).square().sum())
+            return torch.autograd.grad(loss + penalty, weights)
+
+        expected = [work(x) for x in inputs]
+        with ThreadPoolExecutor(5) as pool:
+            resets = [pool.submit(restless.reset_parameters) for _ in range(50)]
+            near(list(pool.map(work, inputs * 5)), expected * 5, 1e-12)
+            assert all(reset.result() is None for reset in resets)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     def test_dtypes(self, dtype):
-        eps = torch.finfo(dtype).eps
         layer = constraints.dissolve(nn.Linear(8, 4, dtype=dtype))
-        assert layer.weight.dtype == dtype
-        assert constraints.penalty(layer).dtype == torch.promote_types(dtype, F32)
-        assert constraints.feasibility(layer).weight < 20 * eps
-        for other in torch.float64, torch.bfloat16, torch.float32:
+        assert constraints.feasibility(layer).weight < 20 * torch.finfo(dtype).eps
+        for other in dtype, torch.float64, torch.bfloat16, torch.float32:
             layer.to(other)
             assert layer(torch.randn(3, 8, dtype=other)).dtype == other
-            assert constraints.penalty(layer).dtype == torch.promote_types(other, F32)
+            at_least = torch.promote_types(other, torch.float32)
+            assert constraints.penalty(layer).dtype == at_least
+
+
+OPTIONS = {"num_layers": 2, "bidirectional": True, "batch_first": True}
 
 
 class TestRecurrent:
-    @pytest.mark.parametrize("kind", RECURRENT)
-    @pytest.mark.parametrize("options", OPTIONS)
+    @each_rnn
+    @pytest.mark.parametrize("options", [{}, OPTIONS, {"proj_size": 3}])
     @pytest.mark.parametrize("per_gate", [False, True])
     def test_computes_as_a_plain_one_with_the_mapped_weights(
         self, kind, options, per_gate
     ):
-        rnn, plain = kind(5, 6, **options, **F64), kind(5, 6, **options, **F64)
+        if "proj_size" in options and kind is not nn.LSTM:
+            pytest.skip("torch has none")
+        rnn, other = kind(5, 6, **options, **F64), kind(5, 6, **options, **F64)
         constraints.dissolve_recurrent(rnn, per_gate=per_gate)
-        names = rnn._flat_weights_names
-        assert list(rnn.parametrizations) == [n for n in names if "weight_hh" in n]
-        for name in rnn.parametrizations:
-            weight = getattr(rnn, name)
-            gates = weight.chunk(len(weight) // 6) if per_gate else [weight]
-            assert max(map(off, gates)) < 1e-12
+        names = [n for n in rnn._flat_weights_names if "weight_hh" in n]
+        assert list(rnn.parametrizations) == names
+        for name in names:
+            gates = getattr(rnn, name).unflatten(0, (-1, 6) if per_gate else (1, -1))
+            eye = torch.eye(gates.shape[-1], **F64).expand(len(gates), -1, -1)
+            near(gates.mT @ gates, eye)
         with torch.no_grad():
-            for name in names:
-                getattr(plain, name).copy_(getattr(rnn, name))
+            for name in rnn._flat_weights_names:
+                getattr(other, name).copy_(getattr(rnn, name))
         x = torch.randn(3, 3, 5, **F64)
         first = options.get("batch_first", False)
         packed = pack_padded_sequence(x, [3, 2, 2], batch_first=first)
-        assert torch.equal(rnn(x)[0], plain(x)[0])
-        assert torch.equal(rnn(packed)[0].data, plain(packed)[0].data)
+        assert torch.equal(rnn(x)[0], other(x)[0])
+        assert torch.equal(rnn(packed)[0].data, other(packed)[0].data)
 
-    @pytest.mark.parametrize("kind", CELLS)
-    def test_cells(self, kind):
-        for per_gate in False, True:
-            cell = constraints.dissolve_recurrent(kind(5, 6, **F64), per_gate=per_gate)
-            weight = cell.weight_hh
-            for gate in weight.chunk(len(weight) // 6) if per_gate else [weight]:
-                assert off(gate) < 1e-12
-            state = cell(torch.randn(2, 5, **F64))
-            (state[0].sum() + constraints.penalty(cell)).backward()
-            assert free(cell, "weight_hh").grad is not None
-
-    def test_each_map_is_computed_once_a_pass(self, monkeypatch):
+    def test_each_map_is_computed_once_a_pass_and_none_is_kept(self, monkeypatch):
         calls, map_of = [], Dissolved.forward
         monkeypatch.setattr(
             Dissolved, "forward", lambda *args: calls.append(1) or map_of(*args)
         )
-        rnn = lstm(num_layers=2)
+        rnn = constraints.dissolve_recurrent(nn.LSTM(5, 6, 2, **F64))
         for _ in range(2):  # training, then evaluation
             calls.clear()
             rnn(torch.randn(4, 3, 5, **F64))
             assert len(calls) == 2
             rnn.eval()
+        kept = [value for module in rnn.modules() for value in vars(module).values()]
+        assert not any(isinstance(each, torch.Tensor) for each in kept)
+        assert not any(vars(rnn)["_flat_weights"])
+
+    @each_rnn
+    def test_within_each_other(self, kind):
+        class Two(kind):
+            def __init__(self):
+                super().__init__(5, 5, **F64)
+                self.inner = constraints.dissolve_recurrent(kind(5, 5, **F64))
+
+            def forward(self, x, h=None):
+                return super().forward(self.inner(self.inner(x)[0])[0], h)
+
+        two, x = Two(), torch.randn(3, 2, 5, **F64)
+        projected = constraints.dissolve_recurrent(copy.deepcopy(two)).weight_hh_l0
+        two.weight_hh_l0.data.copy_(projected)
+        expected = two(x)[0]
+        constraints.dissolve_recurrent(two)
+        near(two(x)[0], expected)
+        with pytest.raises(RuntimeError, match="input.size"):
+            two(torch.randn(3, 2, 4, **F64))
+        near(two(x)[0], expected)  # nothing is left of the error
 
 
 @pytest.mark.parametrize("sizes", [(5, 8), (8, 5), (5, 6, 2)])
 def test_equals_cdopts_own_layer(sizes):
     """A linear one that widens or narrows, and an LSTM."""
-    kind = LSTM_cdopt if len(sizes) == 3 else Linear_cdopt
-    theirs = kind(*sizes, manifold_class=stiefel_torch, penalty_param=0.1, **F64)
+    options = {"manifold_class": stiefel_torch, "penalty_param": 0.1, **F64}
     if len(sizes) == 3:
-        ours = constraints.dissolve_recurrent(nn.LSTM(*sizes, **F64), per_gate=False)
+        yours, ours = LSTM_cdopt(*sizes, **options), nn.LSTM(*sizes, **F64)
+        constraints.dissolve_recurrent(ours, per_gate=False)
     else:
-        ours = constraints.dissolve(nn.Linear(*sizes, **F64))
-    pairs = []
-    for name, yours in theirs.named_parameters():
-        if yours.requires_grad:  # which CDOpt's identity does not
-            is_free = name in ours.parametrizations
-            mine = free(ours, name) if is_free else getattr(ours, name)
-            pairs.append((mine, yours))
+        yours, ours = Linear_cdopt(*sizes, **options), nn.Linear(*sizes, **F64)
+        constraints.dissolve(ours)
+    trained = {n: p for n, p in yours.named_parameters() if p.requires_grad}
+    pairs = [
+        (free(ours, name) if name in ours.parametrizations else getattr(ours, name), p)
+        for name, p in trained.items()
+    ]
     with torch.no_grad():
-        for mine, yours in pairs:
-            mine.copy_(yours.mul_(1.02))
-    outputs, x = [], torch.randn(7, 3, sizes[0], **F64)
-    for layer in ours, theirs:
-        output = layer(x)
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-        penalty = constraints.penalty if layer is ours else get_quad_penalty
+        for mine, other in pairs:
+            mine.copy_(other.mul_(1.02))
+    x, outputs = torch.randn(7, 3, sizes[0], **F64), []
+    for layer, penalty in (ours, constraints.penalty), (yours, get_quad_penalty):
+        outputs.append(output(layer, x))
         (outputs[-1].square().sum() + penalty(layer)).backward()
-    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-13)
-    for mine, yours in pairs:
-        torch.testing.assert_close(mine.grad, yours.grad, rtol=1e-11, atol=1e-13)
-
-
-def test_a_weight_that_layers_share_is_dissolved_in_each():
-    model = nn.Sequential(nn.Embedding(7, 3, **F64), nn.Linear(3, 7, **F64))
-    model[1].weight = model[0].weight
-    for layer in model:
-        constraints.dissolve(layer, penalty_param=0.3)
-    weight = free(move_(model)[0])
-    assert torch.equal(model[0].weight, model[1].weight)
-    alone = 0.3 * (weight.T @ weight - torch.eye(3, **F64)).square().sum()
-    torch.testing.assert_close(constraints.penalty(model), alone)
-
-
-def test_a_dissolved_layer_is_exported():
-    exported = torch.export.export(layer := dissolved(), (torch.ones(2, 8, **F64),))
-    found = exported.module()(torch.ones(2, 8, **F64))
-    torch.testing.assert_close(found, layer(torch.ones(2, 8, **F64)))
+    near(*outputs)
+    for mine, other in pairs:
+        near(mine.grad, other.grad)

@@ -1,22 +1,24 @@
 """The maps and penalties of `constraints` equal CDOpt's, with their derivatives."""
 
+import math
 from unittest import mock
 
 import pytest
 import torch
 from cdopt.manifold_torch import stiefel_torch
-from constrained import F64, drawn
+from constrained import F64, drawn, near
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from cdopt_tutorial import constraints
 from cdopt_tutorial.constraints import formulas
 from cdopt_tutorial.constraints.surface import surface
 
 size = st.integers(1, 9)
-MANIFOLDS = st.sampled_from(sorted(constraints.MANIFOLDS))
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.tuples(size, size) | st.tuples(st.integers(1, 4), size, size)
+each_manifold = pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
 
 
 def assert_near(one, other):
@@ -49,79 +51,66 @@ def derivatives(function, x, seed):
     return mapped, distance, first, second
 
 
-class TestStiefelMap:
-    @given(shapes, seeds)
-    @example((1, 1), 0)
-    @example((7, 7), 0)
-    @example((3, 2, 9), 0)
-    @settings(max_examples=25)
-    def test_equals_cdopts(self, shape, seed):
-        x = drawn(shape, seed, requires_grad=True)
-        ours = derivatives(constraints.stiefel_map, x, seed)
-        theirs = derivatives(by_cdopt, x, seed)
-        for one, other in zip(ours, theirs, strict=True):
-            assert_near(one.detach(), other.detach())
-
-    def test_refuses_what_is_no_matrix(self):
-        with pytest.raises(ValueError, match="axes, but must have at least 2"):
-            constraints.stiefel_map(torch.ones(4))
+@given(shapes, seeds)
+@example((1, 1), 0)
+@example((7, 7), 0)
+@example((3, 2, 9), 0)
+@settings(max_examples=25)
+def test_the_map_is_cdopts(shape, seed):
+    x = drawn(shape, seed, requires_grad=True)
+    ours = derivatives(constraints.stiefel_map, x, seed)
+    theirs = derivatives(by_cdopt, x, seed)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one.detach(), other.detach())
 
 
-class TestSurface:
-    """The formulas of the manifolds: by rows, by blocks, turned."""
-
-    @given(shapes, seeds, MANIFOLDS)
-    @settings(max_examples=60)
-    def test_is_that_of_the_formula(self, shape, seed, manifold):
-        w = drawn(shape, seed)
-        on, rows = surface(manifold, w), w.flatten(1)
+@each_manifold
+@given(st.integers(1, 4), shapes, seeds)
+@settings(max_examples=20)
+def test_a_surface_is_that_of_the_formula_in_each_block(manifold, blocks, shape, seed):
+    w = drawn((blocks * shape[0], *shape[1:]), seed)
+    on, total = surface(manifold, w, blocks), 0
+    mapped, distance = on.map_and_distance(w)
+    for part, of_part in zip(w.chunk(blocks), mapped.chunk(blocks), strict=True):
+        rows = part.flatten(1)
         if manifold == "stiefel":  # of the short side, whichever that is
             expected, off = by_cdopt(rows)
         else:
             axes = 1 if manifold == "oblique" else (0, 1)
             squares = rows.square().sum(axes, keepdim=True)
             expected, off = 2 * rows / (1 + squares), (squares - 1).square().sum()
-        mapped, distance = on.map_and_distance(w)
-        assert_near(mapped, expected.reshape(shape))
-        assert_near(distance, off)
-        assert_near(on.distance(w), off)
+        assert_near(of_part, expected.reshape(part.shape))
+        total = total + off
+    assert_near(distance, total)
+    assert_near(on.distance(w), total)
 
-    @given(
-        st.integers(1, 4),
-        size,
-        size,
-        seeds,
-        MANIFOLDS,
-    )
-    @settings(max_examples=20)
-    def test_blocks_are_each_on_their_own(self, blocks, rows, columns, seed, manifold):
-        w = drawn((blocks * rows, columns), seed)
-        mapped, distance = surface(manifold, w, blocks).map_and_distance(w)
-        total = 0
-        for part, of_part in zip(w.chunk(blocks), mapped.chunk(blocks), strict=True):
-            alone, its_distance = surface(manifold, part).map_and_distance(part)
-            assert_near(of_part, alone)
-            total = total + its_distance
-        assert_near(distance, total)
 
-    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
-    @pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4), (4, 2, 3)])
-    def test_the_nearest_is_feasible_and_stays(self, manifold, shape):
-        w = drawn(shape, 0)
-        on = surface(manifold, w)
-        found = on.nearest(w)
-        assert on.distance(found).sqrt() < 1e-12
-        if manifold == "stiefel":  # no feasible point is nearer
-            stretch = torch.linalg.svdvals(w.flatten(1)) - 1
-            assert_near((found - w).norm(), stretch.norm())
-        assert_near(on.nearest(found), found)
-        assert_near(on.map_and_distance(found)[0], found)
+@each_manifold
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4), (4, 2, 3)])
+def test_the_nearest_is_feasible_and_stays(manifold, shape):
+    w = drawn(shape, 0)
+    on = surface(manifold, w)
+    found = on.nearest(w)
+    assert on.distance(found).sqrt() < 1e-12
+    assert_near(on.nearest(found), found)
+    assert_near(on.map_and_distance(found)[0], found)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-4, 1e-2, 0.2, 3.0])
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40), (15, 15), (3, 14, 6)])
+def test_the_nearest_is_the_polar_factor_however_far(size, shape):
+    """Close to the manifold by products, elsewhere by an SVD."""
+    w = nn.init.orthogonal_(torch.empty(shape[-2:], **F64))
+    w = w.expand(shape) + size * drawn(shape, 1)
+    stacked = w.flatten(0, -2)
+    on = surface("stiefel", stacked, math.prod(shape[:-2]))
+    u, _, v = torch.linalg.svd(w, full_matrices=False)
+    near(on.nearest(stacked).reshape(shape), u @ v)
 
 
 def test_a_part_refuses_a_second_derivative():
     """A mesh without ranks: its sums are those of this process."""
-    mesh = mock.Mock(get_group=lambda dim: None)
-    sums = formulas.Sums(mesh=mesh, inner=(0,))
+    sums = formulas.Sums(mesh=mock.Mock(get_group=lambda dim: None), inner=(0,))
     x = drawn((4, 3), 0, requires_grad=True)
     with mock.patch("torch.distributed.all_reduce"):
         for found in formulas.stiefel_map(x, sums), formulas.radial_map(x, (0,), sums):

@@ -3,11 +3,15 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 
-from cdopt_tutorial.constraints.surface import Surface
+from cdopt_tutorial.constraints.surface import Surface, placed
+
+# ‖C(W)‖² of each W that this thread has mapped; None outside of `sharing_sums`.
+_distances = ContextVar("_distances", default=None)
 
 
 class Dissolved(nn.Module):
@@ -20,19 +24,39 @@ class Dissolved(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
         mapped, distance = self.surface.map_and_distance(_for_this_call(weight))
+        known = _known()
         # Without a graph, as in a checkpointed pass, it is of no use to a penalty.
-        if distance.requires_grad or not weight.requires_grad:
-            _distances()[weight] = distance
+        if known is not None and (distance.requires_grad or not weight.requires_grad):
+            known[weight] = distance
         return mapped
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The W of a weight: the nearest feasible one."""
-        return self.surface.nearest(weight, self.padding)
+        """The same memory, since what is feasible is mapped to itself."""
+        return weight.detach()
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar."""
-        known = _distances().get(weight)
-        return self.surface.distance(_for_this_call(weight)) if known is None else known
+        known = _known()
+        if known and weight in known:
+            return known[weight]
+        return self.surface.distance(_for_this_call(weight))
+
+    def penalty(self, weight: Tensor) -> Tensor:
+        """``penalty_param`` ‖C(W)‖²; a ValueError if that is 0 for every weight."""
+        if not self.penalty_param > 0:
+            raise ValueError(f"penalty_param is {self.penalty_param}: no penalty")
+        return self.penalty_param * self.distance(weight)
+
+    def nearest(self, weight: Tensor) -> Tensor:
+        """The nearest feasible weight, or a ValueError."""
+        return self.surface.nearest(weight, self.padding)
+
+    @torch.no_grad()
+    def write(self, value: Tensor, weight: Tensor) -> None:
+        """Let W be the feasible weight nearest to a value, or raise ValueError."""
+        nearest = self.nearest(value.to(weight.dtype))
+        # In place: its memory may be shared, and FSDP has references to it.
+        weight.copy_(placed(nearest, weight))
 
     @property
     def rule(self) -> tuple:
@@ -43,23 +67,15 @@ class Dissolved(nn.Module):
 @contextmanager
 def sharing_sums() -> Iterator[None]:
     """Within it, ‖C(W)‖² is that of this thread's last pass, if there was one."""
-    before = getattr(_shared, "distances", None)
-    _shared.distances = {}
+    token = _distances.set({})
     try:
         yield
     finally:
-        _shared.distances = before
+        _distances.reset(token)
 
 
-_shared = threading.local()
-
-
-def _distances() -> dict[Tensor, Tensor]:
-    """‖C(W)‖² of each W that was mapped; always empty outside of that context."""
-    if torch.compiler.is_compiling():
-        return {}
-    known = getattr(_shared, "distances", None)
-    return {} if known is None else known
+def _known() -> dict[Tensor, Tensor] | None:
+    return None if torch.compiler.is_compiling() else _distances.get()
 
 
 def _for_this_call(weight: Tensor) -> Tensor:

@@ -28,15 +28,15 @@ class Sums:
 
     def inside(self, part: Tensor) -> Tensor:
         """Complete sums to which several ranks contribute: equal on all of them."""
-        return _Total.apply(part, self._groups(self.inner)) if self.inner else part
+        return _Summed.apply(part, self.mesh, self.inner, ()) if self.inner else part
 
     def across(self, part: Tensor) -> Tensor:
         """Add up the separate results of several ranks: equal on all of them."""
-        return _Total.apply(part, self._groups(self.outer)) if self.outer else part
+        return _Summed.apply(part, self.mesh, self.outer, ()) if self.outer else part
 
     def for_parts(self, total: Tensor) -> Tensor:
         """A completed sum with which each rank maps its own part, and no other."""
-        return _ForParts.apply(total, self._groups(self.inner)) if self.inner else total
+        return _Summed.apply(total, self.mesh, (), self.inner) if self.inner else total
 
     def gram(self, x: Tensor) -> Tensor:
         """XᵀX, or XXᵀ if wide, (..., p, p), of the whole X."""
@@ -47,9 +47,6 @@ class Sums:
         """X times a symmetric matrix (..., p, p), on the side that fits."""
         return small @ x if self.wide else x @ small
 
-    def _groups(self, dims: tuple[int, ...]) -> list[dist.ProcessGroup]:
-        return [self.mesh.get_group(dim) for dim in dims]
-
 
 def stiefel_map(x: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tensor]:
     """The map A(X) = X (3 I − XᵀX) / 2 and the squared distance ‖XᵀX − I‖².
@@ -57,11 +54,8 @@ def stiefel_map(x: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tensor]:
     X is the weight (..., n, p) or, if n < p, its transpose, whose rows are then to be
     orthonormal. A(X) has the weight's shape; the distance is a scalar, summed over a
     batch. Both share a graph, so one backward pass is for both. A part of a weight
-    needs ``sums``, and is differentiable once. Raises ValueError for fewer than two
-    axes. Source: Xiao, Liu and Toh (2023).
+    needs ``sums``, and is differentiable once. Source: Xiao, Liu and Toh (2023).
     """
-    if x.ndim < 2:
-        raise ValueError(f"weight has {x.ndim} axes, but must have at least 2")
     sums = sums or sums_of(x)
     c = stiefel_constraint(x, sums)  # (..., p, p)
     factor = _eye(c) - 0.5 * sums.for_parts(c)
@@ -133,40 +127,29 @@ class _Gram(torch.autograd.Function):
         return both @ x if ctx.wide else x @ both, None
 
 
-class _Total(torch.autograd.Function):
-    """A sum over ranks, all of which use it alike: their gradients are equal."""
+class _Summed(torch.autograd.Function):
+    """A sum over some dimensions of a mesh; its gradient's, over others.
+
+    If all ranks use a total alike, their gradients are equal; if each uses it for its
+    own part, they are to be added up.
+    """
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, groups: list[dist.ProcessGroup]) -> Tensor:
-        return _summed(part, groups)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
-        _refuse_second_derivatives()
-        return grad, None
-
-
-class _ForParts(torch.autograd.Function):
-    """What all ranks have, and each uses for its part: gradients are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, groups: list[dist.ProcessGroup]) -> Tensor:
-        ctx.groups = groups
-        return total.view_as(total)
+    def forward(
+        ctx: Any, part: Tensor, mesh: DeviceMesh, forward: tuple, backward: tuple
+    ) -> Tensor:
+        ctx.mesh, ctx.dims = mesh, backward
+        return _all_reduced(part, mesh, forward)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        _refuse_second_derivatives()
-        return _summed(grad, ctx.groups), None
+        if torch.is_grad_enabled():
+            raise RuntimeError("a weight in shards has no second derivative: gather it")
+        return _all_reduced(grad, ctx.mesh, ctx.dims), None, None, None
 
 
-def _refuse_second_derivatives() -> None:
-    if torch.is_grad_enabled():
-        raise RuntimeError("a weight in shards has no second derivative: gather it")
-
-
-def _summed(part: Tensor, groups: list[dist.ProcessGroup]) -> Tensor:
+def _all_reduced(part: Tensor, mesh: DeviceMesh, dims: tuple[int, ...]) -> Tensor:
     total = part.contiguous().clone()
-    for group in groups:
-        dist.all_reduce(total, group=group)
+    for dim in dims:
+        dist.all_reduce(total, group=mesh.get_group(dim))
     return total

@@ -4,15 +4,14 @@ import sys
 from numbers import Real
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from cdopt_tutorial.constraints.attributes import extend_class
 from cdopt_tutorial.constraints.dissolved import Dissolved
 from cdopt_tutorial.constraints.surface import (
     Manifold,
-    check_finite,
-    is_sharded,
+    Surface,
     is_under_fsdp,
     surface,
 )
@@ -48,8 +47,9 @@ def dissolve(
     no such weight, it is not finite, already parametrized or under ``fully_shard``, or
     does not fit the manifold; the layer is left unchanged.
     """
-    rule = _rule(module, name, manifold, penalty_param, blocks, transpose)
-    _register(module, name, rule)
+    weight = _free_weight(module, name)
+    on = surface(manifold, weight, blocks, transpose)
+    _register(module, {name: _rule(module, name, on, penalty_param)})
     return module
 
 
@@ -66,47 +66,41 @@ def dissolve_recurrent(
     ``LSTM_cdopt``, and no gate is orthogonal. Raises ValueError if there is no such
     weight; then none is dissolved.
     """
-    kind, size = type(rnn).__name__, getattr(rnn, "hidden_size", None)
     free = _parameters(rnn) if isinstance(rnn, nn.Module) else []
     names = [name for name, w in free if "weight_hh" in name and w.ndim == 2]
     if not names:
-        raise ValueError(f"{kind} has no weight_hh that is still free")
-    rules = {}
+        raise ValueError(f"{type(rnn).__name__} has no weight_hh that is still free")
+    rules, size = {}, getattr(rnn, "hidden_size", None)
     for name in names:
-        rows = len(getattr(rnn, name))
-        if per_gate and (not size or rows % size):
+        weight = _free_weight(rnn, name)
+        if per_gate and (not size or len(weight) % size):
             raise ValueError(
-                f"{name!r} of {kind} has {rows} rows and hidden_size is {size}: these "
+                f"{name!r} has {len(weight)} rows, and hidden_size is {size}: these "
                 "are no gates; pass per_gate=False"
             )
-        blocks = rows // size if per_gate else 1
-        rules[name] = _rule(rnn, name, manifold, penalty_param, blocks, None)
-    for name, rule in rules.items():
-        if not parametrize.is_parametrized(rnn, name):  # under another name
-            _register(rnn, name, rule)
+        blocks = len(weight) // size if per_gate else 1
+        on = surface(manifold, weight, blocks)
+        rules[name] = _rule(rnn, name, on, penalty_param)
+    _register(rnn, rules)
     return rnn
 
 
 def _rule(
-    module: nn.Module,
-    name: str,
-    manifold: Manifold,
-    penalty_param: float,
-    blocks: int,
-    transpose: bool | None,
-) -> Dissolved:
-    """The parametrization of a layer's weight; a ValueError if it can't have one."""
-    weight = _free_weight(module, name)
+    module: nn.Module, name: str, on: Surface, penalty_param: float
+) -> tuple[Dissolved, Tensor]:
+    """The parametrization of a layer's weight, and where W begins, or a ValueError."""
     number = isinstance(penalty_param, Real) and type(penalty_param) is not bool
     if not number or not 0 < penalty_param < sys.float_info.max:
         raise ValueError(
             f"penalty_param is {penalty_param!r}, but must be above 0 and finite"
         )
-    on = surface(manifold, weight, blocks, transpose)
     # A bag never reads its padding row.
     padding = module.padding_idx if isinstance(module, nn.Embedding) else None
-    check_finite(weight, f"{name!r} of {type(module).__name__}: the weight")
-    return Dissolved(on, float(penalty_param), padding)
+    rule = Dissolved(on, float(penalty_param), padding)
+    try:
+        return rule, rule.nearest(getattr(module, name))
+    except ValueError as error:
+        raise ValueError(f"{name!r} of {type(module).__name__}: {error}") from error
 
 
 def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
@@ -116,9 +110,9 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
         raise ValueError(f"a {kind} is no layer: give a module of torch.nn")
     if is_under_fsdp(module):
         raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
-    if isinstance(name, str) and parametrize.is_parametrized(module, name):
+    if parametrize.is_parametrized(module, name):
         raise ValueError(f"{name!r} of {kind} is parametrized already")
-    weight = dict(_parameters(module)).get(name) if isinstance(name, str) else None
+    weight = dict(_parameters(module)).get(name)
     if weight is None:
         raise ValueError(f"{kind} has no parameter {name!r}")
     if nn.parameter.is_lazy(weight):
@@ -138,21 +132,19 @@ def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
-def _register(module: nn.Module, name: str, rule: Dissolved) -> None:
-    """Parametrize a weight, under each name that it has in this module."""
-    weight = getattr(module, name)
-    kind = parametrize.type_before_parametrizations(module)
-    place = None if is_sharded(weight) else weight.detach()
-    names = [other for other, value in _parameters(module) if value is weight]
-    try:
-        for other in names:
-            # Torch's check of a safe one would compute A(W) once more.
-            parametrize.register_parametrization(module, other, rule, unsafe=True)
-    except ValueError as error:
-        raise ValueError(f"{name!r} of {kind.__name__}: {error}") from error
-    # Keep its memory, which may be shared, and its layout; not if elements overlap.
-    if place is not None and place.untyped_storage().nbytes() >= place.nbytes:
-        with torch.no_grad():
-            weight.set_(place.copy_(weight))
-    for other in names:
-        extend_class(module, other)
+@torch.no_grad()
+def _register(module: nn.Module, rules: dict[str, tuple[Dissolved, Tensor]]) -> None:
+    """Parametrize weights, each under all names that it has in this module."""
+    for name, (rule, start) in rules.items():
+        if parametrize.is_parametrized(module, name):  # under another name
+            continue
+        weight = getattr(module, name)
+        if weight.untyped_storage().nbytes() < weight.nbytes:  # its elements overlap
+            weight.data = start
+        else:  # its memory may be shared
+            weight.copy_(start)
+        for other, parameter in _parameters(module):
+            if parameter is weight:
+                # Torch's check of a safe one would compute A(W) once more.
+                parametrize.register_parametrization(module, other, rule, unsafe=True)
+                extend_class(module, other)

@@ -13,13 +13,7 @@ from torch.utils._pytree import tree_leaves
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.constraints.dissolved import sharing_sums
-from cdopt_tutorial.constraints.weights import (
-    Constraint,
-    check_sharing,
-    constrained,
-    constraints_of,
-    joined,
-)
+from cdopt_tutorial.constraints.weights import Constraint, constrained, joined
 from cdopt_tutorial.probes import trace
 
 Model = nn.Module | Reference
@@ -72,17 +66,15 @@ class Constraints:
             name = str(number) if len(models) > 1 else ""
             if isinstance(model, RemoteModule):
                 model = model.get_module_rref()
-            if isinstance(model, Reference):
-                if not model.is_owner():
-                    if new := _owned(model) - owned:
-                        owned |= new
-                        self._elsewhere[name] = model
-                    continue
+            if isinstance(model, Reference) and model.is_owner():
                 model = model.local_value()
-            if not isinstance(model, nn.Module):
+            if isinstance(model, nn.Module):
+                self._models[name] = model
+            elif not isinstance(model, Reference):
                 raise ValueError(f"a {type(model).__name__} is no model: give modules")
-            self._models[name] = model
-        check_sharing(self._models)
+            elif new := _owned(model) - owned:
+                owned |= new
+                self._elsewhere[name] = model
         here = constrained(self._models).values()
         owned |= {("", id(weight)) for weight, _ in here}
         for name, reference in self._referred():
@@ -99,7 +91,8 @@ class Constraints:
         ``static_graph=True``, and leave out layers that a pass does not use. Raises
         ValueError if a ``penalty_param`` is 0, as by CDOpt's default.
         """
-        terms = [_term(name, each) for name, each in self._here().items()]
+        here = self._here().values()
+        terms = [rule.penalty(weight) for weight, rule in here]
         elsewhere = self._elsewhere.values()
         terms += [gradients.call(each, penalty_on_cpu) for each in elsewhere]
         return sum((each.to(terms[0].device) for each in terms[1:]), start=terms[0])
@@ -129,24 +122,24 @@ class Constraints:
     @torch.no_grad()
     def project_(self) -> None:
         """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
-        here, found = self._here(), {}
-        for name, (weight, rule) in here.items():
+        projected = []
+        for name, (weight, rule) in self._here().items():
+            mapped, _ = rule.surface.map_and_distance(weight.detach().double())
             try:
-                mapped, _ = rule.surface.map_and_distance(weight.detach().double())
-                found[name] = rule.right_inverse(mapped)
-            except (ValueError, torch.linalg.LinAlgError) as error:
+                projected.append((weight, rule.nearest(mapped)))
+            except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-        for name, value in found.items():
-            here[name][0].copy_(value)
+        for weight, nearest in projected:
+            weight.copy_(nearest)
         for reference in self._elsewhere.values():
             apply(reference, project_)
 
     def _here(self) -> dict[str, Constraint]:
         """The constrained weights in this process, as the models now have them."""
-        found = constrained(self._models)
-        if not (found or self._elsewhere):
+        constraints = constrained(self._models)
+        if not (constraints or self._elsewhere):
             raise ValueError("no weight of this model is constrained: no penalty")
-        return found
+        return constraints
 
     def _referred(self) -> Iterator[tuple[str, Reference]]:
         """The references that modules have, also in lists and dicts, by name."""
@@ -178,16 +171,6 @@ def project_(*models: Model) -> None:
     Constraints(*models).project_()
 
 
-def _term(name: str, constraint: Constraint) -> Tensor:
-    weight, rule = constraint
-    if not rule.penalty_param > 0:
-        raise ValueError(
-            f"the penalty_param of {name} is {rule.penalty_param}: its penalty would "
-            "be 0, whatever its weight"
-        )
-    return rule.penalty_param * rule.distance(weight)
-
-
 def _owned(reference: Reference) -> set[tuple[str, int]]:
     """The constrained weights behind a reference, by owner and id."""
     owner = "" if reference.is_owner() else reference.owner_name()
@@ -196,5 +179,5 @@ def _owned(reference: Reference) -> set[tuple[str, int]]:
 
 def _ids(value: Any) -> list[int]:
     """The ids of an object's constrained weights, none unless it is a module."""
-    found = constraints_of(value) if isinstance(value, nn.Module) else {}
-    return [id(weight) for weight, _ in found.values()]
+    models = {"": value} if isinstance(value, nn.Module) else {}
+    return [id(weight) for weight, _ in constrained(models).values()]

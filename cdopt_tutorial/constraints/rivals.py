@@ -7,27 +7,14 @@ cross the wire; each docstring gives their number. k sums at once are one all-re
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch
-from cdopt.manifold_torch import stiefel_torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.formulas import (
-    Sums,
-    stiefel_constraint,
-    sums_of,
-)
+from cdopt_tutorial.constraints.formulas import Sums, stiefel_constraint
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
-from cdopt_tutorial.constraints.surface import (
-    HALF,
-    Surface,
-    is_sharded,
-    surface,
-)
-
-Rule = Callable[[Tensor, Tensor, Sums, float], Tensor]
+from cdopt_tutorial.constraints.surface import Surface, surface
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
@@ -39,7 +26,9 @@ def nearest(x: Tensor, sums: Sums) -> Tensor:
 
     Singular values below a thousandth of the largest don't come to 1.
     """
-    return sums.times(x, _inverse_root(sums.gram(x)))
+    values, vectors = torch.linalg.eigh(sums.gram(x))
+    values = values.clamp(min=1e-14).maximum(FLOOR * values[..., -1:])
+    return sums.times(x, vectors * values.rsqrt()[..., None, :] @ vectors.mT)
 
 
 def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
@@ -101,24 +90,22 @@ class Rival(optim.Optimizer):
     """Moves weights, whole or in shards, by one of ``RULES``; all ranks must step.
 
     Takes parameters or their groups, whose "blocks" is the number of Stiefel matrices
-    in each weight (1 by default), or each weight's surface. Momentum is SGD's, taken of
-    the gradient, so it needs no sum; Muon's is Nesterov's, and its steps are scaled to
-    the size of Adam's, like torch's ``match_rms_adamw``. Raises ValueError for an
-    unknown rule, a number below 0, or a weight that can't be on this manifold.
+    in each weight (1 by default). Momentum is SGD's, taken of the gradient, so it needs
+    no sum; Muon's is Nesterov's, and its steps are scaled to the size of Adam's, like
+    torch's ``match_rms_adamw``. Raises ValueError for an unknown rule, a number below
+    0, or a weight that can't be on this manifold.
     """
 
     def __init__(
         self,
         rule: str,
-        weights: Mapping[Tensor, Surface] | Iterable[Any],
+        params: Iterable[Any],
         lr: float,
         momentum: float = 0.0,
         penalty_param: float = 0.5,
     ):
-        if isinstance(weights, Mapping):
-            weights = [_group(weight, on) for weight, on in weights.items()]
         options = {"lr": lr, "momentum": momentum, "penalty_param": penalty_param}
-        super().__init__(weights, {"rule": rule, "blocks": 1} | options)
+        super().__init__(params, {"rule": rule, "blocks": 1} | options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add weights, by the defaults where the group has nothing else."""
@@ -127,15 +114,11 @@ class Rival(optim.Optimizer):
             known = ", ".join(RULES)
             raise ValueError(f"rule is {group['rule']!r}, but must be one of {known}")
         for name in ("lr", "momentum", "penalty_param"):
-            if not isinstance(group[name], Real | Tensor) or not group[name] >= 0:
+            if not group[name] >= 0:
                 raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
         super().add_param_group(param_group)
-        try:
-            for weight in self.param_groups[-1]["params"]:
-                surface("stiefel", weight, group["blocks"])
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        for weight in self.param_groups[-1]["params"]:
+            surface("stiefel", weight, group["blocks"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -145,66 +128,40 @@ class Rival(optim.Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    weight.copy_(self._moved(weight, group))
+                    # In half precision the step is computed in float32.
+                    wide = torch.promote_types(weight.dtype, torch.float32)
+                    direction = self._direction(weight, group)
+                    weight.copy_(_moved(weight.to(wide), direction.to(wide), group))
         return loss
-
-    def _moved(self, weight: Tensor, group: dict) -> Tensor:
-        rule, lr = RULES[group["rule"]], group["lr"]
-        if group["rule"] == "penalty":
-            rule = partial(rule, penalty_param=group["penalty_param"])
-        if group["rule"] == "muon":
-            rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
-            lr *= 0.2 * max(rows, columns) ** 0.5
-        on = surface("stiefel", weight, group["blocks"])
-        return moved(rule, on, weight, self._direction(weight, group), lr)
 
     def _direction(self, weight: Tensor, group: dict) -> Tensor:
         momentum, state = group["momentum"], self.state[weight]
         if not momentum:
             return weight.grad
-        kept = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
-        kept.mul_(momentum).add_(weight.grad)
-        return weight.grad + momentum * kept if group["rule"] == "muon" else kept
+        buffer = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+        buffer.mul_(momentum).add_(weight.grad)
+        return weight.grad + momentum * buffer if group["rule"] == "muon" else buffer
 
 
-def _group(weight: Tensor, on: Surface) -> dict[str, Any]:
-    if on.make is not stiefel_torch:
-        raise ValueError(
-            f"a rival keeps a Stiefel weight, not one of {on.make.__name__}"
-        )
-    return {"params": [weight], "blocks": on.blocks}
-
-
-def moved(rule: Rule, on: Surface, weight: Tensor, grad: Tensor, lr: float) -> Tensor:
-    """The weight after a step of each block, placed like the weight.
-
-    In half precision the step is computed in float32.
-    """
-    if weight.dtype in HALF:
-        return moved(rule, on, weight.float(), grad.float(), lr).to(weight.dtype)
-    if not is_sharded(weight):
-        x, direction = (on.in_blocks(each) for each in (weight, grad))
-        return rule(x, direction, sums_of(x), lr).reshape(weight.shape)
-    from cdopt_tutorial.constraints import sharded  # takes a second to import
-
-    part, x, sums, placements = sharded.parts(on, weight)
-    _, direction, *_ = sharded.parts(on, grad)
-    found = rule(x, direction, sums, lr).reshape(part.shape)
-    return sharded.placed(found, weight, placements)
+def _moved(weight: Tensor, direction: Tensor, group: dict) -> Tensor:
+    """The weight after a step of each of its blocks, placed like the weight."""
+    rule, lr = RULES[group["rule"]], group["lr"]
+    if group["rule"] == "penalty":
+        rule = partial(rule, penalty_param=group["penalty_param"])
+    if group["rule"] == "muon":
+        rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
+        lr *= 0.2 * max(rows, columns) ** 0.5
+    on = surface("stiefel", weight, group["blocks"])
+    x, sums, *place = on.part_of(weight)
+    moved = rule(x, on.part_of(direction)[0], sums, lr)
+    return on.whole_of(moved, weight, *place)
 
 
 @torch.no_grad()
 def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
     """How far weights that no map corrects are from orthonormal."""
-    found = {
-        name: on.distance(weight.detach().double()).item() ** 0.5
-        for name, (weight, on) in weights.items()
-    }
-    return Feasibility({name: Distance(off, off) for name, off in found.items()})
-
-
-def _inverse_root(gram: Tensor) -> Tensor:
-    """The inverse square root, (..., p, p), with eigenvalues raised to a floor."""
-    values, vectors = torch.linalg.eigh(gram)
-    values = values.clamp(min=1e-14).maximum(FLOOR * values[..., -1:])
-    return vectors * values.rsqrt()[..., None, :] @ vectors.mT
+    layers = {}
+    for name, (weight, on) in weights.items():
+        off = on.distance(weight.detach().double()).item() ** 0.5
+        layers[name] = Distance(off, off)
+    return Feasibility(layers)

@@ -7,6 +7,7 @@ its own rows, one all-reduce adds them up, and the map of a row needs nothing mo
 import math
 from collections.abc import Sequence
 
+import torch
 from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,29 +21,8 @@ from torch.distributed.tensor import (
 )
 from torch.nn.utils import parametrize
 
-from cdopt_tutorial.constraints.formulas import Sums, radial_map, stiefel_map
+from cdopt_tutorial.constraints.formulas import Sums, sums_of
 from cdopt_tutorial.constraints.geometry import Geometry
-
-
-def map_and_distance(on: Geometry, weight: DTensor) -> tuple[DTensor, Tensor]:
-    """A(W), placed like the weight, and ‖C(W)‖², a plain scalar, equal on all ranks.
-
-    All ranks of the mesh must call it. Each dimension of the mesh that cuts the weight
-    costs, in the forward pass and again in the backward pass:
-
-    - Stiefel, cut along the long side: one all-reduce of C, p × p.
-    - Stiefel, cut along the short side: the same, and all-to-alls that cut the weight
-      along its long side, and A(W) back along the short one.
-    - Stiefel, cut between whole blocks: the scalar, in the forward pass only. A tall
-      block that is on several ranks is gathered.
-    - Oblique: an all-reduce of the sums that are cut; if none is, of the scalar, in the
-      forward pass only.
-    - Sphere: an all-reduce of a single number.
-    - Oblique by columns, spheres by blocks, and CDOpt's other manifolds: the weight is
-      gathered.
-    """
-    mapped, distance, placements = _map(on, weight)
-    return placed(mapped, weight, placements), distance
 
 
 def map_before_gathering(
@@ -61,8 +41,6 @@ def map_before_gathering(
     listed = layer.parametrizations[name] if known else None
     if not known or len(listed) > 1 or isinstance(listed.original, DTensor):
         raise ValueError(f"{name!r} has to be dissolved, and not cut yet")
-    if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
-        raise ValueError(f"mesh is {mesh!r}, but must be a DeviceMesh of one dimension")
     weight = listed.original
     if not hasattr(weight, "cut"):  # as by another layer that shares it
         long_side = int(weight.shape[0] < math.prod(weight.shape[1:]))
@@ -78,18 +56,13 @@ class _Gathered(nn.Module):
 
     def forward(self, mapped: DTensor) -> Tensor:
         size = mapped.device_mesh.size()
-        found = mapped.full_tensor(grad_placements=[Partial()])
-        if found.requires_grad:
-            found.register_hook(lambda grad: grad / size)
-        return found
+        whole = mapped.full_tensor(grad_placements=[Partial()])
+        if whole.requires_grad:
+            whole.register_hook(lambda grad: grad / size)
+        return whole
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight
-
-
-def distance(on: Geometry, weight: DTensor) -> Tensor:
-    """‖C(W)‖², a plain scalar, whose gradient reaches the weight once, not per rank."""
-    return _map(on, weight)[1]
 
 
 def placed(
@@ -103,38 +76,41 @@ def placed(
     return made.redistribute(placements=like.placements)
 
 
-def parts(
+def part_of(
     on: Geometry, weight: DTensor
-) -> tuple[Tensor, Tensor, Sums | None, list[Placement]]:
-    """This rank's part, the same in blocks, its sums, and its placements for them.
+) -> tuple[Tensor, Sums, torch.Size, list[Placement]]:
+    """This rank's part as X, its sums, and the shape and placements of the parts.
 
-    All ranks of the mesh must call it; the sums are None if the weight is gathered.
+    All ranks of the mesh must call it. Each dimension of the mesh that cuts the weight
+    costs, in the forward pass of a map and again in the backward pass:
+
+    - Stiefel, cut along the long side: one all-reduce of C, p × p.
+    - Stiefel, cut along the short side: the same, and all-to-alls that cut the weight
+      along its long side, and A(W) back along the short one.
+    - Stiefel, cut between whole blocks: the scalar, in the forward pass only. A tall
+      block that is on several ranks is gathered.
+    - Oblique: an all-reduce of the sums that are cut; if none is, of the scalar, in the
+      forward pass only.
+    - Sphere: an all-reduce of a single number.
+    - Oblique by columns, spheres by blocks, and CDOpt's other manifolds: the weight is
+      gathered.
     """
     placements, sums = _layout(on, weight)
     part = weight.redistribute(placements=placements).to_local()
+    if sums is None:
+        x = on.point(part)
+        return x, sums_of(x), part.shape, placements
     x = part.flatten(1) if part.ndim > 2 else part
     if on.make is stiefel_torch and on.blocks > 1:
         rows = weight.shape[0] // on.blocks
         x = x.unflatten(0, (x.shape[0] // rows, rows))
-    return part, x, sums, placements
-
-
-def _map(on: Geometry, weight: DTensor) -> tuple[Tensor, Tensor, list[Placement]]:
-    """This rank's part of A(W), ‖C(W)‖², and the placements of the parts."""
-    part, x, sums, placements = parts(on, weight)
-    if sums is None:
-        return *on.map_and_distance(part), placements
-    if on.axes is None:
-        mapped, distance = stiefel_map(x, sums)
-    else:
-        mapped, distance = radial_map(x, on.axes, sums)
-    return mapped.reshape(part.shape), distance, placements
+    return x, sums, part.shape, placements
 
 
 def _layout(on: Geometry, weight: DTensor) -> tuple[list[Placement], Sums | None]:
     """A weight's placements for its map, and its sums; None if it is gathered."""
     # The axis that each dimension of the mesh cuts, also by strided shards.
-    cuts = [None if each.is_replicate() else each.dim for each in weight.placements]
+    cuts = [None if at.is_replicate() else at.dim for at in weight.placements]
     mesh, stiefel = weight.device_mesh, on.make is stiefel_torch
     spheres = on.make is sphere_torch and on.blocks > 1
     if not stiefel and (on.axes is None or on.transpose or spheres):

@@ -3,6 +3,7 @@
 import math
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
+from typing import Any
 
 import torch
 from cdopt.manifold_torch import (
@@ -14,6 +15,7 @@ from cdopt.manifold_torch import (
 from cdopt.manifold_torch.basic_manifold_torch import basic_manifold_torch
 from torch import Tensor, nn
 
+from cdopt_tutorial.constraints.formulas import sums_of
 from cdopt_tutorial.constraints.geometry import Geometry
 
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
@@ -43,26 +45,36 @@ class Surface(Geometry):
 
     In half precision C would be lost as a small difference, so map and distance are
     computed, and the distance is returned, in float32. If a weight is in shards, all
-    ranks must call each method, and get results placed like the weight.
+    ranks must call each method, and get results placed like the weight;
+    :func:`~cdopt_tutorial.constraints.sharded.part_of` says what that costs.
     """
 
     def map_and_distance(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """A(W), shaped as the weight, and ‖C(W)‖², a plain scalar."""
+        """A(W), shaped as the weight, and ‖C(W)‖², a scalar, equal on all ranks."""
         w = _at_least_float32(weight)
         with _exactly(weight):
-            if is_sharded(w):
-                mapped, distance = _sharded().map_and_distance(self, w)
-            else:
-                mapped, distance = super().map_and_distance(w)
-            return mapped.to(weight.dtype), distance
+            x, sums, *place = self.part_of(w)
+            mapped, distance = self.map_point(x, sums)
+            return self.whole_of(mapped, w, *place).to(weight.dtype), distance
 
     def distance(self, weight: Tensor) -> Tensor:
-        """‖C(W)‖², a plain scalar."""
-        w = _at_least_float32(weight)
+        """‖C(W)‖², a scalar, equal on all ranks."""
         with _exactly(weight):
-            return (
-                _sharded().distance(self, w) if is_sharded(w) else super().distance(w)
-            )
+            x, sums, *_ = self.part_of(_at_least_float32(weight))
+            return self.distance_of_point(x, sums)
+
+    def part_of(self, weight: Tensor) -> tuple:
+        """X, or this rank's part of it, its sums, its shape, and its placements."""
+        if is_sharded(weight):
+            return _sharded().part_of(self, weight)
+        x = self.point(weight)
+        return x, sums_of(x), weight.shape, None
+
+    def whole_of(
+        self, x: Tensor, weight: Tensor, shape: torch.Size, placements: Any
+    ) -> Tensor:
+        """What X, or a part of it, is as a weight, placed like the given one."""
+        return placed(self.weight(x, shape), weight, placements)
 
     @torch.no_grad()
     def nearest(self, weight: Tensor, padding: int | None = None) -> Tensor:
@@ -76,32 +88,33 @@ class Surface(Geometry):
         """
         if _has_no_data(weight):
             return weight.clone()
-        check_finite(weight)
-        found = whole(weight).clone()
+        if not whole(weight.isfinite().all()):
+            raise ValueError("the weight is not finite")
+        value = whole(weight).clone()
         if padding is not None:
-            found[padding] = 0
-        if not self.distance(found).sqrt() <= 0.5 * _rounding(found):
-            with _exactly(weight):
-                exact = super().nearest(found.double())  # float32 would leave roundings
+            value[padding] = 0
+        if not self._is_feasible(value, 0.5):
+            with _exactly(weight):  # and in float64: float32 would leave roundings
+                x = self.nearest_point(self.point(value.double()))
+            value = self.weight(x, value.shape).contiguous()
             if padding is not None:
-                exact[padding] = 0  # training would scale up what an SVD leaves
-            self._check(exact, padding)
-            found = exact.to(weight.dtype)
-        return _sharded().placed(found, weight) if is_sharded(weight) else found
+                value[padding] = 0  # training would scale up what an SVD leaves
+            feasible = self._is_feasible(value, 100)
+            if not feasible and padding is not None:
+                raise ValueError(
+                    f"row {padding} is padding, but can't be 0 on this manifold"
+                )
+            if not feasible:
+                raise ValueError(
+                    f"no projection of a weight of shape {tuple(value.shape)} onto "
+                    "this manifold"
+                )
+        return placed(value.to(weight.dtype), weight)
 
-    def _check(self, weight: Tensor, padding: int | None) -> None:
-        off = self.distance(weight).sqrt().item()
-        # Some ulps for each element; the comparison is false for NaN, too.
-        if off <= 100 * _rounding(weight):
-            return
-        if padding is not None:
-            raise ValueError(
-                f"row {padding} is padding, but can't be 0 on this manifold"
-            )
-        raise ValueError(
-            f"no projection of a weight of shape {tuple(weight.shape)} onto this "
-            f"manifold: ‖C‖ is {off:.1e} after it"
-        )
+    def _is_feasible(self, weight: Tensor, ulps: float) -> bool:
+        """Whether ‖C‖ is what rounding leaves, some ulps for each element; not NaN."""
+        rounding = torch.finfo(weight.dtype).eps * weight.numel() ** 0.5
+        return bool(self.distance(weight).sqrt() <= ulps * rounding)
 
 
 def surface(
@@ -109,8 +122,8 @@ def surface(
 ) -> Surface:
     """The manifold for a weight; :class:`Surface` explains the arguments.
 
-    By default, only a weight that is wider than tall, for the Stiefel manifold, is
-    transposed. Raises ValueError if the weight does not fit.
+    For the Stiefel manifold ``transpose`` says that the rows are to be orthonormal, by
+    default if they are the short side. Raises ValueError if the weight does not fit.
     """
     make = MANIFOLDS.get(manifold) if isinstance(manifold, str) else manifold
     if not (isinstance(make, type) and issubclass(make, basic_manifold_torch)):
@@ -131,28 +144,22 @@ def surface(
         raise ValueError(f"blocks is {blocks}, but {make.__name__} takes no batch")
     if not isinstance(transpose, bool | None):
         raise ValueError(f"transpose is {transpose!r}, but must be True, False or None")
-    if make is stiefel_torch:
-        transpose = _short_side(rows // blocks, columns, transpose)
-    return Surface(make, blocks, bool(transpose))
-
-
-def _short_side(rows: int, columns: int, transpose: bool | None) -> bool:
-    """Whether the rows become orthonormal; a ValueError if the long side should."""
-    wide = rows < columns
-    if transpose is None:
-        return wide
-    if rows != columns and transpose != wide:
-        side = "columns" if wide else "rows"
+    if make is not stiefel_torch:
+        return Surface(make, blocks, bool(transpose))
+    rows //= blocks
+    if rows != columns and transpose is (rows > columns):
+        side = "rows" if transpose else "columns"
         raise ValueError(
             f"the {side} of a {rows} x {columns} matrix can't be orthonormal"
         )
-    return transpose
+    return Surface(make, blocks)
 
 
-def check_finite(weight: Tensor, what: str = "the weight") -> None:
-    """ValueError if a weight has a NaN or an infinity; all ranks must call this."""
-    if not _has_no_data(weight) and not whole(weight.detach().isfinite().all()):
-        raise ValueError(f"{what} is not finite")
+def placed(part: Tensor, weight: Tensor, placements: Any = None) -> Tensor:
+    """A part of a weight, or what all ranks have of it, in shards if the weight is."""
+    if is_sharded(part) or not is_sharded(weight):
+        return part
+    return _sharded().placed(part, weight, placements)
 
 
 def _sharded() -> ModuleType:
@@ -160,11 +167,6 @@ def _sharded() -> ModuleType:
     from cdopt_tutorial.constraints import sharded
 
     return sharded
-
-
-def _rounding(weight: Tensor) -> float:
-    """‖C‖ that rounding alone leaves, about."""
-    return torch.finfo(weight.dtype).eps * weight.numel() ** 0.5
 
 
 def _at_least_float32(weight: Tensor) -> Tensor:
@@ -178,8 +180,7 @@ def _has_no_data(weight: Tensor) -> bool:
 
 
 def _exactly(weight: Tensor) -> AbstractContextManager:
-    """Without autocast."""
-    # The meta device, which computes nothing, has no autocast.
+    """Without autocast, which the meta device has not."""
     if weight.is_meta or not torch.is_autocast_enabled(weight.device.type):
         return nullcontext()
     return torch.autocast(weight.device.type, enabled=False)

@@ -14,100 +14,90 @@ Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its ru
 
 
 def constrained(models: dict[str, nn.Module]) -> dict[str, Constraint]:
-    """The constrained weights of several models, by name, each once.
+    """The constrained weights of models in this process, by name, each once.
 
-    Raises ValueError if layers share a weight that they do not constrain alike.
+    Weights that ``fully_shard`` has gathered for a pass are sharded again, since only
+    the shards last. Raises ValueError if layers share a weight that they do not
+    constrain alike, and for a gathered layer without its model.
     """
-    found, names = {}, {}
-    for prefix, model in models.items():
-        for name, (weight, rule) in constraints_of(model).items():
-            name = joined(prefix, name)
+    constraints: dict[str, Constraint] = {}
+    names: dict[int, str] = {}  # by the ids of constrained weights
+    free: dict[int, str] = {}
+    for start, model in models.items():
+        for name, weight, rule in _weights(model):
+            name = joined(start, name)
+            if rule is None:
+                free[id(weight)] = name
+                continue
             first = names.setdefault(id(weight), name)
-            known = found.setdefault(first, (weight, rule))[1]
+            known = constraints.setdefault(first, (weight, rule))[1]
             if rule.rule != known.rule:
                 raise ValueError(
                     f"{name} is the weight of {first}, but its manifold or "
                     "penalty_param is another one"
                 )
             if rule.padding is not None:  # the row is 0 for whoever shares the table
-                found[first] = weight, rule
-    return found
+                constraints[first] = weight, rule
+    for number, name in free.items():
+        if number in names:
+            raise ValueError(
+                f"{name} is the weight of {names[number]}, which is dissolved: "
+                "dissolve it in this layer, too"
+            )
+    return constraints
 
 
-def constraints_of(model: nn.Module) -> dict[str, Constraint]:
-    """The constrained weights of a model in this process, by name.
-
-    Weights that ``fully_shard`` has gathered for a pass are sharded again, since only
-    the shards last. Raises ValueError for a gathered layer without its model.
-    """
-    found = dict(_constraints(model))
-    if any(map(_is_gathered, found.values())):
-        for module in model.modules():
+def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, Dissolved | None]]:
+    """A model's parameters, by name and with their rules, unless they are free."""
+    modules = dict(model.named_modules())
+    if any(map(_is_gathered, modules.values())):
+        for module in modules.values():
             if hasattr(module, "reshard"):
                 module.reshard()
-        found = dict(_constraints(model))
-    for name, constraint in found.items():
-        if _is_gathered(constraint):
-            raise ValueError(
-                f"{name} is gathered by FSDP: give the model that fully_shard has had, "
-                "since FSDP1 is not supported"
-            )
-    return found
-
-
-def check_sharing(models: dict[str, nn.Module]) -> None:
-    """ValueError if a constrained weight is free in another layer that shares it."""
-    known = {id(weight): name for name, (weight, _) in constrained(models).items()}
-    for start, model in models.items():
-        for prefix, module in model.named_modules():
-            for own, weight in _free(module):
-                if id(weight) in known:
-                    raise ValueError(
-                        f"{joined(start, prefix, own)} is the weight of "
-                        f"{known[id(weight)]}, which is dissolved: dissolve it in this "
-                        "layer, too"
-                    )
-
-
-def _free(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's own parameters, unless they are constrained."""
-    if isinstance(module, cdopt_nn.Linear_cdopt) or _is_dissolved(module):
-        return
-    if hasattr(module, "quad_penalty"):
-        kind = type(module).__name__
-        raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
-    yield from module.named_parameters("", False, False)
-
-
-def _constraints(model: nn.Module) -> Iterator[tuple[str, Constraint]]:
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         if _is_dissolved(module):
             name = f".{name}".replace(".parametrizations.", ".").strip(".")
-            if hasattr(module.original, "cut"):
-                raise ValueError(
-                    f"{name} was cut in another layer that shares it: call "
-                    "map_before_gathering for this one, too"
-                )
-            yield name, (module.original, module[0])
+            _check(module, name)
+            yield name, module.original, module[0]
         elif isinstance(module, cdopt_nn.Linear_cdopt):
             if not isinstance(module.manifold, euclidean_torch):
-                yield joined(name, "weight"), (module.weight, _of_cdopt(module))
+                yield joined(name, "weight"), module.weight, _of_cdopt(module)
+        elif hasattr(module, "quad_penalty"):
+            kind = type(module).__name__
+            raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
+        else:
+            for own, parameter in module._parameters.items():
+                yield joined(name, own), parameter, None
+
+
+def _check(weight: ParametrizationList, name: str) -> None:
+    """ValueError for what would be another weight than the one that is trained."""
+    if hasattr(weight.original, "cut"):
+        raise ValueError(
+            f"{name} was cut in another layer that shares it: call "
+            "map_before_gathering for this one, too"
+        )
+    if _is_gathered(weight):
+        raise ValueError(
+            f"{name} is gathered by FSDP: give the model that fully_shard has had, "
+            "since FSDP1 is not supported"
+        )
 
 
 def _is_dissolved(module: nn.Module) -> bool:
     return isinstance(module, ParametrizationList) and isinstance(module[0], Dissolved)
 
 
+def _is_gathered(module: nn.Module) -> bool:
+    by_fsdp = _is_dissolved(module) and is_under_fsdp(module)
+    return by_fsdp and not is_sharded(module.original)
+
+
 def _of_cdopt(layer: cdopt_nn.Linear_cdopt) -> Dissolved:
     # CDOpt's function for the layer's own penalty does not survive a copy.
     turned = layer.in_features >= layer.out_features
-    on = Surface(lambda *_, **__: layer.manifold, blocks=1, transpose=turned)
+    on = Surface(lambda *_, **__: layer.manifold, transpose=turned)
     return Dissolved(on, layer.penalty_param)
-
-
-def _is_gathered(constraint: Constraint) -> bool:
-    weight, rule = constraint
-    return is_under_fsdp(rule) and not is_sharded(weight)
 
 
 def joined(*names: str) -> str:

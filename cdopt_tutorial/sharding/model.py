@@ -219,13 +219,13 @@ def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:
     """Those that move all of a model's parameters; on each rank, for its own part."""
     if config.optimizer not in RULES:
         return [make_optimizer(model.parameters(), config)]
-    weights, beside = dict(kept(model, config).values()), "sgd"
+    blocks, beside = {w: on.blocks for w, on in kept(model, config).values()}, "sgd"
     if config.optimizer == "muon":
-        weights = {p: surface("stiefel", p) for p in block_matrices(model)}
-        beside = "adam"
-    rest = [p for p in model.parameters() if p not in weights]
+        blocks, beside = dict.fromkeys(block_matrices(model), 1), "adam"
+    groups = [{"params": [p], "blocks": number} for p, number in blocks.items()]
+    rest = [p for p in model.parameters() if p not in blocks]
     how = config.lr, config.momentum, config.penalty_param
-    rival = Rival(config.optimizer, weights, *how)
+    rival = Rival(config.optimizer, groups, *how)
     return [make_optimizer(rest, replace(config, optimizer=beside)), rival]
 
 
