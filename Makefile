@@ -9,7 +9,7 @@ LINT_IMPORTS := from importlinter.cli import lint_imports_command as lint; lint(
 
 # The targets share one environment and one _build: one after another, always.
 .NOTPARALLEL:
-.PHONY: help book pdf test engines machines lint serve clean
+.PHONY: help book test engines machines lint serve clean
 
 help: ## show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -17,11 +17,7 @@ help: ## show this help
 book: $(STAMP) ## run the chapters and render the book into _build/html
 	@$(BIN)/python -m cdopt_tutorial build
 
-pdf: $(STAMP) ## the same, and _build/book.pdf, which needs Chromium
-	@$(BIN)/python -m cdopt_tutorial build --pdf
-
-# The chapters before the tests, which read their results; where one fails, or a figure
-# of a whole run has moved, the tests are run all the same.
+# The chapters before the tests, which read their results, whether or not one fails.
 test: lint ## lint, chapters in short if they have changed, unit tests, pages in a browser
 	@$(BIN)/python -m cdopt_tutorial execute --short; ran=$$?; \
 	$(BIN)/python -m pytest -n 3 -m "not engines" && exit $$ran

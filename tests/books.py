@@ -10,7 +10,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from cdopt_tutorial.publish.chapter import HIDDEN, code_cells, read_chapter
+from cdopt_tutorial.publish.chapter import HIDDEN, code_cells, read_chapter, shortened
 from cdopt_tutorial.publish.execute import Execution, execute
 from cdopt_tutorial.publish.project import Project
 
@@ -36,7 +36,7 @@ def write_chapter(
     if parameters:
         cells[1].metadata["tags"] = ["parameters"]
     for cell in cells:
-        if cell.source.startswith("# bare_"):  # a `%%writefile` would need a kernel
+        if cell.source.startswith("%%writefile"):
             cell.metadata["tags"] = ["bare"]
     path = project.root / "notebooks" / f"{name}.ipynb"
     metadata = KERNEL | {"cdopt_tutorial": {"short": short or {}}}
@@ -44,17 +44,20 @@ def write_chapter(
     return path
 
 
-def run(project: Project, *paths: Path, **how) -> list[Execution]:
-    """Execute chapters, all of them by default."""
+def run(project: Project, *paths: Path, short=False, **how) -> list[Execution]:
+    """Execute chapters, all of them by default; with `short`, their short profiles."""
     chapters = [(path, read_chapter(path)) for path in paths or project.chapters()]
+    chapters = [(path, shortened(each) if short else each) for path, each in chapters]
     return execute(chapters, project=project, **how)
 
 
-def run_plainly(notebook: NotebookNode, progress, **_) -> None:
+def run_plainly(notebook: NotebookNode, on_cell, *_) -> None:
     """Run cells here rather than in a kernel; ``glue`` shows a figure."""
     names = {}
     for cell in code_cells(notebook):
-        progress.begin(cell, notebook.cells.index(cell))
+        if cell.source.startswith("%%"):
+            continue
+        on_cell(cell, notebook.cells.index(cell))
 
         def glue(name, value, outputs=cell.outputs):
             data = {f"{HIDDEN}text/plain": repr(value)}

@@ -3,6 +3,7 @@
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -24,7 +25,6 @@ from cdopt_tutorial import own_network
 from cdopt_tutorial import scratch as made
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.publish import execute
-from cdopt_tutorial.publish.paper import find_chromium
 from cdopt_tutorial.publish.project import Project, this_project
 from cdopt_tutorial.publish.render import render
 from cdopt_tutorial.run import group, on_ray
@@ -186,9 +186,10 @@ def site(project) -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser's path; without one, tests are skipped, or fail in CI."""
-    if (found := find_chromium()) is None:
+    names = "chromium", "chromium-browser", "google-chrome"
+    if not (installed := [*filter(None, map(shutil.which, names))]):
         lack("no chromium: `apt-get install chromium` to test the pages")
-    return found
+    return installed[0]
 
 
 # Not for the session, since playwright's event loop keeps a process from running
@@ -216,7 +217,7 @@ def page(context, server):
     """A page of a reader who has never been here."""
     page = context.new_page()
     yield page
-    page.goto(f"{server}/llms.txt")  # a small file of the same origin
+    page.goto(f"{server}/objects.inv")  # a small file of the same origin
     page.evaluate("localStorage.clear()")
     page.close()
 

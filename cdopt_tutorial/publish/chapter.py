@@ -1,14 +1,14 @@
 """A chapter's notebook: its parameters, its programs, and the figures it computes."""
 
 import ast
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from symtable import symtable
 
 import nbformat
 from nbformat import NotebookNode
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_markdown_cell, upgrade
 
 # Prefix of the MIME type under which `show.glue` puts a figure into an output.
 HIDDEN = "application/papermill.record/"
@@ -26,6 +26,7 @@ def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
         notebook = nbformat.reads(content.decode(), 4, invalid)
         if invalid:
             raise invalid["ValidationError"]
+        notebook = upgrade(notebook)  # in older formats cells have no id
     except Exception as error:  # nbformat raises many types
         raise ValueError("it is no notebook, or it is damaged") from error
     for cell in code_cells(notebook):  # or old figures would pass for new ones
@@ -40,11 +41,17 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def program(cell: NotebookNode) -> tuple[str, str] | None:
+    """Return the file name and the text of a bare program; None of another cell."""
+    written = re.match(r"%%writefile ([\w.-]+)\n(.*)", cell.source, re.DOTALL)
+    if not (written and "bare" in cell.metadata.get("tags", [])):
+        return None
+    return written[1], written[2].rstrip("\n") + "\n"
+
+
 def programs(notebook: NotebookNode) -> dict[str, str]:
     """Return the bare programs of a chapter by file name."""
-    bare = [cell.source for cell in notebook.cells if tagged(cell, "bare")]
-    parted = [source.removeprefix("%%writefile ").partition("\n") for source in bare]
-    return {name: text.rstrip("\n") + "\n" for name, _, text in parted}
+    return dict(filter(None, map(program, code_cells(notebook))))
 
 
 def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
@@ -55,10 +62,10 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
     cells, chapter.cells = chapter.cells, []
     for cell in cells:
         chapter.cells.append(cell)
-        if tagged(cell, "bare"):
-            link = _LINK.format(cell.source.split()[1])
+        if written := program(cell):
             # A random id would make the page a new one each time.
-            chapter.cells.append(new_markdown_cell(link, id=f"{cell.id}-file"))
+            link = new_markdown_cell(_LINK.format(written[0]), id=f"{cell.id}-file")
+            chapter.cells.append(link)
     # A kernel sets this as it starts, but may have failed to; `!ls` needs it.
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter
@@ -69,46 +76,29 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
 
     A ValueError if it lacks a name, or unless exactly one cell is tagged `parameters`.
     """
-    given = [cell for cell in notebook.cells if tagged(cell, "parameters")]
-    if len(given) != 1:
-        raise ValueError(f"{len(given)} cells are tagged `parameters`, not one")
-    symbols = symtable(given[0].source, "cell", "exec").get_symbols()
-    known = [each.get_name() for each in symbols if each.is_assigned()]
+    tagged = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
+    if len(tagged) != 1:
+        raise ValueError(f"{len(tagged)} cells are tagged `parameters`, not one")
+    known = re.findall(r"^(\w+)(?:: .+?)? = ", tagged[0].source, re.MULTILINE)
     for name in values:
         if name not in known:
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
     lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
-    given[0].source += f"\n# Set from outside:{lines}"
+    tagged[0].source += f"\n# Set from outside:{lines}"
     notebook.metadata["injected"] = True
 
 
 def shortened(notebook: NotebookNode) -> NotebookNode:
-    """Return a copy of a chapter in its short profile, which the metadata define.
-
-    The notebook's hold parameters and their values; a cell's hold texts to replace.
-    """
+    """Return a copy with the parameters of its short profile, from its metadata."""
     short = deepcopy(notebook)
-    for cell in short.cells:
-        for text, other in short_profile(cell).items():
-            cell.source = cell.source.replace(text, other)
-    if values := short_profile(notebook):
+    if values := notebook.metadata.get("cdopt_tutorial", {}).get("short"):
         inject(short, values)
     return short
-
-
-def short_profile(of: NotebookNode) -> Mapping:
-    """Return the part of the short profile in a notebook's or a cell's metadata."""
-    return of.metadata.get("cdopt_tutorial", {}).get("short", {})
 
 
 def is_injected(notebook: NotebookNode) -> bool:
     """Whether parameters are set, so that figures may differ."""
     return notebook.metadata.get("injected", False)
-
-
-def tagged(cell: NotebookNode, tag: str) -> bool:
-    """Whether a cell has a tag."""
-    return tag in cell.metadata.get("tags", [])
 
 
 def read_value(text: str) -> object:
@@ -122,8 +112,8 @@ def read_value(text: str) -> object:
 def claimed(notebook: NotebookNode) -> Figures:
     """Return the figures that a notebook has glued, as far as it ran."""
     figures = {}
-    for cell in notebook.cells:
-        for out in cell.get("outputs", []):
+    for cell in code_cells(notebook):
+        for out in cell.outputs:
             if text := out.get("data", {}).get(f"{HIDDEN}text/plain"):
                 read = float if text in ("nan", "inf", "-inf") else read_value
                 figures[out.metadata["scrapbook"]["name"]] = read(text)

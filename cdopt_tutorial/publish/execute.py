@@ -3,8 +3,6 @@
 A result is a file in `_build/results`, whose name is a hash of all that decides it.
 """
 
-import atexit
-import gzip
 import hashlib
 import os
 import platform
@@ -15,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -41,8 +38,10 @@ from cdopt_tutorial.publish.used import used_files
 
 Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
-# Libraries whose versions decide a result.
-_OWN = re.compile("I?PYTHON|MPL|MATPLOTLIB")  # a reader's variables, for no kernel
+# Settings of a reader's Python (such as PYTHONOPTIMIZE, which skips asserts), IPython
+# and matplotlib, on which no result may depend.
+_SETTINGS = ("PYTHON", "IPYTHON", "MPL", "MATPLOTLIB")
+# Libraries whose versions decide a result; without Ray chapter 7 differs.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
 
 
@@ -52,10 +51,14 @@ class Execution:
 
     path: Path
     notebook: NotebookNode  #: with its outputs, as far as it ran
-    seconds: float  #: that the run took, now or earlier
     cached: bool  #: whether an earlier result was reused
     error: str | None = None  #: where and why it failed, and what is kept; or None
     why: str | None = None  #: the reason in one line
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took, now or earlier."""
+        return self.notebook.metadata["seconds"]
 
     @property
     def figures(self) -> Figures:
@@ -77,15 +80,9 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
     versions = [platform.python_version()]
-    for library in _LIBRARIES:  # without Ray chapter 7 differs
+    for library in _LIBRARIES:
         versions += [each.version for each in distributions(name=library)] or [None]
     return fingerprint(project.root, files, (code, versions, device))
-
-
-def make_place(project: Project) -> None:
-    """Make the folder of results; an OSError if it can't be written."""
-    project.results.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=project.results).close()
 
 
 def find_result(
@@ -97,85 +94,8 @@ def find_result(
     """
     file = _file(project, notebook, device)
     if file.exists():
-        return nbformat.reads(gzip.decompress(file.read_bytes()).decode(), 4)
+        return nbformat.read(file, 4)
     return find_result(project, shortened(notebook), device) if short else None
-
-
-def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
-    return project.results / f"{digest(project, notebook, device)}.ipynb.gz"
-
-
-def execute(
-    chapters: Chapters,
-    *,
-    project: Project,
-    device: str = "cpu",
-    force: bool = False,
-    short: bool = False,
-    cell_timeout: int = CELL_TIMEOUT,
-) -> list[Execution]:
-    """Run those of the chapters that have no valid result, one after another.
-
-    A failure does not stop the others; a result that can't be written is an OSError.
-    With `force` all are run. With `short` the runs are of the short profiles, two at a
-    time, also where there is a whole result, which is then what is returned.
-    """
-    make_place(project)
-    variables = {"CDOPT_TUTORIAL_DEVICE": device}
-    if short:  # a core for each
-        variables["OMP_NUM_THREADS"] = "1"
-    run_cells = partial(_run_cells, variables=variables, timeout=cell_timeout)
-
-    def reused(path: Path, chapter: NotebookNode) -> Execution | None:
-        if result := find_result(project, chapter, device):
-            return Execution(path, result, result.metadata["seconds"], cached=True)
-        return None
-
-    def finish(path: Path, whole: NotebookNode) -> Execution:
-        chapter = shortened(whole) if short else whole
-        done = None if force else reused(path, chapter)
-        if done is None:
-            file = _file(project, chapter, device)  # before the run, for its sources
-            done = _run(project, path, chapter, run_cells)
-            if done.error is None:
-                chapter.metadata["seconds"] = done.seconds
-                whole_file.write(file, gzip.compress(nbformat.writes(chapter).encode()))
-        if short and done.error is None:
-            done = reused(path, whole) or done
-        return done
-
-    # In threads, or nbclient would handle the process's signals.
-    with ThreadPoolExecutor(2 if short else 1) as threads:
-        return list(threads.map(lambda each: finish(*each), chapters))
-
-
-def _run(
-    project: Project, path: Path, notebook: NotebookNode, run_cells: Callable
-) -> Execution:
-    """Run one chapter; if it fails, keep it as far as it ran."""
-    name = project.relative(path)
-    print(f"running {name}", flush=True)
-    failed = project.build / "failed" / path.name
-    failed.unlink(missing_ok=True)
-    progress, error, why = _Progress(path.stem, notebook), None, None
-    try:
-        run_cells(notebook, progress)
-    except (CellControlSignal, RuntimeError) as raised:
-        where, why = f"{name} failed in {progress.where}", _plain(raised)
-        kept = f"kept as far as it ran: {project.relative(failed)}"
-        error = f"{where}\n{why}\n{kept}"
-        if isinstance(raised, CellExecutionError):  # its text begins with the cell
-            why = _plain(f"{raised.ename}: {raised.evalue}")
-        why = why.partition("\n")[0]
-        notebook.metadata["failed"] = f"{where}\n{why}\n{kept}"
-        failed.parent.mkdir(parents=True, exist_ok=True)
-        whole_file.write(failed, nbformat.writes(notebook).encode())
-    return Execution(path, notebook, progress.seconds(), False, error, why)
-
-
-def _plain(text: object) -> str:
-    """Return a text without a terminal's colours, and stripped."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(text)).strip()
 
 
 def read_failed(project: Project, path: Path) -> NotebookNode:
@@ -187,8 +107,91 @@ def read_failed(project: Project, path: Path) -> NotebookNode:
     return nbformat.read(kept, 4) if kept.exists() else read_chapter(path)
 
 
+def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
+    return project.results / f"{digest(project, notebook, device)}.ipynb"
+
+
+def execute(
+    chapters: Chapters,
+    *,
+    project: Project,
+    device: str = "cpu",
+    force: bool = False,
+    at_once: int = 1,
+    cell_timeout: int = CELL_TIMEOUT,
+) -> list[Execution]:
+    """Run those of the chapters that have no valid result; with `force`, all.
+
+    Several run `at_once`, on a core each, if that is not 1. A failure does not stop the
+    others; a result that can't be written is an OSError.
+    """
+    project.results.mkdir(parents=True, exist_ok=True)
+    scratch.folder()  # before several threads ask for it
+    variables = {"CDOPT_TUTORIAL_DEVICE": device}
+    if at_once > 1:
+        variables["OMP_NUM_THREADS"] = "1"
+
+    def finish(path: Path, chapter: NotebookNode) -> Execution:
+        ran = None if force else find_result(project, chapter, device)
+        if ran is not None:
+            return Execution(path, ran, cached=True)
+        file = _file(project, chapter, device)  # before the run, for its sources
+        done = _run(project, path, chapter, variables, cell_timeout)
+        if done.error is None:
+            whole_file.write(file, nbformat.writes(chapter).encode())
+        return done
+
+    # In threads, or nbclient would handle the process's signals.
+    with ThreadPoolExecutor(at_once) as threads:
+        return list(threads.map(finish, *zip(*chapters, strict=True)))
+
+
+def _run(
+    project: Project, path: Path, notebook: NotebookNode, variables: dict, timeout: int
+) -> Execution:
+    """Run one chapter; if it fails, keep it as far as it ran.
+
+    A line is printed as each cell of code begins: the time, its number, its first line.
+    """
+    name, begin = project.relative(path), time.monotonic()
+    cells, where = _with_code(notebook), "no cell: the kernel did not start"
+
+    def on_cell(cell: NotebookNode, cell_index: int) -> None:
+        nonlocal where
+        number, first = cells.index(cell) + 1, cell.source.strip().splitlines()[0]
+        where = f"code cell {number} of {len(cells)}, which begins\n    {first}"
+        at = f"{time.monotonic() - begin:6.1f} s  [{number}/{len(cells)}]"
+        print(f"  {path.stem} {at} {first[:60]}", flush=True)
+
+    print(f"running {name}", flush=True)
+    failed, error, why = project.build / "failed" / path.name, None, None
+    failed.unlink(missing_ok=True)
+    try:
+        _run_cells(notebook, on_cell, variables, timeout)
+    except (CellControlSignal, RuntimeError) as raised:
+        why = _plain(raised).partition("\n")[0]
+        if isinstance(raised, CellExecutionError):  # its text begins with the cell
+            why = _plain(f"{raised.ename}: {raised.evalue}").partition("\n")[0]
+        notebook.metadata["failed"] = f"{name} failed in {where}\n{why}"
+        kept = f"kept as far as it ran: {project.relative(failed)}"
+        error = f"{name} failed in {where}\n{_plain(raised)}\n{kept}"
+        failed.parent.mkdir(parents=True, exist_ok=True)
+        whole_file.write(failed, nbformat.writes(notebook).encode())
+    notebook.metadata["seconds"] = time.monotonic() - begin
+    return Execution(path, notebook, False, error, why)
+
+
+def _with_code(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in code_cells(notebook) if cell.source.strip()]
+
+
+def _plain(text: object) -> str:
+    """Return a text without a terminal's colours, and stripped."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(text)).strip()
+
+
 def _run_cells(
-    notebook: NotebookNode, progress: "_Progress", variables: dict, timeout: int
+    notebook: NotebookNode, on_cell: Callable, variables: dict, timeout: int
 ) -> None:
     """Run all cells of a notebook, in place, in a kernel that leaves nothing behind."""
     with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
@@ -199,7 +202,7 @@ def _run_cells(
             shutdown_kernel="immediate",  # all its files are in the folder
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
-            on_cell_execute=progress.begin,
+            on_cell_execute=on_cell,
             extra_arguments=[f"--IPKernelApp.extra_extensions={asserts.__name__}"],
         )
         # A kernel of this interpreter, whatever is installed in the usual places; and
@@ -210,44 +213,14 @@ def _run_cells(
             transport="ipc",
             ip=f"@{Path(folder).name}",  # abstract: a file's path could be too long
         )
-        # A result must not depend on a reader's configuration of Python (such as
-        # PYTHONOPTIMIZE, which skips asserts), IPython and matplotlib, or on a home
-        # that can't be written.
-        given = os.environ.items()
-        env = {k: v for k, v in given if k == "PYTHONPATH" or not _OWN.match(k)}
-        own = dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR"), folder)
-        own["TMPDIR"] = folder  # whose files would outlive a killed kernel
-        try:
-            client.execute(
-                env=env | own | variables,
-                transport_encryption="auto",
-                preexec_fn=end_with_parent,  # the parent being this thread
-            )
-        finally:
-            # Which nbclient leaves there if the kernel does not start.
-            atexit.unregister(client._cleanup_kernel)
+        env = {n: v for n, v in os.environ.items() if not n.startswith(_SETTINGS)}
+        env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+        # A home may not be writable; and temporary files would outlive a killed kernel.
+        places = "IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR", "TMPDIR"
+        env |= dict.fromkeys(places, folder) | variables
+        client.execute(env=env, preexec_fn=end_with_parent)  # the parent: this thread
 
 
 def end_with_parent() -> None:
     """Have this process, just forked, killed when its parent ends."""
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-
-
-class _Progress:
-    """Prints a line as each code cell starts: the time, its number, its first line."""
-
-    def __init__(self, name: str, notebook: NotebookNode) -> None:
-        cells = enumerate(notebook.cells)
-        self._code = [i for i, c in cells if c.cell_type == "code" and c.source.strip()]
-        self._name, self._begin = name, time.monotonic()
-        self.where = "no cell: the kernel did not start"
-
-    def begin(self, cell: NotebookNode, cell_index: int) -> None:
-        first = cell.source.strip().splitlines()[0]
-        number, total = self._code.index(cell_index) + 1, len(self._code)
-        self.where = f"code cell {number} of {total}, which begins\n    {first}"
-        at = f"{self.seconds():6.1f} s  [{number:{len(str(total))}}/{total}]"
-        print(f"  {self._name} {at} {first[:60]}", flush=True)
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._begin

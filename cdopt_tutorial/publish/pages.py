@@ -1,4 +1,4 @@
-"""An extension of Sphinx: pages as `render` wrote them, glossary links, search.
+"""An extension of Sphinx: chapters as `render` wrote them, figures, glossary, search.
 
 Each term of the glossary is linked where a chapter first uses it. The link holds the
 meaning, so that the style sheet can show it without a script, and offline. The search
@@ -13,6 +13,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.search.en import SearchEnglish
 
+from cdopt_tutorial.publish import quotes
+
 GLOSSARY = "book/glossary"
 # Everyday words, linked only where a chapter emphasizes them, as it does new terms.
 EVERYDAY = {"control", "cut", "engine", "environment", "figure", "future", "master"}
@@ -22,9 +24,9 @@ EVERYDAY |= {"semantics", "span", "token", "trace", "wire"}
 
 def setup(app: Any) -> None:
     """Register all of this with Sphinx, which calls this once."""
+    quotes.setup(app)
     app.add_config_value("written_pages", "", "env")
     app.add_search_language(Words)
-    app.connect("builder-inited", _complete)
     app.connect("source-read", _replace)
     app.connect("doctree-resolved", _link)
 
@@ -46,21 +48,9 @@ var splitQuery = (query) => {
 """
 
 
-def _complete(app: Any) -> None:
-    """Let the single page that is printed have all that HTML pages have.
-
-    If one extension registers nodes for `singlehtml`, Sphinx no longer falls back on
-    those that others registered for HTML only.
-    """
-    writers = app.registry.translation_handlers
-    for node, write in writers.get("html", {}).items():
-        writers.setdefault("singlehtml", {}).setdefault(node, write)
-
-
 def _replace(app: Any, page: str, source: list[str]) -> None:
-    """Have Sphinx read a page as `render` wrote it, if it did."""
-    name = f"{page}{Path(app.env.doc2path(page)).suffix}"
-    if (written := Path(app.config.written_pages, name)).is_file():
+    """Have Sphinx read a chapter as `render` wrote it, if it did."""
+    if (written := Path(app.config.written_pages, f"{page}.ipynb")).is_file():
         source[0] = written.read_text("utf-8")
 
 
@@ -71,8 +61,8 @@ def _link(app: Any, page: nodes.document, name: str) -> None:
     to = app.builder.get_relative_uri(name, GLOSSARY)
     left = _meanings(app.env)
     # The first letter may be a capital.
-    each = [f"(?i:{re.escape(word[0])}){re.escape(word[1:])}" for word in left]
-    longest_first = "|".join(sorted(each, key=len, reverse=True))
+    terms = [f"(?i:{re.escape(word[0])}){re.escape(word[1:])}" for word in left]
+    longest_first = "|".join(sorted(terms, key=len, reverse=True))
     words = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])")
     for text in list(page.findall(nodes.Text)):
         is_new = isinstance(text.parent, nodes.emphasis)  # as chapters show it
@@ -96,10 +86,10 @@ def _anchor(word: str, to: str, where: str, meaning: str) -> nodes.Node:
 
 def _meanings(env: Any) -> dict[str, tuple[str, str]]:
     """Each term's place in the glossary, and its meaning."""
-    found = {}
+    meanings = {}
     for entry in env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
         term = next(entry.findall(nodes.term))
         lines = next(entry.findall(nodes.paragraph)).astext().splitlines()
         # The last line names the chapter.
-        found[term.astext()] = term["ids"][0], " ".join(lines[:-1])
-    return found
+        meanings[term.astext()] = term["ids"][0], " ".join(lines[:-1])
+    return meanings

@@ -12,7 +12,7 @@ class Project:
         #: everything built, in `root` or in `output`
         self.build = (output or root) / "_build"
         self.results = self.build / "results"  #: a file for each run of a chapter
-        self.pages = self.build / "pages"  #: what Sphinx reads: outputs, quoted figures
+        self.pages = self.build / "pages"  #: the chapters with their outputs
         self.extra = self.build / "extra"  #: files that Sphinx copies beside the pages
         self.html = self.build / "html"  #: the rendered site
 

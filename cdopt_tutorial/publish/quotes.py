@@ -1,73 +1,76 @@
 """Figures that pages quote from the runs, and notes where these can't be relied on.
 
-A page quotes a figure by the role ``glue:text``, with its name and, after a colon, its
-format. "NN-minutes" is how long chapter NN took.
+A part of the extension `pages`. A page quotes a figure by the role ``glue:text``, with
+its name and, after a colon, its format. "NN-minutes" is how long chapter NN took.
 """
 
 import re
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from typing import Any
 
-from cdopt_tutorial.publish.chapter import Figures
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.util.docutils import SphinxRole
+from sphinx.util.logging import getLogger
 
 ABSENT = "(not measured)"  # a figure that was not reached, or lacks its library
-# After a backtick the role is shown as it is written.
-_QUOTE = re.compile(r"(?<!`)\{glue:text\}`([^`]+?)(?::([^:`]*))?`")
-
-_FAILED = """
-``````{{admonition}} This chapter did not run through
-:class: danger
-`````text
-{why}
-`````
-What ran is shown below; a figure that was not reached reads {absent}, on every page.
-"[](/book/errors.md)" says what the error means; to run this chapter alone, mended:
-`````sh
-cdopt-tutorial execute {page}.ipynb
-`````
-``````
-"""
-_MOVED = """
-``````{{admonition}} Figures that moved
-:class: warning
-They moved farther than they may, so a sentence that quotes them may not hold.
-"[](/book/moves.md)" says what to do.
-
-{rows}
-``````
-"""
+FAILED = f"""What ran is shown below; a figure that was not reached reads {ABSENT}, on
+every page. Once it is mended, `cdopt-tutorial execute` with its file runs it alone.
+What the error means is said under """
+MOVED = """They moved farther than they may, so a sentence that quotes them may not be
+true. What to do is said under """
 
 
-@dataclass(frozen=True)
-class Quotes:
-    """What pages may quote, and what they must note; pages are named without suffix."""
+def setup(app: Any) -> None:
+    """Register the role in place of MyST-NB's, which knows one page only."""
+    # What `render` read from the runs: figures, and how some of them moved, by name;
+    # why chapters failed, by page; figures whose library is not installed.
+    empty = {"figures": {}, "moved": {}, "failed": {}, "absent": []}
+    app.add_config_value("runs", empty, "env")
+    app.add_role_to_domain("glue", "text", Quote(), override=True)
+    app.connect("doctree-read", _add_notes)
 
-    figures: Figures  #: by name
-    moved: Mapping[str, str]  #: how figures moved, by name
-    failed: Mapping[str, str]  #: why chapters failed, by page
-    absent: Set[str]  #: figures whose library is not installed
 
-    def fill_in(self, page: str, texts: Sequence[str]) -> list[str]:
-        """Return the parts of a page with their figures, and notes below the title.
+class Quote(SphinxRole):
+    """A figure; one that is missing for no known reason leaves a warning."""
 
-        A figure that is missing for no known reason is left for Sphinx to warn of.
-        """
-        quoted, numbers = set(), {re.split("[/_]", name)[1] for name in self.failed}
+    def run(self) -> tuple[list[nodes.Node], list]:
+        runs, warn, at = (
+            self.config.runs,
+            getLogger(__name__).warning,
+            self.get_location(),
+        )
+        name, _, spec = self.text.partition(":")
+        self.env.temp_data.setdefault("quoted", {})[name] = None  # for `_add_notes`
+        failed = {re.split("[/_]", page)[1] for page in runs["failed"]}
+        text = ABSENT
+        if name in runs["figures"]:
+            try:
+                text = format(runs["figures"][name], spec)
+            except ValueError as error:
+                warn("figure %s: %s", self.text, error, location=at)
+        elif name not in runs["absent"] and name.partition("-")[0] not in failed:
+            warn("no chapter has a figure %s", name, location=at)
+        return [nodes.Text(text)], []
 
-        def fill(match: re.Match) -> str:
-            name, spec = match.groups("")
-            quoted.add(name)
-            if name in self.figures:
-                return format(self.figures[name], spec)
-            lost = name in self.absent or name.partition("-")[0] in numbers
-            return ABSENT if lost else match[0]
 
-        filled, note = [_QUOTE.sub(fill, text) for text in texts], ""
-        if page in self.failed:
-            note += _FAILED.format(why=self.failed[page], absent=ABSENT, page=page)
-        if rows := [f"- `{n}`: {how}" for n, how in self.moved.items() if n in quoted]:
-            note += _MOVED.format(rows="\n".join(rows))
-        if note:
-            title = re.compile("^# .*$", re.MULTILINE)
-            filled[0] = title.sub(lambda t: f"{t[0]}\n{note}", filled[0], count=1)
-        return filled
+def _add_notes(app: Any, page: nodes.document) -> None:
+    """Put below a page's title that it failed, and which of its figures moved."""
+    runs, quoted = app.config.runs, app.env.temp_data.get("quoted", {})
+    notes, moved = [], runs["moved"]
+    if why := runs["failed"].get(app.env.docname):
+        title = "This chapter did not run through"
+        notes.append(_note("danger", title, why, FAILED, "/book/errors"))
+    if rows := [f"{name}: {moved[name]}" for name in quoted if name in moved]:
+        title = "Figures that moved"
+        notes.append(_note("warning", title, "\n".join(rows), MOVED, "/book/moves"))
+    if notes and (title := page.next_node(nodes.title)):
+        title.parent[1:1] = notes
+
+
+def _note(kind: str, title: str, what: str, text: str, page: str) -> nodes.Node:
+    """An admonition: what is so, as it is, then a text that ends in a link."""
+    link = pending_xref("", nodes.inline(), refdomain="std", reftype="doc")
+    link.update_all_atts({"reftarget": page, "refexplicit": False, "refwarn": True})
+    shown = nodes.literal_block(what, what, language="text")
+    said = nodes.paragraph("", text, link, nodes.Text("."))
+    return nodes.admonition("", nodes.title("", title), shown, said, classes=[kind])

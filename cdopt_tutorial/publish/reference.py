@@ -9,7 +9,6 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,26 +26,8 @@ from cdopt_tutorial.publish.project import Project
 # A figure may leave its range by the range's width, since few machines were tried, and
 # at least by this share of itself: `book/moves.md` says where the number comes from.
 MARGIN = 0.03
-SEEN = "seen"  # the key of a row's value, or of its least and most
-NOT_COMPARED = ("machine", "chaotic")  # rules of figures kept only for reading
-KEYS = {SEEN, "exact", "at_most", "needs", *NOT_COMPARED}
-
-
-@dataclass(frozen=True)
-class Change:
-    """A figure outside its range; values are formatted for a reader."""
-
-    was: str | None  #: its range in the reference; None if that has none
-    now: str | None  #: its value in this run; None if it is no longer there
-    allowed: str = ""  #: the values that it may have
-    holds: bool = False  #: whether `now` is one of them
-
-    def __str__(self) -> str:
-        if self.was is None:
-            return f"{self.now}, and the reference has none"
-        if self.now is None:
-            return f"was {self.was}, is no longer there"
-        return f"was {self.was}, is {self.now} (allowed: {self.allowed})"
+NOT_COMPARED = {"machine", "chaotic"}  # rules of figures kept only for reading
+KEYS = {"seen", "exact", "at_most", "needs", *NOT_COMPARED}
 
 
 class Reference:
@@ -61,139 +42,115 @@ class Reference:
             text = self._path.read_text("utf-8") if self._path.exists() else ""
             self._table = tomlkit.parse(text)
             for part in self._table.values():
-                for row in part["figures"].values():
-                    if unknown := {*row.keys()} - KEYS:
-                        raise ValueError(f"there is no rule {min(unknown)!r}")
+                for rule in {key for row in part["figures"].values() for key in row}:
+                    if rule not in KEYS:
+                        raise ValueError(f"there is no rule {rule!r}")
         except (ValueError, TypeError, AttributeError, TOMLKitError) as error:
             name = project.relative(self._path)
             raise ValueError(f"{name} can't be read: {error}") from error
 
-    def changes(
-        self, chapter: str, figures: Figures, *, complete: bool = True
-    ) -> dict[str, Change]:
-        """Return the compared figures that lie outside their ranges, by name.
-
-        Unless the chapter is `complete`, figures may be missing.
-        """
-        rows = self._table.get(chapter, {}).get("figures", {})
-        found = {}
-        for name, value in figures.items():
-            row = rows.get(name, {})
-            if SEEN not in row:
-                found[name] = Change(None, _short(value))
-            elif not any(row.get(rule) for rule in NOT_COMPARED):
-                was, allowed, now = row[SEEN], _allowed(row), _short(value)
-                holds = _within(allowed, value)
-                if not (holds and _within(was, value)):
-                    found[name] = Change(_words(was), now, _words(allowed), holds)
-        for name, row in rows.items() if complete else ():
-            if name not in figures and SEEN in row and _is_here(row):
-                found[name] = Change(_words(row[SEEN]), None)
-        return found
-
     def drift(
         self, chapter: str, figures: Figures, *, complete: bool = True
     ) -> dict[str, str]:
-        """Return how figures moved beyond what is allowed, by name."""
-        found = self.changes(chapter, figures, complete=complete)
-        return {name: str(each) for name, each in found.items() if not each.holds}
+        """Return how figures moved beyond what is allowed, by name.
+
+        Unless the chapter is `complete`, figures may be missing.
+        """
+        rows, moved = self._table.get(chapter, {}).get("figures", {}), {}
+        for name, value in figures.items():
+            row = rows.get(name, {})
+            if "seen" not in row:
+                moved[name] = f"is {_short(value)}, the reference has none"
+            elif not (NOT_COMPARED & row.keys() or _is_within(_allowed(row), value)):
+                moved[name] = f"is {_short(value)}, allowed: {_words(_allowed(row))}"
+        for name, row in rows.items() if complete else ():
+            if name not in figures and "seen" in row and _is_here(row):
+                moved[name] = "is no longer there"
+        return moved
 
     def absent(self) -> list[str]:
         """Return the figures whose library is not installed."""
-        tables = [part.get("figures", {}) for part in self._table.values()]
+        tables = [part["figures"] for part in self._table.values()]
         return [n for rows in tables for n, row in rows.items() if not _is_here(row)]
 
-    def update(self, chapter: str, figures: Figures, origin: str) -> None:
+    def update(
+        self, chapter: str, figures: Figures, origin: str, *, anew: bool = False
+    ) -> None:
         """Add the figures of a run, on a machine named by `origin`, to their ranges.
 
-        Exact figures and texts are replaced; figures no longer there are removed.
+        Exact figures and texts are replaced; figures no longer there are removed. With
+        `anew` only the rules of the figures are kept.
         """
         part = self._table.setdefault(chapter, tomlkit.table())
+        if anew:
+            part.pop("runs", None)
         runs = part.setdefault("runs", tomlkit.array().multiline(True))
         if origin not in runs:
             runs.append(origin)
         rows = part.setdefault("figures", tomlkit.table())
         for name, value in figures.items():
             row = rows.setdefault(name, tomlkit.inline_table())
-            row[SEEN] = _joined(row, value)
+            seen = () if anew or row.get("exact") else row.get("seen", ())
+            row["seen"] = _joined(seen, value)
         for name in rows.keys() - figures.keys():
             if _is_here(rows[name]):
                 del rows[name]
         # Tomlkit adds a key to a row without a space before it.
-        text = re.sub(f",(?={SEEN} =)", ", ", tomlkit.dumps(self._table))
+        text = re.sub(",(?=seen =)", ", ", tomlkit.dumps(self._table))
         whole_file.write(self._path, text.encode())
 
-    def forget(self, chapter: str) -> None:
-        """Forget a chapter's ranges and machines, but keep its rules."""
-        part = self._table.get(chapter, {})
-        part.pop("runs", None)
-        for row in part.get("figures", {}).values():
-            row.pop(SEEN, None)
 
-
-def processor() -> str:
-    """The name of this machine's processor."""
+def origin() -> str:
+    """Return the date, this machine and its versions, as the reference names them."""
     name = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.M)
-    return name[1] if name else platform.machine()
-
-
-def origin(**simulated: object) -> str:
-    """Return the date, this machine and its versions, as the reference names them.
-
-    `cpu` (the code path), `threads`, `cores`, `python` and `torch` can be overridden.
-    """
-    facts = {
-        "cpu": cpu.get_cpu_capability().lower(),
-        "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
-        "cores": cpu_count(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-    } | simulated
-    threads = f"{facts['threads']} threads, " if facts["threads"] else ""
-    machine = f"{processor()}, {facts['cpu']}, {threads}{facts['cores']} cores"
-    versions = f"Python {facts['python']}, torch {facts['torch']}"
-    return f"{datetime.now(UTC).date()}: {machine}; {versions}"
+    machine = [name[1] if name else platform.machine()]
+    machine += [cpu.get_cpu_capability().lower()]  # the code path
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        machine += [f"{threads} threads"]
+    machine += [f"{cpu_count()} cores"]
+    versions = f"Python {platform.python_version()}, torch {version('torch')}"
+    return f"{datetime.now(UTC).date()}: {', '.join(machine)}; {versions}"
 
 
 def _is_here(row: Mapping) -> bool:  # the library that it is measured with
     return "needs" not in row or find_spec(row["needs"]) is not None
 
 
-def _ends(seen: object) -> list:
-    return list(seen) if isinstance(seen, list) else [seen, seen]
+def _range(seen: object) -> tuple:
+    """The least and the most of what was seen; of one value or a text, it twice."""
+    return tuple(seen) if isinstance(seen, list) else (seen, seen)
 
 
-def _joined(row: Mapping, value: float | str) -> object:
-    """Return a row's range with one more value."""
-    value = float(_short(value)) if isinstance(value, float) else value
-    texts = isinstance(value, str) or isinstance(row.get(SEEN), str)
-    if SEEN not in row or texts or row.get("exact"):
-        return value
-    least, _, most = sorted([*_ends(row[SEEN]), value])
-    return value if least == most else [least, most]
+def _allowed(row: Mapping) -> tuple:
+    """The range in which a figure may lie."""
+    least, most = _range(row["seen"])
+    if "at_most" in row:
+        return -math.inf, row["at_most"]
+    if row.get("exact") or isinstance(least, str):
+        return least, most
+    room = max(most - least, MARGIN * max(abs(least), abs(most)))
+    return least - room, most + room
 
 
-def _within(seen: object, value: float | str) -> bool:
+def _is_within(allowed: tuple, value: float | str) -> bool:
     """Whether a value, to six digits, lies in a range, or is the same text."""
-    if isinstance(value, str) or isinstance(seen, str):
-        return seen == value
-    least, most = _ends(seen)
+    least, most = allowed
+    if isinstance(value, str) or isinstance(least, str):
+        return value == least
     return least <= float(_short(value)) <= most
 
 
-def _allowed(row: Mapping) -> object:
-    """Return the text or the range that a figure may have."""
-    if "at_most" in row:
-        return [-math.inf, row["at_most"]]
-    if row.get("exact") or isinstance(row[SEEN], str):
-        return row[SEEN]
-    least, most = _ends(row[SEEN])
-    room = max(most - least, MARGIN * max(abs(least), abs(most)))
-    return [least - room, most + room]
+def _joined(seen: object, value: float | str) -> object:
+    """Return what was seen, with one more value; a text replaces another."""
+    value = float(_short(value)) if isinstance(value, float) else value
+    if seen == () or isinstance(value, str) or isinstance(seen, str):
+        return value
+    least, _, most = sorted([*_range(seen), value])
+    return value if least == most else [least, most]
 
 
-def _words(seen: object) -> str:
-    least, most = map(_short, _ends(seen))
+def _words(allowed: tuple) -> str:
+    least, most = map(_short, allowed)
     if least == "-inf":
         return f"at most {most}"
     return least if least == most else f"{least} to {most}"

@@ -7,8 +7,6 @@ from nbformat import NotebookNode
 
 from cdopt_tutorial.publish.chapter import code_cells
 
-# Suffixes of data that modules read from their own folder.
-_DATA = (".json", ".mplstyle", ".svg")
 # A module, and what is imported from it; ruff's rules forbid relative imports.
 _NAMED = re.compile(r"\bcdopt_tutorial((?:\.\w+)*)(?: import (\([^)]*\)|.*))?")
 _COMMAND = re.compile(r"-m cdopt_tutorial (\w+)")
@@ -21,26 +19,25 @@ def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
     module of another process, or a command after ``-m``.
     """
     new = _modules(package, "\n".join(cell.source for cell in code_cells(notebook)))
-    found: set[Path] = set()
+    used: set[Path] = set()
     while new:
-        found |= new
-        new = set().union(*(_modules(package, f.read_text()) for f in new)) - found
-    folders = {file.parent for file in found}
-    data = {f for each in folders for f in each.iterdir() if f.suffix in _DATA}
-    return sorted(found | data)
+        used |= new
+        new = set().union(*(_modules(package, f.read_text()) for f in new)) - used
+    beside = {file for module in used for file in module.parent.iterdir()}
+    data = {f for f in beside if f.suffix in (".json", ".mplstyle", ".svg")}
+    return sorted(used | data)
 
 
 def _modules(package: Path, code: str) -> set[Path]:
     """The modules that code names, each with its parent packages."""
-    names = []
+    names = [f".commands.{command}" for command in _COMMAND.findall(code)]
+    names += [".__main__"] if names else []
     for module, imported in _NAMED.findall(code):
-        names += [module]
-        names += [f"{module}.{each}" for each in re.findall(r"\w+", imported)]
-    for command in _COMMAND.findall(code):
-        names += [".__main__", f".commands.{command}"]
-    found = set()
+        names.append(module)
+        names += [f"{module}.{name}" for name in re.findall(r"\w+", imported)]
+    modules = set()
     for name in names:
         parts = name.split(".")[1:]
         for place in (package.joinpath(*parts[:n]) for n in range(len(parts) + 1)):
-            found |= {place.with_suffix(".py"), place / "__init__.py"}
-    return {file for file in found if file.is_file()}
+            modules |= {place.with_suffix(".py"), place / "__init__.py"}
+    return {file for file in modules if file.is_file()}

@@ -34,8 +34,12 @@ PHONE = 340  # pixels for a figure there
 def glue(name: str, value: object) -> None:
     """Keep a number or a text for the role ``glue:text``, as `myst_nb.glue` does.
 
-    The name is unique in the book, so it begins with the chapter's.
+    The name begins with the chapter's number, as a page finds only such a figure.
+    Raises ValueError if the value is neither; of a numpy scalar or a tensor, the item.
     """
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, float | int | str):
+        raise ValueError(f"{name} is {value!r}, but must be a number or a text")
     about = {"scrapbook": {"name": name, "mime_prefix": HIDDEN}}
     display({f"{HIDDEN}text/plain": repr(value)}, metadata=about, raw=True)
 
