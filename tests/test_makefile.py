@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-
-def make(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | env
-    pipes = {"capture_output": True, "text": True}
-    return subprocess.run(["make", *args], cwd=folder, env=env, **pipes)
+BUILD = ["-m cdopt_tutorial build"]
+UPDATE = [
+    "-m pip install --disable-pip-version-check -c constraints.txt -e .[book,ray,test]"
+]
+FRESH = ["-m venv --clear .venv", *UPDATE]
 
 
 @pytest.fixture
@@ -37,71 +37,46 @@ def clone(project, tmp_path) -> Path:
     return folder
 
 
-def calls(folder: Path) -> list[str]:
-    """The fake Python's arguments since the last call."""
-    log = folder / "calls"
-    lines = log.read_text().splitlines() if log.exists() else []
-    log.unlink(missing_ok=True)
-    return lines
+def make(folder: Path, *args: str, **env: str) -> tuple[bool, list[str], list[str]]:
+    """Whether a target succeeds, what it says, and the fake Python's arguments."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | env
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run(["make", *args], cwd=folder, env=env, **pipes)
+    log = next(folder.rglob("calls"), Path())
+    calls = log.read_text().splitlines() if log.is_file() else []
+    if calls:
+        log.unlink()
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make:")]
+    return not done.returncode, said, [call for call in calls if ".py" not in call]
 
 
-FRESH = [
-    "-m venv --clear .venv",
-    "-m pip install --disable-pip-version-check -c constraints.txt -e .[book,ray,test]",
-]
-
-
-BUILD = ["-m cdopt_tutorial build"]
-
-
-def book(folder: Path, *args: str, of: Path | None = None, **env: str) -> list[str]:
-    """The fake Python's arguments in `make book`; `of` is the clone, if another."""
-    done = make(folder, "book", *args, PYTHON="./python", **env)
-    assert done.returncode == 0, done.stderr
-    return [call for call in calls(of or folder) if "preflight" not in call]
+def book(folder: Path, **env: str) -> list[str]:
+    """The fake Python's arguments in `make book`, which must succeed."""
+    done, said, calls = make(folder, "book", "PYTHON=./python", PWD=str(folder), **env)
+    assert done, said
+    return calls
 
 
 def test_set_up_is_done_once_and_again_when_it_must(clone):
     (clone / "broken").touch()
-    assert make(clone, "book", PYTHON="./python").returncode != 0
+    assert not make(clone, "book", "PYTHON=./python")[0]
     (clone / "broken").unlink()
-    calls(clone)
-    assert book(clone) == FRESH + BUILD  # since it was half made
-    assert book(clone) == BUILD
-    os.utime(clone / "constraints.txt", (2e9, 2e9))
-    assert book(clone) == FRESH[1:] + BUILD
-    moved = clone.rename(clone.parent / "elsewhere")
-    assert book(moved) == FRESH + BUILD
-    copied = shutil.copytree(moved, clone.parent / "a copy")
-    assert book(copied) == FRESH + BUILD
-
-
-@pytest.mark.parametrize("first", ["folder", "link", "-C"])
-def test_a_folder_is_the_same_by_any_path(clone, first):
     (link := clone.parent / "a link").symlink_to(clone, target_is_directory=True)
-    above = clone.parent
-    ways = {  # with the PWD that a shell has there
-        "folder": lambda: book(clone, PWD=str(clone)),
-        "link": lambda: book(link, PWD=str(link)),
-        "-C": lambda: book(above, "-C", "a link", of=clone, PWD=str(above)),
-    }
-    assert ways[first]() == FRESH + BUILD
-    for way in ways.values():
-        assert way() == BUILD
-
-
-def test_an_environment_that_works_outlives_an_update_that_fails(clone):
-    (link := clone.parent / "a link").symlink_to(clone, target_is_directory=True)
-    book(clone)
+    assert book(link) == FRESH + BUILD  # since it was half made
+    for path in (link, clone):
+        assert book(path) == BUILD
+    # An environment that works outlives an update that fails.
     (clone / "broken").touch()
     for name in ("constraints.txt", "pyproject.toml"):
         os.utime(clone / name, (2e9, 2e9))
-        for path in (clone, link, clone):
-            done = make(path, "book", PYTHON="./python", PWD=str(path))
-            assert done.returncode != 0 and "Error" in done.stderr
-            assert calls(clone)[1:] == FRESH[1:]  # nothing is cleared, or built
+        for path in (clone, link):
+            done, said, calls = make(path, "book", "PYTHON=./python", PWD=str(path))
+            assert not done and calls == UPDATE  # nothing is cleared, or built
     (clone / "broken").unlink()
-    assert book(clone) == FRESH[1:] + BUILD
+    assert book(clone) == UPDATE + BUILD
+    moved = clone.rename(clone.parent / "elsewhere")
+    assert book(moved) == FRESH + BUILD
+    assert book(shutil.copytree(moved, clone.parent / "a copy")) == FRESH + BUILD
 
 
 @pytest.mark.parametrize("port", ["taken", "80800", "0", "-1", "http", ""])
@@ -111,13 +86,34 @@ def test_a_port_that_cannot_be_had_is_one_line_before_anything_is_built(clone, p
     with socket.create_server(("127.0.0.1", 0)) as other:
         if port == "taken":
             port = str(other.getsockname()[1])
-        done = make(clone, "serve", f"PORT={port}")
-    said = [line for line in done.stderr.splitlines() if not line.startswith("make:")]
-    assert done.returncode != 0 and not done.stdout
-    assert said == [
-        f"port {port} is taken, or none: name another with make serve PORT=..."
-    ]
-    assert not [each for each in calls(clone) if "-m" in each]
+        done, said, calls = make(clone, "serve", f"PORT={port}")
+    what = f"port {port} is taken, or none: name another with make serve PORT=..."
+    assert not done and said == [what]
+    assert not [call for call in calls if "-m" in call]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_pages_that_are_there_are_served_though_a_chapter_failed(clone, there):
+    book(clone)
+    (clone / "fails").touch()
+    if there:
+        (clone / "_build/html").mkdir(parents=True)
+        (clone / "_build/html/index.html").touch()
+    done, _, calls = make(clone, "serve", "PORT=8765")
+    wanted = "-m http.server --bind 127.0.0.1 --directory _build/html 8765"
+    assert done == there and (wanted in calls) == there
+
+
+def test_clean_removes_only_what_make_built(clone):
+    book(clone)
+    before = {path.name for path in clone.iterdir()} - {".venv"}
+    for built in ("_build/html", ".ruff_cache", "cdopt_tutorial/__pycache__"):
+        (clone / built).mkdir(parents=True)
+    (clone / "tests").mkdir()
+    (clone / "mine.txt").touch()
+    assert make(clone, "clean")[0]
+    assert {p.name for p in clone.iterdir()} == before | {"mine.txt", "tests"}
+    assert not (clone / "cdopt_tutorial" / "__pycache__").exists()
 
 
 @pytest.mark.parametrize("script", [".ci/run", ".binder/postBuild", "Makefile"])
@@ -128,43 +124,16 @@ def test_a_checkout_with_windows_line_ends_has_scripts_without(
     for name in (".gitattributes", script):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(project.root / name, tmp_path / name)
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "."], check=True)
+    for command in (["init", "-q"], ["add", "."]):
+        subprocess.run([*git, *command], check=True)
     (tmp_path / script).unlink()
     subprocess.run([*git, "checkout", "-q", script], check=True)
     assert b"\r" not in (tmp_path / script).read_bytes()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_the_pages_that_are_there_are_served_though_a_chapter_failed(clone, there):
-    book(clone)
-    (clone / "fails").touch()
-    if there:
-        (clone / "_build/html").mkdir(parents=True)
-        (clone / "_build/html/index.html").touch()
-    assert (make(clone, "serve", "PORT=8765").returncode == 0) == there
-    served = [each for each in calls(clone) if "http.server" in each]
-    wanted = "-m http.server --bind 127.0.0.1 --directory _build/html 8765"
-    assert served == [wanted] * there
-
-
-def test_clean_removes_only_what_make_built(clone):
-    book(clone)
-    before = {path.name for path in clone.iterdir()} - {".venv"}
-    for built in ("_build/html", ".ruff_cache", "cdopt_tutorial/__pycache__"):
-        (clone / built).mkdir(parents=True)
-    (clone / "tests").mkdir()
-    (clone / "mine.txt").touch()
-    assert make(clone, "clean").returncode == 0
-    assert {p.name for p in clone.iterdir()} == before | {"mine.txt", "tests"}
-    assert not (clone / "cdopt_tutorial" / "__pycache__").exists()
-
-
 def test_missing_python_is_one_line(clone):
-    done = make(clone, "book", PYTHON="no-such-python")
-    assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if not line.startswith("make:")]
-    assert len(said) == 1 and "no-such-python is missing" in said[0]
+    done, said, _ = make(clone, "book", "PYTHON=no-such-python")
+    assert not done and len(said) == 1 and "no-such-python is missing" in said[0]
     assert not (clone / ".venv").exists()
 
 

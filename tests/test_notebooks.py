@@ -99,34 +99,27 @@ def test_chapters_import_only_what_the_install_cell_brings():
 
 
 @every_chapter
-def test_has_a_short_profile_of_its_own_parameters(path):
-    chapter = read_chapter(path)
-    assert is_injected(chapters.shortened(chapter)) and not is_injected(chapter)
-    for cell in chapter.cells:
-        found = map(cell.source.count, chapters.short_profile(cell))
-        assert all(number == 1 for number in found)
+def test_has_the_form_of_every_chapter(path):
+    chapter, cells = read_chapter(path), read(path).cells
+    assert read(path).metadata.kernelspec.name == "python3"
+    assert is_injected(chapters.shortened(chapter)), "it needs a short profile"
+    (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
+    assert exercises - 1 in CELLS
+    code = "\n".join(cell.source for cell in code_cells(path))
+    assert {*re.findall(r"""["'](\d\d)-""", code)} == {path.stem[:2]}, (
+        "names of figures"
+    )
 
 
 @every_chapter
-def test_stores_no_outputs(path):
+def test_code_cells_are_empty_short_and_narrow(path):
     for cell in code_cells(path):
         assert (cell.outputs, cell.execution_count) == ([], None)
-
-
-@every_chapter
-def test_code_cells_are_short_and_narrow(path):
-    for cell in code_cells(path):
-        if tagged(cell, "bare"):
-            continue  # a whole program may be longer
         lines = cell.source.splitlines()
-        assert 1 <= len(lines) <= LINES, cell.source
-        assert max(map(len, lines)) <= COLUMNS, cell.source
-
-
-@every_chapter
-def test_a_bare_program_that_fails_fails_its_chapter(path):
-    for cell in code_cells(path):
-        lines = cell.source.splitlines()
+        if not tagged(cell, "bare"):  # a whole program may be longer
+            assert 1 <= len(lines) <= LINES, cell.source
+            assert max(map(len, lines)) <= COLUMNS, cell.source
+        # A program that fails must fail its chapter, and a path may have spaces.
         assert "{sys.executable}" not in cell.source.replace('"{sys.executable}"', "")
         for line, following in zip(lines, [*lines[1:], ""], strict=True):
             if line.startswith("!") and "bare_" in line:
@@ -164,15 +157,6 @@ def test_each_question_is_asked_before_its_answer_is_measured(path):
             questions = re.findall(r"(?:\A|\n\n)\*\*Predict:", cell.source)
             turns += ["question"] * len(questions)
     assert turns == ["question", "answer"] * (len(turns) // 2) and len(turns) >= 4
-
-
-@every_chapter
-def test_has_its_cells_and_the_kernel_that_every_reader_has(path):
-    assert read(path).metadata.kernelspec.name == "python3"
-    cells = read(path).cells
-    assert sum(tagged(cell, "parameters") for cell in cells) == 1
-    (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
-    assert exercises - 1 in CELLS
 
 
 def solutions(path):

@@ -41,12 +41,17 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def tagged(cell: NotebookNode, tag: str) -> bool:
+    """Whether a cell has a tag."""
+    return tag in cell.metadata.get("tags", [])
+
+
 def program(cell: NotebookNode) -> tuple[str, str] | None:
     """Return the file name and the text of a bare program; None of another cell."""
     written = re.match(r"%%writefile ([\w.-]+)\n(.*)", cell.source, re.DOTALL)
-    if not (written and "bare" in cell.metadata.get("tags", [])):
-        return None
-    return written[1], written[2].rstrip("\n") + "\n"
+    if written and tagged(cell, "bare"):
+        return written[1], written[2].rstrip("\n") + "\n"
+    return None
 
 
 def programs(notebook: NotebookNode) -> dict[str, str]:
@@ -76,15 +81,15 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
 
     A ValueError if it lacks a name, or unless exactly one cell is tagged `parameters`.
     """
-    tagged = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
-    if len(tagged) != 1:
-        raise ValueError(f"{len(tagged)} cells are tagged `parameters`, not one")
-    known = re.findall(r"^(\w+)(?:: .+?)? = ", tagged[0].source, re.MULTILINE)
+    cells = [cell for cell in notebook.cells if tagged(cell, "parameters")]
+    if len(cells) != 1:
+        raise ValueError(f"{len(cells)} cells are tagged `parameters`, not one")
+    known = re.findall(r"^(\w+)(?:: .+?)? = ", cells[0].source, re.MULTILINE)
     for name in values:
         if name not in known:
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
     lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
-    tagged[0].source += f"\n# Set from outside:{lines}"
+    cells[0].source += f"\n# Set from outside:{lines}"
     notebook.metadata["injected"] = True
 
 

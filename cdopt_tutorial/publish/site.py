@@ -13,7 +13,7 @@ def add_site(config: dict[str, Any]) -> None:
     """
     sphinx, published = config["sphinx"]["config"], config.pop("published", {})
     options = config.pop("repository_options", {})
-    if url := _address("CDOPT_TUTORIAL_URL", "https://"):
+    if url := _address("CDOPT_TUTORIAL_URL", "http"):
         sphinx["extensions"] += published.pop("extensions", [])
         sphinx |= published | {"html_baseurl": f"{url}/", "ogp_site_url": f"{url}/"}
         # It is shown at any depth.
