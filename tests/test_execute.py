@@ -192,13 +192,13 @@ def test_a_failed_run_is_run_again_until_it_succeeds(book, no_kernel):
     assert "failed" not in read_failed(book, path).metadata
 
 
+TIMED_OUT = "A cell timed out while it was being executed, after 5 seconds."
 # What ends a chapter, and the reason; tried with settings that no kernel may have.
 ENDS = {
     "x, y = 2, [1, 7]\nassert x == 3 or y[0] > 1": "AssertionError: x == 3 or y[0] > 1:"
     " {'x': 2, 'y': [1, 7]}",
     "assert False, 'words of its own'": "AssertionError: words of its own",
-    "import time; time.sleep(600)": "A cell timed out while it was being executed, "
-    "after 5 seconds.",
+    "import time; time.sleep(600)": TIMED_OUT,
     "import os; os._exit(3)": "Kernel died",
 }
 

@@ -20,7 +20,7 @@ URL = "https://books.example/some/book/"
 PLACE = "an-owner/a.name"
 BAD = {
     "URL": ("books.example", "http"),
-    "REPOSITORY": (PLACE, "https://github.com"),
+    "REPOSITORY": (PLACE, "https://github.com/"),
 }
 
 

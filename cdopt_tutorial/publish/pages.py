@@ -36,9 +36,16 @@ class Words(SearchEnglish):
 
     Sphinx shows pages with all words, but miscounts words whose stem has fewer than
     three letters, such as "an" and "one"; and no page has the numbers of one message.
+    Questions begin with words that say nothing, and pages come before the reference.
     """
 
+    stopwords = SearchEnglish.stopwords | {*"how what when where which who why".split()}
+    stopwords |= {*"do does can could should my from".split()}
     js_splitter_code = r"""
+var Scorer = {
+  objNameMatch: 2, objPartialMatch: 1, objPrio: {0: 0, 1: 0, 2: -5}, objPrioDefault: 0,
+  title: 15, partialTitle: 7, term: 5, partialTerm: 2,
+};
 var splitQuery = (query) => {
   const words = query.split(/[^\p{L}\p{N}_]+/u).filter((word) => word);
   const stem = (word) => new Stemmer().stemWord(word.toLowerCase());

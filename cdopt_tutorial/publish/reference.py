@@ -61,8 +61,8 @@ class Reference:
             row = rows.get(name, {})
             if "seen" not in row:
                 moved[name] = f"is {_short(value)}, the reference has none"
-            elif not (NOT_COMPARED & row.keys() or _is_within(_allowed(row), value)):
-                moved[name] = f"is {_short(value)}, allowed: {_words(_allowed(row))}"
+            elif not _holds(row, value):
+                moved[name] = f"is {_short(value)}, allowed: {_words(row)}"
         for name, row in rows.items() if complete else ():
             if name not in figures and "seen" in row and _is_here(row):
                 moved[name] = "is no longer there"
@@ -90,8 +90,11 @@ class Reference:
         rows = part.setdefault("figures", tomlkit.table())
         for name, value in figures.items():
             row = rows.setdefault(name, tomlkit.inline_table())
-            seen = () if anew or row.get("exact") else row.get("seen", ())
-            row["seen"] = _joined(seen, value)
+            values = [float(_short(value)) if isinstance(value, float) else value]
+            if "seen" in row and not (anew or row.get("exact") or _is_text(row, value)):
+                values += _range(row)
+            least, most = min(values), max(values)
+            row["seen"] = least if least == most else [least, most]
         for name in rows.keys() - figures.keys():
             if _is_here(rows[name]):
                 del rows[name]
@@ -116,41 +119,39 @@ def _is_here(row: Mapping) -> bool:  # the library that it is measured with
     return "needs" not in row or find_spec(row["needs"]) is not None
 
 
-def _range(seen: object) -> tuple:
-    """The least and the most of what was seen; of one value or a text, it twice."""
-    return tuple(seen) if isinstance(seen, list) else (seen, seen)
+def _is_text(row: Mapping, value: float | str) -> bool:
+    return isinstance(value, str) or isinstance(row["seen"], str)
 
 
-def _allowed(row: Mapping) -> tuple:
+def _range(row: Mapping) -> list:
+    """The least and the most that was seen; of one value or a text, it twice."""
+    seen = row["seen"]
+    return list(seen) if isinstance(seen, list) else [seen, seen]
+
+
+def _allowed(row: Mapping) -> list:
     """The range in which a figure may lie."""
-    least, most = _range(row["seen"])
+    least, most = _range(row)
     if "at_most" in row:
-        return -math.inf, row["at_most"]
+        return [-math.inf, row["at_most"]]
     if row.get("exact") or isinstance(least, str):
-        return least, most
+        return [least, most]
     room = max(most - least, MARGIN * max(abs(least), abs(most)))
-    return least - room, most + room
+    return [least - room, most + room]
 
 
-def _is_within(allowed: tuple, value: float | str) -> bool:
-    """Whether a value, to six digits, lies in a range, or is the same text."""
-    least, most = allowed
-    if isinstance(value, str) or isinstance(least, str):
-        return value == least
+def _holds(row: Mapping, value: float | str) -> bool:
+    """Whether a value, to six digits, lies in its range, or is the same text."""
+    if NOT_COMPARED & row.keys():
+        return True
+    if _is_text(row, value):
+        return value == row["seen"]
+    least, most = _allowed(row)
     return least <= float(_short(value)) <= most
 
 
-def _joined(seen: object, value: float | str) -> object:
-    """Return what was seen, with one more value; a text replaces another."""
-    value = float(_short(value)) if isinstance(value, float) else value
-    if seen == () or isinstance(value, str) or isinstance(seen, str):
-        return value
-    least, _, most = sorted([*_range(seen), value])
-    return value if least == most else [least, most]
-
-
-def _words(allowed: tuple) -> str:
-    least, most = map(_short, allowed)
+def _words(row: Mapping) -> str:
+    least, most = map(_short, _allowed(row))
     if least == "-inf":
         return f"at most {most}"
     return least if least == most else f"{least} to {most}"
