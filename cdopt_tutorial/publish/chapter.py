@@ -84,7 +84,8 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     cells = [cell for cell in notebook.cells if tagged(cell, "parameters")]
     if len(cells) != 1:
         raise ValueError(f"{len(cells)} cells are tagged `parameters`, not one")
-    known = re.findall(r"^(\w+)(?:: .+?)? = ", cells[0].source, re.MULTILINE)
+    names = re.findall(r"^(\w+)(?:: .+?)? = ", cells[0].source, re.MULTILINE)
+    known = dict.fromkeys(names)  # once each
     for name in values:
         if name not in known:
             raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")

@@ -3,6 +3,7 @@
 A result is a file in `_build/results`, whose name is a hash of all that decides it.
 """
 
+import atexit
 import hashlib
 import os
 import platform
@@ -154,12 +155,14 @@ def _run(
     A line is printed as each cell of code begins: the time, its number, its first line.
     """
     name, begin = project.relative(path), time.monotonic()
-    cells, where = _with_code(notebook), "no cell: the kernel did not start"
+    cells = [cell for cell in code_cells(notebook) if cell.source.strip()]
+    where = f"{name} failed in no cell: the kernel did not start"
 
     def on_cell(cell: NotebookNode, cell_index: int) -> None:
         nonlocal where
         number, first = cells.index(cell) + 1, cell.source.strip().splitlines()[0]
-        where = f"code cell {number} of {len(cells)}, which begins\n    {first}"
+        where = f"{name} failed in code cell {number} of {len(cells)}, "
+        where += f"which begins\n    {first}"
         at = f"{time.monotonic() - begin:6.1f} s  [{number}/{len(cells)}]"
         print(f"  {path.stem} {at} {first[:60]}", flush=True)
 
@@ -169,20 +172,16 @@ def _run(
     try:
         _run_cells(notebook, on_cell, variables, timeout)
     except (CellControlSignal, RuntimeError) as raised:
-        why = _plain(raised).partition("\n")[0]
+        error = why = _plain(raised)
         if isinstance(raised, CellExecutionError):  # its text begins with the cell
-            why = _plain(f"{raised.ename}: {raised.evalue}").partition("\n")[0]
-        notebook.metadata["failed"] = f"{name} failed in {where}\n{why}"
-        kept = f"kept as far as it ran: {project.relative(failed)}"
-        error = f"{name} failed in {where}\n{_plain(raised)}\n{kept}"
+            why = _plain(f"{raised.ename}: {raised.evalue}")
+        why = why.partition("\n")[0]
+        error = f"{where}\n{error}\nkept as far as it ran: {project.relative(failed)}"
+        notebook.metadata["failed"] = f"{where}\n{why}"
         failed.parent.mkdir(parents=True, exist_ok=True)
         whole_file.write(failed, nbformat.writes(notebook).encode())
     notebook.metadata["seconds"] = time.monotonic() - begin
     return Execution(path, notebook, False, error, why)
-
-
-def _with_code(notebook: NotebookNode) -> list[NotebookNode]:
-    return [cell for cell in code_cells(notebook) if cell.source.strip()]
 
 
 def _plain(text: object) -> str:
@@ -218,7 +217,10 @@ def _run_cells(
         # A home may not be writable; and temporary files would outlive a killed kernel.
         places = "IPYTHONDIR", "MPLCONFIGDIR", "XDG_RUNTIME_DIR", "TMPDIR"
         env |= dict.fromkeys(places, folder) | variables
-        client.execute(env=env, preexec_fn=end_with_parent)  # the parent: this thread
+        try:  # the parent of the kernel is this thread
+            client.execute(env=env, preexec_fn=end_with_parent)
+        finally:  # which nbclient leaves there if the kernel does not start
+            atexit.unregister(client._cleanup_kernel)
 
 
 def end_with_parent() -> None:
