@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import nbformat
+import psutil
 import pytest
 from books import run, write_chapter
 from nbformat.v4 import new_output
@@ -225,6 +226,16 @@ def test_kernel_that_does_not_start_is_a_failure(book, monkeypatch):
     monkeypatch.setattr("ipykernel.kernelspec.get_kernel_dict", lambda: kernel)
     (done,) = run(book, write_chapter(book, "1"))
     assert "failed in no cell: the kernel did not start" in done.error
+
+
+def test_whatever_a_chapter_leaves_behind_ends_with_it(book):
+    code = "import subprocess\nleft = subprocess.Popen(['sleep', '900'], "
+    code += "start_new_session=True)\nprint(left.pid)"
+    daemon = "%%bash\nnohup setsid sleep 900 > /dev/null 2>&1 &\necho $!"
+    (done,) = run(book, write_chapter(book, code, daemon))
+    pids = [int(pid) for pid in printed(done.notebook).split()]
+    assert len(pids) == 2
+    wait_for_end([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
 
 
 def test_old_outputs_are_no_figures(book, no_kernel):

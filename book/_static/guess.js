@@ -44,6 +44,8 @@ browser, and nowhere else. */
     }
   }
 
+  const NUMBER = "[-+]?(\\d+\\.?\\d*|\\.\\d+)([eE][-+]?\\d+)?";
+
   /* One sentence on the difference. */
   function compare(guess, { value, shown, choices }) {
     if (choices) return guess === value ? "That is what was measured." : "It came out otherwise.";
@@ -64,8 +66,9 @@ browser, and nowhere else. */
 
   function inputs({ unit, choices }) {
     if (!choices) {
-      const field = element("input", { type: "number", step: "any", required: true });
-      field.name = "guess";
+      // As text, since in a number a browser drops a comma, and 1,96 would be 196.
+      const field = element("input", { inputMode: "decimal", pattern: NUMBER, required: true });
+      Object.assign(field, { name: "guess", title: "a number, such as 0.25 or 3e5" });
       return [element("label", {}, "Your guess: ", field, ` ${unit}`)];
     }
     const all = JSON.parse(choices).map((value) => {
@@ -77,7 +80,7 @@ browser, and nowhere else. */
   }
 
   function start(answer) {
-    const { name, unit, shown } = answer.dataset;
+    const { name, unit, shown, choices } = answer.dataset;
     const place = element("div", { className: "guess-place" });
     placeOf(answer)?.before(place);
     if (!place.isConnected) return;
@@ -85,7 +88,8 @@ browser, and nowhere else. */
 
     // Of two questions in a section, each has its own hold on what follows.
     const lock = (on) => {
-      for (const each of behind(place)) each.classList.toggle(`locked-${name}`, on);
+      const held = `locked-${name.replaceAll(/\W/g, "-")}`;
+      for (const each of behind(place)) each.classList.toggle(held, on);
     };
 
     function ask() {
@@ -123,7 +127,8 @@ browser, and nowhere else. */
     }
 
     const before = stored.get(name);
-    if (before === null) ask(); else tell(before, false);
+    const known = choices ? JSON.parse(choices).includes(before) : RegExp(`^${NUMBER}$`).test(before);
+    if (known || before === SKIPPED) tell(before, false); else ask();
   }
 
   document.querySelectorAll("details.guess").forEach(start);

@@ -13,11 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
 import nbformat
+import psutil
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -219,8 +221,18 @@ def _run_cells(
         env |= dict.fromkeys(places, folder) | variables
         try:  # the parent of the kernel is this thread
             client.execute(env=env, preexec_fn=end_with_parent)
-        finally:  # which nbclient leaves there if the kernel does not start
+        finally:
+            # Which nbclient leaves there if the kernel does not start.
             atexit.unregister(client._cleanup_kernel)
+            _kill_all(folder)
+
+
+def _kill_all(folder: str) -> None:
+    """Kill what a kernel has started and left, also in sessions of its own."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            if process.environ().get("TMPDIR") == folder:
+                process.kill()
 
 
 def end_with_parent() -> None:
