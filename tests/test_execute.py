@@ -13,7 +13,12 @@ from nbformat.v4 import new_output
 from running import Script, wait_for_end
 
 from cdopt_tutorial.publish import execute as module
-from cdopt_tutorial.publish.chapter import code_cells, read_chapter, shortened
+from cdopt_tutorial.publish.chapter import (
+    code_cells,
+    read_chapter,
+    shortened,
+    with_outputs,
+)
 from cdopt_tutorial.publish.execute import digest, find_result, read_failed
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.used import used_files
@@ -236,6 +241,18 @@ def test_whatever_a_chapter_leaves_behind_ends_with_it(book):
     pids = [int(pid) for pid in printed(done.notebook).split()]
     assert len(pids) == 2
     wait_for_end([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+
+
+def test_a_notebook_of_an_older_format_runs_as_well(book, no_kernel):
+    path = write_chapter(book, "print(1)", "%%writefile bare_a.py\nprint(6)\n")
+    notebook = nbformat.read(path, 4)
+    for cell in notebook.cells:
+        del cell["id"]
+    notebook.nbformat_minor = 0
+    path.write_text(nbformat.writes(notebook))
+    (done,) = run(book, path)
+    page = with_outputs(read_chapter(path), done.notebook)
+    assert printed(page) == "1\n" and "Download bare_a.py" in page.cells[-1].source
 
 
 def test_old_outputs_are_no_figures(book, no_kernel):

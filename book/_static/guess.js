@@ -44,7 +44,7 @@ browser, and nowhere else. */
     }
   }
 
-  const NUMBER = "[-+]?(\\d+\\.?\\d*|\\.\\d+)([eE][-+]?\\d+)?";
+  const NUMBER = "[\\-+]?(\\d+\\.?\\d*|\\.\\d+)([eE][\\-+]?\\d+)?";
 
   /* One sentence on the difference. */
   function compare(guess, { value, shown, choices }) {

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     moved = _compare(done, book, was, args)
     ran = {f"{book.relative(e.path)}": _as_json(e, moved.get(e.path)) for e in done}
-    write_json(args.json, {"origin": reference.origin(), "chapters": ran})
+    write_json(args.json, {"chapters": ran})
     return _report(done, moved, book)
 
 
