@@ -217,7 +217,7 @@ def page(context, server):
     """A page of a reader who has never been here."""
     page = context.new_page()
     yield page
-    page.goto(f"{server}/objects.inv")  # a small file of the same origin
+    page.goto(f"{server}/_static/guess.js")  # a small file of the same origin
     page.evaluate("localStorage.clear()")
     page.close()
 
