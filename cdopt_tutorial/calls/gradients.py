@@ -128,7 +128,7 @@ class _Part:
     over: str = ""
     # Of a cut: modules that ran here, and calls whose graphs their owners still keep.
     modules: list[nn.Module] = field(default_factory=list)
-    asked: dict[str, Reference] = field(default_factory=dict)
+    kept: dict[str, Reference] = field(default_factory=dict)
 
     def zeros(self) -> list[Tensor]:
         """Losses of no element, which give all results a gradient, if only of 0.
@@ -139,7 +139,7 @@ class _Part:
 
     def drop_rest(self) -> None:
         """Have owners forget their graphs, without waiting: they may be gone."""
-        rest, self.asked = self.asked, {}
+        rest, self.kept = self.kept, {}
         for key, reference in rest.items():
             with suppress(Exception):
                 apply_async(reference, _drop, (self.context, key))
@@ -221,14 +221,14 @@ class _Cut(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         sent = tree_map_only(Tensor, _leaf, args)
         result = apply(reference, _forward, method, (part.context, ctx.key), sent)
-        part.asked[ctx.key] = reference
+        part.kept[ctx.key] = reference
         return result
 
     @staticmethod
     def backward(ctx, *grads):
         where = ctx.part.context, ctx.key
         of_args = apply(ctx.reference, _backward, where, grads)
-        ctx.part.asked.pop(ctx.key, None)
+        ctx.part.kept.pop(ctx.key, None)
         return None, None, None, None, *of_args
 
 

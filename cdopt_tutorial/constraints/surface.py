@@ -120,7 +120,7 @@ class Surface(Geometry):
 def surface(
     manifold: Manifold, weight: Tensor, blocks: int = 1, transpose: bool | None = None
 ) -> Surface:
-    """The manifold for a weight; :class:`Surface` explains the arguments.
+    """The manifold for a weight; :class:`Geometry` explains the arguments.
 
     For the Stiefel manifold ``transpose`` says that the rows are to be orthonormal, by
     default if they are the short side. Raises ValueError if the weight does not fit.

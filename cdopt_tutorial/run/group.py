@@ -1,8 +1,8 @@
 """The processes of one run: start them, watch over them, end them.
 
-``_take_messages`` notices a worker that was killed, ``_look_for_stopped`` one that was
-stopped, and ``_look_at_the_time`` a deadline: the parent keeps these, since torch's own
-rendezvous has no useful timeout. ``_silent`` finds whom the others wait for.
+``_note_death`` names a worker that was killed, ``_look_for_stopped`` one that was
+stopped, and ``_look_at_the_time`` who misses a deadline: the parent keeps these, since
+torch's own rendezvous has no useful timeout. ``_silent`` finds whom others wait for.
 """
 
 import base64

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cdopt_tutorial.run.worker import meeting
+from cdopt_tutorial.run.worker import group_options
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,6 @@ def join(rank: int, world_size: int, gpus: Sequence[str], **choice: Any) -> Devi
     chosen = devices(rank, world_size, gpus, **choice)
     if chosen.device != "cpu":
         torch.cuda.set_device(chosen.device)  # else all meshes and NCCL take the first
-    place = {"rank": rank, "world_size": world_size} | meeting(world_size)
+    place = {"rank": rank, "world_size": world_size} | group_options(world_size)
     dist.init_process_group(chosen.backend, **place)
     return chosen

@@ -136,8 +136,8 @@ def report(record: Any) -> None:
         send("report", worker, pickle.dumps(record))
 
 
-def meeting(world_size: int) -> dict[str, Any]:
-    """Where a process group forms, and its time-out, for ``init_process_group``.
+def group_options(world_size: int) -> dict[str, Any]:
+    """A process group's store and time-out, for ``init_process_group``.
 
     Nothing in a process that was not launched: it takes them from the environment.
     """
