@@ -66,7 +66,8 @@ LOOK = """async (theme) => {
 }"""
 
 # Empty each drawing, or axe takes a minute for a chapter.
-THIN = "() => document.querySelectorAll('svg > *').forEach((e) => e.remove())"
+THIN = """() =>
+    document.querySelectorAll('svg > :not(title)').forEach((e) => e.remove())"""
 # One page of each kind.
 ASKED = [FRONT, "notebooks/06_shards.html", "book/errors.html", "book/api/data.html"]
 ASKED += ["book/glossary.html", "_modules/cdopt_tutorial/equality.html"]
