@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from cdopt_tutorial import data, sharding
-from cdopt_tutorial.calls.gradients import make_optimizer
+from cdopt_tutorial.calls.steps import make_optimizer
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.probes import counted
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned

@@ -93,16 +93,18 @@ def has_lost_peer(error: BaseException) -> bool:
     """Whether it only says that another worker is gone."""
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True  # the store is gone, in which groups form
-    if hasattr(error, "raised_on") or _MARK.search(str(error)):
+    if hasattr(error, "raised_on") or not _says(error, _LOST):
         return False
-    return _says(error, _LOST) and not _says(error, _SILENT)
+    return not _says(error, _SILENT) and not _MARK.search(str(error))
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
     """Whether it is an error of torch's C++ with one of these texts."""
     if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):
         return False
-    return any(text in str(error) for text in texts)
+    with suppress(Exception):  # of a class whose text can't be made
+        return any(text in str(error) for text in texts)
+    return False
 
 
 def _text(error: BaseException) -> str:
