@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from cdopt_tutorial.constraints.dissolved import Dissolved
 
 # The weights of the RNNs in whose passes this thread is, by id.
-_in_passes = ContextVar("_in_passes", default=None)
+_in_pass = ContextVar[dict[int, list[Tensor | None]] | None]("_in_pass", default=None)
 
 
 def extend_class(module: nn.Module, name: str) -> None:
@@ -25,7 +25,7 @@ def extend_class(module: nn.Module, name: str) -> None:
     setattr(cls, name, property(read, lambda self, value: _assign(self, name, value)))
     for reset in ("reset_parameters", "_reset_parameters"):  # attention has the latter
         if hasattr(kind, reset):
-            setattr(cls, reset, _resetting(kind, getattr(kind, reset)))
+            setattr(cls, reset, _resetter(kind, getattr(kind, reset)))
     if isinstance(module, nn.RNNBase):
         _extend_recurrent(cls, kind)
         _forget(module)
@@ -33,7 +33,8 @@ def extend_class(module: nn.Module, name: str) -> None:
 
 def _assign(module: nn.Module, name: str, value: Tensor) -> None:
     """Write the projection of a value into W."""
-    listed = module.parametrizations[name]
+    listed = getattr(module.parametrizations, name)
+    rule: Dissolved
     weight, (rule, *others) = listed.original, listed
     what = f"{name!r} of {type(module).__name__.removeprefix('Parametrized')}"
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -51,13 +52,14 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
         raise ValueError(f"{what}: {error}") from error
 
 
-def _resetting(kind: type, reset: Callable[..., None]) -> Callable[..., None]:
+def _resetter(kind: type[nn.Module], reset: Callable[..., None]) -> Callable[..., None]:
     """A layer's reset, as of a plain one that has W itself, and then a projection."""
 
     def reset_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         plain, free = kind.__new__(kind), {}
         vars(plain).update(vars(self))
-        for name, listed in self.parametrizations.items():
+        lists = vars(self)["_modules"]["parametrizations"]
+        for name, listed in lists.items():
             if isinstance(listed[0], Dissolved):
                 free[name] = listed.original
             else:
@@ -66,13 +68,13 @@ def _resetting(kind: type, reset: Callable[..., None]) -> Callable[..., None]:
         reset(plain, *args, **kwargs)
         for name, weight in free.items():
             value = plain._parameters.pop(name)
-            self.parametrizations[name][0].write(value, weight)
+            lists[name][0].write(value, weight)
         vars(self).update((k, v) for k, v in vars(plain).items() if k in vars(self))
 
     return reset_parameters
 
 
-def _extend_recurrent(cls: type, kind: type) -> None:
+def _extend_recurrent(cls: Any, kind: type[nn.RNNBase]) -> None:
     """Let an RNN compute its weights once in each pass, and keep none.
 
     Torch's keeps a list of them, which each pass compares with the attributes.
@@ -81,12 +83,12 @@ def _extend_recurrent(cls: type, kind: type) -> None:
     def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return kind.forward(self, *args, **kwargs)
-        outer = _in_passes.get() or {}
-        token = _in_passes.set(outer | {id(self): _flat_weights(self)})
+        outer = _in_pass.get() or {}
+        token = _in_pass.set(outer | {id(self): _flat_weights(self)})
         try:
             return kind.forward(self, *args, **kwargs)
         finally:
-            _in_passes.reset(token)
+            _in_pass.reset(token)
 
     cls.forward = forward
     cls._flat_weights = property(_flat_weights, lambda self, _: None)
@@ -96,13 +98,12 @@ def _extend_recurrent(cls: type, kind: type) -> None:
 
 def _flat_weights(rnn: nn.RNNBase) -> list[Tensor | None]:
     if not torch.compiler.is_compiling():
-        if known := (_in_passes.get() or {}).get(id(rnn)):
+        if known := (_in_pass.get() or {}).get(id(rnn)):
             return known
     return [getattr(rnn, name, None) for name in rnn._flat_weights_names]
 
 
 def _forget(rnn: nn.RNNBase) -> None:
     """Once its class is off, an RNN finds here that its list is out of date."""
-    count = len(rnn._flat_weights_names)
-    stale = {"_flat_weights": [None], "_flat_weight_refs": [type(None)]}
-    vars(rnn).update({name: value * count for name, value in stale.items()})
+    size = len(rnn._flat_weights_names)
+    vars(rnn).update(_flat_weights=[None] * size, _flat_weight_refs=[type(None)] * size)

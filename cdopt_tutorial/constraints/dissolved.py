@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cdopt_tutorial.constraints.surface import Surface, placed
 
 # ‖C(W)‖² of each W that this thread has mapped; None outside of `sharing_sums`.
-_distances = ContextVar("_distances", default=None)
+_distances = ContextVar[dict[Tensor, Tensor] | None]("_distances", default=None)
 
 
 class Dissolved(nn.Module):

@@ -2,6 +2,7 @@
 
 import sys
 from numbers import Real
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +17,18 @@ from cdopt_tutorial.constraints.surface import (
     surface,
 )
 
+Layer = TypeVar("Layer", bound=nn.Module)
+
 
 def dissolve(
-    module: nn.Module,
+    module: Layer,
     name: str = "weight",
     manifold: Manifold = "stiefel",
     penalty_param: float = 0.1,
     *,
     blocks: int = 1,
     transpose: bool | None = None,
-) -> nn.Module:
+) -> Layer:
     """Make a layer compute with A(W) in place of its weight, projected to start with.
 
     ``module.weight`` becomes A(W); the free parameter W, which any optimizer moves, is
@@ -54,11 +57,11 @@ def dissolve(
 
 
 def dissolve_recurrent(
-    rnn: nn.Module,
+    rnn: Layer,
     manifold: Manifold = "stiefel",
     penalty_param: float = 0.1,
     per_gate: bool = True,
-) -> nn.Module:
+) -> Layer:
     """Dissolve each hidden-to-hidden weight of a recurrent layer or cell of torch.nn.
 
     See :func:`dissolve`. Each gate's matrix (h, h) is on a manifold of its own; unless
@@ -78,7 +81,7 @@ def dissolve_recurrent(
                 f"{name!r} has {len(weight)} rows, and hidden_size is {size}: these "
                 "are no gates; pass per_gate=False"
             )
-        blocks = len(weight) // size if per_gate else 1
+        blocks = len(weight) // size if size and per_gate else 1
         on = surface(manifold, weight, blocks)
         rules[name] = _rule(rnn, name, on, penalty_param)
     _register(rnn, rules)

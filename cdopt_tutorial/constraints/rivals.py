@@ -120,8 +120,9 @@ class Rival(optim.Optimizer):
         for weight in self.param_groups[-1]["params"]:
             surface("stiefel", weight, group["blocks"])
 
+    # Torch says that a loss is a float.
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         """Move each weight that has a gradient; returns the closure's loss."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
@@ -130,17 +131,17 @@ class Rival(optim.Optimizer):
                 if weight.grad is not None:
                     # In half precision the step is computed in float32.
                     wide = torch.promote_types(weight.dtype, torch.float32)
-                    direction = self._direction(weight, group)
+                    direction = self._direction(weight, weight.grad, group)
                     weight.copy_(_moved(weight.to(wide), direction.to(wide), group))
         return loss
 
-    def _direction(self, weight: Tensor, group: dict) -> Tensor:
+    def _direction(self, weight: Tensor, grad: Tensor, group: dict) -> Tensor:
         momentum, state = group["momentum"], self.state[weight]
         if not momentum:
-            return weight.grad
-        buffer = state.setdefault("momentum_buffer", torch.zeros_like(weight.grad))
-        buffer.mul_(momentum).add_(weight.grad)
-        return weight.grad + momentum * buffer if group["rule"] == "muon" else buffer
+            return grad
+        buffer = state.setdefault("momentum_buffer", torch.zeros_like(grad))
+        buffer.mul_(momentum).add_(grad)
+        return grad + momentum * buffer if group["rule"] == "muon" else buffer
 
 
 def _moved(weight: Tensor, direction: Tensor, group: dict) -> Tensor:

@@ -38,8 +38,8 @@ def map_before_gathering(
     not dissolved, or already cut.
     """
     known = parametrize.is_parametrized(layer, name)
-    listed = layer.parametrizations[name] if known else None
-    if not known or len(listed) > 1 or isinstance(listed.original, DTensor):
+    listed = getattr(layer.parametrizations, name) if known else None
+    if listed is None or len(listed) > 1 or isinstance(listed.original, DTensor):
         raise ValueError(f"{name!r} has to be dissolved, and not cut yet")
     weight = listed.original
     if not hasattr(weight, "cut"):  # as by another layer that shares it
@@ -69,10 +69,10 @@ def placed(
     part: Tensor, like: DTensor, placements: Sequence[Placement] | None = None
 ) -> DTensor:
     """A tensor of which each rank has a part, by default all, placed like another."""
-    mesh, layout = like.device_mesh, {"shape": like.shape, "stride": like.stride()}
+    mesh, shape, stride = like.device_mesh, like.shape, like.stride()
     placements = placements or [Replicate()] * mesh.ndim
     part = part.to(like.device)
-    made = DTensor.from_local(part, mesh, placements, run_check=False, **layout)
+    made = DTensor.from_local(part, mesh, placements, shape=shape, stride=stride)
     return made.redistribute(placements=like.placements)
 
 
@@ -109,8 +109,9 @@ def part_of(
 
 def _layout(on: Geometry, weight: DTensor) -> tuple[list[Placement], Sums | None]:
     """A weight's placements for its map, and its sums; None if it is gathered."""
-    # The axis that each dimension of the mesh cuts, also by strided shards.
-    cuts = [None if at.is_replicate() else at.dim for at in weight.placements]
+    # The axis that each dimension of the mesh cuts, also by strided shards; torch's
+    # type of a placement does not say that those that cut have a `dim`.
+    cuts = [None if at.is_replicate() else at.dim for at in weight.placements]  # type: ignore[attr-defined]
     mesh, stiefel = weight.device_mesh, on.make is stiefel_torch
     spheres = on.make is sphere_torch and on.blocks > 1
     if not stiefel and (on.axes is None or on.transpose or spheres):

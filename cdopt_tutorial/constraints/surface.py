@@ -3,7 +3,7 @@
 import math
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from cdopt.manifold_torch import (
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from cdopt_tutorial.constraints.formulas import sums_of
 from cdopt_tutorial.constraints.geometry import Geometry
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 MANIFOLDS = dict(stiefel=stiefel_torch, oblique=oblique_torch, sphere=sphere_torch)
 HALF = torch.bfloat16, torch.float16
 DTYPES = torch.float64, torch.float32, *HALF
@@ -25,7 +28,7 @@ DTYPES = torch.float64, torch.float32, *HALF
 Manifold = str | type[basic_manifold_torch]
 
 
-def is_sharded(weight: Tensor) -> bool:
+def is_sharded(weight: Tensor) -> TypeGuard["DTensor"]:
     """Whether a weight is a DTensor, without the second that its import takes."""
     return hasattr(weight, "device_mesh")
 

@@ -1,6 +1,7 @@
 """Which weights of a model are constrained, and whether its layers agree on them."""
 
 from collections.abc import Iterator
+from typing import TypeGuard, cast
 
 from cdopt import nn as cdopt_nn
 from cdopt.manifold_torch import euclidean_torch
@@ -58,7 +59,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, Dissolved | None]]
         if _is_dissolved(module):
             name = f".{name}".replace(".parametrizations.", ".").strip(".")
             _check(module, name)
-            yield name, module.original, module[0]
+            yield name, module.original, cast(Dissolved, module[0])
         elif isinstance(module, cdopt_nn.Linear_cdopt):
             if not isinstance(module.manifold, euclidean_torch):
                 yield joined(name, "weight"), module.weight, _of_cdopt(module)
@@ -84,13 +85,13 @@ def _check(weight: ParametrizationList, name: str) -> None:
         )
 
 
-def _is_dissolved(module: nn.Module) -> bool:
+def _is_dissolved(module: nn.Module) -> TypeGuard[ParametrizationList]:
     return isinstance(module, ParametrizationList) and isinstance(module[0], Dissolved)
 
 
 def _is_gathered(module: nn.Module) -> bool:
-    by_fsdp = _is_dissolved(module) and is_under_fsdp(module)
-    return by_fsdp and not is_sharded(module.original)
+    whole = _is_dissolved(module) and not is_sharded(module.original)
+    return whole and is_under_fsdp(module)
 
 
 def _of_cdopt(layer: cdopt_nn.Linear_cdopt) -> Dissolved:

@@ -78,7 +78,7 @@ def make_step(variant: str, n: int, p: int, device: str = "cpu") -> Step:
     def step() -> None:
         optimizer.zero_grad()
         if dissolved is not None:
-            total = sum(dissolved.with_penalty(loss))
+            total = torch.add(*dissolved.with_penalty(loss))
         elif variant == "cdopt.nn":
             total = loss() + get_quad_penalty(layer)
         else:

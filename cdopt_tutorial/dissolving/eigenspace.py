@@ -90,9 +90,8 @@ class Method:
 
 # Far from the manifold the dissolved problem is unbounded below, and L-BFGS looks far
 # ahead along a line; with the larger penalty, that region is farther away.
-_TOLERANCES = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
-_LINE_SEARCH = {"max_iter": 10, "line_search_fn": "strong_wolfe"}
-_LBFGS = partial(optim.LBFGS, **_LINE_SEARCH, **_TOLERANCES)
+_LBFGS = partial(optim.LBFGS, max_iter=10, line_search_fn="strong_wolfe")
+_LBFGS = partial(_LBFGS, tolerance_grad=1e-12, tolerance_change=1e-16)
 _GEOOPT = partial(geoopt.ManifoldParameter, manifold=geoopt.Stiefel())
 METHODS = {
     "dissolving, SGD": Method(2**-1.5, penalty_param=0.1),
@@ -134,7 +133,7 @@ def _layer(method: Method, start: Tensor) -> nn.Linear:
     """A layer whose weight is X."""
     kind = method.orthogonal_map
     with torch.random.fork_rng(devices=[]):
-        layer = nn.Linear(*start.mT.shape, bias=False)
+        layer = nn.Linear(start.shape[1], start.shape[0], bias=False)
         layer.weight = method.parameter(start)
         if kind is not None:
             # X is completed to a square matrix at random, the same on all devices.
@@ -152,16 +151,16 @@ def _stepper(method: Method, layer: nn.Linear, problem: Problem) -> Callable[[],
 
     def evaluate() -> Tensor:
         optimizer.zero_grad()
-        x, penalty = layer.weight, 0.0
-        if method.penalty_param is not None:
-            x, squared_distance = stiefel_map(x)
-            penalty = method.penalty_param * squared_distance
-        loss = problem.value(x) + penalty
+        if method.penalty_param is None:
+            loss = problem.value(layer.weight)
+        else:
+            x, squared_distance = stiefel_map(layer.weight)
+            loss = problem.value(x) + method.penalty_param * squared_distance
         loss.backward()
         return loss
 
     def step() -> None:
-        optimizer.step(evaluate)
+        optimizer.step(evaluate)  # type: ignore[arg-type]  # or a tensor
         if method.decays:
             decay.step()
         if method.projects:

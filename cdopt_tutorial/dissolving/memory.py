@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -101,11 +101,11 @@ def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNNBase:
     if name == "LSTM":
         lstm = nn.LSTM(num_inputs, hidden)
         # Open forget gates, as Jozefowicz, Zaremba and Sutskever (2015) advise.
-        nn.init.ones_(lstm.bias_hh_l0.detach()[hidden : 2 * hidden])
+        nn.init.ones_(lstm.get_parameter("bias_hh_l0").detach()[hidden : 2 * hidden])
         return lstm
     rnn = nn.RNN(num_inputs, hidden)
     if name != "free":
-        nn.init.orthogonal_(rnn.weight_hh_l0)
+        nn.init.orthogonal_(rnn.get_parameter("weight_hh_l0"))
     if name == "Stiefel":
         dissolve_recurrent(rnn, penalty_param=PENALTY_PARAM)
     if name == "torch's orthogonal":
@@ -137,7 +137,7 @@ class Model(nn.Module):
         if self.name == "Stiefel":
             return constraints.penalty(self.rnn)
         if self.name == "penalty alone":
-            off = constraints.stiefel_constraint(self.rnn.weight_hh_l0)
+            off = constraints.stiefel_constraint(self.rnn.get_parameter("weight_hh_l0"))
             return PENALTY_PARAM * off.square().sum()
         return 0.0
 
@@ -224,10 +224,11 @@ def train(name: str, lr: float, seed: int, config: MemoryConfig) -> Run:
         optimizer.step()
         losses.append(loss.item())
         recalls.append(recall_of(logits, targets))
-    means = (np.reshape(v, (-1, every)).mean(1).tolist() for v in (losses, recalls))
-    off = constraints.stiefel_constraint(model.rnn.weight_hh_l0).norm().item()
+    losses, recalls = np.reshape([losses, recalls], (2, -1, every)).mean(2).tolist()
+    weight = cast(Tensor, model.rnn.weight_hh_l0)
+    off = constraints.stiefel_constraint(weight).norm().item()
     steps = list(range(every, config.steps + 1, every))
-    return Run(name, lr, seed, steps, *means, off)
+    return Run(name, lr, seed, steps, losses, recalls, off)
 
 
 def run(

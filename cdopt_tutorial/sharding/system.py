@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -45,7 +46,7 @@ from cdopt_tutorial.training import History
 # How tensor parallel cuts a block: by heads, and through the middle of the MLP. Torch
 # means the transposed weight: Colwise cuts rows.
 BY_ROWS = "attention.q", "attention.k", "attention.v", "up"
-CUTS = dict.fromkeys(BY_ROWS, ColwiseParallel())
+CUTS: dict[str, ParallelStyle] = dict.fromkeys(BY_ROWS, ColwiseParallel())
 CUTS |= dict.fromkeys(("attention.out", "down"), RowwiseParallel())
 
 
@@ -71,7 +72,7 @@ def spread(model: nn.Sequential, config: ShardConfig, device: str) -> nn.Module:
     return model
 
 
-def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Sequential:
+def stage_of(model: nn.Sequential, rank: int, num_ranks: int) -> nn.Module:
     """The layers of one rank of a pipeline, of which the blocks are shared evenly."""
     blocks = len(model) - 2
     inner = (1 + blocks * number // num_ranks for number in range(1, num_ranks))
@@ -111,10 +112,11 @@ class Trainer:
             return next_word_loss(self.forward(tokens), targets)
 
         if self.constraints is None:
-            loss, penalty = forward(), 0.0
+            total = loss = forward()
         else:
             loss, penalty = self.constraints.with_penalty(forward)
-        (loss + penalty).backward()
+            total = loss + penalty
+        total.backward()
         return loss.item()
 
     def clip(self, largest: float) -> None:
@@ -124,7 +126,8 @@ class Trainer:
         ones beside them, and sees only one stage of a pipeline.
         """
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        total = sum(whole(gradient.square().sum()) for gradient in gradients)
+        squares = (whole(gradient.square().sum()) for gradient in gradients)
+        total = sum(squares, torch.zeros((), device=self.device))
         if self.stages is not None:
             dist.all_reduce(total, group=self.stages)
         factor = clip_factor(total.item(), largest)
@@ -150,16 +153,16 @@ class Trainer:
 class StageTrainer(Trainer):
     """One rank of one or several pipelines: some of the layers, all of its data."""
 
-    def __init__(self, job: Job, model: nn.Sequential, rank: int):
+    def __init__(self, job: Job, model: nn.Module, rank: int):
         (copies, parts), kind = job.config.mesh, device_of(model).type
-        names = "data", "parts"
-        mesh = init_device_mesh(kind, job.config.mesh, mesh_dim_names=names)
+        mesh = init_device_mesh(kind, job.config.mesh, mesh_dim_names=("data", "parts"))
         group, forward = mesh["data"].get_group(), model
         if copies > 1:
             # Unless DDP looks for unused parameters, it takes each piece of a batch for
             # a step of its own, and fails in the second step (torch 2.13).
-            how = {"process_group": group, "find_unused_parameters": True}
-            forward = DistributedDataParallel(model, **how)
+            forward = DistributedDataParallel(
+                model, process_group=group, find_unused_parameters=True
+            )
         super().__init__(job, model, forward, rank // parts)
         self.stages = mesh["parts"].get_group()
         where = rank % parts, parts, self.device
@@ -239,9 +242,9 @@ def make_trainer(job: Job, rank: int, device: str) -> Trainer:
     model = transformer(config, len(job.corpus.vocabulary)).to(device)
     _, parts = config.mesh
     if config.strategy in STAGED:
-        model = stage_of(model, rank % parts, parts)
-        constrain(model, config)
-        return StageTrainer(job, model, rank)
+        stage = stage_of(model, rank % parts, parts)
+        constrain(stage, config)
+        return StageTrainer(job, stage, rank)
     return Trainer(job, model, spread(model, config, device), rank // parts)
 
 

@@ -143,8 +143,8 @@ def make_step(
     way: str, objective: Objective, start: Tensor
 ) -> tuple[Callable[[], None], Callable[[], Tensor]]:
     """A way's step, and a function that returns this rank's rows of the current X."""
-    layer, kind = nn.Module(), optim.SGD
-    layer.weight = nn.Parameter(start)
+    layer = nn.Linear(start.shape[1], len(start), bias=False, device="meta")
+    layer.weight, kind = nn.Parameter(start), optim.SGD
     if way == "geoopt":  # with the Euclidean metric: the default needs n x n numbers
         manifold = geoopt.Stiefel(canonical=False)
         layer.weight = geoopt.ManifoldParameter(start, manifold=manifold)
@@ -180,11 +180,10 @@ def dissolved(weight: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
 
 def gathered(weight: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """The same, from the whole X, which each rank gathers and maps."""
-    layout = {"shape": (objective.n, weight.shape[1]), "stride": weight.stride()}
-    placed = objective.mesh, [Shard(0)]
-    parts = DTensor.from_local(weight, *placed, run_check=False, **layout)
+    mesh, stride = objective.mesh, weight.stride()
+    shape = torch.Size((objective.n, weight.shape[1]))
+    parts = DTensor.from_local(weight, mesh, [Shard(0)], shape=shape, stride=stride)
     # Each rank's backward pass starts at its own rows; the gradients are summed.
     mapped, distance = stiefel_map(parts.full_tensor(grad_placements=[Partial()]))
-    ranks = objective.mesh.size()
-    rows = mapped.chunk(ranks)[objective.mesh.get_rank()]
-    return rows, PENALTY_PARAM * distance / ranks
+    rows = mapped.chunk(mesh.size())[mesh.get_rank()]
+    return rows, PENALTY_PARAM * distance / mesh.size()
