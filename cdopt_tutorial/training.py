@@ -20,7 +20,7 @@ MEASURED_STEPS = 8
 class Training:
     """Base of their configs, which checks the fields that all have."""
 
-    OPTIMIZERS: ClassVar = ("sgd", "adam")
+    OPTIMIZERS: ClassVar[tuple[str, ...]] = "sgd", "adam"
 
     def __post_init__(self):
         choices(self, optimizer=self.OPTIMIZERS, dtype=("float32", "float64"))

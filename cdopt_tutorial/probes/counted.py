@@ -39,7 +39,7 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def peak_memory(step: Callable[[], None]) -> int:
+def peak_memory(step: Callable[[], object]) -> int:
     """The most bytes that a step holds at a time, beyond those at its start.
 
     They are what torch allocates on the CPU, including temporaries within operators but
