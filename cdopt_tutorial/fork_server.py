@@ -22,7 +22,7 @@ if os.environ.get(own_network.VARIABLE) != "host":
         )
         print(shared, file=sys.stderr)
 os.environ["OMP_NUM_THREADS"] = "1"  # read as torch is imported
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # noqa: E402 (has threads)
+from torch.multiprocessing.spawn import _prctl_pr_set_pdeathsig  # noqa: E402 (threads)
 
 _prctl_pr_set_pdeathsig(signal.SIGCONT)  # or a stopped server would remain
 atexit.register(os._exit, 0)

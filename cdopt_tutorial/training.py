@@ -20,7 +20,12 @@ MEASURED_STEPS = 8
 class Training:
     """Base of their configs, which checks the fields that all have."""
 
-    OPTIMIZERS: ClassVar[tuple[str, ...]] = "sgd", "adam"
+    OPTIMIZERS: ClassVar = ("sgd", "adam")
+    max_steps: int | None
+    penalty_param: float
+    momentum: float
+    seed: int
+    dtype: str
 
     def __post_init__(self):
         choices(self, optimizer=self.OPTIMIZERS, dtype=("float32", "float64"))
@@ -41,6 +46,8 @@ class Training:
 
 class Settings(Training):
     """Base of the configs of systems with a server, which checks their fields, too."""
+
+    device: str
 
     def __post_init__(self):
         super().__post_init__()

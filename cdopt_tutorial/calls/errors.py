@@ -52,12 +52,13 @@ def portable(error: BaseException, worker: str, caller: str) -> Exception:
     if not hasattr(error, "raised_on"):  # else it comes from a worker further away
         text = "".join(traceback.format_exception(error))
         error.add_note(f"\nOn {worker}:\n{text}")
-        error.raised_on = worker
+        vars(error)["raised_on"] = worker
     with suppress(Exception):  # a class that does not pickle, or needs other arguments
-        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
+        sent = pickle.loads(pickle.dumps(error))
+        if isinstance(error, Exception) and isinstance(sent, Exception):
             return error
     reason = f"raised {type(error).__name__} in a call that {caller} made"
-    return WorkerError(error.raised_on, reason, _text(error))
+    return WorkerError(vars(error)["raised_on"], reason, _text(error))
 
 
 def unanswered(error: RuntimeError, worker: str, caller: str) -> RuntimeError:
@@ -66,7 +67,7 @@ def unanswered(error: RuntimeError, worker: str, caller: str) -> RuntimeError:
         reason = f"did not answer a call that {caller} made"
         return WorkerSilent(worker, reason, str(error))
     if "serializePyObject" in str(error):  # of torch's C++, on the callee
-        error.raised_on = worker
+        vars(error)["raised_on"] = worker
     return error
 
 

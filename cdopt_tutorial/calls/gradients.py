@@ -105,7 +105,8 @@ def take_sum(
 
     They are added in the order of the contexts, because rounding depends on it.
     """
-    parameters, total = list(parameters), {}
+    parameters = list(parameters)
+    total: dict[Tensor, Tensor] = {}
     for context in contexts:
         for p, gradient in gradients(context, parameters).items():
             total[p] = total[p] + gradient if p in total else gradient
@@ -175,8 +176,8 @@ _part: ContextVar[_Part | None] = ContextVar("part", default=None)  # of this th
 # Without it a lookup, of integers only, would have no backward pass.
 _anchor = torch.zeros((), requires_grad=True)
 # On an owner: a call's part, arguments and results; gradients by context.
-_kept_graphs: dict[Where, tuple[_Part, list, tuple[Tensor, ...]]] = {}
-_kept_gradients: dict[str, dict[Tensor, Tensor]] = {}
+_kept_graphs: dict[Where, tuple[_Part, tuple, tuple[Tensor, ...]]] = {}
+_kept_gradients: dict[Context, dict[Tensor, Tensor]] = {}
 _adding = threading.Lock()
 
 
@@ -254,8 +255,8 @@ def _backward(module: nn.Module, where: Where, grads: tuple) -> list[Tensor | No
     parameters = {p for m in part.modules for p in m.parameters() if p.requires_grad}
     # With the anchor the pass goes through all calls that the method itself has made.
     inputs = [_anchor, *_tensors(args), *parameters]
-    pairs = zip(outputs, grads, strict=True)
-    pairs = [(o, grad) for o, grad in pairs if grad is not None and o.requires_grad]
+    both = zip(outputs, grads, strict=True)
+    pairs = [(o, grad) for o, grad in both if grad is not None and o.requires_grad]
     outputs, grads = zip(*pairs, strict=True) if pairs else ((), ())
     try:
         computed = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)

@@ -36,9 +36,11 @@ class Network:
         the run's, 0 for none; then WorkerSilent is raised. What the function or the
         future raises there is raised here.
         """
+        raise NotImplementedError
 
     def call_async(self, worker: str, function: Callable, *more: Any) -> Future:
         """The same, but return a future of torch at once."""
+        raise NotImplementedError
 
 
 class RPC(Network):

@@ -154,8 +154,8 @@ def _call_async(
     reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any
 ) -> Future:
     if reference.is_owner():
-        call = partial(_call, reference, timeout, method, *args, **kwargs)
-        return later(call, getattr(network.current(), "at_once", False))
+        run = partial(_call, reference, timeout, method, *args, **kwargs)
+        return later(run, network.current().at_once)
     call = serve_call, (reference, method, *args), kwargs, timeout
     return network.current().call_async(reference.owner_name(), *call)
 

@@ -108,7 +108,7 @@ class Result:
     @property
     def test(self) -> Score:
         """Of the test images at the end, before the projection."""
-        return self.trainers[0].test
+        return next(trainer.test for trainer in self.trainers if trainer.test)
 
     @property
     def projected(self) -> Projected | None:
@@ -125,7 +125,7 @@ class Result:
     @property
     def valid_losses(self) -> list[float]:
         """Mean loss of the validation images after each epoch, nats."""
-        return [note.valid.loss for note in self.trainers[0].progress]
+        return [note.valid.loss for note in self.trainers[0].progress if note.valid]
 
     @property
     def feasibility(self) -> Feasibility | None:
@@ -148,12 +148,14 @@ class Result:
     def figures(self) -> dict[str, Any]:
         """What the command writes: losses in nats, None where there is no value."""
         left, projected = self.feasibility, self.projected
+        valid = self.trainers[0].progress[-1].valid
+        score = projected and projected.score
         settings = "num_trainers", "semantics", "manifold", "where", "by"
         return {
             **{name: getattr(self.config, name) for name in settings},
             "transport": self.trainers[0].transport,
             "steps": len(self.losses),
-            "valid_accuracy": self.trainers[0].progress[-1].valid.accuracy,
+            "valid_accuracy": valid and valid.accuracy,
             "test_accuracy": self.test.accuracy,
             "test_loss": self.test.loss,
             "loss": self.losses[-1],
@@ -161,7 +163,7 @@ class Result:
             "feasibility": left and left.mapped,
             "feasibility_of_weight": left and left.weight,
             "projected_feasibility": projected and projected.feasibility.mapped,
-            "projected_accuracy": projected and projected.score.accuracy,
+            "projected_accuracy": score and score.accuracy,
             "replica_difference": self.replica_difference,
             "samples_per_second": self.samples_per_second,
         }
@@ -180,7 +182,7 @@ class Table(nn.EmbeddingBag):
             on = config.manifold, config.penalty_param
             dissolve(self, "weight", *on, transpose=True)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]  # less than torch's takes
         """Vectors (b, embedding) of bags (b, k), on the CPU like all that is sent."""
         vectors = super().forward(tokens.to(device_of(self))).cpu()
         return trace.mark_backward("table backward", vectors, tokens)
@@ -190,9 +192,9 @@ def table_on_device(
     num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
 ) -> Table:
     """The table on its owner's device, the next after the trainers'; called there."""
-    parts = nn.ModuleDict({"table": Table(num_tokens, config)})
-    parts.load_state_dict(begin, strict=False)
-    return parts["table"].to(device_for(config.device, config.num_trainers))
+    table = Table(num_tokens, config)
+    nn.ModuleDict({"table": table}).load_state_dict(begin, strict=False)
+    return table.to(device_for(config.device, config.num_trainers))
 
 
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:

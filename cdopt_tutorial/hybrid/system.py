@@ -122,12 +122,12 @@ def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
     ids = [torch.device(device)] if device != "cpu" else None
     replica = DistributedDataParallel(layer, device_ids=ids)
 
-    def all_reduce(group: None, bucket: dist.GradBucket) -> Future[Tensor]:
+    def all_reduce(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
         reduced = default_hooks.allreduce_hook(group, bucket)  # DDP's own default
         return trace.mark_until_done("all-reduce", reduced)
 
     if trace.collect() is not None:
-        replica.register_comm_hook(None, all_reduce)
+        replica.register_comm_hook(replica.process_group, all_reduce)
     return replica
 
 
@@ -161,7 +161,8 @@ class Trainer:
         nn.ModuleDict({"dense": self.dense}).load_state_dict(task.begin, strict=False)
         self.fc: nn.Module = self.dense  # what it learns through: DDP on workers
         self.optimizer = make_optimizer(self.dense.parameters(), task.config)
-        part = {"dense": self.dense, "table": table}.get(task.config.constrained)
+        parts = {None: None, "dense": self.dense, "table": table}
+        part = parts[task.config.constrained]
         self.constraints = None if part is None else Constraints(part)
         self.penalty_factor = penalty_factor(task.rank, task.config)
         # Each is in charge of its own layer, but only the first one of the table.
@@ -194,7 +195,7 @@ class Trainer:
             history.weights = apply(self.table, weights_of, "table.")
             history.weights |= weights_of(self.dense, "dense.")
         if self.constraints is not None:
-            history.projected = self.project()
+            history.projected = self.project(self.constraints)
         return history
 
     def barrier(self) -> None:
@@ -212,7 +213,7 @@ class Trainer:
             history.images.append(len(batch.bags))
             if self.fc is not self.dense:
                 differences.append(ask_difference(self.dense))
-            if self.in_charge:
+            if self.constraints and self.in_charge:
                 history.feasibility.append(self.constraints.feasibility())
         history.replica_differences += [answer() for answer in differences]
 
@@ -227,7 +228,7 @@ class Trainer:
             labels = bags.labels.to(self.device)
             total = F.cross_entropy(scores, labels, reduction="sum")
             loss = loss_factor(batch, self.config) * total
-            if self.penalty_factor:
+            if self.constraints and self.penalty_factor:
                 loss = loss + self.penalty_factor * self.constraints.penalty()
             with span("backward"):
                 gradients.backward(context, loss)
@@ -259,13 +260,13 @@ class Trainer:
         right = (scores.argmax(1) == bags.labels).double().mean().item()
         return Score(F.cross_entropy(scores, bags.labels).item(), right)
 
-    def project(self) -> Projected:
+    def project(self, constraints: Constraints) -> Projected:
         """Make the trained model exactly feasible; each replica does so by itself."""
         self.barrier()
         if self.in_charge:
-            self.constraints.project_()
+            constraints.project_()
         self.barrier()
-        return Projected(self.score(self.task.test), self.constraints.feasibility())
+        return Projected(self.score(self.task.test), constraints.feasibility())
 
 
 def tasks(job: Job) -> list[Task]:

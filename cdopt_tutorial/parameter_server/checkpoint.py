@@ -68,7 +68,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Replace the file by a checkpoint in one step; OSError if that is impossible."""
     content = io.BytesIO()  # writing to a full disk, torch raises no OSError
     torch.save({"format": FORMAT, **vars(checkpoint)}, content)
-    whole_file.write(path, content.getbuffer())
+    whole_file.write(path, content.getvalue())
 
 
 def load(path: Path) -> Checkpoint:

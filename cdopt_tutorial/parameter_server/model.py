@@ -21,7 +21,7 @@ SAMPLED = 60  # tokens of a sample
 TEMPERATURE = 0.7  # of a sample; below 1, likely words become likelier
 ROW_NORM = 3.0  # initial mean norm of a constrained decoder's rows, times their factor
 
-Hidden = tuple[Tensor, Tensor]  # (num_layers, batch, hidden) each
+Hidden = tuple[Tensor, ...]  # h and c, (num_layers, batch, hidden) each
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class History(training.History):
     @property
     def perplexity(self) -> float:
         """Of the validation part, before the projection; the first trainer's only."""
-        return self.progress[-1].valid.perplexity
+        return [note.valid for note in self.progress if note.valid][-1].perplexity
 
 
 class EmbeddingTable(nn.Module):
@@ -162,13 +162,13 @@ class LSTM(nn.LSTM):
         return [w.view_as(w).cpu() for of_layer in self.all_weights for w in of_layer]
 
 
-class PulledLSTM(LSTM):
+class PulledLSTM(nn.Module):
     """The LSTM of one of several trainers, which pulls its weights from ``ps``."""
 
     def __init__(self, rnn_rref: Reference, config: RNNConfig):
-        super().__init__(config)
-        self.to("meta")  # this worker has no weights of its own
-        self.rnn_rref = rnn_rref
+        super().__init__()
+        self.rnn_rref, self.num_layers = rnn_rref, config.num_layers
+        self.dropout = config.dropout if config.num_layers > 1 else 0.0
 
     def forward(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """As in ``nn.LSTM``."""
@@ -255,8 +255,8 @@ def build(part: str, vocab_size: int, config: RNNConfig) -> nn.Module:
         if part == "rnn":
             dissolve_recurrent(module, *on, per_gate=config.per_gate)
         else:
-            layer = module.encoder if part == "embedding" else module.decoder
-            dissolve(layer, "weight", *on)
+            layer = "encoder" if part == "embedding" else "decoder"
+            dissolve(module.get_submodule(layer), "weight", *on)
     return module
 
 

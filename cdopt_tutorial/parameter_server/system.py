@@ -23,7 +23,7 @@ from cdopt_tutorial.calls import alone, gradients, reference, remote
 from cdopt_tutorial.calls.device import device_for, weights_of
 from cdopt_tutorial.calls.errors import WorkerError, WorkerLost
 from cdopt_tutorial.calls.gradients import Context
-from cdopt_tutorial.calls.references import Reference
+from cdopt_tutorial.calls.references import Ref, Reference
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.calls.steps import (
     clip_factor,
@@ -140,7 +140,7 @@ class Owner:
         self._optimizer.load_state_dict(deepcopy(whole))  # torch keeps the tensors
 
 
-def make_all(job: Job) -> tuple[dict[str, Reference], list[Reference]]:
+def make_all(job: Job) -> tuple[dict[str, Ref], list[Ref]]:
     """References to the parts and to all owners; the same for every trainer."""
     config, number = job.config, job.config.num_trainers
     of, parts = (len(job.corpus.vocabulary), config), {}
@@ -231,7 +231,7 @@ class Trainer:
         if self.rank == 0:
             self.history.weights = self.gather("weights")
         if self.constraints:
-            self.project()
+            self.project(self.constraints)
         return self.history
 
     @property
@@ -273,10 +273,10 @@ class Trainer:
 
     def hidden(self, window: int) -> Hidden:
         """The state of this trainer's columns: zeros where a pass begins."""
-        if window == 0:
+        if window == 0 or not (resume := self.job.resume):
             return self.model.start(self.stream.batch_size)
         number = self.config.num_trainers
-        parts = (state.tensor_split(number, dim=1) for state in self.job.resume.hidden)
+        parts = (state.tensor_split(number, dim=1) for state in resume.hidden)
         return tuple(part[self.rank].contiguous() for part in parts)
 
     def reseed(self) -> None:
@@ -309,13 +309,13 @@ class Trainer:
         # Another trainer's next step would switch the server's dropout back on.
         self.barrier()
 
-    def project(self) -> None:
+    def project(self, constraints: Constraints) -> None:
         """Make the model exactly feasible once all trainers have taken their steps."""
         self.barrier()
         if self.rank == 0:
-            self.constraints.project_()
+            constraints.project_()
             score = evaluate(self.model, self.job.corpus.valid)
-            self.history.projected = Projected(score, self.constraints.feasibility())
+            self.history.projected = Projected(score, constraints.feasibility())
 
     def keep(self, epoch: int, window: int, hidden: Hidden) -> None:
         """Write a checkpoint, which the first trainer gathers from all."""
@@ -382,7 +382,7 @@ def run(
             if not max_restarts:
                 raise
             max_restarts -= 1
-            if job.keep.exists():  # or it died before the first one
+            if job.keep and job.keep.exists():  # or it died before the first one
                 job = replace(job, resume=checkpoint.load(job.keep))
             on_restart(error, job)
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.distributed.rpc import PyRRef, api, functions
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
@@ -80,9 +81,6 @@ def collect() -> Trace | None:
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Mark a worker's own work in the trace; without a trace it does nothing."""
-    if _own is None:
-        yield
-        return
     started = time.monotonic_ns()
     try:
         yield
@@ -98,7 +96,7 @@ def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
     """
     if _own is None or result.grad_fn is None:
         return result
-    nodes, starts = _nodes(result, args), []
+    nodes, starts = _nodes(result, args), list[int]()
     left = itertools.count(len(nodes) - 1, -1)
 
     def end(*_: Any) -> None:  # must not refer to the nodes, which refer to it
@@ -111,17 +109,16 @@ def mark_backward(name: str, result: Tensor, *args: Any) -> Tensor:
     return result
 
 
-def _nodes(result: Tensor, args: Iterable) -> list:
+def _nodes(result: Tensor, args: Iterable) -> list[Node]:
     """Autograd's nodes from a result back to arguments and leaves, the result's first.
 
     An argument from another worker ends at its own node, "recv".
     """
     given = {arg.grad_fn for arg in args if isinstance(arg, Tensor)}
-    found, todo = [], [result.grad_fn]
+    found, todo = list[Node](), [result.grad_fn]
     while todo:
         node = todo.pop()
-        leaf = node is None or hasattr(node, "variable")
-        if not leaf and node not in given and node not in found:
+        if node and not hasattr(node, "variable") and node not in (*given, *found):
             found.append(node)
             todo += [function for function, _ in node.next_functions]
     return found
@@ -136,7 +133,8 @@ def mark_until_done(name: str, future: Future) -> Future:
 
 
 def _note(name: str, started: int) -> None:
-    _own.spans.append(Span(_name, name, started, time.monotonic_ns()))
+    if _own is not None:
+        _own.spans.append(Span(_name, name, started, time.monotonic_ns()))
 
 
 def begin(worker: str) -> None:
@@ -165,10 +163,11 @@ def _invoke(
     sent = time.monotonic_ns()
 
     def note(answer: Future) -> Any:
-        result, *ran = answer.value()
-        times = sent, *ran, time.monotonic_ns()
+        result, started, ended = answer.value()
+        times = sent, started, ended, time.monotonic_ns()
         size = _bytes(carried) + _bytes(result)
-        _own.calls.append(Call(_name, callee, method, *times, size))
+        if _own is not None:
+            _own.calls.append(Call(_name, callee, method, *times, size))
         return network.received(result)
 
     call = _name, function, args, kwargs

@@ -43,7 +43,7 @@ class ReinforceConfig:
     #: stay on the CPU.
     device: str = "cpu"
     #: mean reward at which the environment's authors call it solved.
-    threshold: ClassVar[float] = gymnasium.spec(ENVIRONMENT).reward_threshold
+    threshold: ClassVar = gymnasium.spec(ENVIRONMENT).reward_threshold or float("inf")
 
     def __post_init__(self):
         choices(self, conversation=CONVERSATIONS)
@@ -63,7 +63,7 @@ class ReinforceConfig:
 
     def make_environments(self) -> VectorEnv:
         """An observer's environments, which step together."""
-        return gymnasium.make_vec(ENVIRONMENT, self.num_envs, "vector_entry_point")
+        return gymnasium.make_vec(ENVIRONMENT, self.num_envs or 1, "vector_entry_point")
 
     def make_policy(self) -> Policy:
         """The policy for them, initialised from torch's random state."""
@@ -145,7 +145,8 @@ class Agent:
     ) -> None:
         """Record a whole round's steps at once: (T, n, 4), (T, n) and (T, n)."""
         actor = self._actors[observer]
-        actor.states, actor.actions, actor.rewards = states, actions, rewards
+        steps = states, actions, rewards
+        actor.states, actor.actions, actor.rewards = map(list, steps)
 
     def _leave_if_failed(self, observer: int, call: Future) -> None:
         """Keep no other observer waiting, or the error would come only at the end."""
@@ -192,7 +193,7 @@ class Observer:
         while running.any():
             actions = self._talk.ask(states)
             states, rewards, fallen, late, _ = self._env.step(actions)
-            self._talk.tell(np.float32(rewards * running))
+            self._talk.tell((rewards * running).astype(np.float32))
             lengths += running
             truncated |= running & late & ~fallen
             running &= ~(fallen | late)

@@ -34,7 +34,9 @@ class Actor:
 
     def __init__(self, policy: Policy, seed: int):
         self.policy = policy
-        self.states, self.actions, self.rewards = [], [], []
+        self.states: list[NDArray] = []
+        self.actions: list[NDArray] = []
+        self.rewards: list[NDArray] = []
         self._generator = torch.Generator().manual_seed(seed)
 
     def select(self, states: NDArray) -> NDArray:

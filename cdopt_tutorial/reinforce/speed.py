@@ -24,13 +24,13 @@ class SlowConfig(ReinforceConfig):
     cost_ms: float = 0.0  #: ms added to a step of each environment
 
     def make_environments(self) -> VectorEnv:
-        return _Slow(super().make_environments(), self.num_envs * self.cost_ms / 1000)
+        return _Slow(super().make_environments(), self.cost_ms)
 
 
 class _Slow(VectorWrapper):
-    def __init__(self, env: VectorEnv, seconds: float):
+    def __init__(self, env: VectorEnv, cost_ms: float):
         super().__init__(env)
-        self._seconds = seconds
+        self._seconds = env.num_envs * cost_ms / 1000
 
     def step(self, actions: NDArray) -> tuple:
         # Occupies its core, as a simulator does; a sleep would leave it to others.

@@ -118,7 +118,7 @@ def learn(agent: Agent, batches: Iterable[Sequence[Episodes]]) -> Training:
 
 def run(
     config: ReinforceConfig,
-    role: Callable[[ReinforceConfig], Training] = run_agent,
+    role: Callable[..., Training] = run_agent,
     **options: Any,
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.

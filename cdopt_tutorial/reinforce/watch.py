@@ -30,12 +30,12 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
     policy.load_state_dict(weights)
     actor = Actor(policy, SEED)
     env = gymnasium.make(ENVIRONMENT, render_mode="rgb_array")
-    env.unwrapped.theta_threshold_radians = np.pi / 2
+    env.set_wrapper_attr("theta_threshold_radians", np.pi / 2)
     state, _ = env.reset(seed=SEED)
     pictures, over, step = [], False, 0
     while not over:
         if step % EVERY == 0:
-            blocks = env.render().reshape(200, 2, 300, 2, 3)
+            blocks = np.asarray(env.render()).reshape(200, 2, 300, 2, 3)
             pictures.append(blocks.mean(axis=(1, 3)).astype(np.uint8))
         state, _, terminated, truncated, _ = env.step(actor.select(state[None])[0])
         over, step = terminated or truncated, step + 1

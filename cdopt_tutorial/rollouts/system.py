@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from cdopt_tutorial.calls import Reference, alone, network, reference, remote
 from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
+from cdopt_tutorial.reinforce.agent import LocalPolicy as Talk
 from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.system import learn
@@ -45,7 +46,7 @@ ROUNDING = 1e-4
 class RolloutsConfig(ReinforceConfig):
     """Settings of a run; a ValueError if one is out of range, or no such device."""
 
-    conversation: ClassVar[str] = "local-policy"
+    conversation: ClassVar[str] = "local-policy"  # type: ignore[misc]  # no field
     num_envs: int = 16  #: environments per observer, each with one episode per rollout
     log_interval: int = 10  #: updates between two log lines
     max_lag: int = 1  #: updates that observers play ahead; 0 makes them wait for each
@@ -63,7 +64,7 @@ class RolloutsConfig(ReinforceConfig):
         checks.choices(self, waits=WAITS)
         if self.num_rollouts is None:
             object.__setattr__(self, "num_rollouts", self.num_observers)
-        fits = 1 <= self.num_rollouts <= self.num_observers
+        fits = 1 <= (self.num_rollouts or 0) <= self.num_observers
         checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
 
     def make_environments(self) -> Any:
@@ -86,6 +87,8 @@ class Rollout(Episodes):
 class Observer(Player):
     """Plays one rollout after another in environments of its own."""
 
+    _talk: Talk  # the only conversation of the config
+
     def __init__(self, number: int, config: RolloutsConfig):
         super().__init__(number, config)
         self._number, self._played = number, 0
@@ -98,7 +101,8 @@ class Observer(Player):
         before, self._played = self._played, self._played + 1
         with torch.no_grad():  # of the policy as it is, not as it should be
             chances = log_probs(actor.policy, episodes)
-        return Rollout(*vars(episodes).values(), self._number, before, version, chances)
+        parts = *vars(episodes).values(), self._number, before, version, chances
+        return Rollout(*parts)
 
     def play_ahead(self, agent_rref: Reference) -> None:
         """Play until there is no further update; called by the agent, once."""
@@ -112,6 +116,8 @@ class Observer(Player):
 class Learner(Agent):
     """Chapter 1's agent, which keeps the last few versions of its weights."""
 
+    config: RolloutsConfig
+
     def __init__(self, config: RolloutsConfig):
         super().__init__(config)
         self.version = 0  #: updates so far
@@ -121,7 +127,7 @@ class Learner(Agent):
         self._old = deepcopy(self.policy)
         self._played: Counter[int] = Counter()
 
-    def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:
+    def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:  # type: ignore[override]  # rollouts only
         """Make an update, one step of Adam, and return the largest lag and ratio.
 
         A ratio is an action's probability in the policy that learns over that in the
@@ -208,8 +214,9 @@ class AheadAgent(Learner):
 
         The future completes once an update is open, or with None after the last.
         """
+        future: Future = Future()
         with self._changed:
-            self._asking[observer] = future = Future()
+            self._asking[observer] = future
         self._answer()
         return future
 
@@ -245,9 +252,9 @@ class AheadAgent(Learner):
                 late = min(missing, key=lambda n: n not in row)  # whose turn it is
                 reason = f"did not hand over a rollout within {seconds:g} s"
                 raise WorkerSilent(f"observer{late}", reason)
-            return [row[observer] for observer in sorted(row)]
+            return [rollout for _, rollout in sorted(row.items()) if rollout]
 
-    def finish_episode(self, batch: list[Rollout]) -> tuple[int, float]:
+    def finish_episode(self, batch: Sequence[Rollout]) -> tuple[int, float]:  # type: ignore[override]  # as above
         """Make an update, and open another one."""
         lag_and_ratio = super().finish_episode(batch)
         with self._changed:  # not before, or this update would be open again
@@ -298,7 +305,7 @@ class AheadAgent(Learner):
         version, _ = self._newest
         first = max(version, self._last.get(observer, -1) + 1)
         for update in range(first, version + self.config.max_lag + 1):
-            if len(self._open.get(update, {})) < self.config.num_rollouts:
+            if len(self._open.get(update, {})) != self.config.num_rollouts:
                 return update
         return None
 
@@ -317,14 +324,14 @@ def train(config: RolloutsConfig) -> Training:
 
 def run(config: RolloutsConfig, **options: Any) -> Training:
     """Train on workers, as :func:`~cdopt_tutorial.reinforce.system.run` does."""
-    return system.run(config, train, **options)
+    return cast(Training, system.run(config, train, **options))
 
 
 def in_step(config: RolloutsConfig) -> Iterator[dict[int, int]]:
     """The endless schedule of observers that wait for every update and take turns."""
+    number = config.num_rollouts or config.num_observers
     for update in count():
-        first = update * config.num_rollouts
-        turns = range(first, first + config.num_rollouts)
+        turns = range(update * number, (update + 1) * number)
         yield {turn % config.num_observers: update for turn in turns}
 
 

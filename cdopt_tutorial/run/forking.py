@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
 from cdopt_tutorial import scratch
 
@@ -42,7 +43,7 @@ def server() -> Iterator[None]:
         # What this thread starts ignores Ctrl-C and a kernel's interrupt; we do not.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.environ[scratch.VARIABLE] = scratch.folder()
-        config = multiprocessing.current_process()._config
+        config = vars(multiprocessing.current_process())["_config"]
         before = config.get("tempdir")
         config["tempdir"] = scratch.short(scratch.folder())  # for the server's socket
         try:
@@ -71,7 +72,7 @@ def _forget() -> None:
     """In a forked child: the parent's server is not this process's."""
     global _starting
     _starting = threading.Lock()
-    server = forkserver._forkserver
+    server: Any = forkserver._forkserver  # typeshed leaves out what is private
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
     server.__init__()

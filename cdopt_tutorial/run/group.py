@@ -146,7 +146,7 @@ class Group:
 
     def _take_messages(self, timeout: float) -> None:
         """Handle what workers have sent, and note which are gone."""
-        senders = {}
+        senders: dict[Any, _Worker] = {}
         for each in self._workers:
             if not each.settled:
                 senders |= {each.control: each, each.process.sentinel: each}
@@ -190,8 +190,8 @@ class Group:
         *lines, rest = (self._printed[name, stream] + text).split(b"\n")
         self._printed[name, stream] = rest
         for line in lines:
-            line = line.decode(errors="replace")
-            print(f"[{name}] {line}", file=getattr(sys, stream))
+            whole = line.decode(errors="replace")
+            print(f"[{name}] {whole}", file=getattr(sys, stream))
 
     def _note_death(self, each: _Worker) -> None:
         each.process.join(EXIT)
@@ -240,7 +240,7 @@ class Group:
 
     def _stacks(self, each: _Worker) -> str:
         """What a worker's threads do now."""
-        if each.phase != "starting":  # then it could not show any yet
+        if each.process.pid and each.phase != "starting":  # before it can't show any
             before, limit = self._log(each), time.monotonic() + ANSWER
             with suppress(ProcessLookupError):
                 os.kill(each.process.pid, signal.SIGUSR1)
@@ -286,15 +286,15 @@ class Group:
 
     def _end(self) -> None:
         """End every process and reap it; workers that are done leave by themselves."""
-        started = [each for each in self._workers if each.process.pid is not None]
+        started = {pid: each for each in self._workers if (pid := each.process.pid)}
         limit = time.monotonic() + EXIT
-        for each in started:
+        for each in started.values():
             if each.phase == "done":
                 each.process.join(max(0.0, limit - time.monotonic()))
-        for each in started:
-            _kill(each.process.pid)
+        for pid in started:
+            _kill(pid)
         for each in self._workers:
-            if each in started:
+            if each in started.values():
                 each.process.join()
                 each.process.close()
             each.phase = "failed"  # what it has still sent counts only if it is text

@@ -72,11 +72,12 @@ def play(
 ) -> dict[str, tuple]:
     """What the roles returned, by name; with places for calls and bytes."""
     options: dict[str, Any] = {"log_to_driver": False}
-    process, environment = forking.OutsideProcess, settings.environment
+    environment = settings.environment
+    # In a network of its own it would reach no cluster.
+    process = forking.Process if address is None else forking.OutsideProcess
     if address is None:
         options |= {"num_cpus": len(packed), "object_store_memory": OBJECTS}
         options["include_dashboard"] = False
-        process = forking.Process  # in a network of its own it would reach no cluster
         # Without what is of a job that this program is part of, perhaps.
         environment = {k: v for k, v in environment.items() if k[:4] != "RAY_"}
         environment |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -142,7 +143,7 @@ def _follow(actors: Mapping[str, Any], join_deadline: float) -> dict[str, bytes]
     """Have all roles played, and hand on what workers say, until each has ended."""
     import ray
 
-    limit, joined, ended = time.monotonic() + join_deadline, set(), set()
+    limit, joined, ended = time.monotonic() + join_deadline, set[str](), set[str]()
     results: dict[str, bytes] = {}
     listening = {actor.take.remote(): name for name, actor in actors.items()}
     while len(ended) < len(actors):
@@ -169,7 +170,7 @@ def _follow(actors: Mapping[str, Any], join_deadline: float) -> dict[str, bytes]
                     raise content[0]
                 case "ended":
                     ended.add(name)
-                case _:
+                case _ if worker.send:
                     worker.send(kind, name, *content)
         listening[actors[name].take.remote()] = name
     return results
@@ -212,7 +213,8 @@ class RayWorker:
         self._begun.wait()
         answer: futures.Future = futures.Future()
         try:
-            network.serve(caller, *pickle.loads(content), answer.set_result)
+            function, args, kwargs = pickle.loads(content)
+            network.serve(caller, function, args, kwargs, answer.set_result)
             return pickle.dumps(answer.result())
         except Exception as error:  # it does not pickle
             return pickle.dumps(
@@ -224,8 +226,7 @@ class RayWorker:
         import ray
 
         _set_thread_name(self._name)  # by which the worker is found in a host's /proc
-        self._network.host = ray.util.get_node_ip_address()
-        os.environ["GLOO_SOCKET_IFNAME"] = device_of(self._network.host)
+        os.environ["GLOO_SOCKET_IFNAME"] = device_of(ray.util.get_node_ip_address())
         network.enter(self._network)
         worker.enter(self._send, lambda _: _open_store(self._network), settings)
         worker.print_to(self._name, self._send)
@@ -238,12 +239,11 @@ class RayWorker:
             self._send("failed", self._name, errors.describe(self._name, error))
 
 
-class RayNetwork:
+class RayNetwork(network.Network):
     """Carries calls between a run's actors, as bytes: Ray is slow with tensors."""
 
     def __init__(self, name: str, timeout: float):
         self._name, self._timeout = name, timeout
-        self.host = ""  # the address on which Ray itself listens here
         self.actors: Mapping[str, Any] = {}  # by name, once all have joined
 
     def own_name(self) -> str:
@@ -252,10 +252,13 @@ class RayNetwork:
     def patience(self) -> float | None:
         return self._timeout or None
 
-    def call(self, *call: Any, **options: Any) -> Any:
-        return self.call_async(*call, **options).wait()
+    def call(self, worker: str, *call: Any) -> Any:
+        return self.call_async(worker, *call).wait()
 
-    def call_async(
+    def call_async(self, worker: str, *call: Any) -> Future:
+        return self._ask(worker, *call)
+
+    def _ask(
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
     ) -> Future:
         content = pickle.dumps((function, args, kwargs or {}))
@@ -298,5 +301,7 @@ def _open_store(here: RayNetwork) -> dist.Store:
 
 
 def _make_store() -> dist.TCPStore:
-    host = network.current().host
+    import ray
+
+    host = ray.util.get_node_ip_address()  # on which Ray itself listens here
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)

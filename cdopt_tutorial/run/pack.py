@@ -23,7 +23,7 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
 
     A ValueError names the worker, and what can't be pickled or imported there.
     """
-    packed, definitions, modules = {}, {}, set()
+    packed, definitions, modules = {}, dict[str, Any](), set[str]()
     for worker, content in contents.items():
         try:
             packed[worker] = _dumps(({}, content), definitions, modules)

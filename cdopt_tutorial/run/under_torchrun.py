@@ -6,6 +6,7 @@ RPC group forms in its store, in which they also leave their results.
 
 import faulthandler
 import itertools
+import json
 import os
 import pickle
 import threading
@@ -78,15 +79,15 @@ def play(
     finally:
         faulthandler.cancel_dump_traceback_later()
         torch.set_num_threads(threads)
-    store.set(own, pickle.dumps(done))
+    store.set(own, pickle.dumps(done))  # type: ignore[arg-type]  # it takes bytes
     return {name: _done(name, store.get(name)) for name in names}
 
 
 def _check_names(store: dist.Store, names: list[str]) -> None:
     """A ValueError unless all processes list the same workers in the same order."""
     if torchrun.is_first():
-        store.set("names", pickle.dumps(names))
-    if (first := pickle.loads(store.get("names"))) != names:
+        store.set("names", json.dumps(names))
+    if (first := json.loads(store.get("names"))) != names:
         raise ValueError(
             f"this process lists the workers {', '.join(names)}, but the first one "
             f"{', '.join(first)}: all must list the same in the same order"

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
-from torch.multiprocessing import _prctl_pr_set_pdeathsig, _set_thread_name
+from torch.multiprocessing import _set_thread_name
+from torch.multiprocessing.spawn import _prctl_pr_set_pdeathsig
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.calls import network
@@ -98,8 +99,10 @@ def sender(end: int) -> Send:
     return send
 
 
-class _Printed(io.RawIOBase):
+class _Printed(io.BufferedIOBase):
     """A file that sends what is written to it."""
+
+    name = "<worker>"
 
     def __init__(self, send: Callable[[bytes], None]):
         self._send, self._pid = send, os.getpid()
@@ -241,14 +244,15 @@ def _leave_with_parent(control: Connection, answer: Callable[..., None]) -> None
     # Linux kills us with what has started us, even if we are stopped. The fork server
     # ends with the parent, as long as nobody else holds its "alive" pipe.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    server = forkserver._forkserver
+    server: Any = forkserver._forkserver  # typeshed leaves out what is private
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
-    sentinel = multiprocessing.parent_process().sentinel
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while sentinel not in wait([sentinel, control.fileno()]):
+        while parent.sentinel not in wait([parent.sentinel, control.fileno()]):
             if os.read(control.fileno(), 1) != ASK:
                 break
             answer(list(network.answers.values()), list(network.waits.values()))
