@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from typing import Never
 
 import psutil
 
@@ -24,7 +25,7 @@ COMMANDS = {
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
 }
-STOPS = {
+STOPS: dict[int, str] = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "the terminal was closed",
@@ -32,7 +33,7 @@ STOPS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> Never:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 

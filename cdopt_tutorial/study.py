@@ -34,7 +34,8 @@ class Study:
             if (run["kind"], run["decay"]) == (kind, "cosine") and run["warm_up"]:
                 point = run["lr"] / best, math.exp(run["tuning"])
                 points.setdefault(run["seed"], []).append(point)
-        return [tuple(zip(*sorted(of), strict=True)) for of in points.values()]
+        pairs = (zip(*sorted(of), strict=True) for of in points.values())
+        return [(rates, perplexities) for rates, perplexities in pairs]
 
     def by_kind(self) -> dict[str, list[dict[str, Any]]]:
         """The runs of each kind, with the seeds that did not tune it."""

@@ -28,15 +28,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     short = "run the chapters' short profiles, two at a time"
     either.add_argument("--short", action="store_true", help=short)
     values = "set a parameter of every chapter that is run; figures are not compared"
-    pairs = {"nargs": 2, "metavar": ("NAME", "VALUE"), "action": "append"}
-    either.add_argument("-p", "--parameter", dest="values", help=values, **pairs)
+    either.add_argument(
+        "-p", "--parameter", dest="values", action="append", help=values,
+        nargs=2, metavar=("NAME", "VALUE"),
+    )  # fmt: skip
     update = "add what this machine gave to notebooks/reference.toml"
     flag("--update-reference", action="store_true", help=update)
     anew = "the same, and forget what other runs gave before"
     flag("--anew", action="store_true", help=anew)
     hung = "seconds after which a cell counts as hung (default: %(default)s)"
-    seconds = {"type": int, "metavar": "N", "default": execute.CELL_TIMEOUT}
-    flag("--cell-timeout", help=hung, **seconds)
+    limit = execute.CELL_TIMEOUT
+    flag("--cell-timeout", type=int, metavar="N", default=limit, help=hung)
     add_device(parser)
     add_json(parser)
 

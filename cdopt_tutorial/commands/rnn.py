@@ -37,7 +37,7 @@ def prepare(config: Config, flags: Flags) -> Job:
         _check_checkpoint(keep, flags.json)
         if torchrun.restarts() and keep.exists():
             start = keep
-    resume = start and rnn.checkpoint.load(start)
+    resume = rnn.checkpoint.load(start) if start else None
     if flags.corpus == "grammar":
         corpus = data.Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)
     else:
@@ -92,13 +92,13 @@ def _figures(job: Job, trainers: list[History]) -> dict[str, Any]:
         "losses": [history.losses for history in trainers],
         "staleness": [history.staleness for history in trainers],
     }
-    if first.projected is not None:  # norms, after each step and at the end
+    if (end := first.projected) and end.score:  # norms, after each step and at the end
         figures["feasibility"] = {
             "weight": [norms.weight for norms in first.feasibility],
             "mapped": [norms.mapped for norms in first.feasibility],
         }
-        figures["projected_perplexity"] = first.projected.score.perplexity
-        figures["projected_feasibility"] = first.projected.feasibility.weight
+        figures["projected_perplexity"] = end.score.perplexity
+        figures["projected_feasibility"] = end.feasibility.weight
     return figures
 
 

@@ -70,14 +70,14 @@ def run(system: ModuleType, arguments: list[str]) -> int:
 def read_flags(system: ModuleType, arguments: list[str]) -> Any:
     """The system's flags and its config's, not checked yet; a bad one exits with 2."""
 
-    @dataclass(frozen=True)
-    class Unchecked(system.Flags, system.Config):
+    @dataclass(frozen=True)  # of bases that mypy can't know
+    class Unchecked(system.Flags, system.Config):  # type: ignore[name-defined]
         def __post_init__(self):
             pass
 
     # A factor of the penalty has a short flag, too.
     long = [re.sub("^--penalty(?=$|=)", "--penalty-param", word) for word in arguments]
-    command, what = system.__doc__.replace("`", "").split(": ")
+    command, what = str(system.__doc__).replace("`", "").split(": ")
     return tyro.cli(
         Unchecked, prog=command, description=what, args=long, registry=numbers,
         config=(DisallowNone,),

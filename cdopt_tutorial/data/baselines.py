@@ -54,7 +54,7 @@ def probabilities(
     many different words precede a sequence (Kneser and Ney 1995). Single words are
     smoothed by the uniform distribution.
     """
-    chance, share = 0.0, 1.0
+    chance, share = np.zeros(scored.shape), np.ones(scored.shape)
     for length in range(order, 1, -1):
         grams, counts = np.unique(known, return_counts=True)
         before, place = np.unique(grams // vocab_size, return_inverse=True)

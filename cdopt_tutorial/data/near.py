@@ -3,13 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 
-from cdopt_tutorial.data.text import tokenize
+from cdopt_tutorial.data.text import source_files, tokenize
 
 WINDOW = 2  # words on each side
 
@@ -28,14 +26,13 @@ class Near:
 @cache
 def sources(package: str) -> list[str]:
     """The words and punctuation marks of an installed package's source code."""
-    files = sorted(Path(find_spec(package).origin).parent.rglob("*.py"))
-    return [word for file in files for word in tokenize(file.read_text("utf-8"))]
+    return [word for code in source_files(package) for word in tokenize(code)]
 
 
 def load_near(package: str, n: int, contexts: int = 1000) -> Near:
     """Count n terms near ``contexts`` frequent words in the source code of a package.
 
-    Raises ValueError if it has fewer terms.
+    Raises ValueError if it is not installed, or has fewer terms.
     """
     tokens = sources(package)
     words = [word for word, _ in Counter(sorted(tokens)).most_common()]
@@ -48,8 +45,8 @@ def load_near(package: str, n: int, contexts: int = 1000) -> Near:
     frequent = np.argsort(-counts, kind="stable")[:n]
     rows = np.full(len(counts), -1)
     rows[frequent] = np.arange(n)
-    terms = (rows[ids], 1), (rows[len(words) + pairs], 2)
-    roots = sum(_count(*term, ids, (n, contexts)) for term in terms).sqrt()
+    near = _count(rows[ids], 1, ids, (n, contexts))
+    roots = (near + _count(rows[len(words) + pairs], 2, ids, (n, contexts))).sqrt()
     sums = (np.asarray(roots.sum(axis)).ravel() for axis in (1, 0))
     left, right = (sparse.diags(np.maximum(total, 1) ** -0.5) for total in sums)
     texts = (f"{words[k // len(words)]} {words[k % len(words)]}" for k in firsts)

@@ -43,15 +43,22 @@ def documentation() -> str:
     Ruled lines and repeated paragraphs, which would flatter a model, are left out. The
     text depends only on IPython's version.
     """
-    folder = Path(find_spec("IPython").origin).parent
     kept: dict[str, None] = {}
-    for file in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for code in source_files("IPython"):
+        for node in ast.walk(ast.parse(code)):
             if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
                 paragraphs = _PARAGRAPH.split(_RULED_LINE.sub("", text))
                 kept |= dict.fromkeys(" ".join(p.split()) for p in paragraphs)
     kept.pop("", None)
     return "\n\n".join(kept) + "\n"
+
+
+def source_files(package: str) -> list[str]:
+    """What is in each source file of an installed package, which is not imported."""
+    if (spec := find_spec(package)) is None or spec.origin is None:
+        raise ValueError(f"package is {package!r}, but must be an installed one")
+    files = sorted(Path(spec.origin).parent.rglob("*.py"))
+    return [file.read_text("utf-8") for file in files]
 
 
 def tokenize(text: str) -> list[str]:

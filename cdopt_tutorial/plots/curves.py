@@ -64,9 +64,10 @@ def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
 
 def _mark(ax: Axes, threshold: float) -> None:
     ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
-    right = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-    above = {"xytext": (0, 2), "textcoords": "offset points", "size": 9}
-    ax.annotate(f"{threshold:g}", (1, threshold), **right, **above)
+    ax.annotate(
+        f"{threshold:g}", (1, threshold), xycoords=("axes fraction", "data"),
+        xytext=(0, 2), textcoords="offset points", ha="right", va="bottom", size=9,
+    )  # fmt: skip
 
 
 def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:

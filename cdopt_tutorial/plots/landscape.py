@@ -1,6 +1,7 @@
 """Functions of the plane with paths over them, and maps of the plane as arrows."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,15 +18,17 @@ _WIDTH = 2.7  # inches of a panel
 _LEVELS = 11
 _DOTS = 250  # across a panel; a contour line is accurate to a ninth of one
 _BESIDE, _BELOW, _TITLE = 0.75, 0.45, 0.45  # inches that labels and titles need
-_CURVE = {"color": INK, "lw": 1.4, "alpha": 0.8}
-_TARGET = {"color": INK, "marker": "*", "ms": 15, "mew": 1.2, "mfc": "none", "ls": ""}
-_PATH = {"lw": 1.6, "ms": 5, "mew": 0, "markevery": [-1]}
-_START = {"color": INK, "marker": "o", "ms": 6, "mew": 1.3, "mfc": "none", "ls": ""}
+_CURVE: dict[str, Any] = {"color": INK, "lw": 1.4, "alpha": 0.8}
+_OPEN: dict[str, Any] = {"color": INK, "mfc": "none", "ls": ""}
+_TARGET = _OPEN | {"marker": "*", "ms": 15, "mew": 1.2}
+_PATH: dict[str, Any] = {"lw": 1.6, "ms": 5, "mew": 0, "markevery": [-1]}
+_START = _OPEN | {"marker": "o", "ms": 6, "mew": 1.3}
+_ARROW: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 3}
 
 
 @styled
 def landscape(
-    axis: Sequence[float],
+    axis: np.ndarray,
     panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]],
     *,
     curve: ArrayLike,
@@ -82,8 +85,7 @@ def arrows(
     for (name, (points, images)), style in zip(groups.items(), SERIES, strict=False):
         x, y = np.asarray(points).T
         across, up = np.asarray(images).T - (x, y)
-        place = {"angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 3}
-        ax.quiver(x, y, across, up, color=style.color, width=0.005, **place)
+        ax.quiver(x, y, across, up, color=style.color, width=0.005, **_ARROW)
         drawn += ax.plot(x, y, style.marker, color=style.color, ms=4, label=name)
     add_legend(fig, [*drawn, line])
     return fig
@@ -94,10 +96,10 @@ def _draw_values(ax: Axes, axis: np.ndarray, values: np.ndarray) -> None:
     ax.grid(visible=False)
     levels = np.unique(np.quantile(values, np.linspace(0, 1, _LEVELS + 1)))
     shades = [to_rgba(INK, 0.2 * k / _LEVELS) for k in range(len(levels) - 1)]
-    lines = {"colors": [to_rgba(INK, 0.3)], "linewidths": 0.6}
+    faint = [to_rgba(INK, 0.3)]
     for drawn in (
         ax.contourf(axis, axis, values, levels, colors=shades),
-        ax.contour(axis, axis, values, levels[1:-1], **lines),
+        ax.contour(axis, axis, values, levels[1:-1], colors=faint, linewidths=0.6),
     ):
         drawn.set_paths([_thinned(p, axis[-1] - axis[0]) for p in drawn.get_paths()])
 
@@ -105,8 +107,10 @@ def _draw_values(ax: Axes, axis: np.ndarray, values: np.ndarray) -> None:
 def _thinned(path: Path, span: float) -> Path:
     """Leave out the points of a contour that nobody can see, for a lighter page."""
     # What closes a part becomes a line, since only lines are thinned.
-    codes = np.where(path.codes == Path.CLOSEPOLY, Path.LINETO, path.codes)
+    codes = np.asarray(path.codes)
+    codes = np.where(codes == Path.CLOSEPOLY, Path.LINETO, codes)
     large = Affine2D().scale(_DOTS / span)
     thin = Path(path.vertices, codes).cleaned(transform=large, simplify=True)
-    drawn = thin.codes != Path.STOP
-    return Path(large.inverted().transform(thin.vertices[drawn]), thin.codes[drawn])
+    vertices, codes = np.asarray(thin.vertices), np.asarray(thin.codes)
+    drawn = codes != Path.STOP
+    return Path(large.inverted().transform(vertices[drawn]), codes[drawn])

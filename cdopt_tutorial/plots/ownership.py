@@ -39,13 +39,13 @@ def _draw(ax: Axes, parts: Mapping[str, Any], longest: int, rank: int) -> None:
     left = 0.0
     for name, part in parts.items():
         rows, columns = (side / longest for side in part.shape)
-        outline = {"fill": False, "ec": INK, "lw": 0.8}
-        ax.add_patch(Rectangle((left, -rows / 2), columns, rows, **outline))
+        corner = left, -rows / 2
+        ax.add_patch(Rectangle(corner, columns, rows, fill=False, ec=INK, lw=0.8))
         height, width = (side / longest for side in part.size)
         down, right = (side / longest for side in part.begin)
         corner = left + right, rows / 2 - down - height
-        look = {"fc": SERIES[rank].color, "hatch": _HATCHES[rank], "lw": 0}
-        ax.add_patch(Rectangle(corner, width, height, **look))
+        color, hatch = SERIES[rank].color, _HATCHES[rank]
+        ax.add_patch(Rectangle(corner, width, height, fc=color, hatch=hatch, lw=0))
         ax.text(left + columns / 2, -0.56, name, ha="center", va="top", size=9)
         left += columns + _GAP
     ax.set(xlim=(-0.05, left - _GAP + 0.05), ylim=(-0.8, 0.55), aspect="equal")

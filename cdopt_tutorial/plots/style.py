@@ -1,6 +1,5 @@
 """The look of roles and curves in every figure, and what all figures share."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -97,10 +96,10 @@ def in_order(workers: Iterable[str]) -> list[str]:
 
 def _place(worker: str) -> tuple[int, int]:
     """The place of a worker's role, and its number: `observer1` has 1."""
-    role, number = re.fullmatch(r"(.*?)(\d*)", worker).groups()
+    role = worker.rstrip("0123456789")
     if role not in _ROLES:
         raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
-    return list(_ROLES).index(role), int(number or 0)
+    return list(_ROLES).index(role), int(worker[len(role) :] or 0)
 
 
 # A decorator: the function draws by the style sheet alone.
@@ -113,10 +112,11 @@ def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
     The layout of the figure must leave room for it.
     """
     for handle in handles:
-        handle.set_label(fill(handle.get_label(), _LINE))
+        handle.set_label(fill(str(handle.get_label()), _LINE))
     for columns in range(4, 0, -1):
-        place = {"loc": "outside upper left", "ncols": columns}
-        legend = fig.legend(handles=handles, **place, **options)
+        legend = fig.legend(
+            handles=handles, loc="outside upper left", ncols=columns, **options
+        )
         box = legend.get_window_extent()
         if box.width <= fig.bbox.width or columns == 1:
             break

@@ -33,9 +33,10 @@ def timeline(
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
     calls, unit = _on_axis(calls)
-    ax = Figure(figsize=(WIDTH, 1)).add_subplot(xlabel=f"time in {unit}")
+    fig = Figure(figsize=(WIDTH, 1))
+    ax = fig.add_subplot(xlabel=f"time in {unit}")
     ax.margins(x=0.01)
-    lanes, bars = _draw_lanes(ax, calls)
+    lanes, bars = _draw_lanes(fig, ax, calls)
     if window:
         low, high = ax.set_xlim(*window)
         calls = [call for call in calls if call.received >= low and call.sent <= high]
@@ -49,11 +50,10 @@ def timeline(
         if arrows:
             _draw_arrows(ax, made, lanes, bars, few=len(calls) <= _HEADS_UP_TO)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
-    if arrows:
-        handles.append(Line2D([], [], color=INK, lw=1.8, label="caller waits"))
+    waits = [Line2D([], [], color=INK, lw=1.8, label="caller waits")] if arrows else []
     title = {"title": "called by", "title_fontsize": 9, "alignment": "left"}
-    add_legend(ax.figure, handles, **title)
-    return ax.figure
+    add_legend(fig, [*handles, *waits], **title)
+    return fig
 
 
 def turned(
@@ -91,7 +91,7 @@ def _workers(calls: Sequence[Call]) -> list[str]:
     return in_order(name for c in calls for name in (c.caller, c.callee))
 
 
-def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
+def _draw_lanes(fig: Figure, ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
     """Draw lanes; return top and bottom of each, and of bars by (from, to, method)."""
     lanes, bars, names, methods, y = {}, {}, [], [], 0.0
     for name in _workers(calls):
@@ -107,7 +107,7 @@ def _draw_lanes(ax: Axes, calls: Sequence[Call]) -> tuple[dict, dict]:
         lanes[name] = y, y + len(rows) + 1.15
         ax.axhspan(*lanes[name], color=look(name).color, alpha=0.1, lw=0)
         y += len(rows) + 1.6
-    ax.figure.set_figheight(0.7 + 0.24 * (y - 0.6))
+    fig.set_figheight(0.7 + 0.24 * (y - 0.6))
     ax.set_ylim(y - 0.4, -0.2)
     ax.set_yticks(*zip(*names, *methods, strict=True))
     ax.tick_params(axis="y", length=0)
@@ -123,7 +123,7 @@ def _draw_arrows(
 ) -> None:
     """Draw requests, responses and waits of one caller, with heads if they are few."""
     color = look(calls[0].caller).color
-    lines, waits, heads = [], [], {"v": [], "^": []}
+    lines, waits, heads = [], [], {m: list[tuple[float, float]]() for m in "v^"}
     for call in calls:
         if call.caller == call.callee:
             continue  # its own work: nothing is sent

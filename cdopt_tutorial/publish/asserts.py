@@ -20,8 +20,8 @@ def load_ipython_extension(shell: Any) -> None:
 def _show(shell: Any, kind: type, error: Exception, trace: Any, tb_offset=None) -> None:
     """Show the traceback; an assert without words has its code, and what it names."""
     if not error.args:
-        place, (frame, _) = extract_tb(trace)[-1], list(walk_tb(trace))[-1]
-        lines = getlines(place.filename)[place.lineno - 1 : place.end_lineno]
+        place, (frame, line) = extract_tb(trace)[-1], list(walk_tb(trace))[-1]
+        lines = getlines(place.filename)[line - 1 : place.end_lineno]
         code = " ".join("".join(lines).split()).removeprefix("assert ")
         known = frame.f_globals | frame.f_locals
         names = [name for name in re.findall(r"\w+", code) if name in known]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -21,7 +22,7 @@ def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
 
     A ValueError if the file is not a notebook.
     """
-    content, invalid = path.read_bytes(), {}
+    content, invalid = path.read_bytes(), dict[str, Exception]()
     try:
         notebook = nbformat.reads(content.decode(), 4, invalid)
         if invalid:
@@ -107,7 +108,7 @@ def is_injected(notebook: NotebookNode) -> bool:
     return notebook.metadata.get("injected", False)
 
 
-def read_value(text: str) -> object:
+def read_value(text: str) -> Any:
     """Return the value of `text` if it is a Python literal, or else the text."""
     try:
         return ast.literal_eval(text)
@@ -117,7 +118,7 @@ def read_value(text: str) -> object:
 
 def claimed(notebook: NotebookNode) -> Figures:
     """Return the figures that a notebook has glued, as far as it ran."""
-    figures = {}
+    figures: dict[str, float | str] = {}
     for cell in code_cells(notebook):
         for out in cell.outputs:
             if text := out.get("data", {}).get(f"{HIDDEN}text/plain"):

@@ -25,7 +25,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError
 from nbformat import NotebookNode
-from torch.multiprocessing import _prctl_pr_set_pdeathsig
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from cdopt_tutorial import scratch, whole_file
 from cdopt_tutorial.publish import asserts
@@ -82,7 +82,7 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
-    versions = [platform.python_version()]
+    versions: list[str | None] = [platform.python_version()]
     for library in _LIBRARIES:
         versions += [each.version for each in distributions(name=library)] or [None]
     return fingerprint(project.root, files, (code, versions, device))
@@ -237,4 +237,4 @@ def _kill_all(folder: str) -> None:
 
 def end_with_parent() -> None:
     """Have this process, just forked, killed when its parent ends."""
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # made in C: torch has no type of it

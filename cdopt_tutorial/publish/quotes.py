@@ -24,7 +24,7 @@ def setup(app: Any) -> None:
     """Register the role in place of MyST-NB's, which knows one page only."""
     # What `render` read from the runs: figures, and how some of them moved, by name;
     # why chapters failed, by page; figures whose library is not installed.
-    empty = {"figures": {}, "moved": {}, "failed": {}, "absent": []}
+    empty: dict[str, Any] = {"figures": {}, "moved": {}, "failed": {}, "absent": []}
     app.add_config_value("runs", empty, "env")
     app.add_role_to_domain("glue", "text", Quote(), override=True)
     app.connect("doctree-read", _add_notes)
@@ -34,11 +34,8 @@ class Quote(SphinxRole):
     """A figure; one that is missing for no known reason leaves a warning."""
 
     def run(self) -> tuple[list[nodes.Node], list]:
-        runs, warn, at = (
-            self.config.runs,
-            getLogger(__name__).warning,
-            self.get_location(),
-        )
+        runs, at = self.config.runs, self.get_location()
+        warn = getLogger(__name__).warning
         name, _, spec = self.text.partition(":")
         self.env.temp_data.setdefault("quoted", {})[name] = None  # for `_add_notes`
         failed = {re.split("[/_]", page)[1] for page in runs["failed"]}
@@ -63,8 +60,8 @@ def _add_notes(app: Any, page: nodes.document) -> None:
     if rows := [f"{name}: {moved[name]}" for name in quoted if name in moved]:
         title = "Figures that moved"
         notes.append(_note("warning", title, "\n".join(rows), MOVED, "/book/moves"))
-    if notes and (title := page.next_node(nodes.title)):
-        title.parent[1:1] = notes
+    if notes and (heading := page.next_node(nodes.title)):
+        heading.parent[1:1] = notes
 
 
 def _note(kind: str, title: str, what: str, text: str, page: str) -> nodes.Node:

@@ -90,7 +90,7 @@ def _read_runs(project: Project, device: str, short: bool) -> dict[str, Any]:
     Returns what pages may quote and must note, as `quotes` has it.
     """
     reference, programs = Reference(project), project.extra / "programs"
-    runs = {"figures": {}, "moved": {}, "failed": {}, "absent": reference.absent()}
+    runs: dict[str, Any] = {"figures": {}, "moved": {}, "failed": {}}
     shutil.rmtree(project.pages, ignore_errors=True)
     shutil.rmtree(programs, ignore_errors=True)
     (project.pages / "notebooks").mkdir(parents=True)
@@ -112,20 +112,22 @@ def _read_runs(project: Project, device: str, short: bool) -> dict[str, Any]:
             (programs / file).write_text(text, "utf-8")
         page = nbformat.writes(chapter.with_outputs(notebook, ran))
         (project.pages / f"{name}.ipynb").write_text(page, "utf-8")
-    return runs
+    return runs | {"absent": reference.absent()}
 
 
 def run_builder(project: Project, config: dict[str, Any]) -> None:
     """Run jupyter-book in its own process; `_build/render.log` has its output."""
-    root, log = project.root, project.build / "render.log"
+    root, log = str(project.root), project.build / "render.log"
     path = project.build / "config.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
-    above = project.build.parent  # to which jupyter-book adds `_build`
+    above = str(project.build.parent)  # to which jupyter-book adds `_build`
     # -P: import the package, not a folder of its name in the book.
     command = [sys.executable, "-P", "-c", _BUILDER, "build", root, "--keep-going"]
-    command += ["--path-output", above, "--config", path, "-W", "-n"]
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
-    done = subprocess.run(command, cwd=root, preexec_fn=end_with_parent, **how)
+    command += ["--path-output", above, "--config", str(path), "-W", "-n"]
+    done = subprocess.run(
+        command, cwd=root, preexec_fn=end_with_parent, encoding="utf-8",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
     output = re.sub(r"\x1b\[[0-9;]*[mK]", "", done.stdout)
     log.write_text(output, "utf-8")
     bad = [line for line in output.splitlines() if re.search(r"WARNING|ERROR", line)]

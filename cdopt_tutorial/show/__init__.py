@@ -65,7 +65,7 @@ def guess(
     """
     if choices and answer not in choices:
         raise ValueError(f"answer is {answer!r}, but must be one of {list(choices)}")
-    shown = answer if choices else format(answer, spec)
+    shown = str(answer) if choices else format(answer, spec)
     value = answer if choices else float(answer)
     about = {"name": name, "value": value, "shown": shown, "unit": unit}
     if choices:
@@ -84,7 +84,7 @@ def environment(device: str = "cpu") -> HTML:
     where = ", ".join([*named, f"CUDA {torch.version.cuda}"]) if named else "cpu"
     facts = {"Python": platform.python_version()}
     facts |= {name: version(name) for name in ("torch", "gymnasium", "cdopt")}
-    facts |= {"device": where, "cores": cpu_count(), "date": date.today()}
+    facts |= {"device": where, "cores": cpu_count(), "date": f"{date.today()}"}
     line = " · ".join(f"<b>{name}</b> {escape(str(f))}" for name, f in facts.items())
     return HTML(f'<p class="tutorial-output" style="font-size:0.85em">{line}</p>')
 
@@ -135,7 +135,7 @@ def svg(name: str) -> str:
     text = (files(__package__) / f"{name}.svg").read_text()
     # As a picture on its own it is grey; here it takes the colour of the text.
     style = "color:inherit;width:100%;height:auto;max-width:"
-    width = re.search(r' width="(\d+)"', text).group(1)
+    width = re.findall(r' width="(\d+)"', text)[0]
     return text.replace("<svg", f'<svg style="{style}{width}px"', 1)
 
 
@@ -164,7 +164,7 @@ def _inline(svg: str, width: float, alt: str) -> str:
     # Two SVGs of a page with the same ids would use each other's clip paths.
     mark = "f" + hashlib.sha256(inner.encode()).hexdigest()[:8]
     inner = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{mark}-", inner)
-    box = re.search(r'viewBox="[^"]*"', svg).group()
+    box = re.findall(r'viewBox="[^"]*"', svg)[0]
     style = f"width:100%;max-width:{width:.0f}px;"
     # Smaller than this it would be illegible; on a phone it scrolls in its frame.
     if (least := width * 2 / 3) > PHONE:
