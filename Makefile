@@ -33,9 +33,10 @@ machines: $(STAMP) ## three chapters and the equality tests as on two other mach
 	as() { PYTHONPATH=tests taskset -c $$1 $(BIN)/python -m matrix --cpu $$2 --threads $$3 --no-engines $(SENSITIVE); }; \
 	as $$1 default 1 & one=$$!; as $${2-$$1} avx2 2; two=$$?; wait $$one && exit $$two
 
-lint: $(STAMP) ## check style, formatting, who imports whom, and scripts
+lint: $(STAMP) ## check style, formatting, types, who imports whom, and scripts
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
+	@$(BIN)/python -m mypy
 	@$(BIN)/python -c "$(LINT_IMPORTS)" --no-logo --no-cache
 	@$(BIN)/shellcheck book/jobs/*.s*
 
@@ -47,7 +48,7 @@ serve: $(STAMP) ## make the book and serve it on 127.0.0.1, port $PORT (8000)
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
 
 clean: ## remove all that make built: .venv, _build, caches
-	rm -rf .venv _build cdopt_tutorial.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv _build cdopt_tutorial.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find cdopt_tutorial tests -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp names the folder it was made in: an environment does not survive a move, but

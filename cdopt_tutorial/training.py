@@ -20,7 +20,7 @@ MEASURED_STEPS = 8
 class Training:
     """Base of their configs, which checks the fields that all have."""
 
-    OPTIMIZERS: ClassVar = ("sgd", "adam")
+    OPTIMIZERS: ClassVar[tuple[str, ...]] = "sgd", "adam"
     max_steps: int | None
     penalty_param: float
     momentum: float
