@@ -173,6 +173,8 @@ def load(settings: Settings, packed: bytes) -> Role:
     # calls, can get in each other's way.
     for module in settings.modules:
         importlib.import_module(module)
+    attach: Callable[[], None] | None
+    role: Role
     attach, role = pack.unpack(packed)
     torch.set_num_threads(role.num_threads)  # before others call this worker
     if attach is not None:

@@ -1,7 +1,7 @@
 """Which part of the model each rank owns, and what a step costs in bytes and memory."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -13,6 +13,8 @@ from cdopt_tutorial.probes.counted import peak_memory
 from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import Job
 from cdopt_tutorial.sharding.system import Trainer, make_trainer, run
+
+Found = TypeVar("Found")  # on a rank
 
 
 class Predicted(NamedTuple):
@@ -65,14 +67,14 @@ def measured_memory(job: Job) -> int:
     return max(_on_ranks(job, _peak))
 
 
-def _on_ranks(job: Job, function: Callable[[Trainer], Any]) -> list[Any]:
+def _on_ranks(job: Job, function: Callable[[Trainer], Found]) -> list[Found]:
     """What a function returns on each rank, of its trainer made for the CPU."""
     ranks = range(job.config.num_ranks)
     roles = {f"rank{k}": Role(_on_rank, (job, k, function)) for k in ranks}
     return list(launch(roles).values())
 
 
-def _on_rank(job: Job, rank: int, function: Callable[[Trainer], Any]) -> Any:
+def _on_rank(job: Job, rank: int, function: Callable[[Trainer], Found]) -> Found:
     process_group.join(rank, job.config.num_ranks, gpus=())
     return function(make_trainer(job, rank, "cpu"))
 
