@@ -17,18 +17,18 @@ from cdopt_tutorial.constraints.surface import (
     surface,
 )
 
-Layer = TypeVar("Layer", bound=nn.Module)
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 def dissolve(
-    module: Layer,
+    module: _Layer,
     name: str = "weight",
     manifold: Manifold = "stiefel",
     penalty_param: float = 0.1,
     *,
     blocks: int = 1,
     transpose: bool | None = None,
-) -> Layer:
+) -> _Layer:
     """Make a layer compute with A(W) in place of its weight, projected to start with.
 
     ``module.weight`` becomes A(W); the free parameter W, which any optimizer moves, is
@@ -57,11 +57,11 @@ def dissolve(
 
 
 def dissolve_recurrent(
-    rnn: Layer,
+    rnn: _Layer,
     manifold: Manifold = "stiefel",
     penalty_param: float = 0.1,
     per_gate: bool = True,
-) -> Layer:
+) -> _Layer:
     """Dissolve each hidden-to-hidden weight of a recurrent layer or cell of torch.nn.
 
     See :func:`dissolve`. Each gate's matrix (h, h) is on a manifold of its own; unless

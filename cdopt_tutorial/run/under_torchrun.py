@@ -5,12 +5,11 @@ RPC group forms in its store, in which they also leave their results.
 """
 
 import faulthandler
-import itertools
 import json
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +27,8 @@ from cdopt_tutorial.run.interface import interface
 from cdopt_tutorial.run.worker import Role, Settings
 
 LONGEST = 1e6  # seconds that faulthandler can wait
-_runs = itertools.count()  # of this process: all make the same ones in the same order
+RENDEZVOUS = "cdopt-tutorial"  # as torch's own by "env", but in a part of the store
+_run = 0  # of this process: all make the same ones in the same order
 _on_report: Callable[[str, Any], None] | None = None  # of the first process
 _one_by_one = threading.Lock()  # reports come in several threads
 
@@ -40,19 +40,17 @@ def play(
     on_report: Callable[[str, Any], None] | None,
 ) -> dict[str, tuple]:
     """Play this process's role: what all roles returned, with calls and bytes."""
-    global _on_report
-    _on_report = on_report
+    global _on_report, _run
+    _on_report, _run = on_report, _run + 1
     names = list(roles)
     own = torchrun.own_worker(names)
     _set_thread_name(own)  # as `top` and `ps` show this process
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # The store outlives the processes, and those before a restart have left keys in it.
-    path = f"{torchrun.restarts()}/run{next(_runs)}"
-    store = dist.PrefixStore(path, dist.TCPStore(host, port))
+    store = _open_store("results")
     _check_names(store, names)
-    members = dist.PrefixStore("members", store)
+    members = _open_store("members")
     worker.enter(partial(_report, names[0]), lambda _: members, settings)
-    settings = replace(settings, init_method="env://", interface=interface(host))
+    device = interface(os.environ["MASTER_ADDR"])
+    settings = replace(settings, init_method=f"{RENDEZVOUS}://", interface=device)
     limits = {"joining": settings.join_deadline, "running": settings.deadline}
 
     def load() -> Role:
@@ -81,6 +79,25 @@ def play(
         torch.set_num_threads(threads)
     store.set(own, pickle.dumps(done))  # type: ignore[arg-type]  # it takes bytes
     return {name: _done(name, store.get(name)) for name in names}
+
+
+def _open_store(part: str) -> dist.Store:
+    """A part of torchrun's store that only this run has, and this attempt at it.
+
+    The store outlives the processes: those before a restart have left keys in it, even
+    the addresses at which torch's own groups listened.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    path = f"{torchrun.restarts()}/run{_run}/{part}"
+    return dist.PrefixStore(path, dist.TCPStore(host, port))
+
+
+def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """Where the RPC group forms."""
+    yield _open_store("rpc"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+dist.register_rendezvous_handler(RENDEZVOUS, _rendezvous)
 
 
 def _check_names(store: dist.Store, names: list[str]) -> None:
