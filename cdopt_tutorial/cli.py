@@ -5,26 +5,16 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from typing import Never
 
 import psutil
 
 from cdopt_tutorial import scratch, torchrun
+from cdopt_tutorial.commands import COMMANDS
 from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
 
-COMMANDS = {
-    "reinforce": "chapter 1: train an agent and its observers on CartPole",
-    "rnn": "chapter 2: train an RNN split over a trainer and a server",
-    "hybrid": "chapter 5: train a table by RPC, and replicas of a layer by DDP",
-    "shard": "chapter 6: train a transformer in copies, shards, parts or stages",
-    "rollouts": "chapter 8: let observers play ahead of the agent",
-    "execute": "run chapters that have no result yet, compare their figures",
-    "build": "run the chapters, then render the book",
-}
 STOPS: dict[int, str] = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
@@ -66,41 +56,34 @@ def main(argv: list[str] | None = None) -> int:
     that was stopped returns 128 plus the signal's number: 130 if it was interrupted.
     """
     name, *flags = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print("cdopt-tutorial COMMAND ...; COMMAND --help lists its flags\n")
+        print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
+        return 0
     try:
-        if name in ("-h", "--help"):
-            print("cdopt-tutorial COMMAND ...; COMMAND --help lists its flags\n")
-            print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
-            return 0
-        return _run(_command(name, flags))
+        return _run(name, flags)
     except (UsageError, Failed) as error:
         print(f"cdopt-tutorial: {error}", file=sys.stderr)
         return error.code
 
 
-def _command(name: str, flags: list[str]) -> Callable[[], int | None]:
-    """What is to be called; no other command is imported."""
+def _run(name: str, flags: list[str]) -> int:
+    """Import a command and run it; if a worker fails, its traceback is shown."""
     if name not in COMMANDS:
         raise UsageError(f"{name!r} is no command (see cdopt-tutorial --help)")
-    module = import_module(f"cdopt_tutorial.commands.{name}")
-    if hasattr(module, "Config"):  # of a system
-        from cdopt_tutorial.commands import training
-
-        return partial(training.run, module, flags)
-    parser = _Parser(prog=f"cdopt-tutorial {name}", description=COMMANDS[name])
-    module.add(parser)
-    return partial(module.run, parser.parse_args(flags))
-
-
-def _run(command: Callable[[], int | None]) -> int:
-    """Run a command; if a worker fails, show its traceback and not this process's."""
-    from cdopt_tutorial.run import WorkerError
-
     with bad_input():
         tempfile.gettempdir()  # an OSError if none can be written
     if not torchrun.is_first():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (the first one prints)
+        sys.stdout = open(os.devnull, "w")  # the first one prints
+    from cdopt_tutorial.run import WorkerError  # late, like the command: with torch
+
+    command = import_module(f"cdopt_tutorial.commands.{name}")
     try:
-        return command() or 0
+        if not hasattr(command, "add"):
+            return command.run(flags)
+        parser = _Parser(prog=f"cdopt-tutorial {name}", description=COMMANDS[name])
+        command.add(parser)
+        return command.run(parser.parse_args(flags))
     except torchrun.Unfit as error:
         raise UsageError(error) from error
     except (WorkerError, OSError) as error:  # such as a full disk

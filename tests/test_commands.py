@@ -1,40 +1,52 @@
-"""The commands' interface: flags, files, exit codes; no training runs."""
+"""The commands: flags, what they write and print, files, and exit codes."""
 
 import dataclasses
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from clumsy import DIVERGED, ends
 from hosts import PATIENCE
+from running import COMMAND
 
 from cdopt_tutorial import cli
-from cdopt_tutorial.commands import build, common, execute, training
+from cdopt_tutorial.commands import COMMANDS, build, common, execute, training
 from cdopt_tutorial.run import WorkerError
 from cdopt_tutorial.training import Progress, Score
 
-NAMES = "reinforce", "rnn", "hybrid", "shard", "rollouts"
-SYSTEMS = {name: import_module(f"cdopt_tutorial.commands.{name}") for name in NAMES}
+# The systems that commands train, and their configs.
+SYSTEMS = {
+    "reinforce": "reinforce ReinforceConfig", "rnn": "parameter_server RNNConfig",
+    "hybrid": "hybrid HybridConfig", "shard": "sharding ShardConfig",
+    "rollouts": "rollouts RolloutsConfig",
+}  # fmt: skip
+
+
+def system(name):
+    package, config = SYSTEMS[name].split()
+    package = import_module(f"cdopt_tutorial.{package}")
+    return package, getattr(package, config)
 
 
 class TestHelp:
-    @pytest.mark.parametrize("name", cli.COMMANDS)
+    @pytest.mark.parametrize("name", COMMANDS)
     def test_explains_each_flag(self, name, capsys):
         with pytest.raises(SystemExit) as caught:
             cli.main([name, "--help"])
         said = capsys.readouterr().out
         assert not caught.value.code and f"cdopt-tutorial {name}" in said
-        if name in SYSTEMS:
-            kinds = SYSTEMS[name].Config, SYSTEMS[name].Flags
-            for field in sum(map(dataclasses.fields, kinds), ()):
-                _, _, flag = said.partition(f"--{field.name.replace('_', '-')}")
-                assert len(flag.partition("(default")[0].split()) > 3
+        kinds = (system(name)[1], training.Flags) if name in SYSTEMS else ()
+        for field in sum(map(dataclasses.fields, kinds), ()):
+            _, _, flag = said.partition(f"--{field.name.replace('_', '-')}")
+            assert len(flag.partition("(default")[0].split()) > 3
 
     def test_of_the_whole_imports_no_command(self):
         code = "from cdopt_tutorial.cli import main; main(['--help'])\n"
@@ -49,13 +61,13 @@ class Started(Exception):
 
 @pytest.fixture
 def started(monkeypatch, text):
-    """Gives the job, the flags and the options of a run that a command starts."""
+    """The job and the options of a run that a command starts."""
 
-    def start(job, flags, **options):
-        raise Started(job, flags, options)
+    def start(job, **options):
+        raise Started(job, options)
 
     def started(name, *args):
-        monkeypatch.setattr(SYSTEMS[name], "train", start)
+        monkeypatch.setattr(system(name)[0], "run", start)
         corpus = ["--corpus", str(text)] if name == "rnn" else []
         with pytest.raises(Started) as caught:
             cli.main([name, *corpus, *args])
@@ -81,9 +93,7 @@ CHANGES = {
         {"manifold": "stiefel", "per_gate": True, "penalty_param": 0.5},
     "hybrid --shares 2 1": {"shares": (2.0, 1.0)},
     "reinforce --smoke --max-episodes 9": {"max_episodes": 40},
-    "rollouts --smoke": {"max_episodes": 128},
     "rnn --against-local": {"dtype": "float64", "dropout": 0.0},
-    "hybrid --against-local": {"dtype": "float64"},
     "shard --smoke": {"max_steps": 10, "width": 16, "seq_len": 8},
 }  # fmt: skip
 
@@ -92,18 +102,18 @@ CHANGES = {
 class TestRun:
     @pytest.mark.parametrize("args", CHANGES)
     def test_differs_from_the_default_as_the_flags_say(self, args, started):
-        job, _, options = started(*args.split())
+        job, options = started(*args.split())
         assert changed(job) == CHANGES[args]
-        assert options == {"on": "rpc", "deadline": math.inf}
+        assert (options["on"], options["deadline"]) == ("rpc", math.inf)
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", SYSTEMS)
     def test_has_its_engine_and_device(self, name, started, monkeypatch):
         monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         ray = "--engine", "ray"
-        job, _, options = started(name, *ray, "--address", "a:1", "--device", "cuda:1")
+        job, options = started(name, *ray, "--address", "a:1", "--device", "cuda:1")
         assert changed(job)["device"] == "cuda:1" and options["on"] == "ray:a:1"
-        assert started(name, *ray)[2]["on"] == "ray"
+        assert started(name, *ray)[1]["on"] == "ray"
 
     def test_of_an_rnn_has_its_text_and_files(self, started, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -111,14 +121,90 @@ class TestRun:
         checkpoint = "cdopt_tutorial.parameter_server.checkpoint"
         monkeypatch.setattr(f"{checkpoint}.load", loaded.append)
         files = "--checkpoint", "kept", "--resume", "earlier", "--max-restarts", "2"
-        job, flags, _ = started("rnn", *files)
-        assert flags.max_restarts == 2 and job.keep == tmp_path / "kept"
+        job, options = started("rnn", *files)
+        assert options["max_restarts"] == 2 and job.keep == tmp_path / "kept"
         assert [path.name for path in loaded] == ["earlier"]
         one, again, other = (
             started("rnn", "--corpus", "grammar", "--seed", seed)[0].corpus.train
             for seed in "223"
         )
         assert len(one) == 100_000 and one.equal(again) and not one.equal(other)
+
+
+SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4"
+# Commands, and the keys of what they write, which other programs may rely on.
+KEYS = {
+    "reinforce --conversation packed --num-observers 1 --log-interval 5":
+        "solved episodes mean_reward rewards running_reward env_steps rounds seconds "
+        "max_parameter_difference",
+    "rollouts --replay": "solved episodes mean_reward rewards running_reward env_steps "
+        "rounds seconds lag max_ratio schedule max_parameter_difference",
+    f"rnn {SMALL} --manifold oblique --where server --against-local --corpus TEXT":
+        "train_loss valid_perplexity baseline_perplexity unigram_perplexity "
+        "tokens_per_second bytes_per_step expected_bytes_per_step seconds steps losses "
+        "staleness feasibility projected_perplexity projected_feasibility "
+        "max_parameter_difference",
+    "hybrid --shares 3 1 --against-local":
+        "num_trainers semantics manifold where by transport steps valid_accuracy "
+        "test_accuracy test_loss loss losses feasibility feasibility_of_weight "
+        "projected_feasibility projected_accuracy replica_difference "
+        "samples_per_second max_parameter_difference",
+    "shard --strategy ddp --device cpu --against-local":
+        "losses valid_perplexity seconds_per_step bytes_per_step peak_memory_bytes "
+        "transport feasibility max_parameter_difference",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("args", KEYS)
+def test_a_smoke_run_writes_and_prints_what_it_found(args, written, text, capsys):
+    found = written(*args.replace("TEXT", str(text)).split(), "--smoke")
+    assert found.keys() == set(KEYS[args].split())
+    if "--against-local" in args or "--replay" in args:
+        assert found["max_parameter_difference"] <= 1e-10
+    else:
+        assert found["max_parameter_difference"] is None
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = [line.split() for line in printed.out.splitlines()]
+    for name, value in found.items():
+        if isinstance(value, float):
+            assert [name, f"{value:.4g}"] in lines and value >= 0
+    if "reinforce" in args:
+        assert lines[0][:3] == ["Episode", "5", "Last"]
+        assert found["episodes"] == len(found["rewards"]) == 40
+        assert found["env_steps"] == sum(found["rewards"])
+    if "rnn" in args:
+        assert found["steps"] == len(found["feasibility"]["weight"]) == 30
+        tokens = found["tokens_per_second"] * found["seconds"]
+        assert tokens == pytest.approx(30 * 5 * 4)
+        assert found["bytes_per_step"] > found["expected_bytes_per_step"] > 0
+    if "hybrid" in args:  # without constraints
+        assert found["feasibility"] is found["projected_accuracy"] is None
+
+
+def test_a_run_that_is_resumed_at_its_end_takes_no_time(
+    written, text, tmp_path, monkeypatch
+):
+    measure = "cdopt_tutorial.parameter_server.traffic.measured_bytes"
+    monkeypatch.setattr(measure, lambda job: math.nan)
+    args = f"rnn {SMALL} --corpus {text} --max-steps 8".split()
+    first = written(*args, "--checkpoint", tmp_path / "kept")
+    again = written(*args, "--resume", tmp_path / "kept")
+    for name in ("losses", "train_loss", "valid_perplexity", "steps"):
+        assert again[name] == first[name]
+    assert again["tokens_per_second"] == 0 and first["bytes_per_step"] is None
+
+
+def test_a_checkpoint_that_finds_no_room_is_said_in_one_line(text, tmp_path):
+    kept = tmp_path / "checkpoint"
+    wide = ["--embedding", "512", "--hidden", "512", "--max-steps", "1"]
+    arguments = ["rnn", "--corpus", text, *SMALL.split(), *wide, "--checkpoint", kept]
+    most = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2**22, 2**22))
+    command = [*COMMAND, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=most)
+    line = f"cdopt-tutorial: trainer0 can't write {kept}: File too large\n"
+    assert (done.returncode, done.stderr) == (1, line)
+    assert list(tmp_path.iterdir()) == [text]  # and no half of a checkpoint
 
 
 class TestJson:
@@ -158,40 +244,43 @@ class TestJson:
 
 
 class TestExitCode:
-    @pytest.mark.parametrize(
-        ("solved", "smoke", "code"),
-        [(True, [], 0), (False, [], 1), (False, ["--smoke"], 0)],
-    )
-    def test_of_a_task_that_was_to_be_solved(
-        self, solved, smoke, code, monkeypatch, tmp_path, capsys
-    ):
-        figures = {"solved": solved, "seconds": 2.04, "losses": [1.0]}
-        monkeypatch.setattr(SYSTEMS["reinforce"], "train", lambda *_, **__: figures)
+    def test_of_a_task_that_was_to_be_solved(self, tmp_path, capsys):
         file = tmp_path / "out.json"
-        assert cli.main(["reinforce", "--json", str(file), *smoke]) == code
-        assert json.loads(file.read_text()) == figures
-        said = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert said == [["solved", str(solved)], ["seconds", "2.04"]]
+        cases = (True, False, 0), (False, False, 1), (False, True, 0)
+        for solved, smoke, code in cases:
+            figures = {"solved": solved, "seconds": 2.04, "losses": [1.0]}
+            flags = training.Flags(smoke=smoke, json=file)
+            assert training.finish(flags, figures, {}, dict) == code
+            assert json.loads(file.read_text()) == figures
+            said = [line.split() for line in capsys.readouterr().out.splitlines()]
+            assert said == [["solved", str(solved)], ["seconds", "2.04"]]
 
     @pytest.mark.parametrize(
         ("train_loss", "valid"),
         [(math.nan, None), (math.inf, None), (1.0, Score(math.inf, 0.5))],
     )
-    def test_of_a_training_that_diverges(
-        self, train_loss, valid, monkeypatch, tmp_path, capsys
-    ):
-        def train(*_, **__):
+    def test_of_an_epoch_that_diverges(self, train_loss, valid):
+        with pytest.raises(common.Failed, match=f"^{DIVERGED}$"):
             training.log("trainer0", Progress(1, 1, train_loss, valid))
 
-        monkeypatch.setattr(SYSTEMS["hybrid"], "train", train)
-        ends(f"hybrid --json {tmp_path}/out.json", DIVERGED, 1, capsys)
+    # A weight that is not finite could not even be projected; the other one's losses
+    # are finite, but its perplexity overflows.
+    @pytest.mark.parametrize(
+        "args",
+        [
+            "rnn --manifold stiefel --penalty 1e308 --hidden 8 --embedding 8",
+            "shard --num-ranks 1 --device cpu --manifold none --lr 100",
+        ],
+    )
+    def test_of_a_training_that_diverges(self, args, tmp_path, capsys):
+        ends(f"{args} --smoke --json {tmp_path}/out.json", DIVERGED, 1, capsys)
         assert list(tmp_path.iterdir()) == []
 
     def test_of_a_failed_worker(self, monkeypatch, tmp_path, capsys):
-        def train(*_, **__):
+        def run(*_, **__):
             raise WorkerError("ps", "raised KeyError", "its traceback")
 
-        monkeypatch.setattr(SYSTEMS["hybrid"], "train", train)
+        monkeypatch.setattr("cdopt_tutorial.hybrid.run", run)
         file = tmp_path / "out.json"
         file.write_text("earlier")
         assert cli.main(["hybrid", "--json", str(file)]) == 1

@@ -55,7 +55,7 @@ def alone() -> Result:
     return sharding.run_locally(job("fsdp"))
 
 
-# What `test_clumsy_input.py` does not try.
+# What `test_clumsy.py` does not try.
 BAD = {
     "num_ranks is 5, but must be 4, 6, 8, ... w": {"strategy": "2d", "num_ranks": 5},
     "num_ranks is 0, but must be 1 to 256": {"num_ranks": 0},

@@ -6,19 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdopt_tutorial import data, torchrun, whole_file
+from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.calls.errors import WorkerLost
 from cdopt_tutorial.commands import common, training
-from cdopt_tutorial.parameter_server import History, Job
-from cdopt_tutorial.parameter_server import RNNConfig as Config
+from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
-SMOKE = {"max_steps": 30}
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
 
 
 @dataclass(frozen=True)
-class Flags(training.ComparedFlags):
+class Flags(training.Flags):
     """The flags, besides the fields of the config."""
 
     corpus: str | None = None  #: a file with a text, or the word grammar
@@ -28,57 +25,53 @@ class Flags(training.ComparedFlags):
     max_restarts: int = 0
 
 
-def prepare(config: Config, flags: Flags) -> Job:
-    """The job, with its text and the checkpoint that it goes on from."""
-    if flags.against_local and not config.sync:
-        raise ValueError("asynchronous trainers have no equal in one process")
-    keep, start = flags.checkpoint, flags.resume
-    if keep is not None:
-        _check_checkpoint(keep, flags.json)
-        if torchrun.restarts() and keep.exists():
-            start = keep
-    resume = rnn.checkpoint.load(start) if start else None
-    if flags.corpus == "grammar":
-        corpus = data.Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)
-    else:
-        corpus = data.load_corpus(flags.corpus)
-    job = Job(config, corpus, resume, keep and keep.absolute())
-    rnn.check(job, flags.max_restarts)
-    return job
-
-
-def _check_checkpoint(file: Path, results: Path | None) -> None:
-    """Refuse, by a ValueError, to overwrite a file that is not a checkpoint."""
-    common.writable(file)
-    if whole_file.is_stream(file):
-        raise ValueError(f"can't write {file}: it is not a regular file")
-    if results is not None and file.resolve() == results.resolve():
-        raise ValueError(f"--checkpoint and --json are both {str(file)!r}")
-    if torchrun.is_first() and file.exists() and file.stat().st_size:
-        try:
-            rnn.checkpoint.load(file)
-        except ValueError as error:
-            raise ValueError(f"{error}; to keep another there, remove it") from error
-
-
-def train(job: Job, flags: Flags, **options: Any) -> dict[str, Any]:
-    """Train, evaluate, and compare."""
-    options |= {"max_restarts": flags.max_restarts, "on_restart": _print_restart}
-    trainers = rnn.run(job, on_report=training.log, **options)
+def run(arguments: list[str]) -> int:
+    """Train and evaluate, as often as workers may die."""
+    config, flags, options = training.read(
+        "rnn", RNNConfig, Flags, arguments, max_steps=30
+    )
+    with common.bad_input():
+        job = _job(config, flags)
+        rnn.check(job, flags.max_restarts)
+    trainers = rnn.run(
+        job, max_restarts=flags.max_restarts, on_report=training.log,
+        on_restart=lambda error, _: print(
+            f"{error.headline}: all begin again", flush=True
+        ),
+        **options,
+    )  # fmt: skip
     training.check_finite(trainers[0].perplexity)
     # Only torch RPC's bytes can be counted: other engines' sockets carry much besides.
     wire = rnn.traffic.measured_bytes(job) if flags.engine == "rpc" else math.nan
     figures = _figures(job, trainers)
     figures["bytes_per_step"] = wire if math.isfinite(wire) else None
     repeat = partial(rnn.run_locally, replace(job, keep=None))
-    return figures | training.difference(
-        flags.against_local, trainers[0].weights, repeat
-    )
+    return training.finish(flags, figures, trainers[0].weights, repeat)
+
+
+def _job(config: RNNConfig, flags: Flags) -> Job:
+    """The job, with its text and the checkpoint that it goes on from."""
+    if flags.against_local and not config.sync:
+        raise ValueError("asynchronous trainers have no equal in one process")
+    keep, start = flags.checkpoint, flags.resume
+    if keep is not None:
+        common.writable(keep)
+        if flags.json is not None and keep.resolve() == flags.json.resolve():
+            raise ValueError(f"--checkpoint and --json are both {str(keep)!r}")
+        if keep.exists():
+            rnn.checkpoint.load(keep)  # or what is no checkpoint would be lost
+            start = keep if torchrun.restarts() else start
+    resume = rnn.checkpoint.load(start) if start else None
+    if flags.corpus == "grammar":
+        corpus = data.Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)
+    else:
+        corpus = data.load_corpus(flags.corpus)
+    return Job(config, corpus, resume, keep and keep.absolute())
 
 
 def _figures(job: Job, trainers: list[History]) -> dict[str, Any]:
     """Losses in nats, times in seconds."""
-    first, vocab_size = trainers[0], len(job.corpus.vocabulary)
+    first = trainers[0]
     figures = {
         "train_loss": first.progress[-1].train_loss,
         "valid_perplexity": first.perplexity,
@@ -86,7 +79,9 @@ def _figures(job: Job, trainers: list[History]) -> dict[str, Any]:
         "unigram_perplexity": data.ngram_perplexity(job.corpus, 1),
         # No token is read, in no time, if the checkpoint was of a complete run.
         "tokens_per_second": sum(h.tokens for h in trainers) / (first.seconds or 1),
-        "expected_bytes_per_step": rnn.traffic.expected_bytes(job.config, vocab_size),
+        "expected_bytes_per_step": rnn.traffic.expected_bytes(
+            job.config, len(job.corpus.vocabulary)
+        ),
         "seconds": first.seconds,
         "steps": len(first.losses),
         "losses": [history.losses for history in trainers],
@@ -100,7 +95,3 @@ def _figures(job: Job, trainers: list[History]) -> dict[str, Any]:
         figures["projected_perplexity"] = end.score.perplexity
         figures["projected_feasibility"] = end.feasibility.weight
     return figures
-
-
-def _print_restart(error: WorkerLost, job: Job) -> None:
-    print(f"{error.headline}: all begin again", flush=True)

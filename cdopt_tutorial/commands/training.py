@@ -1,9 +1,4 @@
-"""What the commands that train share: their flags, a run, and its results.
-
-A system's command is a module with the system's ``Config``, the other ``Flags``, what a
-``SMOKE`` run sets, and two functions: ``prepare(config, flags)`` makes and checks the
-job, and ``train(job, flags, **options)`` returns the figures of a run, by name.
-"""
+"""What the commands that train share: their flags, how a run begins, and its end."""
 
 import math
 import os
@@ -12,22 +7,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
-from tyro.conf import DisallowNone, FlagCreatePairsOff
+from torch import Tensor
+from tyro.conf import DisallowNone, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.checks import choices
-from cdopt_tutorial.commands import common
+from cdopt_tutorial.commands import COMMANDS, common
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.run import interface, on_ray
 from cdopt_tutorial.training import Progress
 
-LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # of --against-local
-Switch = FlagCreatePairsOff[bool]
+LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # where a config has them
 numbers = ConstructorRegistry()
 
 
@@ -35,8 +28,11 @@ numbers = ConstructorRegistry()
 class Flags:
     """The flags of all systems, besides the fields of their configs."""
 
-    smoke: Switch = False  #: a run of seconds, to see that it works
+    smoke: bool = False  #: a run of seconds, to see that it works
     json: Path | None = None  #: write the results to this file
+    #: repeat the run in one process and compare the weights; where there is a choice,
+    #: in float64 and with no dropout
+    against_local: Annotated[bool, arg(aliases=["--replay"])] = False
     engine: str = "rpc"  #: what starts the workers, and carries calls: rpc or ray
     #: of a cluster of Ray, host:port or auto; by default one is started
     address: str | None = None
@@ -45,43 +41,34 @@ class Flags:
     interface: str | None = None
 
 
-@dataclass(frozen=True)
-class ComparedFlags(Flags):
-    """The same, for systems that are compared with one process."""
+def read(
+    name: str, config: type, flags: type, arguments: list[str], **smoke: int
+) -> tuple[Any, Any, dict[str, Any]]:
+    """The config and the flags of a command, and the options of ``launch``.
 
-    #: run the same in one process, too; in float64, and with no dropout
-    against_local: Switch = False
-
-
-def run(system: ModuleType, arguments: list[str]) -> int:
-    """Train as the flags say: 0, or 1 if a task was to be solved and was not."""
-    flags = read_flags(system, arguments)
-    with common.bad_input():
-        if flags.json is not None:
-            common.writable(flags.json)
-        job = system.prepare(read_config(system, flags), flags)
-        engine = read_engine(flags)
-    figures = system.train(job, flags, on=engine, deadline=math.inf)
-    common.write_json(flags.json, figures)
-    show(figures)
-    return 0 if flags.smoke or figures.get("solved", True) else 1
-
-
-def read_flags(system: ModuleType, arguments: list[str]) -> Any:
-    """The system's flags and its config's, not checked yet; a bad one exits with 2."""
+    ``smoke`` are settings of a smoke run. Tyro exits with 2 if it can't read a flag; a
+    value that is refused is a `UsageError`.
+    """
 
     @dataclass(frozen=True)  # of bases that mypy can't know
-    class Unchecked(system.Flags, system.Config):  # type: ignore[name-defined]
+    class Unchecked(flags, config):
         def __post_init__(self):
             pass
 
     # A factor of the penalty has a short flag, too.
     long = [re.sub("^--penalty(?=$|=)", "--penalty-param", word) for word in arguments]
-    command, what = str(system.__doc__).replace("`", "").split(": ")
-    return tyro.cli(
-        Unchecked, prog=command, description=what, args=long, registry=numbers,
-        config=(DisallowNone,),
+    given = tyro.cli(
+        Unchecked, prog=f"cdopt-tutorial {name}", description=COMMANDS[name], args=long,
+        registry=numbers, config=(DisallowNone,),
     )  # fmt: skip
+    values = {field.name: getattr(given, field.name) for field in fields(config)}
+    if given.against_local:
+        values |= {n: v for n, v in LIKE_ONE_PROCESS.items() if n in values}
+    with common.bad_input():
+        if given.json is not None:
+            common.writable(given.json)
+        checked = config(**values | (smoke if given.smoke else {}))
+        return checked, given, {"on": _engine(given), "deadline": math.inf}
 
 
 @numbers.primitive_rule
@@ -101,27 +88,13 @@ def _number(info: Any) -> PrimitiveConstructorSpec | None:
     )  # fmt: skip
 
 
-def read_config(system: ModuleType, flags: Any) -> Any:
-    """The config that the flags describe; in a smoke run, with its smaller values."""
-    values = {field.name: getattr(flags, field.name) for field in fields(system.Config)}
-    if getattr(flags, "against_local", False):
-        values |= {n: v for n, v in LIKE_ONE_PROCESS.items() if n in values}
-    return system.Config(**values | (system.SMOKE if flags.smoke else {}))
-
-
-def read_engine(flags: Flags) -> str:
-    """What the flags have carry calls; ValueError if it is not available."""
-    choices(flags, engine=("rpc", "ray"))
+def _engine(flags: Flags) -> str:
+    """What carries calls, as ``launch`` takes it; ValueError if it can't here."""
     if flags.interface is not None:
         if not torchrun.is_here():
-            raise ValueError(
-                f"interface is {flags.interface!r}, but only a run under torchrun can "
-                "choose one"
-            )
-        os.environ[interface.VARIABLE] = interface.device(flags.interface)
-    if flags.address is not None and flags.engine != "ray":
-        raise ValueError("address is of a cluster of Ray, so it needs engine ray")
-    on = flags.engine if flags.address is None else f"ray:{flags.address}"
+            raise ValueError("only a run under torchrun can choose an interface")
+        os.environ[interface.VARIABLE] = flags.interface
+    on = flags.engine if flags.address is None else f"{flags.engine}:{flags.address}"
     if on != "rpc":
         on_ray.check(on)
     return on
@@ -146,19 +119,25 @@ def check_finite(loss: float) -> None:
         )
 
 
-def difference(compare: bool, weights: Mapping, repeat: Callable) -> dict[str, Any]:
-    """Run the same in one process, and print how far its weights are from these."""
-    gap = None
-    if compare and torchrun.is_first():
+def finish(
+    flags: Flags,
+    figures: dict[str, Any],
+    weights: Mapping[str, Tensor],
+    repeat: Callable[[], Any],
+) -> int:
+    """Compare with one process, write and print; 1 if a task was not solved.
+
+    Lists and tables are in the file of --json only.
+    """
+    figures["max_parameter_difference"] = None
+    if flags.against_local and torchrun.is_first():
         gap = max_difference(weights, repeat().weights)
+        figures["max_parameter_difference"] = gap
         print(f"largest difference from one process: {gap:.1e}")
-    return {"max_parameter_difference": gap}
-
-
-def show(figures: Mapping[str, Any]) -> None:
-    """Print the single figures; lists and tables are in the file of --json only."""
+    common.write_json(flags.json, figures)
     for name, value in figures.items():
         if isinstance(value, float):
             value = f"{value:.4g}"
         if isinstance(value, str | int):
             print(f"{name:26} {value}")
+    return 0 if flags.smoke or figures.get("solved", True) else 1

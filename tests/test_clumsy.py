@@ -1,0 +1,399 @@
+"""A clumsy call ends in one line, before anything starts, and leaves nothing.
+
+It may have bad flags, no room, a damaged book, or a checkpoint of something else.
+"""
+
+import importlib
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import threading
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from books import run, smallest_book, write_chapter
+from clumsy import ends, pattern
+
+from cdopt_tutorial import cli
+from cdopt_tutorial.data import Grammar
+from cdopt_tutorial.equality import max_difference
+from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint, run_locally
+from cdopt_tutorial.publish.project import Project
+from cdopt_tutorial.run import Role, launch, on_ray, serve
+
+# A command and its flags: the line, in which ... stands for anything. TMP is an empty
+# folder, TEXT a short corpus. Every check of a config is here once.
+CASES = f"""
+reinforce --num-observers 0: num_observers is 0, but must be 1 to 256
+reinforce --max-episodes {2**64}: max_episodes is {2**64}, but must be below 2**63
+reinforce --num-envs 10001: num_envs is 10001, but must be 1 to 10000
+reinforce --gamma nan: gamma is nan, but must be above 0 and at most 1
+reinforce --conversation shouting: conversation is 'shouting', but ... or packed or ...
+reinforce --seed -1: seed is -1, but must be at least 0 and below 2**64
+reinforce --lr nan: lr is nan, but must be above 0 and at most 1e+37
+rollouts --max-lag -1: max_lag is -1, but must be 0 to 1000
+rollouts --num-rollouts 3: num_rollouts is 3, but must be ... at most num_observers
+rollouts --waits long: waits is 'long', but must be fixed or heavy
+rnn --seed {2**31}: seed is {2**31}, but must be at least 0 and below 2**31
+rnn --cut diagonal: cut is 'diagonal', but must be logits or loss
+rnn --where moon: where is 'moon', but must be trainer or server
+rnn --max-steps 0: max_steps is 0, but must be at least 1
+rnn --dropout 1: dropout is 1.0, but must be 0 to below 1
+rnn --lr-decay 1.5: lr_decay is 1.5, but must be above 0 and at most 1
+rnn --clip 0: clip is 0.0, but must be above 0
+rnn --penalty 0: penalty_param is 0.0, but must be above 0 and finite
+rnn --hidden 8193: hidden is 8193, but must be 1 to 8192
+rnn --num-layers 65: num_layers is 65, but must be 1 to 64
+rnn --num-trainers 3 --batch-size 2: num_trainers is 3, but ... at most batch_size, 2
+rnn --per-gate: per_gate is True, but must be False unless the manifold is stiefel ...
+rnn --batch-size 5000 --corpus TEXT: batch_size is 5000, but must be below 1170, ...
+rnn --seq-len 9999 --corpus grammar: seq_len is 9999, but must be at most 4999, ...
+rnn --no-sync --against-local: asynchronous trainers have no equal in one process
+rnn --max-restarts 1: max-restarts is 1, which needs a checkpoint
+rnn --corpus TMP: corpus '...': it cannot be read (Is a directory)
+rnn --resume TMP/none: checkpoint '...': No such file or directory
+rnn --checkpoint TEXT: checkpoint '...': it is damaged or truncated, or no ...
+rnn --checkpoint TMP: can't write ...: Is a directory
+rnn --checkpoint /dev/null: checkpoint '...': it is a directory, or a device
+rnn --checkpoint TMP/a --json TMP/../empty/a: --checkpoint and --json are both '...'
+rnn --json TMP/none/out.json: can't write ...: No such file or directory
+execute --json TMP/{"a" * 255}: can't write ...: File name too long
+hybrid --num-trainers 257: num_trainers is 257, but must be 1 to 256
+hybrid --embedding 8193: embedding is 8193, but must be 1 to 8192
+hybrid --semantics hope: semantics is 'hope', but must be exact or original
+hybrid --manifold sphere: manifold is 'sphere', but must be none or stiefel or oblique
+hybrid --manifold stiefel --where server: manifold is 'stiefel', but ... on the server
+hybrid --manifold oblique --where server --by cdopt: by is 'cdopt', but ... dissolve ...
+hybrid --optimizer hope: optimizer is 'hope', but must be sgd or adam
+hybrid --momentum 1: momentum is 1.0, but must be 0 to below 1
+hybrid --penalty=inf: penalty_param is inf, but must be above 0 and finite
+hybrid --shares 1 nan: shares is (...nan), but must be one above 0 ...
+hybrid --shares 999999 1: the smallest of 2 shares comes to none of 1258 bags, but ...
+hybrid --semantics original --against-local: semantics original has no equal in one ...
+hybrid --lr much: 'much' is not of the type float
+hybrid --shares 1 two: 'two' is not of the type float
+shard --num-ranks 257: num_ranks is 257, but must be 1 to 256
+shard --width 8193: width is 8193, but must be 1 to 8192
+shard --num-layers 65: num_layers is 65, but must be 1 to 64
+shard --strategy hope: strategy is 'hope', but must be ddp or fsdp or tp or 2d or ...
+shard --seq-len 50000: seq_len is 50000, but must be at most ... of 16 columns
+shard --optimizer landing --manifold oblique: optimizer is 'landing', but ... oblique
+shard --interface eth0: only a run under torchrun can choose an interface
+reinforce --address a:1: on is 'rpc:a:1', but must be rpc, ray, ray:auto or ray:...
+reinforce --address a --engine ray: address is 'a', but must be host:port, or ...
+reinforce --engine hope: on is 'hope', but must be rpc, ray, ray:auto or ray:...
+execute --cell-timeout 0: cell_timeout is 0, but must be at least 1
+execute --loud: unrecognized arguments: --loud (see cdopt-tutorial execute --help)
+dance: 'dance' is no command (see cdopt-tutorial --help)
+"""
+CASES = dict(case.split(": ", 1) for case in CASES.strip().splitlines())
+# The refusal of a device, by the number of GPUs; None for a torch without CUDA.
+DEVICES = {
+    None: "device is 'cuda:9', but this torch is a build without CUDA",
+    0: "device is 'cuda:9', but torch sees no GPU",
+    1: "device is 'cuda:9', but the only GPU is cuda:0",
+    3: "device is 'cuda:9', but the GPUs are cuda:0 to cuda:2",
+}
+# How tyro refuses flags, within a frame.
+FRAMED = {
+    "--loud": "Unrecognized options: --loud",
+    "--hidden": "Missing value for argument '--hidden'",
+}
+RAY = "the engine ray needs Ray, which is not here: pip install 'cdopt-tutorial[ray]'"
+
+
+@pytest.mark.usefixtures("scratch", "engines_installed", "no_process_starts")
+class TestFlags:
+    @pytest.mark.parametrize("args", CASES)
+    def test_is_refused_in_one_line(self, args, text, tmp_path, capsys):
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        flags = args.replace("TMP", str(empty)).replace("TEXT", str(text))
+        ends(flags, CASES[args], 2, capsys)
+        assert list(empty.iterdir()) == []
+
+    @pytest.mark.parametrize("flag", FRAMED)
+    def test_that_is_unknown_or_lacks_its_value(self, flag, capsys):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["rnn", flag])
+        said = capsys.readouterr()
+        assert caught.value.code == 2 and said.out == ""
+        assert FRAMED[flag] in said.err and "cdopt-tutorial rnn --help" in said.err
+
+    @pytest.mark.parametrize("count", DEVICES)
+    def test_of_a_device_that_is_not_there(self, count, monkeypatch, capsys):
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: count is not None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count or 0)
+        ends("hybrid --device cuda:9", DEVICES[count], 2, capsys)
+
+    def test_of_an_engine_that_is_missing(self, monkeypatch, capsys):
+        monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+        ends("hybrid --engine ray", RAY, 2, capsys)
+
+    def test_of_a_file_of_someone_else(self, as_another, tmp_path, capsys):
+        with as_another(tmp_path):
+            line = "can't write ...: Permission denied"
+            ends(f"rnn --json {tmp_path}/out.json", line, 2, capsys)
+
+
+NEED_A_FILE = (
+    "a: role is defined in module made_up, where a worker process can't import it: put "
+    "it into a file or a cell of the notebook, and launch again"
+)
+NO_ROLE = "a: its role can't be sent to a worker: TypeError: cannot pickle ..."
+UNGUARDED = (
+    "a: module my_system launches while it is imported, and its workers would do so, "
+    'too: launch under `if __name__ == "__main__":`'
+)
+FILES = "2 workers need {} open files each, but {} are allowed here: ulimit -n {}"
+USE = "from cdopt_tutorial.run import Role, launch\n"
+DEFINE, LAUNCH = "def role(): pass\n", "launch({'a': Role(role)})\n"
+# Modules that launch as they are imported, the second with its role in a submodule.
+LAUNCHING = {
+    "my_system.py": {"my_system.py": USE + DEFINE + LAUNCH},
+    "my_system/__init__.py": {
+        "my_system/roles.py": DEFINE,
+        "my_system/__init__.py": f"{USE}from my_system.roles import role\n{LAUNCH}",
+    },
+}
+
+
+@pytest.mark.usefixtures("no_process_starts")
+class TestLaunch:
+    def refused(self, role, line):
+        with pytest.raises(ValueError) as caught:
+            launch({"a": Role(role)})
+        assert pattern(line).fullmatch(str(caught.value)), str(caught.value)
+
+    def test_of_what_can_not_be_sent(self, monkeypatch):
+        module, lock = types.ModuleType("made_up"), threading.Lock()
+        exec(DEFINE, vars(module))
+        monkeypatch.setitem(sys.modules, "made_up", module)
+        self.refused(module.role, NEED_A_FILE)
+        self.refused(lambda: module, NEED_A_FILE.replace("role", "made_up"))
+        self.refused(lambda: lock, NO_ROLE)
+
+    @pytest.mark.parametrize(("polling", "fits"), [(False, 48), (True, 224)])
+    def test_that_may_not_open_the_files_of_two(self, polling, fits, monkeypatch):
+        few, start = FILES.format(fits, fits - 1, fits), "a process was about to start"
+        for limit, line in (fits - 1, few), (fits, start):
+            monkeypatch.setattr("resource.getrlimit", lambda _, n=limit: (n, n))
+            with pytest.raises((OSError, AssertionError)) as caught:
+                launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
+            assert str(caught.value) == line
+
+    @pytest.mark.parametrize("kind", LAUNCHING)
+    def test_of_a_module_that_is_imported(self, kind, monkeypatch, tmp_path):
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "my_system").mkdir()
+        for file, code in LAUNCHING[kind].items():
+            (tmp_path / file).write_text(code)
+        with pytest.raises(ValueError) as caught:
+            importlib.import_module("my_system")
+        sys.modules.pop("my_system.roles", None)
+        assert str(caught.value) == UNGUARDED
+
+
+NOTEBOOK = "...: it is no notebook, or it is damaged"
+BAD = "notebooks/reference.toml can't be read: "
+# What is in the files of a book, and the line that it leads to.
+DAMAGED = {
+    "notebooks/01_a.ipynb": {
+        "3": NOTEBOOK, "\x00\xff": NOTEBOOK, '{"cells": [': NOTEBOOK,
+        '{"cells": [], "metadata": {}, "nbformat": 9, "nbformat_minor": 5}': NOTEBOOK,
+    },
+    "notebooks/reference.toml": {
+        "x = 1": f"{BAD}...", "[01_a.figures]\nx = 1": f"{BAD}...",
+        "[01_a.figures]\nx = {within = 1}": f"{BAD}there is no rule 'within'",
+        "[a.figures]\nx = 1\nx = 2": f"{BAD}...", "\xff": f"{BAD}...",
+    },
+}  # fmt: skip
+PLACES = {
+    "_build/results": "[Errno 17] File exists: '.../_build/results'",
+    "_build": "[Errno 20] Not a directory: '.../_build/results'",
+}
+WHOLE = "--update-reference is for whole runs on the cpu"
+COMMANDS = {
+    "execute none.ipynb": "[Errno 2] No such file or directory: 'none.ipynb'",
+    "execute -p y 1": "notebooks/01_a.ipynb: no parameter 'y'; there are: x",
+    "execute -p x 1 --update-reference": WHOLE, "execute --short --anew": WHOLE,
+}  # fmt: skip
+NO_BOOK = (
+    "no book around the installed package: ... has no _config.yml; install from a "
+    "clone with `make book`"
+)
+THIS = "cdopt_tutorial.publish.project.this_project"
+
+
+@pytest.mark.usefixtures("scratch", "no_kernel")
+class TestBook:
+    @pytest.fixture
+    def book(self, tmp_path, monkeypatch) -> Project:
+        """The command's book: its only chapter has been run."""
+        project = smallest_book(tmp_path / "book")
+        table = project.root / "notebooks" / "reference.toml"
+        table.write_text("[01_a.figures]\nx = {seen = 1.0}\n")
+        path = write_chapter(project, "x = 1", "glue('x', 1.0)", parameters=True)
+        (done,) = run(project, path)
+        assert done.figures == {"x": 1.0}
+        monkeypatch.setattr(THIS, lambda: project)
+        return project
+
+    @pytest.mark.parametrize("file", DAMAGED)
+    def test_with_a_damaged_file(self, file, book, capsys):
+        for content, line in DAMAGED[file].items():
+            (book.root / file).write_bytes(content.encode("latin1"))
+            ends("execute", line, 2, capsys)
+        if file.endswith("ipynb"):
+            ends("build", line, 2, capsys)
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_whose_folder_of_results_is_a_file(self, place, book, capsys):
+        shutil.rmtree(book.root / place)
+        (book.root / place).write_text("a file of mine")
+        ends("execute", PLACES[place], 2, capsys)
+        assert (book.root / place).read_text() == "a file of mine"
+
+    def test_of_someone_else(self, book, as_another, monkeypatch, capsys):
+        shutil.rmtree(book.build)
+        # Other users may not enter pytest's own folder.
+        with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
+            os.chmod(open_to_all, 0o755)
+            other = Project(Path(shutil.copytree(book.root, f"{open_to_all}/book")))
+            monkeypatch.setattr(THIS, lambda: other)
+            with as_another(other.root):
+                ends("execute", "[Errno 13] Permission denied: '...'", 2, capsys)
+
+    @pytest.mark.parametrize("args", COMMANDS)
+    def test_that_does_not_have_what_is_asked_for(self, args, book, capsys):
+        ends(args, COMMANDS[args], 2, capsys)
+
+    def test_that_is_not_there(self, monkeypatch, tmp_path, capsys):
+        place = tmp_path / "lib" / "cdopt_tutorial" / "publish" / "project.py"
+        monkeypatch.setattr("cdopt_tutorial.publish.project.__file__", str(place))
+        ends("execute", NO_BOOK, 2, capsys)
+
+
+def test_no_temporary_directory(monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/none"])
+    line = "[Errno 2] No usable temporary directory found in [...]"
+    ends("hybrid --smoke", line, 2, capsys)
+
+
+def test_a_temporary_directory_that_is_full(monkeypatch, scratch, capsys):
+    def full(path, _):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)  # of what a worker is to read
+    line = "[Errno 28] No space left on device: '...'"
+    ends("hybrid --smoke", line, 1, capsys)
+
+
+DAMAGE = "checkpoint ...: it is damaged or truncated, or no checkpoint at all"
+FOREIGN = "checkpoint ...: another program made it"
+# What a checkpoint's parts are set to, or those of its weights; None removes one.
+PARTS = [
+    {"words": None}, {"more": 1}, {"config": [1]}, {"config": {"colour": "red"}},
+    {"config": {"hidden": -1}}, {"words": 3}, {"words": ["a"]}, {"weights": [1]},
+    {"weights": {}}, {"weights": {"a": 1.0}},
+]  # fmt: skip
+WEIGHTS = [None, torch.zeros(2, 2), "a text"]
+
+
+def without(parts):
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+class Runs:
+    """Code that a pickle would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.usefixtures("no_process_starts")
+class TestCheckpoint:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def saved(cls, tmp_path_factory) -> Path:
+        file = tmp_path_factory.mktemp("saved") / "file"
+        config = RNNConfig(embedding=6, hidden=5, seq_len=7, batch_size=4, max_steps=1)
+        corpus = Grammar(num_words=9, branching=3).corpus(561, 100)
+        run_locally(Job(config, corpus, keep=file))
+        return file
+
+    @pytest.fixture
+    def refused(self, text, tmp_path, capsys):
+        """Resuming it is; other content than a path's is written to a file first."""
+
+        def refused(what, line):
+            file = what if isinstance(what, Path) else tmp_path / "file"
+            if isinstance(what, bytes):
+                file.write_bytes(what)
+            elif file is not what:
+                torch.save(what, file)
+            ends(f"rnn --corpus {text} --resume {file}", line, 2, capsys)
+
+        return refused
+
+    def test_whose_parts_do_not_belong_together(self, saved, refused):
+        line = "checkpoint ...: its parts can't be of one run"
+        content = torch.load(saved)
+        for parts in PARTS:
+            refused(without(content | parts), line)
+        first, *_ = content["weights"]
+        for weight in WEIGHTS:
+            weights = without(content["weights"] | {first: weight})
+            refused(content | {"weights": weights}, line)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+    def test_of_someone_else(self, saved, refused, as_another):
+        with as_another(saved.parent):
+            refused(saved, "checkpoint ...: Permission denied")
+
+    def test_of_another_program(self, refused, tmp_path):
+        for content in [1, 2], torch.nn.Linear(2, 2).state_dict():
+            refused(content, FOREIGN)
+        refused(Runs(tmp_path / "ran"), DAMAGE)
+        assert not (tmp_path / "ran").exists()
+        for content in pickle.dumps({"epoch": 1}), b"It was a dark and stormy night.":
+            refused(content, DAMAGE)
+
+    def test_of_another_run(self, saved, refused):
+        refused(saved, "the checkpoint is of another text: ...")
+
+    def test_that_is_truncated(self, saved, refused):
+        whole = saved.read_bytes()
+        for share in (0.0, 0.001, 0.5, 0.9, 0.999):
+            refused(whole[: int(share * len(whole))], DAMAGE)
+
+    def test_with_a_flipped_byte_in_its_weights(self, saved, refused):
+        content = bytearray(saved.read_bytes())
+        weight = torch.load(saved)["weights"]["decoder.decoder.weight"]
+        content[content.index(weight.numpy().tobytes())] ^= 1
+        line = "checkpoint ...: it is damaged: ... is not what was written"
+        refused(bytes(content), line)
+
+    def test_with_any_flipped_byte_is_refused_or_the_same(self, saved, tmp_path):
+        content, file = saved.read_bytes(), tmp_path / "file"
+        whole = checkpoint.load(saved)
+        for at in range(0, len(content), len(content) // 100):
+            flipped = bytes([content[at] ^ 0xFF])
+            file.write_bytes(content[:at] + flipped + content[at + 1 :])
+            try:
+                found = checkpoint.load(file)
+            except ValueError as error:
+                assert "\n" not in str(error) and str(file) in str(error)
+                continue
+            assert max_difference(found.weights, whole.weights) == 0
+            for name in ("config", "words", "epoch", "window", "losses"):
+                assert getattr(found, name) == getattr(whole, name)
