@@ -110,11 +110,10 @@ class History:
 
 def check_begin(begin: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise ValueError for an initial parameter that does not fit into a model."""
+    shapes = {name: tuple(value.shape) for name, value in own.items()}
     for name, value in begin.items():
-        if name not in own or own[name].shape != value.shape:
-            known = ", ".join(f"{n} {tuple(w.shape)}" for n, w in own.items())
-            shape = tuple(value.shape)
-            raise ValueError(f"begin has {name} {shape}, but the model has {known}")
+        if shapes.get(name) != (shape := tuple(value.shape)):
+            raise ValueError(f"begin has {name} {shape}, but the model has {shapes}")
 
 
 def measured_bytes(run: Callable, job: Any, most: int) -> float:

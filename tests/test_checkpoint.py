@@ -80,6 +80,14 @@ class TestOnWorkers:
             assert history.losses[:8] == pytest.approx(whole.losses[:8])
 
 
+KINDS = (
+    {"optimizer": "sgd", "momentum": 0.0}, {"manifold": "oblique"},
+    {"manifold": "stiefel", "per_gate": True, "optimizer": "sgd"},
+    {"manifold": "stiefel", "where": "server"}, {"dtype": "float32"},
+    {"manifold": "oblique", "where": "server"},
+)  # fmt: skip
+
+
 class TestInOneProcess:
     def test_needs_everything_that_is_saved(self, tmp_path):
         resume, whole = until(8, STILL, tmp_path / "file"), local(STILL)
@@ -90,21 +98,12 @@ class TestInOneProcess:
             pairs = zip(other.losses[8:], whole.losses[8:], strict=True)
             assert max(abs(a - b) for a, b in pairs) > 1e-6
 
-    @pytest.mark.parametrize(
-        "more",
-        [
-            {"optimizer": "sgd", "momentum": 0.0},
-            {"manifold": "stiefel", "per_gate": True, "optimizer": "sgd"},
-            {"manifold": "stiefel", "where": "server"}, {"manifold": "oblique"},
-            {"manifold": "oblique", "where": "server"}, {"dtype": "float32"},
-        ],
-        ids=str,
-    )  # fmt: skip
-    def test_of_every_kind_of_run(self, more, tmp_path):
-        config = replace(STILL, **more)
-        resume = until(8, config, tmp_path / "file")
-        resumed, whole = local(config, resume=resume), local(config)
-        assert resumed.losses == whole.losses and len(whole.losses) == 23
+    def test_of_every_kind_of_run(self, tmp_path):
+        for more in KINDS:
+            config = replace(STILL, **more)
+            resume = until(8, config, tmp_path / "file")
+            resumed, whole = local(config, resume=resume), local(config)
+            assert resumed.losses == whole.losses and len(whole.losses) == 23, more
 
     def test_a_complete_run_is_only_evaluated(self, tmp_path):
         for config in (STILL, replace(STILL, epochs=1)):
@@ -113,8 +112,8 @@ class TestInOneProcess:
             for steps in (23, 3):  # fewer than are done
                 again = local(config, steps, resume=resume)
                 assert (again.tokens, again.losses) == (0, first.losses)
-                assert again.progress[-1].valid == first.progress[-1].valid
-                assert again.progress[-1].epoch == first.progress[-1].epoch
+                last, before = again.progress[-1], first.progress[-1]
+                assert (last.valid, last.epoch) == (before.valid, before.epoch)
 
     def test_may_ask_for_more_passes(self, tmp_path):
         resume = until(23, replace(STILL, epochs=1), tmp_path / "file")
@@ -160,32 +159,25 @@ class TestSave:
             checkpoints.load(left)
 
 
-class TestFit:
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("embedding", 7), ("hidden", 6), ("num_layers", 1), ("batch_size", 5),
-            ("seq_len", 6), ("optimizer", "sgd"), ("dtype", "float32"),
-            ("manifold", "oblique"), ("where", "server"), ("per_gate", True),
-        ],
-    )  # fmt: skip
-    def test_refuses_another_model(self, name, value, resume):
-        config = replace(STILL, manifold="stiefel")
-        resume = replace(resume, config=asdict(config))
+# What a checkpoint of a constrained run does not fit.
+OTHERS = {
+    "embedding": 7, "hidden": 6, "num_layers": 1, "batch_size": 5, "seq_len": 6,
+    "optimizer": "sgd", "dtype": "float32", "manifold": "oblique", "where": "server",
+    "per_gate": True,
+}  # fmt: skip
+
+
+def test_another_model_or_text_is_refused(tmp_path):
+    resume, config = until(8, STILL, tmp_path / "f"), replace(STILL, manifold="stiefel")
+    constrained = replace(resume, config=asdict(config))
+    for name, value in OTHERS.items():
         message = f"the checkpoint has {name} {getattr(config, name)!r}, but {value!r} "
         with pytest.raises(ValueError, match=f"^{message}was asked for$"):
-            check(Job(replace(config, **{name: value}), CORPUS, resume))
-
-    @pytest.mark.parametrize(("words", "length"), [(8, 561), (9, 150)])
-    def test_refuses_another_text(self, words, length, resume):
+            check(Job(replace(config, **{name: value}), CORPUS, constrained))
+    for words, length in (8, 561), (9, 150):
         other = Grammar(num_words=words, branching=3).corpus(length, 100)
         with pytest.raises(ValueError, match="of another text"):
             check(Job(STILL, other, resume))
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def resume(cls, tmp_path_factory):
-        return until(8, STILL, tmp_path_factory.mktemp("fit") / "file")
 
 
 def test_no_trainer_goes_on_while_the_first_one_evaluates():

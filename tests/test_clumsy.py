@@ -6,7 +6,7 @@ It may have bad flags, no room, a damaged book, or a checkpoint of something els
 import importlib
 import os
 import pickle
-import shutil
+import re
 import sys
 import tempfile
 import threading
@@ -74,6 +74,8 @@ hybrid --penalty=inf: penalty_param is inf, but must be above 0 and finite
 hybrid --shares 1 nan: shares is (...nan), but must be one above 0 ...
 hybrid --shares 999999 1: the smallest of 2 shares comes to none of 1258 bags, but ...
 hybrid --semantics original --against-local: semantics original has no equal in one ...
+hybrid --device cuda:9: device is 'cuda:9', but ...
+hybrid --device gpu: device is 'gpu', but must be auto, cpu, cuda or cuda:N
 hybrid --lr much: 'much' is not of the type float
 hybrid --shares 1 two: 'two' is not of the type float
 shard --num-ranks 257: num_ranks is 257, but must be 1 to 256
@@ -91,13 +93,6 @@ execute --loud: unrecognized arguments: --loud (see cdopt-tutorial execute --hel
 dance: 'dance' is no command (see cdopt-tutorial --help)
 """
 CASES = dict(case.split(": ", 1) for case in CASES.strip().splitlines())
-# The refusal of a device, by the number of GPUs; None for a torch without CUDA.
-DEVICES = {
-    None: "device is 'cuda:9', but this torch is a build without CUDA",
-    0: "device is 'cuda:9', but torch sees no GPU",
-    1: "device is 'cuda:9', but the only GPU is cuda:0",
-    3: "device is 'cuda:9', but the GPUs are cuda:0 to cuda:2",
-}
 # How tyro refuses flags, within a frame.
 FRAMED = {
     "--loud": "Unrecognized options: --loud",
@@ -123,13 +118,6 @@ class TestFlags:
         said = capsys.readouterr()
         assert caught.value.code == 2 and said.out == ""
         assert FRAMED[flag] in said.err and "cdopt-tutorial rnn --help" in said.err
-
-    @pytest.mark.parametrize("count", DEVICES)
-    def test_of_a_device_that_is_not_there(self, count, monkeypatch, capsys):
-        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: count is not None)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count or 0)
-        ends("hybrid --device cuda:9", DEVICES[count], 2, capsys)
 
     def test_of_an_engine_that_is_missing(self, monkeypatch, capsys):
         monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
@@ -213,10 +201,6 @@ DAMAGED = {
         "[a.figures]\nx = 1\nx = 2": f"{BAD}...", "\xff": f"{BAD}...",
     },
 }  # fmt: skip
-PLACES = {
-    "_build/results": "[Errno 17] File exists: '.../_build/results'",
-    "_build": "[Errno 20] Not a directory: '.../_build/results'",
-}
 WHOLE = "--update-reference is for whole runs on the cpu"
 COMMANDS = {
     "execute none.ipynb": "[Errno 2] No such file or directory: 'none.ipynb'",
@@ -251,23 +235,6 @@ class TestBook:
             ends("execute", line, 2, capsys)
         if file.endswith("ipynb"):
             ends("build", line, 2, capsys)
-
-    @pytest.mark.parametrize("place", PLACES)
-    def test_whose_folder_of_results_is_a_file(self, place, book, capsys):
-        shutil.rmtree(book.root / place)
-        (book.root / place).write_text("a file of mine")
-        ends("execute", PLACES[place], 2, capsys)
-        assert (book.root / place).read_text() == "a file of mine"
-
-    def test_of_someone_else(self, book, as_another, monkeypatch, capsys):
-        shutil.rmtree(book.build)
-        # Other users may not enter pytest's own folder.
-        with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
-            os.chmod(open_to_all, 0o755)
-            other = Project(Path(shutil.copytree(book.root, f"{open_to_all}/book")))
-            monkeypatch.setattr(THIS, lambda: other)
-            with as_another(other.root):
-                ends("execute", "[Errno 13] Permission denied: '...'", 2, capsys)
 
     @pytest.mark.parametrize("args", COMMANDS)
     def test_that_does_not_have_what_is_asked_for(self, args, book, capsys):
@@ -355,11 +322,6 @@ class TestCheckpoint:
             weights = without(content["weights"] | {first: weight})
             refused(content | {"weights": weights}, line)
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-    def test_of_someone_else(self, saved, refused, as_another):
-        with as_another(saved.parent):
-            refused(saved, "checkpoint ...: Permission denied")
-
     def test_of_another_program(self, refused, tmp_path):
         for content in [1, 2], torch.nn.Linear(2, 2).state_dict():
             refused(content, FOREIGN)
@@ -376,13 +338,6 @@ class TestCheckpoint:
         for share in (0.0, 0.001, 0.5, 0.9, 0.999):
             refused(whole[: int(share * len(whole))], DAMAGE)
 
-    def test_with_a_flipped_byte_in_its_weights(self, saved, refused):
-        content = bytearray(saved.read_bytes())
-        weight = torch.load(saved)["weights"]["decoder.decoder.weight"]
-        content[content.index(weight.numpy().tobytes())] ^= 1
-        line = "checkpoint ...: it is damaged: ... is not what was written"
-        refused(bytes(content), line)
-
     def test_with_any_flipped_byte_is_refused_or_the_same(self, saved, tmp_path):
         content, file = saved.read_bytes(), tmp_path / "file"
         whole = checkpoint.load(saved)
@@ -392,7 +347,8 @@ class TestCheckpoint:
             try:
                 found = checkpoint.load(file)
             except ValueError as error:
-                assert "\n" not in str(error) and str(file) in str(error)
+                line = rf"checkpoint '{file}': it is damaged.*"
+                assert re.fullmatch(line, str(error))
                 continue
             assert max_difference(found.weights, whole.weights) == 0
             for name in ("config", "words", "epoch", "window", "losses"):

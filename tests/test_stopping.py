@@ -1,7 +1,6 @@
 """A run, a command or a kernel that is stopped leaves nothing, and can go on."""
 
 import os
-import re
 import signal
 import sys
 
@@ -121,20 +120,6 @@ class TestCommand:
             wait_for_end(below)
             assert process.stderr.read() == "cdopt-tutorial: terminated\n"
         assert below and not left(place)
-
-    def test_of_which_a_worker_is_killed(self, place):
-        """The module test_deaths kills every worker, at many moments."""
-        with Script(command(ENDLESS), place) as process:
-            process.wait_for("Episode")
-            below = process.below()
-            process.named()["observer0"].kill()
-            error = process.communicate(timeout=PATIENCE)[1]
-        # Torch may print before it that a worker lost another.
-        line = "^cdopt-tutorial: observer0 was killed by SIGKILL$"
-        assert re.search(line, error, re.MULTILINE)
-        assert process.returncode == 1
-        wait_for_end(below)
-        assert not left(place)
 
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As with nohup: a signal that was ignored stays ignored."""
