@@ -7,7 +7,6 @@ import shutil
 import signal
 import tempfile
 import threading
-from contextlib import contextmanager
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -32,8 +31,6 @@ from cdopt_tutorial.run import group, on_ray
 # Time is never asserted, and a property that fails must fail again on the next run.
 hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("book")
-
-NOBODY = 65534  # the user who owns nothing
 
 # Set where a copy is published, but the tests are of unpublished pages.
 for name in ("URL", "REPOSITORY", "BRANCH"):
@@ -238,23 +235,3 @@ def root(request, site):
     if request.param == "file":
         return site.as_uri()
     return request.getfixturevalue("server")
-
-
-@pytest.fixture
-def as_another():
-    """Become, for a while, a user who may read a folder but not write to it."""
-
-    @contextmanager
-    def become(folder: Path):
-        mode, privileged = folder.stat().st_mode, os.geteuid() == 0
-        folder.chmod(0o555)
-        if privileged:  # root may write anywhere
-            os.seteuid(NOBODY)
-        try:
-            yield
-        finally:
-            if privileged:
-                os.seteuid(0)
-            folder.chmod(mode)
-
-    return become

@@ -50,7 +50,7 @@ def read(
     value that is refused is a `UsageError`.
     """
 
-    @dataclass(frozen=True)  # of bases that mypy can't know
+    @dataclass(frozen=True)
     class Unchecked(flags, config):
         def __post_init__(self):
             pass
@@ -93,7 +93,7 @@ def _engine(flags: Flags) -> str:
     if flags.interface is not None:
         if not torchrun.is_here():
             raise ValueError("only a run under torchrun can choose an interface")
-        os.environ[interface.VARIABLE] = flags.interface
+        os.environ[interface.VARIABLE] = interface.device(flags.interface)
     on = flags.engine if flags.address is None else f"{flags.engine}:{flags.address}"
     if on != "rpc":
         on_ray.check(on)
