@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,21 @@ from clumsy import DIVERGED, ends
 from hosts import PATIENCE
 from running import COMMAND
 
-from cdopt_tutorial import cli
+from cdopt_tutorial import cli, parameter_server
 from cdopt_tutorial.commands import COMMANDS, build, common, execute, training
+from cdopt_tutorial.hybrid import HybridConfig
+from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.reinforce import ReinforceConfig
+from cdopt_tutorial.rollouts import RolloutsConfig
 from cdopt_tutorial.run import WorkerError
+from cdopt_tutorial.sharding import ShardConfig
 from cdopt_tutorial.training import Progress, Score
 
-# The systems that commands train, and their configs.
-SYSTEMS = {
-    "reinforce": "reinforce ReinforceConfig", "rnn": "parameter_server RNNConfig",
-    "hybrid": "hybrid HybridConfig", "shard": "sharding ShardConfig",
-    "rollouts": "rollouts RolloutsConfig",
+# The systems that commands train.
+CONFIGS = {
+    "reinforce": ReinforceConfig, "rnn": RNNConfig, "hybrid": HybridConfig,
+    "shard": ShardConfig, "rollouts": RolloutsConfig,
 }  # fmt: skip
-
-
-def system(name):
-    package, config = SYSTEMS[name].split()
-    package = import_module(f"cdopt_tutorial.{package}")
-    return package, getattr(package, config)
 
 
 class TestHelp:
@@ -43,7 +40,7 @@ class TestHelp:
             cli.main([name, "--help"])
         said = capsys.readouterr().out
         assert not caught.value.code and f"cdopt-tutorial {name}" in said
-        kinds = (system(name)[1], training.Flags) if name in SYSTEMS else ()
+        kinds = (CONFIGS[name], training.Flags) if name in CONFIGS else ()
         for field in sum(map(dataclasses.fields, kinds), ()):
             _, _, flag = said.partition(f"--{field.name.replace('_', '-')}")
             assert len(flag.partition("(default")[0].split()) > 3
@@ -55,33 +52,15 @@ class TestHelp:
         assert done.returncode == 0 and b"reinforce" in done.stdout
 
 
-class Started(Exception):
-    """The run that a command has started, before anything of it happens."""
-
-
-@pytest.fixture
-def started(monkeypatch, text):
-    """The job and the options of a run that a command starts."""
-
-    def start(job, **options):
-        raise Started(job, options)
-
-    def started(name, *args):
-        monkeypatch.setattr(system(name)[0], "run", start)
-        corpus = ["--corpus", str(text)] if name == "rnn" else []
-        with pytest.raises(Started) as caught:
-            cli.main([name, *corpus, *args])
-        return caught.value.args
-
-    return started
-
-
-def changed(job) -> dict:
-    """The fields of a job's config that differ from the default."""
-    config = getattr(job, "config", job)
-    plain = dataclasses.asdict(type(config)())
+def read(line):
+    """What differs from the default in the config of a command, and its options."""
+    name, *arguments = line.split()
+    config, flags, options = training.read(
+        name, CONFIGS[name], training.Flags, arguments, seed=3
+    )
+    default = dataclasses.asdict(CONFIGS[name]())
     values = dataclasses.asdict(config).items()
-    return {name: value for name, value in values if value != plain[name]}
+    return {key: value for key, value in values if value != default[key]}, options
 
 
 # Flags are made from the fields of a config: here is one of each kind.
@@ -92,43 +71,44 @@ CHANGES = {
     "rnn --manifold stiefel --per-gate --penalty 0.5":
         {"manifold": "stiefel", "per_gate": True, "penalty_param": 0.5},
     "hybrid --shares 2 1": {"shares": (2.0, 1.0)},
-    "reinforce --smoke --max-episodes 9": {"max_episodes": 40},
+    "reinforce --smoke --seed 9": {"seed": 3},
     "rnn --against-local": {"dtype": "float64", "dropout": 0.0},
-    "shard --smoke": {"max_steps": 10, "width": 16, "seq_len": 8},
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("line", CHANGES)
+def test_a_config_differs_from_the_default_as_the_flags_say(line):
+    assert read(line) == (CHANGES[line], {"on": "rpc", "deadline": math.inf})
+
+
 @pytest.mark.usefixtures("engines_installed")
-class TestRun:
-    @pytest.mark.parametrize("args", CHANGES)
-    def test_differs_from_the_default_as_the_flags_say(self, args, started):
-        job, options = started(*args.split())
-        assert changed(job) == CHANGES[args]
-        assert (options["on"], options["deadline"]) == ("rpc", math.inf)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_has_its_engine_and_device(name, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    changed, options = read(f"{name} --engine ray --address a:1 --device cuda:1")
+    assert changed["device"] == "cuda:1" and options["on"] == "ray:a:1"
+    assert read(f"{name} --engine ray")[1]["on"] == "ray"
 
-    @pytest.mark.parametrize("name", SYSTEMS)
-    def test_has_its_engine_and_device(self, name, started, monkeypatch):
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        ray = "--engine", "ray"
-        job, options = started(name, *ray, "--address", "a:1", "--device", "cuda:1")
-        assert changed(job)["device"] == "cuda:1" and options["on"] == "ray:a:1"
-        assert started(name, *ray)[1]["on"] == "ray"
 
-    def test_of_an_rnn_has_its_text_and_files(self, started, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        loaded = []
-        checkpoint = "cdopt_tutorial.parameter_server.checkpoint"
-        monkeypatch.setattr(f"{checkpoint}.load", loaded.append)
-        files = "--checkpoint", "kept", "--resume", "earlier", "--max-restarts", "2"
-        job, options = started("rnn", *files)
-        assert options["max_restarts"] == 2 and job.keep == tmp_path / "kept"
-        assert [path.name for path in loaded] == ["earlier"]
-        one, again, other = (
-            started("rnn", "--corpus", "grammar", "--seed", seed)[0].corpus.train
-            for seed in "223"
-        )
-        assert len(one) == 100_000 and one.equal(again) and not one.equal(other)
+def test_a_run_of_an_rnn_has_its_text_and_files(tmp_path, monkeypatch):
+    loaded, started = [], []
+
+    def run(job, **options):
+        started.append(job)
+        assert options["max_restarts"] == 2
+        raise WorkerError("ps", "was not started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parameter_server.checkpoint, "load", loaded.append)
+    monkeypatch.setattr(parameter_server, "run", run)
+    files = "--checkpoint kept --resume earlier --max-restarts 2 --corpus grammar"
+    for seed in "223":
+        assert cli.main(["rnn", *files.split(), "--seed", seed]) == 1
+    assert {job.keep for job in started} == {tmp_path / "kept"}
+    assert {path.name for path in loaded} == {"earlier"}
+    one, again, other = (job.corpus.train for job in started)
+    assert len(one) == 100_000 and one.equal(again) and not one.equal(other)
 
 
 SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4"
@@ -185,8 +165,8 @@ def test_a_smoke_run_writes_and_prints_what_it_found(args, written, text, capsys
 def test_a_run_that_is_resumed_at_its_end_takes_no_time(
     written, text, tmp_path, monkeypatch
 ):
-    measure = "cdopt_tutorial.parameter_server.traffic.measured_bytes"
-    monkeypatch.setattr(measure, lambda job: math.nan)
+    traffic = parameter_server.traffic
+    monkeypatch.setattr(traffic, "measured_bytes", lambda job: math.nan)
     args = f"rnn {SMALL} --corpus {text} --max-steps 8".split()
     first = written(*args, "--checkpoint", tmp_path / "kept")
     again = written(*args, "--resume", tmp_path / "kept")
