@@ -129,11 +129,9 @@ def finish(
 
     Lists and tables are in the file of --json only.
     """
-    figures["max_parameter_difference"] = None
-    if flags.against_local and torchrun.is_first():
-        gap = max_difference(weights, repeat().weights)
-        figures["max_parameter_difference"] = gap
-        print(f"largest difference from one process: {gap:.1e}")
+    compared = flags.against_local and torchrun.is_first()
+    gap = max_difference(weights, repeat().weights) if compared else None
+    figures["max_parameter_difference"] = gap
     common.write_json(flags.json, figures)
     for name, value in figures.items():
         if isinstance(value, float):
