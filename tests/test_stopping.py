@@ -9,11 +9,7 @@ from books import smallest_book, write_chapter
 from hosts import PATIENCE, wait_until
 from running import LONG, Script, wait_for_end
 
-WORDS = {
-    signal.SIGINT: "interrupted",
-    signal.SIGTERM: "terminated",
-    signal.SIGHUP: "the terminal was closed",
-}
+from cdopt_tutorial.cli import STOPS
 
 
 @pytest.fixture
@@ -54,23 +50,15 @@ print(launch({"a": Role(serve)}))
     assert not left(place)
 
 
-BOOK = """
+COMMAND = """
 import sys
 from pathlib import Path
 from cdopt_tutorial import cli
 from cdopt_tutorial.publish import project
 project.this_project = lambda: project.Project(Path({root!r}))
-sys.argv = ["cdopt-tutorial", {command!r}]
+sys.argv[1:] = {args!r}.split()
 cli.entry()
 """
-
-
-def command(args: str) -> str:
-    """Code that runs `cdopt-tutorial` with these arguments."""
-    run = "from cdopt_tutorial import cli; cli.entry()"
-    return f"import sys\nsys.argv[1:] = {args.split()}\n{run}\n"
-
-
 ENDLESS = "reinforce --log-interval=1 --lr=1e-9 --max-episodes=10000000"
 
 
@@ -84,7 +72,7 @@ class TestCommand:
         below = process.below()
         process.send_signal(number)
         error = process.communicate(timeout=PATIENCE)[1]
-        assert error == f"cdopt-tutorial: {WORDS[number]}\n"
+        assert error == f"cdopt-tutorial: {STOPS[number]}\n"
         assert process.returncode == 128 + number
         wait_for_end(below)
         assert not left(place)
@@ -92,7 +80,7 @@ class TestCommand:
     def test_that_runs_a_chapter(self, book, place, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         write_chapter(book, LAUNCH, "launch(both)")
-        code = BOOK.format(root=str(book.root), command="execute")
+        code = COMMAND.format(root=str(book.root), args="execute")
         with Script(code, place) as process:
             process.wait_for("[2/2]")
             wait_until(lambda: {"a", "b"} <= process.named().keys())
@@ -100,7 +88,7 @@ class TestCommand:
         assert not list(book.build.rglob("*.ipynb"))
 
     def test_that_renders(self, book, place):
-        code = BOOK.format(root=str(book.root), command="build")
+        code = COMMAND.format(root=str(book.root), args="build")
         with Script(code, place) as process:
             process.wait_for("rendering")
             self.end(process, signal.SIGINT, place)
@@ -123,8 +111,8 @@ class TestCommand:
 
     def test_that_trains_and_that_nobody_shall_stop(self, place):
         """As with nohup: a signal that was ignored stays ignored."""
-        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        with Script(deaf + command(ENDLESS), place) as process:
+        deaf = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+        with Script(deaf + COMMAND.format(root="", args=ENDLESS), place) as process:
             process.wait_for("Episode")
             process.send_signal(signal.SIGHUP)
             process.wait_for("Episode")
