@@ -1,7 +1,4 @@
-"""The stored studies of chapters 4 and 6: kinds of training, each at its best.
-
-The scripts in ``book/studies`` make them.
-"""
+"""What the scripts in ``book/studies`` have stored in the package."""
 
 import json
 import math
@@ -11,17 +8,21 @@ from typing import Any
 Points = tuple[tuple[float, ...], tuple[float, ...]]
 
 
+def stored(name: str) -> dict[str, Any]:
+    """The content of a JSON file of the package, such as ``rollouts/lag.json``."""
+    return json.loads((files("cdopt_tutorial") / name).read_text())
+
+
 class Study:
-    """What is stored as ``study.json`` in a folder of the package."""
+    """Chapter 4's or 6's, by its folder: kinds of training, each at its best."""
 
     def __init__(self, folder: str):
-        path = files("cdopt_tutorial") / folder / "study.json"
-        stored = json.loads(path.read_text())
+        study = stored(f"{folder}/study.json")
         #: (kind, lr, decay, warm-up) of each kind, as it was tuned.
-        self.chosen: list[list[Any]] = stored["chosen"]
-        self.tuned: list[dict[str, Any]] = stored["tuned"]  #: the runs that tuned them
+        self.chosen: list[list[Any]] = study["chosen"]
+        self.tuned: list[dict[str, Any]] = study["tuned"]  #: the runs that tuned them
         #: the runs of the other seeds; the losses are those of the best of its steps.
-        self.runs: list[dict[str, Any]] = stored["runs"]
+        self.runs: list[dict[str, Any]] = study["runs"]
 
     def by_rate(self, kind: str) -> list[Points]:
         """For each tuning seed, the rates tried, over the best, and their perplexities.

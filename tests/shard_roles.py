@@ -25,7 +25,6 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from cdopt_tutorial.constraints.formulas import Sums
 from cdopt_tutorial.constraints.surface import Surface, surface, whole
-from cdopt_tutorial.probes.counted import Sent
 from cdopt_tutorial.run.process_group import join
 
 RANKS = 4
@@ -88,7 +87,6 @@ def play_maps(rank: int) -> dict:
         values = [0.6 * drawn((4 * blocks, columns), 0) for columns in (3, 9)]
         tried = [differences(kind, value, partial(strided, mesh)) for value in values]
         found["strided", kind] = largest(tried)
-    found["talk"] = {name: heard(mesh, *case[:3]) for name, case in TALK.items()}
     found["autocast"] = under_autocast(mesh)
     value = drawn((8, 3), 0)
     on, rows = surface_of("stiefel", value), [Shard(0), Replicate()]
@@ -163,39 +161,3 @@ def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
         beside = value.mT @ value
     control = off(beside, value.mT @ value)
     return {"ours": max(map(off, given, plain)), "control": control}
-
-
-# Numbers that a rank sends: in sums of C, of a scalar, or of its part of the weight.
-C, SCALAR, PART, HALF = 4 * 4, 1, 12 * 4, 6 * 4
-#: By name: a kind, a shape, the placements, and the numbers in each collective of the
-#: forward and backward pass, as `sharded.part_of` says.
-TALK = {
-    "replicated": ("stiefel", (24, 4), "RR", []),
-    "long side": ("stiefel", (24, 4), "SR", [C, C]),
-    "long side, wide": ("stiefel", (4, 24), "CR", [C, C]),
-    "long side, twice": ("stiefel", (24, 4), "SS", [C] * 4),
-    "short side": ("stiefel", (24, 4), "CR", [PART, C, PART] * 2),
-    "short side, wide": ("stiefel", (4, 24), "SR", [PART, C, PART] * 2),
-    "both sides": ("stiefel", (24, 4), "SC", [HALF, C, C, HALF] * 2),
-    "square": ("stiefel", (8, 8), "SR", [8 * 8] * 2),
-    "square, columns": ("stiefel", (8, 8), "CR", [8 * 8] * 2),
-    "whole blocks": ("stiefel, 4 blocks", (24, 4), "SR", [SCALAR]),
-    "within blocks, long": ("stiefel, 4 blocks", (16, 8), "CR", [4 * C] * 2),
-    "within blocks, short": ("stiefel, 4 blocks", (24, 4), "CR", [PART, PART]),
-    "oblique, rows": ("oblique rows", (24, 4), "SR", [SCALAR]),
-    "oblique, in rows": ("oblique rows", (24, 4), "CR", [24, 24]),
-    "sphere": ("sphere", (24, 4), "SR", [SCALAR, SCALAR]),
-    "others": ("grassmann", (24, 4), "SR", [PART, PART]),
-}
-
-
-def heard(mesh: DeviceMesh, kind: str, shape: tuple, letters: str) -> tuple[int, int]:
-    """Number and bytes of the collectives of a map with its distance, and backward."""
-    cuts = {"R": Replicate(), "S": Shard(0), "C": Shard(1)}
-    placements = [cuts[letter] for letter in letters]
-    weight = distribute_tensor(drawn(shape, 0), mesh, placements).requires_grad_()
-    on = surface_of(kind, weight)
-    with Sent() as sent:
-        mapped, distance = on.map_and_distance(weight)
-        (mapped.to_local().square().sum() + 0.7 * distance).backward()
-    return sent.collectives, sent.bytes

@@ -121,15 +121,6 @@ def test_the_penalty_counts_once_for_each_step(sync):
         assert penalty > 0.1 or (sync and rank == 1)
 
 
-def test_trainers_out_of_step_can_share_constrained_weights():
-    out_of_step = replace(EXACT, num_trainers=2, sync=False, lr=0.02)
-    for name in "stacked", "Stiefel decoder":
-        histories = run(Job(replace(out_of_step, **CONSTRAINED[name]), CORPUS))
-        assert [len(h.losses) for h in histories] == [50, 50]
-        assert sum(sum(h.staleness) for h in histories) > 0
-        assert histories[0].feasibility[-1].mapped < 0.05
-
-
 def test_a_constrained_model_writes():
     config, words = replace(EXACT, where="server"), CORPUS.vocabulary
     history = run_locally(Job(config, CORPUS))

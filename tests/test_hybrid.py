@@ -395,11 +395,6 @@ class TestBegin:
         if part == "table.weight":
             assert one.std().item() == pytest.approx(0.01, rel=0.05)
 
-    def test_is_of_the_parameters_that_are_given(self, data):
-        still = replace(EXACT, max_steps=1, lr=1e-300, manifold="stiefel")
-        given = {n: w + 0.25 for n, w in first_weights(Job(still, data)).items()}
-        assert max_difference(run(Job(still, data, given)).weights, given) == 0
-
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
     job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)

@@ -179,13 +179,6 @@ class TestTwin:
         (history,) = run(Job(config, CORPUS, begin=begin))
         assert history.losses == pytest.approx(losses, rel=1e-10)
 
-    def test_begins_with_some_parameters(self):
-        bias = {"decoder.decoder.bias": torch.arange(9.0).double()}
-        still = replace(EXACT, num_trainers=2, max_steps=1, lr=1e-300)
-        first, _ = run(Job(still, CORPUS, begin=bias))
-        own = build_all(9, EXACT).state_dict()
-        assert max_difference(first.weights, own | bias) < 1e-12
-
     @pytest.mark.parametrize("name", ["decoder.decoder.bias", "bias"])
     def test_does_not_begin_with_what_is_no_parameter(self, name):
         job = Job(EXACT, CORPUS, begin={name: torch.zeros(3)})
@@ -227,17 +220,6 @@ class TestOptimizer:
         owner.step(*first)
         assert other.done() == {"step": 1, "squared_norm": 4.0, "original": None}[ask]
         assert two.values() == (0.75, 1.0 if ask == "squared_norm" else 0.0)
-
-    def test_a_step_of_all_is_by_their_sum_and_leaves_nothing(self, monkeypatch):
-        two = Two()
-        one, other = {two.a: torch.tensor(0.5)}, {two.a: torch.tensor(1.5)}
-        kept = {"one": one, "other": other | {two.b: torch.tensor(2.0)}}
-        monkeypatch.setattr(gradients, "_kept_gradients", kept)
-        config = replace(HALF, num_trainers=2)
-        owner = Owner({"two": reference(two)}, config)
-        steps = [owner.step_together(*each) for each in enumerate(("one", "other"))]
-        assert [step.wait() for step in steps] == [0, 0] and not kept
-        assert two.values() == (0.0, 0.0)
 
 
 class TestModel:

@@ -156,7 +156,7 @@ class TestDissolving:
     @pytest.mark.parametrize("name", memory.MODELS)
     def test_a_model_that_remembers(self, name, spy):
         passes = spy(memory.Model, "forward")
-        small = {"hidden": 4, "batch_size": 2, "steps": 2, "interval": 1}
+        small = {"hidden": 4, "batch_size": 2, "steps": 25}
         short = memory.NextWord(seq_len=5, text_len=50)
         for of in short, memory.CopyingMemory(2, 2, 2):
             config = memory.MemoryConfig(of, device="meta", **small)

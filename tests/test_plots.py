@@ -21,35 +21,25 @@ PAGES = "#ffffff", "#121212", "#14181e"  # light, and two dark ones
 BLINDNESS = {
     "none": np.eye(3),
     "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
+        [0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052],
     ],
     "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
+        [0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969],
     ],
     "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
+        [1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304],
     ],
-}
+}  # fmt: skip
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
     """Björn Ottosson's space, in which distances are alike to the eye."""
     to_lms = [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
+        [0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300],
+    ]  # fmt: skip
     to_lab = [
-        [0.2104542553, 0.7936177850, -0.0040720468],
-        [1.9779984951, -2.4285922050, 0.4505937099],
-        [0.0259040371, 0.7827717662, -0.8086757660],
-    ]
+        [0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087],
+    ]  # fmt: skip
     return np.array(to_lab) @ np.cbrt(np.array(to_lms) @ np.clip(rgb, 0, 1))
 
 
@@ -66,7 +56,7 @@ class TestStyle:
         assert style.look("observer3") == style.look("observer0")
         mixed = ["ps", "trainer10", "trainer2", "master", "ps"]
         assert style.in_order(mixed) == ["master", "trainer2", "trainer10", "ps"]
-        with pytest.raises(ValueError, match="'boss'.*agent"):
+        with pytest.raises(KeyError, match="boss"):
             style.look("boss")
         for role, *rest in ("observer", "agent"), ("trainer", "master", "ps"):
             together = [f"{role}{number}" for number in range(3)] + rest
@@ -117,17 +107,15 @@ def episode(steps: int):
 
 
 X = [1, 8, 32]
-REPEATS = [(X, [10, 200, 4000]), (X, [30, 100, 1000]), (X, [20, 300, 2000])]
 AXIS = np.linspace(-2, 2, 81)
 BOWL = AXIS[None, :] ** 2 + 4 * AXIS[:, None] ** 2
-CIRCLE = np.stack([np.cos(np.linspace(0, 6.3, 99)), np.sin(np.linspace(0, 6.3, 99))], 1)
 PATHS = {"left": [(-1.5, 0.5), (0, 0.5), (0, 0.0)], "right": [(1.5, -1), (0.25, 0)]}
 POINTS = np.array([[0.5, 0.0], [0.0, 1.7]])
 GROUPS = {"in": (POINTS[:1], POINTS[:1] * 2), "out": (POINTS[1:], POINTS[1:] / 2)}
 LONG = [
     "LSTM, free, Adam at 1e-3", "LSTM, each gate on the Stiefel manifold",
     "RNN, orthogonal start only", "RNN, Stiefel, penalty 0.1", "GRU",
-    "RNN, by torch's parametrization of orthogonal matrices, exponential",
+    "RNN, by torch's orthogonal matrices",
     "RNN, free, with gradient clipping at 1.0", "LSTM, stacked as in LSTM_cdopt",
 ]  # fmt: skip
 WHOLE = Part((8, 4), (0, 0), (8, 4))
@@ -145,11 +133,6 @@ def curves_of(names):
     return plots.learning_curves(curves, xlabel="x", ylabel="y", threshold=5)
 
 
-def ranges():
-    curves = {"one": REPEATS, "equal": REPEATS, "another": REPEATS}
-    return plots.ranges(curves, xlabel="x", ylabel="y")
-
-
 def diverging():
     curves = {"one": [(X, [1.0, 1e9, math.inf])], "other": [(X, [1.0, 0.5, 0.25])]}
     axes = {"yscale": "log", "ylim": (0.05, 1000)}
@@ -157,41 +140,25 @@ def diverging():
 
 
 def landscape(number=2, paths=PATHS):
-    return plots.landscape(
-        AXIS, {f"penalty, β = {k}": (BOWL, paths) for k in range(number)},
-        curve=CIRCLE, curve_label="circle", target=(0, 1), target_label="minimum",
-    )  # fmt: skip
-
-
-def arrows():
-    return plots.arrows(GROUPS, curve=CIRCLE, curve_label="circle")
+    panels = {f"penalty, β = {k}": (BOWL, paths) for k in range(number)}
+    return plots.landscape(AXIS, panels, target=(0, 1))
 
 
 # What draws a figure, and the names in its legend.
+AWAY = {"p": [(0, 0), (1, 1), (-1e300, 1), (np.inf, np.nan)]}
+SHOWN = ["start", "the circle", "constrained minimum"]
+CALLERS = ["agent", "observer0", "observer1"]
 FIGURES = {
     "a curve": (lambda: curves_of("a"), ["a"]),
     "long names": (lambda: curves_of(LONG), LONG),
-    "ranges": (ranges, ["one", "equal", "another"]),
     "a curve that diverges": (diverging, ["one", "other"]),
-    "two landscapes": (landscape, [*PATHS, "start", "circle", "minimum"]),
-    "four landscapes": (
-        lambda: landscape(4), [*PATHS, "start", "circle", "minimum"],
-    ),
-    "a path that runs away": (
-        lambda: landscape(2, {"p": [(0, 0), (1, 1), (-1e300, 1), (np.inf, np.nan)]}),
-        ["p", "start", "circle", "minimum"],
-    ),
-    "arrows": (arrows, ["in", "out", "circle"]),
+    "four landscapes": (lambda: landscape(4), [*PATHS, *SHOWN]),
+    "a path that runs away": (lambda: landscape(2, AWAY), ["p", *SHOWN]),
+    "arrows": (lambda: plots.arrows(GROUPS), ["in", "out", "the circle"]),
     "ownership": (lambda: plots.ownership(WAYS), []),
-    "a few calls": (
-        lambda: plots.timeline(episode(1)),
-        ["agent", "observer0", "observer1", "caller waits"],
-    ),
-    "many calls": (
-        lambda: plots.timeline(episode(50), arrows=False),
-        ["agent", "observer0", "observer1"],
-    ),
-}  # fmt: skip
+    "a few calls": (lambda: plots.timeline(episode(1)), [*CALLERS, "caller waits"]),
+    "many calls": (lambda: plots.timeline(episode(50)), CALLERS),
+}
 
 
 @pytest.mark.parametrize(("draw", "names"), FIGURES.values(), ids=FIGURES)
@@ -223,25 +190,15 @@ def test_words_and_panels_are_whole_and_apart(draw, names):
     assert fig.get_figwidth() <= style.WIDTH
 
 
-def test_however_long_a_legend_is_the_curves_have_the_same_room():
-    for number in (1, 4, 8):
-        fig = curves_of(LONG[:number])
-        FigureCanvasAgg(fig).draw()
-        frame = fig.axes[0].get_window_extent()
-        assert frame.height == pytest.approx(2.9 * fig.dpi, rel=0.05)
-        assert frame.width > 0.8 * style.WIDTH * fig.dpi
-
-
 class TestCurves:
-    def test_are_the_median_in_a_band_from_worst_to_best(self):
+    def test_are_the_median_in_a_band_from_least_to_most(self):
         seeds = [(np.arange(1, 11), np.arange(1, 11) * k) for k in (1, 2, 6)]
         (ax,) = plots.learning_curves({"a": seeds}, threshold=9).axes
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, 2 * x)
         band = ax.collections[0].get_paths()[0].vertices
-        for edge in (1, 6):
-            assert np.isclose(band[:, 1], edge * 10).any()
-        assert band[:, 1].max() == 60 and [t.get_text() for t in ax.texts] == ["9"]
+        assert {10, 60} <= {*band[:, 1]} and band[:, 1].max() == 60
+        assert ax.lines[-1].get_ydata() == [9, 9]
 
     def test_of_runs_that_stopped_keep_their_last_values(self):
         seeds = [([0, 10], [0, 10]), ([0, 20], [0, 20]), ([0, 5], [0, 50])]
@@ -251,104 +208,70 @@ class TestCurves:
         ends = ax.lines[1].get_xydata()
         assert sorted(map(tuple, ends)) == [(5, 50), (10, 10), (20, 20)]
 
-    def test_are_straight_between_their_points_on_the_axes_that_are_seen(self):
-        axes = {"xscale": "log", "yscale": "log"}
-        (ax,) = plots.learning_curves({"a": [([1, 1000], [1e-4, 2])]}, **axes).axes
-        assert [ax.get_xscale(), ax.get_yscale()] == ["log", "log"]
-        assert ax.lines[0].get_xydata().tolist() == [[1, 1e-4], [1000, 2]]
-
     def test_have_ticks_on_the_data_where_at_most_eight_x_were(self):
-        for number, are_few in {8: True, 9: False, 49: False}.items():
+        for number in (8, 9, 49):
             x = [1.3 * place for place in range(1, number + 1)]
             (ax,) = plots.learning_curves({"a": [(x, [1.0] * number)]}).axes
-            assert (list(ax.get_xticks()) == x) == are_few
-            assert len(ax.get_xticks()) < 20
-
-
-def test_a_bar_goes_from_the_least_to_the_most_beside_equal_ones():
-    (ax,) = ranges().axes
-    for line, bars in zip(ax.lines, ax.collections, strict=True):
-        x, y = line.get_data()
-        assert y.tolist() == [20, 200, 2000]
-        ends = np.array(bars.get_segments())
-        np.testing.assert_allclose(ends[..., 0], np.stack([x, x], 1))
-        np.testing.assert_allclose(ends[..., 1], [[10, 30], [100, 300], [1000, 4000]])
-    places = np.array([line.get_xdata() for line in ax.lines])
-    assert (np.diff(places, axis=0) > 0).all()
-    np.testing.assert_allclose(np.exp(np.log(places).mean(0)), X)
-    assert (places[-1, :-1] < places[0, 1:]).all()  # those of one x stay together
-    assert ax.get_xticks().tolist() == X
+            assert (list(ax.get_xticks()) == x) == (number == 8)
 
 
 class TestLandscape:
     def test_paths_circle_and_star_are_where_they_belong_in_equal_squares(self):
         fig = landscape(4)
         FigureCanvasAgg(fig).draw()
-        boxes = [ax.get_window_extent() for ax in fig.axes]
-        assert len({round(box.x0) for box in boxes}) == 2
-        for box in boxes:
-            assert box.width == pytest.approx(box.height, rel=0.01)
-            assert box.width == pytest.approx(boxes[0].width, rel=0.01)
-            assert box.width > 2.2 * fig.dpi
+        sizes = [ax.get_window_extent().size for ax in fig.axes]
+        assert np.ptp(sizes) < 0.01 * np.min(sizes) and np.min(sizes) > 2.2 * fig.dpi
         for ax in fig.axes:
             assert ax.get_xlim() == ax.get_ylim() == (-2, 2)
             lines = {x.get_label(): x for x in ax.lines}
-            assert np.array_equal(lines["circle"].get_xydata(), CIRCLE)
-            assert lines["minimum"].get_xydata().tolist() == [[0, 1]]
+            np.testing.assert_allclose(np.hypot(*lines["the circle"].get_data()), 1)
+            assert lines["constrained minimum"].get_xydata().tolist() == [[0, 1]]
             for name, path in PATHS.items():  # a ring at the start, a mark at the end
                 assert np.array_equal(lines[name].get_xydata(), path)
                 assert lines[name].get_markevery() == [-1]
-                starts = [
-                    x for x in ax.lines if np.array_equal(x.get_xydata(), path[:1])
-                ]
-                assert len(starts) == 1
+                rings = [np.array_equal(x.get_xydata(), path[:1]) for x in ax.lines]
+                assert sum(rings) == 1
             assert len({lines[name].get_color() for name in PATHS}) == len(PATHS)
 
     def test_contours_are_where_the_function_has_their_level(self):
-        filled, lines = landscape().axes[0].collections
+        _, lines = landscape().axes[0].collections
         for level, path in zip(lines.levels, lines.get_paths(), strict=True):
             drawn = path.codes[1:] == path.LINETO
             x, y = (path.vertices[1:] + path.vertices[:-1])[drawn].T / 2
             np.testing.assert_allclose(x**2 + 4 * y**2, level, atol=0.06)
         assert len(lines.levels) >= 8
-        assert sum(len(p.vertices) for p in filled.get_paths()) < 3000
 
 
 def test_arrows_lead_from_points_to_their_images():
-    (ax,) = arrows().axes
+    (ax,) = plots.arrows(GROUPS).axes
     for quiver, (start, end) in zip(ax.collections, GROUPS.values(), strict=True):
         np.testing.assert_allclose(quiver.XY, start)
         np.testing.assert_allclose(np.stack([quiver.U, quiver.V], 1), end - start)
 
 
-class TestOwnership:
-    def test_each_part_has_its_area_in_its_place_of_a_whole_weight(self):
-        axes = plots.ownership(WAYS).axes
-        for ax, parts in zip(axes, sum(WAYS.values(), []), strict=True):
-            outlines = [patch for patch in ax.patches if not patch.get_fill()]
-            fills = [patch for patch in ax.patches if patch.get_fill()]
-            end = ax.get_xlim()[0]
-            drawn = zip(outlines, fills, parts.values(), strict=True)
-            for outline, fill, part in drawn:
-                assert (outline.get_height() * 8, outline.get_width() * 8) == part.shape
-                area = fill.get_height() * fill.get_width() * 64
-                assert area == pytest.approx(math.prod(part.size))
-                top = outline.get_y() + outline.get_height()
-                down = (top - fill.get_y() - fill.get_height()) * 8
-                right = (fill.get_x() - outline.get_x()) * 8
-                assert (down, right) == pytest.approx(part.begin)
-                assert outline.get_x() > end  # side by side
-                end = outline.get_x() + outline.get_width()
-            assert not parts or end < ax.get_xlim()[1]
-            assert [text.get_text() for text in ax.texts] == list(parts)
-        assert [ax.get_title() for ax in axes] == ["rank 0", "rank 1", *4 * [""]]
-        assert [ax.get_ylabel() for ax in axes[::2]] == list(WAYS)
-
-    def test_six_ranks_are_not_told_apart_by_colour_alone(self):
-        axes = plots.ownership({"copies": [{"up": WHOLE}] * 6}).axes
-        filled = [patch for ax in axes for patch in ax.patches if patch.get_fill()]
-        assert len({patch.get_facecolor() for patch in filled}) == 6
-        assert len({patch.get_hatch() for patch in filled}) == 6
+def test_each_rank_s_part_has_its_area_in_its_place_of_a_whole_weight():
+    axes = plots.ownership(WAYS).axes
+    for ax, parts in zip(axes, sum(WAYS.values(), []), strict=True):
+        outlines = [patch for patch in ax.patches if not patch.get_fill()]
+        fills = [patch for patch in ax.patches if patch.get_fill()]
+        end = ax.get_xlim()[0]
+        for outline, fill, part in zip(outlines, fills, parts.values(), strict=True):
+            assert (outline.get_height() * 8, outline.get_width() * 8) == part.shape
+            area = fill.get_height() * fill.get_width() * 64
+            assert area == pytest.approx(math.prod(part.size))
+            top = outline.get_y() + outline.get_height()
+            down = (top - fill.get_y() - fill.get_height()) * 8
+            right = (fill.get_x() - outline.get_x()) * 8
+            assert (down, right) == pytest.approx(part.begin)
+            assert outline.get_x() > end  # side by side
+            end = outline.get_x() + outline.get_width()
+        assert [text.get_text() for text in ax.texts] == list(parts)
+    assert [ax.get_title() for ax in axes] == ["rank 0", "rank 1", *4 * [""]]
+    assert [ax.get_ylabel() for ax in axes[::2]] == list(WAYS)
+    axes = plots.ownership({"copies": [{"up": WHOLE}] * 6}).axes
+    filled = [patch for ax in axes for patch in ax.patches if patch.get_fill()]
+    assert len({patch.get_facecolor() for patch in filled}) == 6
+    assert len({patch.get_hatch() for patch in filled}) == 6  # nor by colour alone
 
 
 def work(ax):
@@ -381,14 +304,18 @@ class TestTimeline:
         assert lines(ax) == ends
 
     def test_has_a_lane_per_worker_and_a_row_per_method(self):
-        (ax,) = plots.timeline(episode(50)).axes
+        fig = plots.timeline(episode(50))
+        (ax,) = fig.axes
         labels = [t.get_text() for t in ax.get_yticklabels()]
-        assert sorted(labels[:3]) == ["agent", "observer0", "observer1"]
         methods = ["report_reward", "run_episode", "run_episode", "select_action"]
-        assert sorted(labels[3:]) == methods
+        assert sorted(labels[:3]) == CALLERS and sorted(labels[3:]) == methods
         bottom, top = ax.get_ylim()
         for lane in ax.patches:  # each of them is whole
             assert top <= lane.get_y() < lane.get_y() + lane.get_height() <= bottom
+        named = fig.legends[0].legend_handles
+        shown = {patch.get_label(): to_rgb(patch.get_facecolor()) for patch in named}
+        assert shown == {name: to_rgb(style.look(name).color) for name in CALLERS}
+        assert ax.get_xlabel() == "time in µs"
 
     @pytest.mark.parametrize(
         ("caller", "callee"), [("agent", "observer0"), ("observer0", "agent")]
@@ -415,7 +342,7 @@ class TestTimeline:
         numbers = plots.turned(calls)[1]["calls"]
         assert numbers[1] == ["ps", "ps", "backward", 0, 0, 0.4, 0.4, 0]
 
-    def test_a_window_shows_what_touches_it_and_heads_where_there_is_room(self):
+    def test_a_window_shows_what_touches_it_and_arrows_where_there_is_room(self):
         calls = episode(50)
         (whole,) = plots.timeline(calls).axes
         (part,) = plots.timeline(calls, window=(20, 22)).axes
@@ -423,16 +350,6 @@ class TestTimeline:
         zero = min(c.sent for c in calls)
         near = [c for c in calls if c.received - zero >= 20e3 and c.sent - zero <= 22e3]
         assert 2 < len(near) == len(work(part)) < len(calls) / 5
-
-    def test_says_whose_colour_is_whose_and_in_which_unit(self):
-        fig = plots.timeline(episode(1))
-        *named, _ = fig.legends[0].legend_handles
-        shown = {patch.get_label(): to_rgb(patch.get_facecolor()) for patch in named}
-        callers = "agent", "observer0", "observer1"
-        assert shown == {name: to_rgb(style.look(name).color) for name in callers}
-        assert fig.axes[0].get_xlabel() == "time in µs"
-        long = [call("agent", "observer0", "run_episode", 0, 5_000_000)]
-        assert plots.timeline(long).axes[0].get_xlabel() == "time in ms"
 
     def test_of_no_calls_is_refused(self):
         with pytest.raises(ValueError, match="no calls"):

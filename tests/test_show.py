@@ -1,7 +1,6 @@
 """What a chapter shows: offline, for light and dark, with words for every picture."""
 
 import base64
-import io
 import itertools
 import re
 import subprocess
@@ -18,7 +17,6 @@ from colours import contrast
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Bbox
-from PIL import Image
 from test_plots import FIGURES
 
 from cdopt_tutorial import show
@@ -46,19 +44,17 @@ def test_environment_names_what_the_chapter_ran_on(device, names, shown, monkeyp
         assert f"<b>{word}</b>" in html
 
 
-def test_progress_moves_as_fast_as_anyone_sees_and_leaves_its_last_state(monkeypatch):
-    shown, now = [], iter([5.0, 5.05, 5.09, 5.11, 5.2])
+def test_progress_is_a_labelled_bar_that_moves(monkeypatch):
+    shown = []
     handle = SimpleNamespace(update=lambda bar: shown.append(bar._repr_html_()))
     # IPython has a handle for what has an id.
     monkeypatch.setattr(show, "display", lambda _, display_id: display_id and handle)
-    monkeypatch.setattr(show.time, "monotonic", lambda: next(now))
-    with show.Progress(9, "solving <it>") as bar:
-        for k in range(1, 6):
-            bar.update(k, f"reward <{k}>")
+    bar = show.Progress(9, "solving <it>")
+    for k in (1, 5):
+        bar.update(k, f"reward <{k}>")
     pages = [ElementTree.fromstring(html.replace("&nbsp;", "")) for html in shown]
     bars = [page.find("label").find("progress").attrib for page in pages]
-    assert [bar["value"] for bar in bars] == ["1", "4", "5"]
-    assert {bar["max"] for bar in bars} == {"9"}
+    assert [(bar["value"], bar["max"]) for bar in bars] == [("1", "9"), ("5", "9")]
     assert pages[-1].find("label").text == "solving <it>"  # around the bar
     assert pages[-1].find("div").text == "reward <5>"
 
@@ -169,15 +165,13 @@ def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():
 def test_video_is_part_of_the_page_and_decodes(tmp_path):
     rng = np.random.default_rng(0)
     frames = list(rng.integers(0, 256, (6, 30, 41, 3), dtype=np.uint8))
-    how = {"fps": 10, "label": "A <cart>", "caption": "c", "poster": 4}
+    how = {"fps": 10, "label": "A <cart>", "caption": "c"}
     html, again = (show.video(frames, **how).data for _ in range(2))
     assert html == again
     assert 'aria-label="A &lt;cart&gt;"' in html and "<video controls loop" in html
     assert "<figcaption>c</figcaption>" in html
-    assert html.count("data:") == 2 and "http" not in html
-    poster, mp4 = re.findall(r"data:(?:image/png|video/mp4);base64,([^\"]+)", html)
-    still = np.asarray(Image.open(io.BytesIO(base64.b64decode(poster))))
-    np.testing.assert_array_equal(still, frames[4])
+    assert "http" not in html
+    (mp4,) = re.findall(r"data:video/mp4;base64,([^\"]+)", html)
     file = tmp_path / "v.mp4"
     file.write_bytes(base64.b64decode(mp4))
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()

@@ -26,10 +26,9 @@ from runs import keep
 from study import Study
 from torch import nn, optim
 
-from cdopt_tutorial import rollouts
 from cdopt_tutorial import study as stored_studies
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.dissolving import costs, memory
+from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run_locally
 from cdopt_tutorial.sharding.system import held_out_loss
@@ -266,7 +265,7 @@ def test_what_is_stored_begins_as_it_does_here(name, kind):
 
 def test_what_lag_costs_was_stored_by_its_script():
     """Each way with all seeds, at the best rate for other seeds."""
-    stored = rollouts.stored()
+    stored = stored_studies.stored(STORED["lag"])
     for environment in lag.CONFIGS:
         for lags in lag.LAGS:
             for clip in lag.CLIPS:
@@ -309,7 +308,7 @@ def test_acrobots_move_as_gymnasiums_own(seed):
 
 def test_the_stored_rules_are_those_of_the_stored_seconds():
     """As chapter 3 says how far they are off at shapes that were not fitted."""
-    stored = costs.by_shape()
+    stored = stored_studies.stored(STORED["shapes"])
     assert not set(shapes.FITTED) & set(shapes.CHECKED)
     for name, rule in stored["rules"].items():
         found = shapes.fit(name, [*map(tuple, stored["seconds"][name])], shapes.FITTED)

@@ -38,7 +38,7 @@ def test_ranks_come_to_what_one_process_comes_to(matrix, way):
 
 @pytest.mark.parametrize("way", vectors.WAYS)
 def test_every_way_finds_the_leading_singular_vectors(matrix, way):
-    matrix = matrix[:60]  # some ways compute with n x n
+    matrix = matrix[:60]
     _, found = rows(replace(FEW, way=way, accuracy=1e-6, max_steps=1000), matrix)
     assert 0 <= found[0].gap <= 1e-6
     point = found[0].rows
@@ -63,9 +63,7 @@ def test_a_step_of_dissolving_is_that_of_one_gradient(matrix):
 
 BAD = {
     "way is 'folded', but must be dissolved or": {"way": "folded"},
-    "1: geoopt needs X in one process": {"way": "geoopt", "num_ranks": 2},
     "num_ranks is 9, too many for a matrix of 8 rows": {"num_ranks": 9},
-    "p is 0, but must be at least 1": {"p": 0},
 }
 
 

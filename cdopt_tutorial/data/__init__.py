@@ -3,10 +3,4 @@
 from cdopt_tutorial.data.baselines import ngram_perplexity, perplexity
 from cdopt_tutorial.data.grammar import Grammar
 from cdopt_tutorial.data.near import load_near
-from cdopt_tutorial.data.text import (
-    Corpus,
-    Stream,
-    Vocabulary,
-    detokenize,
-    load_corpus,
-)
+from cdopt_tutorial.data.text import Corpus, Stream, Vocabulary, load_corpus

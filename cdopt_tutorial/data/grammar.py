@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdopt_tutorial.checks import at_least, check
 from cdopt_tutorial.data.text import Corpus, Vocabulary
 
 
@@ -23,21 +22,12 @@ class Grammar:
     A *context* is a walk of ``order`` words, numbered by its first word and, as digits
     to the base ``branching``, the choices after it. The chain is ergodic: the
     successors contain a cycle through all words and one that leaves out a single word.
-
-    Raises ValueError if a value is out of range.
     """
 
     num_words: int = 16  #: at least 2
     branching: int = 4  #: successors of each word, from 2 to ``num_words``
     seed: int = 0  #: of the language, at least 0
     order: int = 2  #: words on which the next one depends, at least 1
-
-    def __post_init__(self):
-        at_least(self, 2, "num_words", "branching")
-        at_least(self, 1, "order")
-        at_least(self, 0, "seed")
-        allowed = f"at most num_words, {self.num_words}"
-        check(self, "branching", self.branching <= self.num_words, allowed)
 
     @cached_property
     def successors(self) -> NDArray[np.int64]:

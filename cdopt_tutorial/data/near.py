@@ -32,7 +32,7 @@ def sources(package: str) -> list[str]:
 def load_near(package: str, n: int, contexts: int = 1000) -> Near:
     """Count n terms near ``contexts`` frequent words in the source code of a package.
 
-    Raises ValueError if it is not installed, or has fewer terms.
+    Raises ValueError if it is not installed.
     """
     tokens = sources(package)
     words = [word for word, _ in Counter(sorted(tokens)).most_common()]
@@ -40,8 +40,6 @@ def load_near(package: str, n: int, contexts: int = 1000) -> Near:
     ids = np.array([numbers[token] for token in tokens])
     firsts, pairs = np.unique(ids[:-1] * len(words) + ids[1:], return_inverse=True)
     counts = np.concatenate([np.bincount(ids), np.bincount(pairs)])
-    if n > len(counts):
-        raise ValueError(f"n is {n}, but {package} has {len(counts)} terms")
     frequent = np.argsort(-counts, kind="stable")[:n]
     rows = np.full(len(counts), -1)
     rows[frequent] = np.arange(n)

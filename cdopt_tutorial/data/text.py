@@ -25,15 +25,6 @@ _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _RULED_LINE = re.compile(r"^[ \t]*[-=+*~|#^]{3,}[ \t]*(?:\n|\Z)", re.MULTILINE)
-# Each deletes only spaces next to punctuation, so `tokenize` finds the same tokens.
-_SPACING = [
-    (re.compile(r" ([.,;:!?)\]}%”’…])"), r"\1"),
-    (re.compile(r"([(\[{“‘]) "), r"\1"),
-    (re.compile(r"([a-z]{2}) - (?=[a-z]{2})"), r"\1-"),
-    (re.compile(r"(\w) ?(['’]) ?(?=(?:s|t|d|m|re|ll|ve)\b)"), r"\1\2"),
-    (re.compile(r"([\"'`]) ?([^\"'`]*?) ?\1"), r"\1\2\1"),
-    (re.compile(r"(?<=[\w>]) (?=\(\))"), ""),
-]
 
 
 @cache  # reading all files takes a second
@@ -64,14 +55,6 @@ def source_files(package: str) -> list[str]:
 def tokenize(text: str) -> list[str]:
     r"""Cut a text into lower-cased words, ``\w+``, and single punctuation marks."""
     return _TOKEN.findall(text.lower())
-
-
-def detokenize(tokens: Iterable[str]) -> str:
-    """Join tokens into a line of prose, from which :func:`tokenize` restores them."""
-    line = " ".join(tokens)
-    for pattern, replacement in _SPACING:
-        line = pattern.sub(replacement, line)
-    return line
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,7 @@ adds the penalty to the loss if there is one, runs backward, and applies SGD. Th
 is small, so that the cost of the constraint shows.
 """
 
-import json
-import statistics
 from collections.abc import Callable, Sequence
-from importlib.resources import files
-from itertools import product
 from typing import Any
 
 import geoopt
@@ -32,29 +28,21 @@ Step = Callable[[], Any]
 
 
 def step_costs(
-    widths: Sequence[int], turns: int, budget: float, device: str = "cpu"
+    widths: Sequence[int], budget: float, device: str = "cpu"
 ) -> dict[str, list[tuple[int, float]]]:
-    """Each variant's median step time over the plain layer's, as (width d, ratio).
+    """Each variant's step time over the plain layer's, as (width d, ratio).
 
-    The layers have d inputs and d / 2 outputs; each turn takes ``budget`` seconds.
+    The layers have d inputs and d / 2 outputs; each is timed for ``budget`` seconds.
     """
     costs: dict[str, list[tuple[int, float]]] = {name: [] for name in VARIANTS}
     for d in widths:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             steps = {name: make_step(name, d, d // 2, device) for name in VARIANTS}
-        seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        for _, name in product(range(turns), VARIANTS):  # a slow minute affects all
-            seconds[name].append(step_seconds(steps[name], budget))
-        base = statistics.median(seconds[BASELINE])
+        seconds = {name: step_seconds(step, budget) for name, step in steps.items()}
         for name in VARIANTS:
-            costs[name].append((d, statistics.median(seconds[name]) / base))
+            costs[name].append((d, seconds[name] / seconds[BASELINE]))
     return costs
-
-
-def by_shape() -> dict[str, Any]:
-    """What `book/studies/shapes.py` found for the book: "seconds" by method."""
-    return json.loads((files(__package__) / "shapes.json").read_text())
 
 
 def step_seconds(step: Step, budget: float) -> float:

@@ -44,9 +44,7 @@ def dissolved(f: Function, beta: float) -> Function:
 
 
 def penalised(f: Function, beta: float, mapping: Function = lambda x: x) -> Function:
-    """f(x) + (β/2) C(x)², with x mapped for f; raises ValueError for a β below 0."""
-    if beta < 0:
-        raise ValueError(f"beta is {beta}, but must be at least 0")
+    """f(x) + (β/2) C(x)², with x mapped for f."""
     return lambda x: f(mapping(x)) + beta / 2 * constraint(x) ** 2
 
 
@@ -64,9 +62,7 @@ def descend(
     return torch.stack(path)
 
 
-def on_grid(
-    function: Function, extent: float, size: int = 161
-) -> tuple[Tensor, Tensor]:
+def on_grid(function: Function, extent: float, size: int = 81) -> tuple[Tensor, Tensor]:
     """An axis (size,) around 0, and values (size, size), x₁ along the columns."""
     axis = torch.linspace(-extent, extent, size, dtype=torch.float64)
     return axis, function(torch.cartesian_prod(axis, axis).reshape(size, size, 2)).T

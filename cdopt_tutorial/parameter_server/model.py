@@ -14,7 +14,7 @@ from cdopt_tutorial.calls.device import device_for, device_of
 from cdopt_tutorial.calls.references import Reference, apply, reference
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import dissolve, dissolve_recurrent
-from cdopt_tutorial.data import Vocabulary, detokenize
+from cdopt_tutorial.data import Vocabulary
 from cdopt_tutorial.probes import trace
 
 SAMPLED = 60  # tokens of a sample
@@ -285,4 +285,4 @@ def sample(
         logits, hidden = model(torch.tensor([[tokens[-1]]]), hidden)
         chances = torch.softmax(logits[0, 0, 1:] / TEMPERATURE, dim=0)  # 0 is <unk>
         tokens.append(1 + torch.multinomial(chances, 1, generator=generator).item())
-    return detokenize(vocabulary.decode(tokens))
+    return " ".join(vocabulary.decode(tokens))

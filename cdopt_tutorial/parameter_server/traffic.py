@@ -29,15 +29,6 @@ def expected_bytes(config: RNNConfig, vocab_size: int) -> int:
     return 2 * numbers * config.torch_dtype.itemsize + 8 * indices
 
 
-def curves(config: RNNConfig) -> dict[str, list[tuple[list[int], list[float]]]]:
-    """Megabytes per step by the size of the vocabulary, a curve for each cut."""
-    sizes, by_cut = [2**k for k in range(6, 18)], {}
-    for cut, name in (("logits", "cut at the scores"), ("loss", "cut at the loss")):
-        of_cut = replace(config, cut=cut)
-        by_cut[name] = [(sizes, [expected_bytes(of_cut, n) / 1e6 for n in sizes])]
-    return by_cut
-
-
 def measured_bytes(job: Job) -> float:
     """Bytes per step, as the workers' sockets count; NaN for a text of one window."""
     text = Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)

@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, looks, styled
 
-_SIZE = WIDTH, 3.5  # inches
-_APART = 0.015  # of the axis, between two ranges at the same x
 _Seed = tuple[Sequence[float], Sequence[float]]
 
 
@@ -17,13 +15,13 @@ _Seed = tuple[Sequence[float], Sequence[float]]
 def learning_curves(
     curves: Mapping[str, Sequence[_Seed]], *, threshold: float | None = None, **axes
 ) -> Figure:
-    """Draw the median over the seeds of each curve, in a band from worst to best.
+    """Draw the median over the seeds of each curve, in a band from least to most.
 
     A method of ``style.METHODS`` looks the same in every figure. A curve has a pair
     (x, y) per seed, with x rising; a run that stops early keeps its last value, and a
     marker shows where. `axes` are matplotlib's: xlabel, ylabel, xscale, yscale, ylim.
     """
-    ax, lines = Figure(figsize=_SIZE).add_subplot(**axes), []
+    ax, lines = Figure(figsize=(WIDTH, 3.5)).add_subplot(**axes), []
     for name, look in looks(curves).items():
         seeds = curves[name]
         x = np.unique(np.concatenate([xs for xs, _ in seeds]))
@@ -35,39 +33,10 @@ def learning_curves(
         ends = [(xs[-1], ys[-1]) for xs, ys in seeds]
         ax.plot(*zip(*ends, strict=True), look.marker, color=look.color, ms=5, mew=0)
     if threshold is not None:
-        _mark(ax, threshold)
+        ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
     _tick_the_data(ax, curves)
     add_legend(ax.figure, lines, handlelength=3)
     return ax.figure
-
-
-@styled
-def ranges(curves: Mapping[str, Sequence[_Seed]], **axes) -> Figure:
-    """Draw medians on logarithmic axes, each with a bar from least to most.
-
-    A curve has a pair (x, y) per repeat, all with the same few x. At each x the curves
-    stand side by side, since bands of equal curves would hide each other.
-    """
-    ax, bars = Figure(figsize=_SIZE).add_subplot(xscale="log", yscale="log", **axes), []
-    for place, (name, look) in enumerate(looks(curves).items()):
-        x, _ = curves[name][0]
-        share = _APART * (place - (len(curves) - 1) / 2)
-        aside, y = np.array(x) * (x[-1] / x[0]) ** share, [y for _, y in curves[name]]
-        least, median, most = np.quantile(y, (0, 0.5, 1), axis=0)
-        bar = {"yerr": (median - least, most - median), "elinewidth": 1.8}
-        line = {**vars(look), "lw": 1.2, "ms": 5, "mew": 0}
-        bars.append(ax.errorbar(aside, median, **bar, **line, label=name))
-    _tick_the_data(ax, curves)
-    add_legend(ax.figure, bars, handlelength=3)
-    return ax.figure
-
-
-def _mark(ax: Axes, threshold: float) -> None:
-    ax.axhline(threshold, color=INK, lw=1, ls=(0, (2, 2)))
-    ax.annotate(
-        f"{threshold:g}", (1, threshold), xycoords=("axes fraction", "data"),
-        xytext=(0, 2), textcoords="offset points", ha="right", va="bottom", size=9,
-    )  # fmt: skip
 
 
 def _tick_the_data(ax: Axes, curves: Mapping[str, Sequence[_Seed]]) -> None:

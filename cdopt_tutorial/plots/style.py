@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from textwrap import fill
+from string import digits
 
 from matplotlib import style
 from matplotlib.artist import Artist
@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 
 INK = "#010203"  # `show.figure` replaces it by the text colour of the page
 WIDTH = 7.2  # inches, at most, of a figure
-
-_LINE = 40  # letters of a name in a legend, before it takes a second line
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,20 @@ _ROLES = {
 
 
 def look(worker: str) -> Look:
-    """The look of a worker; a ValueError if its name is not that of a role."""
-    role, number = _place(worker)
-    of_role = list(_ROLES.values())[role]
-    return of_role[number % len(of_role)]
+    """The look of a worker; a KeyError if its name is not that of a role."""
+    role = worker.rstrip(digits)  # `observer1` has the number 1
+    of_role = _ROLES[role]
+    return of_role[int(worker[len(role) :] or 0) % len(of_role)]
 
 
 def in_order(workers: Iterable[str]) -> list[str]:
     """Sort the names of workers in the order of their lanes, each once."""
-    return sorted(set(workers), key=_place)
+    lanes = list(_ROLES)
 
+    def place(name: str) -> tuple[int, int, str]:
+        return lanes.index(name.rstrip(digits)), len(name), name  # 2 comes before 10
 
-def _place(worker: str) -> tuple[int, int]:
-    """The place of a worker's role, and its number: `observer1` has 1."""
-    role = worker.rstrip("0123456789")
-    if role not in _ROLES:
-        raise ValueError(f"unknown role {worker!r}; allowed: {', '.join(_ROLES)}")
-    return list(_ROLES).index(role), int(worker[len(role) :] or 0)
+    return sorted(set(workers), key=place)
 
 
 # A decorator: the function draws by the style sheet alone.
@@ -111,8 +106,6 @@ def add_legend(fig: Figure, handles: Sequence[Artist], **options) -> None:
 
     The layout of the figure must leave room for it.
     """
-    for handle in handles:
-        handle.set_label(fill(str(handle.get_label()), _LINE))
     for columns in range(4, 0, -1):
         legend = fig.legend(
             handles=handles, loc="outside upper left", ncols=columns, **options

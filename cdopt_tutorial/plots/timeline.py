@@ -13,22 +13,20 @@ from matplotlib.patches import Patch
 from cdopt_tutorial.plots.style import INK, WIDTH, add_legend, in_order, look, styled
 from cdopt_tutorial.probes.trace import Call
 
-_HEADS_UP_TO = 40  # calls; with more, the heads would hide the arrows
+_ARROWS_UP_TO = 60  # calls; more arrows would hide each other
 _TIMES = "sent", "started", "ended", "received"
 
 
 @styled
 def timeline(
-    calls: Sequence[Call],
-    *,
-    window: tuple[float, float] | None = None,
-    arrows: bool = True,
+    calls: Sequence[Call], *, window: tuple[float, float] | None = None
 ) -> Figure:
     """Draw who called whom, when, and how long the callee worked on it.
 
     Every worker has a lane, with a row for each method that it ran. A bar is the work,
-    in the caller's colour; thin lines are request and response, and one along a lane is
-    the wait. `window` is in the unit of the axis. No calls are a ValueError.
+    in the caller's colour. Where there are few calls, thin arrows are request and
+    response, and a line along a lane is the wait. `window` is in the unit of the axis.
+    No calls are a ValueError.
     """
     if not calls:
         raise ValueError("no calls to draw: was the system run with tracing on?")
@@ -40,6 +38,7 @@ def timeline(
     if window:
         low, high = ax.set_xlim(*window)
         calls = [call for call in calls if call.received >= low and call.sent <= high]
+    arrows = len(calls) <= _ARROWS_UP_TO
     callers = in_order(call.caller for call in calls)
     for caller in callers:
         made = [call for call in calls if call.caller == caller]
@@ -48,7 +47,7 @@ def timeline(
             work = call.started, call.ended - call.started
             ax.broken_barh([work], (top, bottom - top), color=look(caller).color)
         if arrows:
-            _draw_arrows(ax, made, lanes, bars, few=len(calls) <= _HEADS_UP_TO)
+            _draw_arrows(ax, made, lanes, bars)
     handles = [Patch(color=look(name).color, label=name) for name in callers]
     waits = [Line2D([], [], color=INK, lw=1.8, label="caller waits")] if arrows else []
     title = {"title": "called by", "title_fontsize": 9, "alignment": "left"}
@@ -118,12 +117,10 @@ def _draw_lanes(fig: Figure, ax: Axes, calls: Sequence[Call]) -> tuple[dict, dic
     return lanes, bars
 
 
-def _draw_arrows(
-    ax: Axes, calls: Sequence[Call], lanes: dict, bars: dict, few: bool
-) -> None:
-    """Draw requests, responses and waits of one caller, with heads if they are few."""
+def _draw_arrows(ax: Axes, calls: Sequence[Call], lanes: dict, bars: dict) -> None:
+    """Draw the requests, responses and waits of one caller."""
     color = look(calls[0].caller).color
-    lines, waits, heads = [], [], {m: list[tuple[float, float]]() for m in "v^"}
+    lines, waits = [], []
     for call in calls:
         if call.caller == call.callee:
             continue  # its own work: nothing is sent
@@ -135,10 +132,7 @@ def _draw_arrows(
         started, ended = (call.started, near), (call.ended, near)
         lines += [(sent, started), (ended, received)]
         waits.append((sent, received))
-        heads["v" if down else "^"].append(started)
-        heads["^" if down else "v"].append(received)
-    ax.add_collection(LineCollection(lines, colors=color, lw=0.9 if few else 0.35))
+        ax.plot(*started, "v" if down else "^", color=color, ms=3.5)
+        ax.plot(*received, "^" if down else "v", color=color, ms=3.5)
+    ax.add_collection(LineCollection(lines, colors=color, lw=0.9))
     ax.add_collection(LineCollection(waits, colors=color, lw=1.8))
-    if few:
-        for marker, points in heads.items():
-            ax.plot(*np.reshape(points, (-1, 2)).T, marker, color=color, ms=3.5)

@@ -13,9 +13,6 @@ from cdopt_tutorial.reinforce.agent import ReinforceConfig
 from cdopt_tutorial.reinforce.system import Training, run_agent
 from cdopt_tutorial.run import Role, launch, serve
 
-# The agent's role, and its config. Sphinx would link a documented alias to no page.
-Run = tuple[Callable[..., Training], ReinforceConfig]
-
 
 @dataclass(frozen=True)
 class SlowConfig(ReinforceConfig):
@@ -55,15 +52,15 @@ def pace(training: Training) -> float:
 
 
 def measure(
-    runs: Sequence[Run],
+    runs: Sequence[tuple[Callable[..., Training], ReinforceConfig]],
     repeats: int,
     figure: Callable[[Training], Any] = pace,
     **options: Any,
 ) -> list[list[Any]]:
     """A figure of each run, such as its pace, in each repeat, which has its own seed.
 
-    All share one launch, turn after turn, so that a slow second hits all alike. The
-    options are those of :func:`~.launch.launch`.
+    A run is the agent's role and its config. All share one launch, turn after turn, so
+    that a slow second hits all alike. The options are those of :func:`~.launch.launch`.
     """
     most = max(config.num_observers for _, config in runs)
     roles = {"agent": Role(_measure, (runs, repeats, figure))}
@@ -71,7 +68,7 @@ def measure(
     return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
 
 
-def _measure(runs: Sequence[Run], repeats: int, figure: Callable) -> list[list[Any]]:
+def _measure(runs: Sequence, repeats: int, figure: Callable) -> list[list[Any]]:
     turns = [
         [figure(role(replace(of, seed=of.seed + turn))) for role, of in runs]
         for turn in range(repeats)

@@ -13,9 +13,6 @@ from cdopt_tutorial.reinforce.learner import Actor, Policy
 
 SEED = 0  # of the episode
 EVERY = 2  # steps between two pictures; CartPole makes 50 steps a second
-PAUSE = 25  # pictures for which a film rests on its last one before it starts again
-DIVIDER = 4  # grey columns between two films, visible beside white and black
-FLOOR = 50  # white rows below the film, where a browser lays its controls
 
 
 def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
@@ -45,10 +42,7 @@ def frames(weights: Mapping[str, Tensor]) -> list[NDArray[np.uint8]]:
 
 def side_by_side(left: list[NDArray], right: list[NDArray]) -> list[NDArray]:
     """One film of two, as long as the longer one; the shorter one is repeated."""
-    between = np.full((len(left[0]), DIVIDER, 3), 128, dtype=np.uint8)
-    floor, pictures = ((0, FLOOR), (0, 0), (0, 0)), []
-    for time in range(max(len(left), len(right))):
-        both = [f[min(time % (len(f) + PAUSE), len(f) - 1)] for f in (left, right)]
-        picture = np.concatenate([both[0], between, both[1]], axis=1)
-        pictures.append(np.pad(picture, floor, constant_values=255))
-    return pictures
+    return [
+        np.concatenate([left[time % len(left)], right[time % len(right)]], axis=1)
+        for time in range(max(len(left), len(right)))
+    ]

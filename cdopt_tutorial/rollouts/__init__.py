@@ -6,7 +6,6 @@ from cdopt_tutorial.rollouts.system import (
     RolloutsConfig,
     run,
     run_locally,
-    stored,
     train,
     train_alone,
 )

@@ -1,20 +1,15 @@
 """Chapter 8's system: observers that play ahead while the agent learns.
 
-Each update of the agent takes one rollout from each of several observers. The next
-``max_lag`` updates are open to them as well, so that a slow observer does not hold up
-the others at once, yet no rollout is older than that. An observer reports which weights
-it played with and how probable its actions were; the agent corrects for their age, and
-refuses a rollout if either claim is false. The schedule of a run says who played for
-which update with which version of the weights; one process replays the run from it.
+An update takes one rollout from each of several observers, and the next ``max_lag``
+updates are open to them as well. The schedule of a run says who played for which update
+with which version of the weights; one process replays the run from it.
 """
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from itertools import count
 from typing import Any, ClassVar, cast
 
@@ -375,8 +370,3 @@ def _check_row(config: RolloutsConfig, update: int, row: dict[int, int]) -> None
             f"update {update} was played by {row}, but needs {config.num_rollouts} of "
             f"{config.num_observers} observers, with versions from {oldest} to {update}"
         )
-
-
-def stored() -> dict[str, Any]:
-    """What `book/studies/lag.py` wrote for the book."""
-    return json.loads((files(__package__) / "lag.json").read_text())

@@ -4,11 +4,9 @@ import base64
 import hashlib
 import io
 import json
-import math
 import platform
 import re
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -22,7 +20,6 @@ import torch
 from IPython.display import HTML, display
 from joblib import cpu_count
 from matplotlib.figure import Figure
-from PIL import Image
 
 from cdopt_tutorial.calls.device import gpus_of
 from cdopt_tutorial.plots.style import INK, SERIES, styled
@@ -55,9 +52,7 @@ def guess(
     """Put an answer on the page, which `book/_static/guess.js` locks.
 
     The question is the last paragraph before this cell that begins with **Predict**.
-    From the cell after it, the page hides the rest of the section until the reader has
-    entered a number or picked one of `choices`. Without scripts, as in Jupyter, the
-    answer is folded.
+    Without scripts, as in Jupyter, the answer is folded.
 
     The `name` is unique in the book, as in `glue`. The `answer` is what was measured: a
     number, shown by `spec` of `format` and followed by its `unit`, or one of `choices`;
@@ -91,29 +86,20 @@ def environment(device: str = "cpu") -> HTML:
 
 @dataclass
 class Progress:
-    """A context manager: a bar that is full at `total`, and stays on the page."""
+    """A bar that is full at `total`, and stays on the page."""
 
     total: float
     label: str
     value: float = 0
     text: str = ""
 
-    def __enter__(self) -> "Progress":
-        self._shown_at = -math.inf
+    def __post_init__(self):
         self._handle = display(self, display_id=True)
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._handle.update(self)
 
     def update(self, value: float, text: str = "") -> None:
         """Move the bar to `value` of `total`, and write `text` below it."""
         self.value, self.text = value, text
-        now = time.monotonic()
-        # Updates that nobody sees cost time, and a page keeps only the last one.
-        if now - self._shown_at >= 0.1:
-            self._shown_at = now
-            self._handle.update(self)
+        self._handle.update(self)
 
     def _repr_html_(self) -> str:
         return (
@@ -177,22 +163,16 @@ def _inline(svg: str, width: float, alt: str) -> str:
     )
 
 
-def video(
-    frames: Sequence[np.ndarray], *, fps: int, label: str, caption: str, poster: int
-) -> HTML:
+def video(frames: Sequence[np.ndarray], *, fps: int, label: str, caption: str) -> HTML:
     """Show frames, (height, width, 3) of uint8, as an offline video that loops.
 
-    The frame of index `poster` is shown before it plays. `label` describes it to those
-    who can't see it.
+    `label` describes it to those who can't see it.
     """
     height, width, _ = frames[0].shape
-    still = io.BytesIO()
-    Image.fromarray(frames[poster]).save(still, "png", optimize=True)
-    picture = base64.b64encode(still.getvalue()).decode()
     film = base64.b64encode(_mp4(frames, (width, height), fps)).decode()
     element = (
         f'<video controls loop playsinline muted aria-label="{escape(label)}" '
-        f'poster="data:image/png;base64,{picture}" style="max-width:100%;height:auto" '
+        'style="max-width:100%;height:auto" '
         f'width="{width}" height="{height}" src="data:video/mp4;base64,{film}"></video>'
     )
     return _figure(element, caption)
