@@ -113,13 +113,13 @@ def differ(rank):
     process_group.join(rank, 2, gpus=())
     layer = nn.Linear(2, 3, dtype=torch.float64)
     system.replicate(layer, "cpu")
-    answers = [system.ask_difference(layer)]
+    differences = [system.replica_difference(layer)]
     with torch.no_grad():
         for perturbed in (0, 1, 1):
             layer.weight[1, 1] += 0.25 * (rank == perturbed)
             layer.bias[2] -= 0.125 * (rank == perturbed)
-            answers.append(system.ask_difference(layer))
-    return [answer() for answer in answers]
+            differences.append(system.replica_difference(layer))
+    return differences
 
 
 def wait_both_ways():

@@ -77,8 +77,7 @@ def assert_equal_to_local(distributed, job):
     assert max_difference(local.weights, first_weights(job)) > 0.01  # they moved
     assert max_difference(distributed.weights, local.weights) <= 5e-11
     assert distributed.losses == pytest.approx(local.losses, abs=5e-10)
-    for history in distributed.trainers:
-        assert history.replica_differences == [0.0] * STEPS
+    assert distributed.replica_difference == 0
     # Every replica of the layer measures itself; the one table is measured once.
     measured = [each.feasibility for each in distributed.trainers]
     if job.config.constrained == "table":
@@ -435,10 +434,9 @@ def test_a_replica_that_is_not_like_the_other_is_noticed():
 
 
 def test_a_result_is_of_all_trainers():
-    one = History(images=[3, 5], step_seconds=[0.5, 0.25], replica_differences=[0, 0.5])
-    two = History(images=[4, 4], step_seconds=[0.25, 1.75], replica_differences=[2, 1])
+    one = History(images=[3, 5], step_seconds=[0.5, 0.25])
+    two = History(images=[4, 4], step_seconds=[0.25, 1.75])
     result = Result(HybridConfig(), [one, two])
-    assert result.replica_difference == 2
     assert result.samples_per_second == 16 / 2  # in the time of the slowest
 
 

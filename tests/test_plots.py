@@ -268,10 +268,6 @@ def test_each_rank_s_part_has_its_area_in_its_place_of_a_whole_weight():
         assert [text.get_text() for text in ax.texts] == list(parts)
     assert [ax.get_title() for ax in axes] == ["rank 0", "rank 1", *4 * [""]]
     assert [ax.get_ylabel() for ax in axes[::2]] == list(WAYS)
-    axes = plots.ownership({"copies": [{"up": WHOLE}] * 6}).axes
-    filled = [patch for ax in axes for patch in ax.patches if patch.get_fill()]
-    assert len({patch.get_facecolor() for patch in filled}) == 6
-    assert len({patch.get_hatch() for patch in filled}) == 6  # nor by colour alone
 
 
 def work(ax):

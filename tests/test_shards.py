@@ -231,52 +231,34 @@ def test_parameters_move_one_by_one(name):
     assert optimizer.defaults["foreach"] is False
 
 
-class TestOwned:
-    """On three ranks, which cut the words and the layers unevenly."""
+CUT = "q.weight", "k.weight", "v.weight", "out.weight", "up.weight", "down.weight"
 
-    SHAPE = {"num_ranks": 3, "batch_size": 15, "num_layers": 4}
 
-    def cover(self, strategy) -> tuple[list, dict[str, Tensor]]:
-        """The ranks' parts, and for each number of a weight, on how many it lies."""
-        config = settings(strategy=strategy, **self.SHAPE)
-        parts_of = owned(Job(config, CORPUS))
-        model = transformer(config, len(CORPUS.vocabulary))
-        counts = {
-            n: torch.zeros(p.shape, dtype=int) for n, p in model.named_parameters()
-        }
-        for parts in parts_of:
-            for name, part in parts.items():
-                ends = [b + s for b, s in zip(part.begin, part.size, strict=True)]
-                counts[name][tuple(map(slice, part.begin, ends))] += 1
-                assert part.shape == counts[name].shape and min(part.begin) >= 0
-                assert all(e <= n for e, n in zip(ends, part.shape, strict=True))
-        return parts_of, counts
-
-    @pytest.mark.parametrize(
-        ("strategy", "times", "owners"),
-        [("ddp", 3, 3), ("fsdp", 1, 3), ("pipeline", 1, 1)],
-    )
-    def test_copies_have_all_and_shards_or_stages_each_once(
-        self, strategy, times, owners
-    ):
-        parts_of, counts = self.cover(strategy)
-        for name, count in counts.items():
-            assert (count == times).all(), name
-            assert sum(name in parts for parts in parts_of) == owners
-
-    def test_tensor_parallel_cuts_the_projections_and_repeats_the_rest(self):
-        parts_of, counts = self.cover("tp")
-        cut = ("q.weight", "k.weight", "v.weight", "out.weight", "up.weight")
-        for name, count in counts.items():
-            is_cut = name.startswith("block") and name.endswith((*cut, "down.weight"))
-            assert (count == (1 if is_cut else 3)).all(), name
-        for name, begin, size in (
-            ("attention.q", (16, 0), (8, 24)),
-            ("attention.out", (0, 16), (24, 8)),
-            ("up", (64, 0), (32, 24)),
-            ("down", (0, 64), (24, 32)),
-        ):
-            assert parts_of[2][f"block1.{name}.weight"][1:] == (begin, size)
+@pytest.mark.parametrize(
+    ("strategy", "times", "owners"),
+    [("ddp", 3, 3), ("fsdp", 1, 3), ("pipeline", 1, 1), ("tp", 3, 3)],
+)
+def test_each_number_is_owned_by_as_many_of_three_ranks_as_its_strategy_says(
+    strategy, times, owners
+):
+    """Three cut the words and the layers unevenly."""
+    shape = {"num_ranks": 3, "batch_size": 15, "num_layers": 4}
+    config = settings(strategy=strategy, **shape)
+    parts_of = owned(Job(config, CORPUS))
+    for name, weight in transformer(config, len(CORPUS.vocabulary)).named_parameters():
+        count = torch.zeros(weight.shape, dtype=int)
+        found = [parts[name] for parts in parts_of if name in parts]
+        for part in found:
+            ends = [b + s for b, s in zip(part.begin, part.size, strict=True)]
+            count[tuple(map(slice, part.begin, ends))] += 1
+            assert part.shape == count.shape and min(part.begin) >= 0
+        is_cut = strategy == "tp" and name.startswith("block") and name.endswith(CUT)
+        assert (count == (1 if is_cut else times)).all(), name
+        assert len(found) == owners
+    if strategy == "tp":
+        names = "attention.q", "attention.out", "up", "down"
+        begins = [parts_of[2][f"block1.{name}.weight"].begin for name in names]
+        assert begins == [(16, 0), (0, 16), (64, 0), (0, 64)]
 
 
 class TestMemory:

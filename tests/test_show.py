@@ -1,7 +1,6 @@
 """What a chapter shows: offline, for light and dark, with words for every picture."""
 
 import base64
-import itertools
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -14,9 +13,6 @@ import numpy as np
 import pytest
 import torch
 from colours import contrast
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
-from matplotlib.transforms import Bbox
 from test_plots import FIGURES
 
 from cdopt_tutorial import show
@@ -101,48 +97,6 @@ class TestDiagram:
         # As a picture by itself it can't know the page's theme.
         pages = "#ffffff", "#121212"
         assert min(contrast(svg.attrib["color"], page) for page in pages) > 3.9
-
-    def test_has_nothing_that_is_cut_or_meets(self, path):
-        svg = ElementTree.parse(path).getroot()
-        page = Bbox.from_bounds(*map(float, svg.attrib["viewBox"].split()))
-        boxes = [box_of(rect) for rect in svg.iter(f"{SVG}rect")]
-        words = [place_of(text) for text in svg.iter(f"{SVG}text")]
-        lines = [line_of(line) for line in svg.iter(f"{SVG}line")]
-        for one in boxes + words + lines:
-            assert within(one, page)
-        pairs = itertools.combinations([*boxes, *lines], 2)
-        for one, two in [*pairs, *itertools.combinations(words, 2)]:
-            assert not one.overlaps(two)
-        for word in words:
-            around = [box for box in boxes if box.overlaps(word)]
-            assert all(within(word, box) for box in around)
-            assert not any(line.overlaps(word) for line in lines)
-
-
-def within(one: Bbox, box: Bbox) -> bool:
-    across = box.x0 <= one.x0 and one.x1 <= box.x1
-    return across and box.y0 <= one.y0 and one.y1 <= box.y1
-
-
-def box_of(rect) -> Bbox:
-    sides = "x", "y", "width", "height"
-    return Bbox.from_bounds(*(float(rect.get(side)) for side in sides))
-
-
-def line_of(line) -> Bbox:
-    x1, y1, x2, y2 = (float(line.get(k)) for k in ("x1", "y1", "x2", "y2"))
-    return Bbox([[min(x1, x2), min(y1, y2)], [max(x1, x2), max(y1, y2)]])
-
-
-def place_of(text) -> Bbox:
-    """Where a text stands, in a font that is wider than most."""
-    kind = text.get("class", "")
-    font = FontProperties(weight="bold" if kind == "name" else "normal")
-    size = 11 if kind == "number" else 13
-    drawn = TextPath((0, 0), text.text, size=size, prop=font).get_extents()
-    x, y = float(text.get("x")), float(text.get("y"))
-    x -= 0 if kind == "label" else drawn.width / 2
-    return Bbox.from_extents(x, y - drawn.y1, x + drawn.width, y - drawn.y0)
 
 
 def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():

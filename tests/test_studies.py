@@ -9,13 +9,10 @@ from pathlib import Path
 
 import acrobot
 import controls
-import copying
 import gymnasium
-import lag
 import numpy as np
 import pytest
 import recurrent
-import shapes
 import torch
 import torch.nn.functional as F
 import transformer
@@ -28,7 +25,6 @@ from torch import nn, optim
 
 from cdopt_tutorial import study as stored_studies
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.dissolving import memory
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run_locally
 from cdopt_tutorial.sharding.system import held_out_loss
@@ -106,15 +102,6 @@ def test_a_kind_is_tuned_to_its_best_rate_and_schedule_wherever_they_are(best, h
     found = tuning.tune(train, ("0", "1"), (7, 8))
     assert found == [(str(k), tuning.RATES[best[k]], *how) for k in (0, 1)]
     assert len(ran) == len(set(ran))
-
-
-def test_seeds_of_tuning_are_not_those_of_what_is_reported():
-    assert not set(tuning.TUNING_SEEDS) & set(tuning.SEEDS)
-    assert not set(lag.TUNING_SEEDS) & set(lag.SEEDS)
-    assert not set(copying.SEEDS) & set(memory.MemoryConfig().seeds)
-    for chosen in memory.LEARNING_RATES, memory.NEXT_WORD_LEARNING_RATES:
-        assert set(chosen) == set(memory.MODELS)
-        assert set(chosen.values()) <= set(copying.RATES)
 
 
 class Scripted:
@@ -224,35 +211,6 @@ def test_a_run_of_the_transformer_is_the_loop_written_out():
     assert run.look() == pytest.approx(losses, rel=1e-4)
 
 
-def test_transformers_of_a_seed_differ_only_where_they_are_treated():
-    kinds = {
-        kind: dict(transformer.make(kind, transformer.CONFIG, 50)[0].named_parameters())
-        for kind in transformer.KINDS
-    }
-    for kind, found in kinds.items():
-        treated = ("attention", "up", "down") if "MLP" in kind else ("attention",)
-        for name, value in kinds["free"].items():
-            if not any(part in name.split(".") for part in treated):
-                assert torch.equal(found[name], value), (kind, name)
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_stored_was_chosen_by_its_runs_and_is_the_best_of_each(name):
-    stored, of = stored_studies.Study(FOLDERS[name]), STUDIES[name]
-    tuned = {tuple(run[name] for name in NAMES): run for run in stored.tuned}
-
-    def train(chosen, seeds):
-        return {of: [tuned[*of, seed] for seed in seeds] for of in chosen}
-
-    chosen = tuning.tune(train, of.kinds, tuning.TUNING_SEEDS)
-    assert [list(setting) for setting in chosen] == stored.chosen
-    assert len(stored.tuned) == len(tuned)
-    expected = [(*setting, seed) for setting in chosen for seed in tuning.SEEDS]
-    assert [tuple(run[name] for name in NAMES) for run in stored.runs] == expected
-    for run in stored.runs:
-        assert min(run["curve"]) == [run["tuning"], run["test"], run["steps"]]
-
-
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("kind", ["free", "Stiefel", "torch's orthogonal"])
 def test_what_is_stored_begins_as_it_does_here(name, kind):
@@ -261,23 +219,6 @@ def test_what_is_stored_begins_as_it_does_here(name, kind):
     of, setting = STUDIES[name], [run[name] for name in NAMES]
     again = of.converge(*setting, of.steps, until=of.every)
     assert again["curve"][0] == pytest.approx(run["curve"][0], abs=0.02)
-
-
-def test_what_lag_costs_was_stored_by_its_script():
-    """Each way with all seeds, at the best rate for other seeds."""
-    stored = stored_studies.stored(STORED["lag"])
-    for environment in lag.CONFIGS:
-        for lags in lag.LAGS:
-            for clip in lag.CLIPS:
-                way = {"environment": environment, "lag": lags, "clip": clip}
-                runs = [run for run in stored["runs"] if way.items() <= run.items()]
-                tuned = [run for run in stored["tuned"] if way.items() <= run.items()]
-                if not lags and not clip:
-                    assert not runs and not tuned
-                    continue
-                assert [run["seed"] for run in runs] == list(lag.SEEDS)
-                assert {run["lr"] for run in runs} == {lag.best(tuned)}
-                assert all(run["solved"] or run["episodes"] >= 6_400 for run in runs)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -304,18 +245,3 @@ def test_acrobots_move_as_gymnasiums_own(seed):
         if up.all():
             break
     assert up.any()
-
-
-def test_the_stored_rules_are_those_of_the_stored_seconds():
-    """As chapter 3 says how far they are off at shapes that were not fitted."""
-    stored = stored_studies.stored(STORED["shapes"])
-    assert not set(shapes.FITTED) & set(shapes.CHECKED)
-    for name, rule in stored["rules"].items():
-        found = shapes.fit(name, [*map(tuple, stored["seconds"][name])], shapes.FITTED)
-        assert found == pytest.approx(rule, rel=0.02)
-        for shape, (measured, predicted) in stored["checked"][name].items():
-            n, p = map(int, shape.split(" x "))
-            foreseen = shapes.foreseen(rule, name, n, p)
-            assert foreseen == pytest.approx(predicted, rel=0.01)
-            off = {"fused": 0.1, "cayley": 0.26}.get(name, 0.6)
-            assert predicted == pytest.approx(measured, rel=off + 0.005)

@@ -88,8 +88,7 @@ class History(training.History):
     """What one trainer returns; its losses are summed over its own images."""
 
     images: list[int] = field(default_factory=list)  #: how many it had in each step
-    #: the largest between any two replicas after each step; none in one process.
-    replica_differences: list[float] = field(default_factory=list)
+    replica_difference: float = 0.0  #: the largest between any two replicas, at the end
     test: Score | None = None  #: at the end; the first trainer's only
 
 
@@ -135,9 +134,8 @@ class Result:
 
     @property
     def replica_difference(self) -> float:
-        """Largest difference of any two replicas after any step."""
-        gaps = [gap for of in self.trainers for gap in of.replica_differences]
-        return max(gaps, default=0.0)
+        """Largest difference of any two replicas at the end."""
+        return self.trainers[0].replica_difference
 
     @property
     def samples_per_second(self) -> float:

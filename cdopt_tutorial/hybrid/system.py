@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -132,22 +132,13 @@ def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
 
 
 @torch.no_grad()
-def ask_difference(layer: nn.Module) -> Callable[[], float]:
-    """Start measuring the largest difference of any parameter between two replicas.
-
-    A collective of all trainers; what is returned waits for the result.
-    """
+def replica_difference(layer: nn.Module) -> float:
+    """The largest of any parameter between two replicas; all trainers call this."""
     flat = torch.cat([weight.flatten() for weight in layer.parameters()])
     both = torch.cat((flat, -flat))
-    # Waiting here would synchronise trainers that the original leaves unsynchronised.
-    work = dist.all_reduce(both, dist.ReduceOp.MAX, async_op=True)
-
-    def answer() -> float:
-        work.wait()
-        highest, minus_lowest = both.chunk(2)
-        return (highest + minus_lowest).max().item()
-
-    return answer
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    highest, minus_lowest = both.chunk(2)
+    return (highest + minus_lowest).max().item()
 
 
 class Trainer:
@@ -190,6 +181,8 @@ class Trainer:
             self.report(epoch, valid)
             if len(history.losses) == limit:
                 break
+        if self.fc is not self.dense:
+            history.replica_difference = replica_difference(self.dense)
         if task.rank == 0:
             history.test = self.score(task.test)
             history.weights = apply(self.table, weights_of, "table.")
@@ -205,17 +198,14 @@ class Trainer:
 
     def learn(self, batches: Iterable[Batch]) -> None:
         """Step on each of these batches, and record what the history has of a step."""
-        history, differences = self.history, []
+        history = self.history
         for batch in batches:
             start = time.perf_counter()
             history.losses.append(self.step(batch))
             history.step_seconds.append(time.perf_counter() - start)
             history.images.append(len(batch.bags))
-            if self.fc is not self.dense:
-                differences.append(ask_difference(self.dense))
             if self.constraints and self.in_charge:
                 history.feasibility.append(self.constraints.feasibility())
-        history.replica_differences += [answer() for answer in differences]
 
     def step(self, batch: Batch) -> float:
         """One step with all trainers: the summed loss of this one's images."""

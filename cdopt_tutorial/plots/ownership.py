@@ -10,7 +10,6 @@ from matplotlib.patches import Rectangle
 from cdopt_tutorial.plots.style import INK, SERIES, WIDTH, styled
 
 _ROW = 1.05  # inches of a row of the figure
-_HATCHES = "//", "\\\\", "..", "xx", "--", "||"  # of the ranks, beside their colours
 _GAP = 0.22  # between two weights, as a fraction of the longest side
 
 
@@ -19,7 +18,7 @@ def ownership(ways: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw, for each way and each rank, the weights with the part that lies there.
 
     A part has the ``shape`` of the whole weight, a ``begin`` and a ``size``, by rows
-    and columns; it is filled in the pattern of its rank, of which there may be six.
+    and columns; it is filled in the colour of its rank, of which there may be six.
     """
     ranks = max(map(len, ways.values()))
     fig = Figure(figsize=(WIDTH, _ROW * len(ways) + 0.3))
@@ -44,8 +43,7 @@ def _draw(ax: Axes, parts: Mapping[str, Any], longest: int, rank: int) -> None:
         height, width = (side / longest for side in part.size)
         down, right = (side / longest for side in part.begin)
         corner = left + right, rows / 2 - down - height
-        color, hatch = SERIES[rank].color, _HATCHES[rank]
-        ax.add_patch(Rectangle(corner, width, height, fc=color, hatch=hatch, lw=0))
+        ax.add_patch(Rectangle(corner, width, height, fc=SERIES[rank].color, lw=0))
         ax.text(left + columns / 2, -0.56, name, ha="center", va="top", size=9)
         left += columns + _GAP
     ax.set(xlim=(-0.05, left - _GAP + 0.05), ylim=(-0.8, 0.55), aspect="equal")

@@ -134,13 +134,13 @@ def make_step(
     way: str, objective: Objective, weight: nn.Parameter
 ) -> Callable[[], None]:
     """A way's step of this rank's rows of X."""
-    forward = {"dissolved": dissolved, "gathered": gathered}.get(way, unmapped)
+    forward = {"dissolved": dissolved, "gathered": gathered}.get(way)
     lr, momentum = WAYS[way]
     optimizer = optim.SGD([weight], lr, momentum, nesterov=momentum > 0)
 
     def step() -> None:
         optimizer.zero_grad()
-        rows, *penalty = forward(weight, objective)
+        rows, *penalty = forward(weight, objective) if forward else (weight,)
         gradients = [objective.gradient(rows.detach()), *(None for _ in penalty)]
         torch.autograd.backward([rows, *penalty], gradients)
         optimizer.step()
@@ -148,11 +148,6 @@ def make_step(
             weight.data = nearest(weight.data, objective.sums)
 
     return step
-
-
-def unmapped(weight: Tensor, objective: Objective) -> tuple[Tensor]:
-    """This rank's rows of X."""
-    return (weight,)
 
 
 def dissolved(weight: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
