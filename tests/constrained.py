@@ -1,64 +1,107 @@
 """Constrained layers of every kind, and helpers, that several test modules share."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from cdopt.manifold_torch import grassmann_torch
 from torch import nn
 from torch.func import functional_call
 
 from cdopt_tutorial import constraints
 
 F64 = {"dtype": torch.float64}
-COLUMNS = {"manifold": "oblique", "transpose": True}
-CASES = {  # the layer, its input, how it is dissolved
-    "tall": (partial(nn.Linear, 4, 8), (3, 4), {}),
-    "wide": (partial(nn.Linear, 8, 4), (3, 8), {}),
-    "square": (partial(nn.Linear, 5, 5), (3, 5), {}),
-    "heads": (partial(nn.Linear, 4, 12), (3, 4), {"blocks": 3}),
-    "short heads": (partial(nn.Linear, 4, 6), (3, 4), {"blocks": 3}),
-    "unit rows": (partial(nn.Linear, 8, 4), (3, 8), {"manifold": "oblique"}),
-    "unit columns": (partial(nn.Linear, 8, 4), (3, 8), COLUMNS),
-    "sphere": (partial(nn.Linear, 8, 4), (3, 8), {"manifold": "sphere"}),
-    "CDOpt's": (partial(nn.Linear, 4, 8), (3, 4), {"manifold": grassmann_torch}),
-    "conv2d": (partial(nn.Conv2d, 2, 9, 2), (2, 2, 3, 3), {}),
-    "depthwise": (partial(nn.Conv2d, 4, 8, 3, groups=4), (2, 4, 5, 5), {}),
-    "transposed": (partial(nn.ConvTranspose1d, 4, 3, 2), (2, 4, 3), {}),
-    "bilinear": (partial(nn.Bilinear, 4, 4, 5), (3, 4), {}),
-    "cell": (partial(nn.GRUCell, 5, 6), (3, 5), {"name": "weight_hh", "blocks": 3}),
-    "rnn": (partial(nn.RNN, 5, 6), (4, 3, 5), {"name": "weight_hh_l0"}),
-    "lstm": (partial(nn.LSTM, 5, 6), (4, 3, 5), {"name": "weight_hh_l0", "blocks": 4}),
+ROWS, SPHERE = {"manifold": "oblique"}, {"manifold": "sphere"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, the shape of an input, and how it is dissolved."""
+
+    make: Callable[..., nn.Module]
+    shape: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "sample", self.plain())
+
+    @property
+    def name(self):
+        return self.options.get("name", "weight")
+
+    @property
+    def key(self):
+        """The name of W among the layer's parameters."""
+        return f"parametrizations.{self.name}.original"
+
+    def plain(self):
+        return self.make(**F64)
+
+    def dissolve(self, layer):
+        return constraints.dissolve(layer, **self.options)
+
+    def build(self, factor=1.05):
+        """The layer, off its manifold by a factor, and an input."""
+        torch.manual_seed(0)
+        layer = move_(self.dissolve(self.plain()), factor)
+        return layer, torch.randn(self.shape, **F64)
+
+    def w(self, layer):
+        return free(layer, self.name)
+
+    def formula(self, weight):
+        """A(W) and ‖C(W)‖²."""
+        x = weight.flatten(1).unflatten(0, (self.options.get("blocks", 1), -1))
+        manifold, wide = (
+            self.options.get("manifold", "stiefel"),
+            x.shape[1] < x.shape[2],
+        )
+        if manifold == "stiefel":
+            x = x.mT if wide else x
+            gram = x.mT @ x
+            mapped, off = 1.5 * x - 0.5 * x @ gram, gram - torch.eye(len(gram[0]))
+            mapped = mapped.mT if wide else mapped
+        else:
+            rows_or_columns = 1 if self.options.get("transpose") else 2
+            axes = (1, 2) if manifold == "sphere" else rows_or_columns
+            squares = x.square().sum(axes, keepdim=True)
+            mapped, off = 2 * x / (1 + squares), squares - 1
+        return mapped.reshape(weight.shape), off.square().sum()
+
+    def plain_output(self, layer, weight, x):
+        """What a plain layer does with A(W), and the layer's other parameters."""
+        state = {n: p for n, p in layer.named_parameters() if n != self.key}
+        state[self.name], _ = self.formula(weight)
+        return output(self.sample, x, state)
+
+
+CASES = {
+    "tall": Case(partial(nn.Linear, 4, 8), (3, 4)),
+    "wide": Case(partial(nn.Linear, 8, 4), (3, 8)),
+    "square": Case(partial(nn.Linear, 5, 5), (3, 5)),
+    "heads": Case(partial(nn.Linear, 4, 12), (3, 4), {"blocks": 3}),
+    "short heads": Case(partial(nn.Linear, 4, 6), (3, 4), {"blocks": 3}),
+    "unit rows": Case(partial(nn.Linear, 8, 4), (3, 8), ROWS),
+    "unit columns": Case(partial(nn.Linear, 8, 4), (3, 8), ROWS | {"transpose": True}),
+    "sphere": Case(partial(nn.Linear, 8, 4), (3, 8), SPHERE),
+    "spheres": Case(partial(nn.Linear, 8, 4), (3, 8), SPHERE | {"blocks": 2}),
+    "conv2d": Case(partial(nn.Conv2d, 2, 9, 2), (2, 2, 3, 3)),
+    "depthwise": Case(partial(nn.Conv2d, 4, 8, 3, groups=4), (2, 4, 5, 5)),
+    "transposed": Case(partial(nn.ConvTranspose1d, 4, 3, 2), (2, 4, 3)),
+    "bilinear": Case(partial(nn.Bilinear, 4, 4, 5), (3, 4)),
+    "cell": Case(partial(nn.GRUCell, 5, 6), (3, 5), {"name": "weight_hh", "blocks": 3}),
+    "rnn": Case(partial(nn.RNN, 5, 6), (4, 3, 5), {"name": "weight_hh_l0"}),
+    "lstm": Case(
+        partial(nn.LSTM, 5, 6), (4, 3, 5), {"name": "weight_hh_l0", "blocks": 4}
+    ),
 }
-PLAIN = {case: make(**F64) for case, (make, *_) in CASES.items()}
 RNNS = "rnn", "lstm"  # of which torch has no vmap, nor a second derivative
-each_case = pytest.mark.parametrize("case", CASES)
+NO_RNN = {name: case for name, case in CASES.items() if name not in RNNS}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+not_rnns = pytest.mark.parametrize("case", NO_RNN.values(), ids=NO_RNN)
 each_rnn = pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-
-
-def build(case, factor=1.05):
-    """The layer, off its manifold, and an input."""
-    make, shape, options = CASES[case]
-    torch.manual_seed(0)
-    layer = constraints.dissolve(make(**F64), **options)
-    return move_(layer, factor), torch.randn(shape, **F64)
-
-
-def plain(case):
-    return CASES[case][0](**F64)
-
-
-def name_of(case):
-    return CASES[case][2].get("name", "weight")
-
-
-def key(case):
-    """The name of W among the layer's parameters."""
-    return f"parametrizations.{name_of(case)}.original"
-
-
-def w_of(case, layer):
-    return free(layer, name_of(case))
 
 
 def output(layer, x, state=None):
@@ -66,31 +109,6 @@ def output(layer, x, state=None):
     inputs = (x, x) if isinstance(layer, nn.Bilinear) else (x,)
     result = layer(*inputs) if state is None else functional_call(layer, state, inputs)
     return result[0] if isinstance(result, tuple) else result
-
-
-def by_formula(case, weight):
-    """A(W) and ‖C(W)‖² of a case."""
-    options, rows = CASES[case][2], weight.flatten(1)
-    if options.get("manifold") in ("oblique", "sphere"):
-        axes = (0, 1) if options["manifold"] == "sphere" else 1
-        axes = 0 if options.get("transpose") else axes
-        squares = rows.square().sum(axes, keepdim=True)
-        mapped, off = 2 * rows / (1 + squares), squares - 1
-    else:
-        x = rows.unflatten(0, (options.get("blocks", 1), -1))
-        tall = x.shape[1] >= x.shape[2]
-        x = x if tall else x.mT
-        gram = x.mT @ x
-        mapped, off = 1.5 * x - 0.5 * x @ gram, gram - torch.eye(x.shape[2], **F64)
-        mapped = mapped if tall else mapped.mT
-    return mapped.reshape(weight.shape), off.square().sum()
-
-
-def plain_output(case, layer, weight, x):
-    """What a plain layer does with A(W), and the layer's other parameters."""
-    state = {n: p for n, p in layer.named_parameters() if n != key(case)}
-    state[name_of(case)], _ = by_formula(case, weight)
-    return output(PLAIN[case], x, state)
 
 
 def dissolved(inputs=8, outputs=4, **options):

@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from cdopt.manifold_torch import grassmann_torch
 from constrained import F64, drawn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -23,28 +22,30 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cdopt_tutorial.constraints.formulas import Sums
-from cdopt_tutorial.constraints.surface import Surface, surface, whole
+from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
+from cdopt_tutorial.constraints.sums import Sums, whole
+from cdopt_tutorial.probes.counted import Sent
 from cdopt_tutorial.run.process_group import join
 
 RANKS = 4
 #: By name: the manifold, the blocks of a weight, and whether it is transposed.
 KINDS = {
-    "stiefel": ("stiefel", 1, None),
-    "stiefel, 4 blocks": ("stiefel", 4, None),
-    "oblique rows": ("oblique", 1, None),
+    "stiefel": ("stiefel", 1, False),
+    "stiefel, 4 blocks": ("stiefel", 4, False),
+    "oblique rows": ("oblique", 1, False),
+    "oblique rows, 4 blocks": ("oblique", 4, False),
     "oblique columns": ("oblique", 1, True),
     "oblique columns, 4 blocks": ("oblique", 4, True),
-    "sphere": ("sphere", 1, None),
-    "grassmann": (grassmann_torch, 1, False),  # it has no map in parts
+    "sphere": ("sphere", 1, False),
+    "sphere, 4 blocks": ("sphere", 4, False),
 }
 # Of a block: uneven on 2 and 3 ranks, with empty shards, square, with 4 axes.
 SHAPES = [(7, 3), (3, 7), (5, 5), (1, 4), (4, 2, 3, 3)]
 
 
-def surface_of(kind: str, weight: Tensor) -> Surface:
+def of_kind(kind: str, weight: Tensor) -> Manifold:
     manifold, blocks, transpose = KINDS[kind]
-    return surface(manifold, weight, blocks, transpose)
+    return manifold_of(manifold, weight, blocks, transpose)
 
 
 def meshes() -> dict[str, DeviceMesh]:
@@ -88,8 +89,9 @@ def play_maps(rank: int) -> dict:
         tried = [differences(kind, value, partial(strided, mesh)) for value in values]
         found["strided", kind] = largest(tried)
     found["autocast"] = under_autocast(mesh)
+    found["talk"] = {name: heard(mesh, *case[:3]) for name, case in TALK.items()}
     value = drawn((8, 3), 0)
-    on, rows = surface_of("stiefel", value), [Shard(0), Replicate()]
+    on, rows = of_kind("stiefel", value), [Shard(0), Replicate()]
     with mock.patch.object(Sums, "inside", lambda self, part: part):
         mapped, _ = on.map_and_distance(distribute_tensor(value, mesh, rows))
     return found | {"control": off(mapped, on.map_and_distance(value)[0])}
@@ -114,7 +116,7 @@ def differences(
 ) -> dict[str, float]:
     """How far a sharded weight's results and gradients are from a plain one's."""
     plain, shards = value.clone().requires_grad_(), spread(value).requires_grad_()
-    on, onto = surface_of(kind, plain), drawn(value.shape, 1)
+    on, onto = of_kind(kind, plain), drawn(value.shape, 1)
     expected, given = results(on, plain, onto), results(on, shards, spread(onto))
     placed = [each for each in given.values() if isinstance(each, DTensor)]
     assert len(placed) == 5
@@ -122,7 +124,7 @@ def differences(
     return {name: off(given[name], expected[name]) for name in expected}
 
 
-def results(on: Surface, weight: Tensor, onto: Tensor) -> dict[str, Tensor]:
+def results(on: Manifold, weight: Tensor, onto: Tensor) -> dict[str, Tensor]:
     """A(W), ‖C(W)‖² with it and alone, three gradients, and the nearest."""
     mapped, distance = on.map_and_distance(weight)
     alone, some = on.distance(weight), torch.full_like(distance, 0.7)
@@ -132,10 +134,7 @@ def results(on: Surface, weight: Tensor, onto: Tensor) -> dict[str, Tensor]:
     (of_alone,) = torch.autograd.grad(alone, weight)
     found = {"map": mapped, "distance": distance, "alone": alone}
     found |= {"of map": of_map, "of both": both, "of alone": of_alone}
-    try:
-        return found | {"nearest": on.nearest(weight.detach())}
-    except ValueError:  # as for a wide one on the Grassmann manifold
-        return found | {"nearest": torch.zeros_like(weight)}
+    return found | {"nearest": on.nearest(weight.detach())}
 
 
 def strided(mesh: DeviceMesh, value: Tensor) -> DTensor:
@@ -153,7 +152,7 @@ def strided(mesh: DeviceMesh, value: Tensor) -> DTensor:
 def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
     """What autocast changes in a map, and in a plain product."""
     value = drawn((8, 3), 0).float()
-    on = surface_of("stiefel", value)
+    on = of_kind("stiefel", value)
     shards = distribute_tensor(value, mesh, [Shard(0), Replicate()])
     plain = on.map_and_distance(value)[0], on.distance(value), on.nearest(value)
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,3 +160,42 @@ def under_autocast(mesh: DeviceMesh) -> dict[str, float]:
         beside = value.mT @ value
     control = off(beside, value.mT @ value)
     return {"ours": max(map(off, given, plain)), "control": control}
+
+
+# Numbers that a rank sends: in sums of C, of a scalar, or of its part of the weight.
+C, SCALAR, PART, HALF = 4 * 4, 1, 12 * 4, 6 * 4
+#: By name: a kind, a shape, the placements, and the numbers in each collective of the
+#: forward and backward pass, as `sharded.layout` says.
+TALK = {
+    "replicated": ("stiefel", (24, 4), "RR", []),
+    "long side": ("stiefel", (24, 4), "SR", [C, C]),
+    "long side, wide": ("stiefel", (4, 24), "CR", [C, C]),
+    "long side, twice": ("stiefel", (24, 4), "SS", [C] * 4),
+    "short side": ("stiefel", (24, 4), "CR", [PART, C, PART] * 2),
+    "short side, wide": ("stiefel", (4, 24), "SR", [PART, C, PART] * 2),
+    "both sides": ("stiefel", (24, 4), "SC", [HALF, C, C, HALF] * 2),
+    "square": ("stiefel", (8, 8), "SR", [8 * 8] * 2),
+    "square, columns": ("stiefel", (8, 8), "CR", [8 * 8] * 2),
+    "whole blocks": ("stiefel, 4 blocks", (24, 4), "SR", [SCALAR]),
+    "within blocks, long": ("stiefel, 4 blocks", (16, 8), "CR", [4 * C] * 2),
+    "within blocks, short": ("stiefel, 4 blocks", (24, 4), "CR", [PART, PART]),
+    "oblique, rows": ("oblique rows", (24, 4), "SR", [SCALAR]),
+    "oblique, in rows": ("oblique rows", (24, 4), "CR", [24, 24]),
+    "sphere": ("sphere", (24, 4), "SR", [SCALAR, SCALAR]),
+    "oblique, columns": ("oblique columns", (24, 4), "CR", [SCALAR]),
+    "oblique, in columns": ("oblique columns", (24, 4), "SR", [4, 4]),
+    "whole spheres": ("sphere, 4 blocks", (24, 4), "SR", [SCALAR]),
+    "within spheres": ("sphere, 4 blocks", (24, 4), "CR", [4, 4]),
+}
+
+
+def heard(mesh: DeviceMesh, kind: str, shape: tuple, letters: str) -> tuple[int, int]:
+    """Number and bytes of the collectives of a map with its distance, and backward."""
+    cuts = {"R": Replicate(), "S": Shard(0), "C": Shard(1)}
+    placements = [cuts[letter] for letter in letters]
+    weight = distribute_tensor(drawn(shape, 0), mesh, placements).requires_grad_()
+    on = of_kind(kind, weight)
+    with Sent() as sent:
+        mapped, distance = on.map_and_distance(weight)
+        (mapped.to_local().square().sum() + 0.7 * distance).backward()
+    return sent.collectives, sent.bytes

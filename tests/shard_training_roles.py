@@ -37,8 +37,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from cdopt_tutorial import constraints
-from cdopt_tutorial.constraints.sharded import map_before_gathering, placed
-from cdopt_tutorial.constraints.surface import whole
+from cdopt_tutorial.constraints.sharded import map_before_gathering
+from cdopt_tutorial.constraints.sums import placed, whole
 from cdopt_tutorial.constraints.weights import constrained
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.run.process_group import join

@@ -107,7 +107,7 @@ def test_defaults():
     """Without penalty_param, or without a manifold, cdopt's penalty is 0 in silence."""
     for options, why in (
         ({"manifold_class": stiefel_torch}, "penalty_param is 0: no penalty"),
-        ({"penalty_param": 0.1}, "no weight of this model is constrained"),
+        ({"penalty_param": 0.1}, "Linear_cdopt is CDOpt's: dissolve a plain layer"),
     ):
         layer = move_(theirs.Linear_cdopt(8, 4, **options, **F64), 3)
         assert get_quad_penalty(layer) == 0

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from cdopt_tutorial.constraints import rivals
-from cdopt_tutorial.constraints.formulas import Sums, sums_of
+from cdopt_tutorial.constraints.manifolds import manifold_of
 from cdopt_tutorial.constraints.rivals import RULES, Rival
-from cdopt_tutorial.constraints.surface import surface, whole
+from cdopt_tutorial.constraints.sums import Sums, sums_of, whole
 from cdopt_tutorial.dissolving.eigenspace import polar
 from cdopt_tutorial.probes.counted import Sent
 from cdopt_tutorial.run import Role, launch, process_group
@@ -35,7 +35,7 @@ SIZES = st.integers(1, 9)
 def start(rows: int, columns: int, blocks: int, seed: int) -> Tensor:
     """A weight a little off the manifold."""
     weight = drawn((blocks * rows, columns), seed)
-    return surface("stiefel", weight, blocks).nearest(weight) + 0.01 * weight
+    return manifold_of("stiefel", weight, blocks).nearest(weight) + 0.01 * weight
 
 
 def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""A weight in shards is mapped as the whole one is."""
+"""A weight in shards is mapped as the whole one is, by no more talk than is said."""
 
 import pytest
 import shard_roles
-from shard_roles import KINDS
+from shard_roles import KINDS, TALK
 
 from cdopt_tutorial.run import Role, launch
 
@@ -35,3 +35,9 @@ def test_autocast_changes_nothing(played):
     for rank in played:
         assert rank["autocast"]["control"] > 1e-4
         assert rank["autocast"]["ours"] <= 1e-6
+
+
+@pytest.mark.parametrize("name", TALK)
+def test_the_talk_of_a_map_and_its_way_back(played, name):
+    sent = TALK[name][-1]  # in float64
+    assert all(rank["talk"][name] == (len(sent), 8 * sum(sent)) for rank in played)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.constraints.manifolds import manifold_of
 
 # First those that only start on the manifold or stay on it, then bounds on the norm.
 CONTROLS = (
@@ -27,20 +27,20 @@ def treat(
     weight = getattr(module, name)
     if way not in CONTROLS or weight.ndim != 2:
         raise ValueError(f"{way!r} of a weight of {weight.ndim} axes is no control")
-    on = surface("stiefel", weight, blocks)
+    manifold = manifold_of("stiefel", weight, blocks)
     if way == "same norm":
         parametrize.register_parametrization(module, name, SameNorm(blocks))
     elif way == "spectral norm":
         parametrizations.spectral_norm(module, name)
     elif way == "torch's orthogonal":
-        _parametrize(module, name, on.nearest(weight).unflatten(0, (blocks, -1)))
+        _parametrize(module, name, manifold.nearest(weight).unflatten(0, (blocks, -1)))
     else:
-        setattr(module, name, nn.Parameter(on.nearest(weight)))
+        setattr(module, name, nn.Parameter(manifold.nearest(weight)))
 
     @torch.no_grad()
     def project() -> None:
         weight = getattr(module, name)
-        weight.copy_(on.nearest(weight))
+        weight.copy_(manifold.nearest(weight))
 
     return project if way == "projected" else lambda: None
 

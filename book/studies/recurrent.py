@@ -17,7 +17,7 @@ from tuning import compare
 from cdopt_tutorial.calls import reference
 from cdopt_tutorial.calls.steps import make_optimizer
 from cdopt_tutorial.constraints import Constraints
-from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.constraints.manifolds import manifold_of
 from cdopt_tutorial.data import Stream, load_corpus
 from cdopt_tutorial.parameter_server.model import RNNConfig, RNNModel, build, build_all
 from cdopt_tutorial.parameter_server.system import evaluate
@@ -85,7 +85,7 @@ class RNN:
         """How far the treated weight, or the LSTM's stack, is from orthonormal."""
         layer, name, blocks = treated(self.kind, self.parts)
         weight = getattr(layer, name).double()
-        return surface("stiefel", weight, blocks).distance(weight).sqrt().item()
+        return manifold_of("stiefel", weight, blocks).distance(weight).sqrt().item()
 
 
 def treated(kind: str, parts: nn.ModuleDict) -> tuple[nn.Module, str, int]:

@@ -14,7 +14,7 @@ from study import Study
 from torch import nn, optim
 from tuning import compare
 
-from cdopt_tutorial.constraints.surface import surface
+from cdopt_tutorial.constraints.manifolds import manifold_of
 from cdopt_tutorial.sharding.model import (
     Job,
     ShardConfig,
@@ -70,7 +70,9 @@ class Transformer:
     def distance(self) -> float:
         """How far from orthonormal the blocks of all attentions are together."""
         squares = [
-            surface("stiefel", layer.weight, b).distance(layer.weight.double()).item()
+            manifold_of("stiefel", layer.weight, b)
+            .distance(layer.weight.double())
+            .item()
             for layer, b in chosen_layers(self.model, self.config).items()
         ]
         return math.sqrt(sum(squares))

@@ -1,7 +1,11 @@
 """Weights on manifolds, by constraint dissolving; on one worker or on many."""
 
-from cdopt_tutorial.constraints.formulas import stiefel_constraint, stiefel_map
 from cdopt_tutorial.constraints.layers import dissolve, dissolve_recurrent
+from cdopt_tutorial.constraints.manifolds import (
+    MANIFOLDS,
+    stiefel_constraint,
+    stiefel_map,
+)
 from cdopt_tutorial.constraints.measure import (
     Constraints,
     Feasibility,
@@ -9,4 +13,3 @@ from cdopt_tutorial.constraints.measure import (
     penalty,
     project_,
 )
-from cdopt_tutorial.constraints.surface import MANIFOLDS

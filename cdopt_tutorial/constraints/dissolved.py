@@ -1,29 +1,39 @@
-"""The parametrization of a dissolved weight."""
+"""The parametrization of a dissolved weight, and what torch's class of its layer lacks.
+
+That is to assign and to reset a weight, and recurrent layers.
+"""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from cdopt_tutorial.constraints.surface import Surface, placed
+from cdopt_tutorial.constraints.manifolds import Manifold
+from cdopt_tutorial.constraints.sums import placed
 
-# ‖C(W)‖² of each W that this thread has mapped; None outside of `sharing_sums`.
-_distances = ContextVar[dict[Tensor, Tensor] | None]("_distances", default=None)
+# ‖C(W)‖² of each W that this thread has mapped; None outside of `with_penalty`.
+distances = ContextVar[dict[Tensor, Tensor] | None]("distances", default=None)
+# The weights of the RNNs in whose passes this thread is, by id.
+_in_pass = ContextVar[dict[int, list[Tensor | None]] | None]("_in_pass", default=None)
 
 
 class Dissolved(nn.Module):
     """The parametrization of a dissolved weight: W to A(W)."""
 
-    def __init__(self, on: Surface, penalty_param: float, padding: int | None = None):
+    def __init__(
+        self, manifold: Manifold, penalty_param: float, padding: int | None = None
+    ):
         super().__init__()
-        self.surface, self.penalty_param, self.padding = on, penalty_param, padding
+        self.manifold, self.penalty_param = manifold, penalty_param
+        self.padding = padding  #: the row that is 0, if there is one
 
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
-        mapped, distance = self.surface.map_and_distance(_for_this_call(weight))
+        mapped, distance = self.manifold.map_and_distance(_for_this_call(weight))
         known = _known()
         # Without a graph, as in a checkpointed pass, it is of no use to a penalty.
         if known is not None and (distance.requires_grad or not weight.requires_grad):
@@ -39,43 +49,26 @@ class Dissolved(nn.Module):
         known = _known()
         if known and weight in known:
             return known[weight]
-        return self.surface.distance(_for_this_call(weight))
+        return self.manifold.distance(_for_this_call(weight))
 
     def penalty(self, weight: Tensor) -> Tensor:
-        """``penalty_param`` ‖C(W)‖²; a ValueError if that is 0 for every weight."""
-        if not self.penalty_param > 0:
-            raise ValueError(f"penalty_param is {self.penalty_param}: no penalty")
+        """``penalty_param`` ‖C(W)‖², a scalar."""
         return self.penalty_param * self.distance(weight)
 
-    def nearest(self, weight: Tensor) -> Tensor:
-        """The nearest feasible weight, or a ValueError."""
-        return self.surface.nearest(weight, self.padding)
+    def nearest(self, weight: Tensor, name: str) -> Tensor:
+        """The nearest feasible weight, or a ValueError with a name for it."""
+        return self.manifold.nearest(weight, self.padding, name)
 
     @torch.no_grad()
-    def write(self, value: Tensor, weight: Tensor) -> None:
+    def write(self, value: Tensor, weight: Tensor, name: str) -> None:
         """Let W be the feasible weight nearest to a value, or raise ValueError."""
-        nearest = self.nearest(value.to(weight.dtype))
+        nearest = self.nearest(value.to(weight.dtype), name)
         # In place: its memory may be shared, and FSDP has references to it.
         weight.copy_(placed(nearest, weight))
 
-    @property
-    def rule(self) -> tuple:
-        """What layers that share a weight have to agree on."""
-        return self.surface, self.penalty_param
-
-
-@contextmanager
-def sharing_sums() -> Iterator[None]:
-    """Within it, ‖C(W)‖² is that of this thread's last pass, if there was one."""
-    token = _distances.set({})
-    try:
-        yield
-    finally:
-        _distances.reset(token)
-
 
 def _known() -> dict[Tensor, Tensor] | None:
-    return None if torch.compiler.is_compiling() else _distances.get()
+    return None if torch.compiler.is_compiling() else distances.get()
 
 
 def _for_this_call(weight: Tensor) -> Tensor:
@@ -88,3 +81,91 @@ def _for_this_call(weight: Tensor) -> Tensor:
         return weight
     here = threading.current_thread() is threading.main_thread()
     return weight if here else weight.clone()
+
+
+def extend_class(module: nn.Module, name: str) -> None:
+    """Let a layer project what is assigned to a weight, and what resets it.
+
+    This changes the class that torch made for this layer and its copies, and takes off
+    again with the last parametrization.
+    """
+    cls, kind = type(module), parametrize.type_before_parametrizations(module)
+    read = getattr(cls, name).fget
+    setattr(cls, name, property(read, lambda self, value: _assign(self, name, value)))
+    for reset in ("reset_parameters", "_reset_parameters"):  # attention has the latter
+        if hasattr(kind, reset):
+            setattr(cls, reset, _resetter(kind, getattr(kind, reset)))
+    if isinstance(module, nn.RNNBase):
+        _extend_recurrent(cls, kind)
+        _forget(module)
+
+
+def _assign(module: nn.Module, name: str, value: Tensor) -> None:
+    """Write the projection of a value into W."""
+    listed = getattr(module.parametrizations, name)
+    rule: Dissolved
+    weight, (rule, *others) = listed.original, listed
+    what = f"{name!r} of {type(module).__name__.removeprefix('Parametrized')}"
+    given = tuple(value.shape) if isinstance(value, Tensor) else type(value)
+    if given != (shape := tuple(weight.shape)):
+        raise ValueError(f"{what} has shape {shape}, but what is assigned is {given}")
+    for other in reversed(others):
+        value = other.right_inverse(value)
+    rule.write(value, weight, what)
+
+
+def _resetter(kind: type[nn.Module], reset: Callable[..., None]) -> Callable[..., None]:
+    """A layer's reset, as of a plain one that has W itself, and then a projection."""
+
+    def reset_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        plain, free = kind.__new__(kind), {}
+        vars(plain).update(vars(self))
+        lists = vars(self)["_modules"]["parametrizations"]
+        for name, listed in lists.items():
+            if isinstance(listed[0], Dissolved):
+                free[name] = listed.original
+            else:
+                vars(plain)[name] = getattr(self, name)
+        plain._parameters = free | self._parameters
+        reset(plain, *args, **kwargs)
+        for name, weight in free.items():
+            value = plain._parameters.pop(name)
+            lists[name][0].write(value, weight, repr(name))
+        vars(self).update((k, v) for k, v in vars(plain).items() if k in vars(self))
+
+    return reset_parameters
+
+
+def _extend_recurrent(cls: Any, kind: type[nn.RNNBase]) -> None:
+    """Let an RNN compute its weights once in each pass, and keep none.
+
+    Torch's keeps a list of them, which each pass compares with the attributes.
+    """
+
+    def forward(self: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return kind.forward(self, *args, **kwargs)
+        outer = _in_pass.get() or {}
+        token = _in_pass.set(outer | {id(self): _flat_weights(self)})
+        try:
+            return kind.forward(self, *args, **kwargs)
+        finally:
+            _in_pass.reset(token)
+
+    cls.forward = forward
+    cls._flat_weights = property(_flat_weights, lambda self, _: None)
+    cls._init_flat_weights = _forget
+    cls._update_flat_weights = lambda self: None
+
+
+def _flat_weights(rnn: nn.RNNBase) -> list[Tensor | None]:
+    if not torch.compiler.is_compiling():
+        if known := (_in_pass.get() or {}).get(id(rnn)):
+            return known
+    return [getattr(rnn, name, None) for name in rnn._flat_weights_names]
+
+
+def _forget(rnn: nn.RNNBase) -> None:
+    """Once its class is off, an RNN finds here that its list is out of date."""
+    size = len(rnn._flat_weights_names)
+    vars(rnn).update(_flat_weights=[None] * size, _flat_weight_refs=[type(None)] * size)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
-from cdopt_tutorial.constraints.dissolved import sharing_sums
+from cdopt_tutorial.constraints.dissolved import distances
 from cdopt_tutorial.constraints.weights import Constraint, constrained, joined
 from cdopt_tutorial.probes import trace
 
@@ -53,9 +53,10 @@ class Constraints:
     numbers instead of weights. With weights in shards, all ranks must make each call,
     and all get the same result.
 
-    Raises ValueError if no weight is constrained, if a weight is constrained in one
-    layer and not in another that shares it, or if a module has a reference to a
-    constrained one that is missing here; RuntimeError if a worker can't be reached.
+    Raises ValueError if no weight is constrained, if layers share one that they do not
+    constrain alike, if a layer of CDOpt is another than a linear one with a penalty, or
+    if a module has a reference to a constrained one that is missing here; RuntimeError
+    if a worker can't be reached.
     """
 
     def __init__(self, *models: Model):
@@ -88,8 +89,7 @@ class Constraints:
         Inside a context of :mod:`~.gradients`, the graph includes the terms of other
         workers. Under DDP the weights get this gradient outside of DDP's forward pass:
         with activation checkpointing use ``use_reentrant=False`` or
-        ``static_graph=True``, and leave out layers that a pass does not use. Raises
-        ValueError if a ``penalty_param`` is 0, as by CDOpt's default.
+        ``static_graph=True``, and leave out layers that a pass does not use.
         """
         here = self._here().values()
         terms = [rule.penalty(weight) for weight, rule in here]
@@ -102,8 +102,11 @@ class Constraints:
 
         The function may not run a backward pass, nor move a weight.
         """
-        with sharing_sums():
+        token = distances.set({})
+        try:
             return function(), self.penalty()
+        finally:
+            distances.reset(token)
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
@@ -111,8 +114,8 @@ class Constraints:
         layers = {}
         for name, (weight, rule) in self._here().items():
             # float32 would err by more than the distance that a projection leaves.
-            mapped, distance = rule.surface.map_and_distance(weight.detach().double())
-            squares = distance, rule.surface.distance(mapped)
+            mapped, distance = rule.manifold.map_and_distance(weight.detach().double())
+            squares = distance, rule.manifold.distance(mapped)
             layers[name] = Distance(*(square.item() ** 0.5 for square in squares))
         for prefix, reference in self._elsewhere.items():
             for name, distance in apply(reference, feasibility).layers.items():
@@ -124,11 +127,8 @@ class Constraints:
         """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
         projected = []
         for name, (weight, rule) in self._here().items():
-            mapped, _ = rule.surface.map_and_distance(weight.detach().double())
-            try:
-                projected.append((weight, rule.nearest(mapped)))
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+            mapped, _ = rule.manifold.map_and_distance(weight.detach().double())
+            projected.append((weight, rule.nearest(mapped, name)))
         for weight, nearest in projected:
             weight.copy_(nearest)
         for reference in self._elsewhere.values():

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.formulas import Sums, stiefel_constraint
+from cdopt_tutorial.constraints.manifolds import Manifold, Stiefel, manifold_of
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
-from cdopt_tutorial.constraints.surface import Surface, surface
+from cdopt_tutorial.constraints.sums import Sums, placed
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
@@ -61,7 +61,7 @@ def penalised(
     x: Tensor, grad: Tensor, sums: Sums, lr: float, penalty_param: float
 ) -> Tensor:
     """A free step on the loss and ``penalty_param`` ‖C‖², with no map: one sum."""
-    c = stiefel_constraint(x, sums)
+    c = Stiefel().constraint(x, sums)
     return x - lr * (grad + 4 * penalty_param * sums.times(x, c))
 
 
@@ -118,7 +118,7 @@ class Rival(optim.Optimizer):
                 raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
         super().add_param_group(param_group)
         for weight in self.param_groups[-1]["params"]:
-            surface("stiefel", weight, group["blocks"])
+            manifold_of("stiefel", weight, group["blocks"])
 
     # Torch says that a loss is a float.
     @torch.no_grad()
@@ -152,17 +152,17 @@ def _moved(weight: Tensor, direction: Tensor, group: dict) -> Tensor:
     if group["rule"] == "muon":
         rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
         lr *= 0.2 * max(rows, columns) ** 0.5
-    on = surface("stiefel", weight, group["blocks"])
-    x, sums, *place = on.part_of(weight)
-    moved = rule(x, on.part_of(direction)[0], sums, lr)
-    return on.whole_of(moved, weight, *place)
+    manifold = manifold_of("stiefel", weight, group["blocks"])
+    x, sums, shape, placements = manifold.part_of(weight)
+    moved = rule(x, manifold.part_of(direction)[0], sums, lr)
+    return placed(moved.reshape(shape), weight, placements)
 
 
 @torch.no_grad()
-def feasibility(weights: Mapping[str, tuple[Tensor, Surface]]) -> Feasibility:
+def feasibility(weights: Mapping[str, tuple[Tensor, Manifold]]) -> Feasibility:
     """How far weights that no map corrects are from orthonormal."""
     layers = {}
-    for name, (weight, on) in weights.items():
-        off = on.distance(weight.detach().double()).item() ** 0.5
+    for name, (weight, manifold) in weights.items():
+        off = manifold.distance(weight.detach().double()).item() ** 0.5
         layers[name] = Distance(off, off)
     return Feasibility(layers)

@@ -1,15 +1,15 @@
 """Which weights of a model are constrained, and whether its layers agree on them."""
 
 from collections.abc import Iterator
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 from cdopt import nn as cdopt_nn
-from cdopt.manifold_torch import euclidean_torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from cdopt_tutorial.constraints.dissolved import Dissolved
-from cdopt_tutorial.constraints.surface import Surface, is_sharded, is_under_fsdp
+from cdopt_tutorial.constraints.manifolds import MANIFOLDS, manifold_of
+from cdopt_tutorial.constraints.sums import is_sharded
 
 Constraint = tuple[Tensor, Dissolved]  # W, which an optimizer moves, and its rule
 
@@ -31,21 +31,31 @@ def constrained(models: dict[str, nn.Module]) -> dict[str, Constraint]:
                 free[id(weight)] = name
                 continue
             first = names.setdefault(id(weight), name)
-            known = constraints.setdefault(first, (weight, rule))[1]
-            if rule.rule != known.rule:
+            _, known = constraints.setdefault(first, (weight, rule))
+            same_factor = rule.penalty_param == known.penalty_param
+            if rule.manifold != known.manifold or not same_factor:
                 raise ValueError(
                     f"{name} is the weight of {first}, but its manifold or "
                     "penalty_param is another one"
                 )
             if rule.padding is not None:  # the row is 0 for whoever shares the table
                 constraints[first] = weight, rule
-    for number, name in free.items():
-        if number in names:
-            raise ValueError(
-                f"{name} is the weight of {names[number]}, which is dissolved: "
-                "dissolve it in this layer, too"
-            )
+    for number in names.keys() & free.keys():
+        raise ValueError(
+            f"{free[number]} is the weight of {names[number]}, which is dissolved: "
+            "dissolve it in this layer, too"
+        )
     return constraints
+
+
+def joined(*names: str) -> str:
+    """A dotted name, each part of which may be empty."""
+    return ".".join(filter(None, names))
+
+
+def is_under_fsdp(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` manages a module's parameters."""
+    return getattr(module, "_is_fsdp_managed_module", False)
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, Dissolved | None]]:
@@ -60,15 +70,12 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor, Dissolved | None]]
             name = f".{name}".replace(".parametrizations.", ".").strip(".")
             _check(module, name)
             yield name, module.original, cast(Dissolved, module[0])
-        elif isinstance(module, cdopt_nn.Linear_cdopt):
-            if not isinstance(module.manifold, euclidean_torch):
-                yield joined(name, "weight"), module.weight, _of_cdopt(module)
         elif hasattr(module, "quad_penalty"):
-            kind = type(module).__name__
-            raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
+            rule = _of_cdopt(module)
+            yield joined(name, "weight"), cast(Tensor, module.weight), rule
         else:
-            for own, parameter in module._parameters.items():
-                yield joined(name, own), parameter, None
+            for parameter_name, parameter in module._parameters.items():
+                yield joined(name, parameter_name), parameter, None
 
 
 def _check(weight: ParametrizationList, name: str) -> None:
@@ -94,13 +101,14 @@ def _is_gathered(module: nn.Module) -> bool:
     return whole and is_under_fsdp(module)
 
 
-def _of_cdopt(layer: cdopt_nn.Linear_cdopt) -> Dissolved:
-    # CDOpt's function for the layer's own penalty does not survive a copy.
-    turned = layer.in_features >= layer.out_features
-    on = Surface(lambda *_, **__: layer.manifold, transpose=turned)
-    return Dissolved(on, layer.penalty_param)
-
-
-def joined(*names: str) -> str:
-    """A dotted name, each part of which may be empty."""
-    return ".".join(filter(None, names))
+def _of_cdopt(layer: Any) -> Dissolved:
+    """The rule of CDOpt's linear layer, whose own penalty does not survive a copy."""
+    name = type(getattr(layer, "manifold", None)).__name__.removesuffix("_torch")
+    if name not in MANIFOLDS or not isinstance(layer, cdopt_nn.Linear_cdopt):
+        kind = type(layer).__name__
+        raise ValueError(f"{kind} is CDOpt's: dissolve a plain layer of torch.nn")
+    if not layer.penalty_param > 0:
+        raise ValueError(f"penalty_param is {layer.penalty_param}: no penalty")
+    turned = name == "oblique" and layer.in_features >= layer.out_features
+    manifold = manifold_of(name, layer.weight, transpose=turned)
+    return Dissolved(manifold, layer.penalty_param)

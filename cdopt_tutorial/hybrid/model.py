@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cdopt import manifold_torch
 from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 
 from cdopt_tutorial import training
 from cdopt_tutorial.calls.device import device_for, device_of, weights_of
 from cdopt_tutorial.checks import check, choices
-from cdopt_tutorial.constraints import MANIFOLDS, Feasibility, dissolve
+from cdopt_tutorial.constraints import Feasibility, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
 from cdopt_tutorial.probes import trace
 from cdopt_tutorial.training import Projected, Score
@@ -202,7 +203,8 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2 * config.seed + 1)
         if constrained and config.by == "cdopt":
-            on, penalty = MANIFOLDS[config.manifold], config.penalty_param
+            on = getattr(manifold_torch, f"{config.manifold}_torch")
+            penalty = config.penalty_param
             return cdopt_nn.Linear_cdopt(
                 *sizes, manifold_class=on, penalty_param=penalty, dtype=dtype
             )

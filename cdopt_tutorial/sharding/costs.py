@@ -8,7 +8,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial import training
-from cdopt_tutorial.constraints.surface import is_sharded
+from cdopt_tutorial.constraints.sums import is_sharded
 from cdopt_tutorial.probes.counted import peak_memory
 from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import Job

@@ -10,8 +10,8 @@ from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.calls.steps import make_optimizer
 from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import MANIFOLDS, dissolve
+from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
 from cdopt_tutorial.constraints.rivals import RULES, Rival
-from cdopt_tutorial.constraints.surface import Surface, surface
 from cdopt_tutorial.data import Corpus, load_corpus
 from cdopt_tutorial.training import Training
 
@@ -185,7 +185,7 @@ def constrain(model: nn.Module, config: ShardConfig) -> None:
     on = config.manifold, config.penalty_param
     for layer, heads in chosen_layers(model, config).items():
         if config.keeps:
-            start = surface("stiefel", layer.weight, heads).nearest(layer.weight)
+            start = manifold_of("stiefel", layer.weight, heads).nearest(layer.weight)
             layer.weight = nn.Parameter(start)
         else:  # unit rows, or a unit weight, are the same in one block as in several
             dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
@@ -204,13 +204,13 @@ def chosen_layers(model: nn.Module, config: ShardConfig) -> dict[nn.Linear, int]
     return layers
 
 
-def kept(model: nn.Module, config: ShardConfig) -> dict[str, tuple[Tensor, Surface]]:
+def kept(model: nn.Module, config: ShardConfig) -> dict[str, tuple[Tensor, Manifold]]:
     """The weights that the optimizer constrains, by name; once the model is spread."""
     if not config.keeps:
         return {}
     names, weights = {module: name for name, module in model.named_modules()}, {}
     for layer, heads in chosen_layers(model, config).items():
-        on = surface("stiefel", layer.weight, heads)
+        on = manifold_of("stiefel", layer.weight, heads)
         weights[f"{names[layer]}.weight"] = layer.weight, on
     return weights
 

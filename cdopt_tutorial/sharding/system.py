@@ -29,7 +29,7 @@ from cdopt_tutorial.calls.device import device_for, device_of, gpus_of
 from cdopt_tutorial.calls.steps import clip_factor
 from cdopt_tutorial.constraints import Constraints, Feasibility
 from cdopt_tutorial.constraints.rivals import feasibility
-from cdopt_tutorial.constraints.surface import whole
+from cdopt_tutorial.constraints.sums import whole
 from cdopt_tutorial.data import Stream
 from cdopt_tutorial.run import Role, launch, process_group, report
 from cdopt_tutorial.sharding.model import (

@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 from cdopt_tutorial.checks import choices
-from cdopt_tutorial.constraints.formulas import Sums, stiefel_map
+from cdopt_tutorial.constraints.manifolds import Stiefel, stiefel_map
 from cdopt_tutorial.constraints.rivals import nearest
+from cdopt_tutorial.constraints.sums import Sums
 from cdopt_tutorial.run import Role, launch, process_group
 
 EVERY = 5  # steps between two measurements of the gap
@@ -152,7 +153,7 @@ def make_step(
 
 def dissolved(weight: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """This rank's rows of A(X), from its rows of X, and the penalty."""
-    mapped, distance = stiefel_map(weight, objective.sums)
+    mapped, distance = Stiefel().map_point(weight, objective.sums)
     return mapped, PENALTY_PARAM * distance
 
 

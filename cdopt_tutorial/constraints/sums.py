@@ -1,16 +1,44 @@
-"""The maps of the manifolds and their distances, by sums that may run over ranks.
+"""The sums that a map takes over a weight, which may be whole or in parts.
 
 If a weight is in parts, each rank maps its own part, and only the sums cross the wire.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.distributed.device_mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Placement
+
+
+def is_sharded(weight: Tensor) -> TypeGuard["DTensor"]:
+    """Whether a weight is a DTensor, without the second that its import takes."""
+    return hasattr(weight, "device_mesh")
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight in one piece; where it is in shards, all ranks must call this."""
+    return weight.full_tensor() if is_sharded(weight) else weight
+
+
+def placed(part: Tensor, weight: Tensor, placements: Any = None) -> Tensor:
+    """A part of a weight, or what all ranks have of it, in shards if the weight is."""
+    if is_sharded(part) or not is_sharded(weight):
+        return part
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, shape, stride = weight.device_mesh, weight.shape, weight.stride()
+    placements = placements or [Replicate()] * mesh.ndim
+    part = part.to(weight.device)
+    made = DTensor.from_local(part, mesh, placements, shape=shape, stride=stride)
+    return made.redistribute(placements=weight.placements)
 
 
 @dataclass(frozen=True)
@@ -48,51 +76,58 @@ class Sums:
         return small @ x if self.wide else x @ small
 
 
-def stiefel_map(x: Tensor, sums: Sums | None = None) -> tuple[Tensor, Tensor]:
-    """The map A(X) = X (3 I − XᵀX) / 2 and the squared distance ‖XᵀX − I‖².
-
-    X is the weight (..., n, p) or, if n < p, its transpose, whose rows are then to be
-    orthonormal. A(X) has the weight's shape; the distance is a scalar, summed over a
-    batch. Both share a graph, so one backward pass is for both. A part of a weight
-    needs ``sums``, and is differentiable once. Source: Xiao, Liu and Toh (2023).
-    """
-    sums = sums or sums_of(x)
-    c = stiefel_constraint(x, sums)  # (..., p, p)
-    factor = _eye(c) - 0.5 * sums.for_parts(c)
-    return sums.times(x, factor), sums.across(c.square().sum())
-
-
-def stiefel_constraint(x: Tensor, sums: Sums | None = None) -> Tensor:
-    """C(X) = XᵀX − I, (..., p, p), with X and the sums of :func:`stiefel_map`."""
-    gram = (sums or sums_of(x)).gram(x)
-    return gram - _eye(gram)
-
-
-def _eye(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-
-
-def radial_map(x: Tensor, axes: tuple[int, ...], sums: Sums) -> tuple[Tensor, Tensor]:
-    """The map A(X) = 2 X / (1 + s) and the distance Σ (s − 1)², s the sum of squares.
-
-    Takes X or a part of it, and the axes of s: one for an oblique manifold, all for a
-    sphere. Source: Xiao, Liu and Toh (2023).
-    """
-    s = sums.inside(x.square().sum(axes, keepdim=True))
-    return 2 * x / (1 + sums.for_parts(s)), sums.across((s - 1).square().sum())
-
-
 def sums_of(x: Tensor) -> Sums:
     """The sums of a whole weight."""
     rows, columns = x.shape[-2:]
     return Sums(wide=rows < columns, square=rows == columns)
 
 
+def layout(
+    weight: "DTensor", blocks: int, cut: Callable[[int, bool], tuple[int | None, bool]]
+) -> tuple[list["Placement"], Sums]:
+    """A weight's placements for its map, and its sums, by a manifold's ``cut``.
+
+    Each dimension of the mesh that cuts the weight costs, in the forward pass of a map
+    and again in the backward pass:
+
+    - Stiefel, cut along the long side: one all-reduce of C, p × p.
+    - Stiefel, cut along the short side: the same, and all-to-alls that cut the weight
+      along its long side, and A(W) back along the short one.
+    - Oblique and sphere, cut along what is summed: one all-reduce of the sums.
+    - Cut between whole blocks, or between rows or columns of norm 1: the scalar, in the
+      forward pass only.
+    - A tall block, or a sphere's, that is on several ranks: the weight is gathered.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    # The axis that each dimension of the mesh cuts, also by strided shards; torch's
+    # type of a placement does not say that those that cut have a `dim`.
+    cuts = [None if at.is_replicate() else at.dim for at in weight.placements]  # type: ignore[attr-defined]
+    mesh = weight.device_mesh
+    ranks = math.prod([mesh.size(dim) for dim, axis in enumerate(cuts) if axis == 0])
+    between = blocks > 1 and blocks % ranks == 0  # no block is on several ranks
+    rows, columns = weight.shape[0] // blocks, math.prod(weight.shape[1:])
+    # A square matrix may be either, so its cut decides.
+    by_columns = 0 not in cuts or (blocks > 1 and not between)
+    wide = rows < columns or (rows == columns and by_columns)
+    placements = list(weight.placements)
+    inner: list[int] = []
+    outer: list[int] = []
+    for dim, axis in enumerate(cuts):
+        if axis is None:
+            continue
+        along, summed = (0, False) if axis == 0 and between else cut(axis, wide)
+        if along != axis:
+            placements[dim] = Replicate() if along is None else Shard(along)
+        if along is not None:
+            (inner if summed else outer).append(dim)
+    return placements, Sums(wide, mesh, tuple(inner), tuple(outer), rows == columns)
+
+
 def _is_transformed(x: Tensor) -> bool:
     """Whether forward-mode AD or a transform of torch.func is at work.
 
-    There torch's own product is right to any order, and a function of ours would not be
-    (torch 2.13, forward over forward).
+    There only torch's own product is right to any order (torch 2.13).
     """
     if torch.compiler.is_compiling():
         return False
