@@ -136,16 +136,14 @@ class TestCopies:
         assert constraints.feasibility(case.dissolve(layer)).weight < 1e-12
 
     @each_case
-    def test_conversion_and_loading_by_swapping(self, case):
+    def test_conversion_and_loading_by_swapping(self, case, request):
         (layer, x), (other, _) = case.build(), case.build(1.2)
-        w, swap = case.w(layer), torch.__future__
-        swap.set_swap_module_params_on_conversion(True)
-        try:
-            (output(layer, x).sum() + constraints.penalty(layer)).backward()
-            layer.zero_grad()
-            layer.float().double().load_state_dict(other.state_dict())
-        finally:
-            swap.set_swap_module_params_on_conversion(False)
+        w, swap = case.w(layer), torch.__future__.set_swap_module_params_on_conversion
+        request.addfinalizer(partial(swap, False))
+        swap(True)
+        (output(layer, x).sum() + constraints.penalty(layer)).backward()
+        layer.zero_grad()
+        layer.float().double().load_state_dict(other.state_dict())
         assert case.w(layer) is w
         near(output(layer, x), output(other, x))
         near(constraints.penalty(layer), constraints.penalty(other))

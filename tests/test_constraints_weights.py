@@ -42,7 +42,6 @@ def bad(number):
 PADS = "row 0 of 'weight' of Embedding is padding: can't be 0"
 REFUSED = [
     (table(9, 4, sparse=True), {}, "Embedding has sparse=True"),
-    (table(9, 4, max_norm=0.5), {}, "Embedding has max_norm"),
     (partial(nn.EmbeddingBag, 9, 4, max_norm=2), {}, "EmbeddingBag has max_norm"),
     (table(4, 9, padding_idx=0), {}, PADS),
     (table(4, 4, padding_idx=0), {}, PADS),
@@ -55,10 +54,8 @@ REFUSED = [
     (dissolved, {}, "has no parameter 'weight' that is still free"),
     (linear, {"manifold": "flat"}, "manifold is 'flat', but must be one of stiefel"),
     (linear, {"manifold": grassmann_torch}, "but must be one of stiefel, oblique, s"),
-    (linear, {"manifold": ["oblique"]}, "but must be one of stiefel, oblique, sphere"),
     (linear, {"blocks": 3}, "blocks is 3, but must be an int that divides the 4 rows"),
     (linear, {"blocks": 2.0}, "blocks is 2.0, but must be an int that divides"),
-    (linear, {"blocks": True}, "blocks is True, but must be an int that divides"),
     (linear, {"blocks": 0}, "blocks is 0, but must be an int that divides"),
     (linear, {"transpose": True}, "transpose is True, but must be False"),
     (linear, ROWS | {"transpose": 1}, "transpose is 1, but must be False"),
@@ -124,7 +121,6 @@ class TestRefused:
 OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "Adam": partial(torch.optim.Adam, lr=1e-2),
-    "RMSprop": partial(torch.optim.RMSprop, lr=1e-2),
     "Rprop": partial(torch.optim.Rprop, lr=1e-2),
     "Muon": partial(torch.optim.Muon, lr=1e-2),
 }
@@ -279,10 +275,8 @@ class TestPenalty:
         if writer != "meta":
             kept.project_()
             assert constraints.feasibility(model).weight < 1e-6
-
-    def test_needs_a_weight_that_is_constrained_still(self):
-        kept = Constraints(layer := dissolved())
-        parametrize.remove_parametrizations(layer, "weight")
+        for layer in layers:
+            parametrize.remove_parametrizations(layer, "weight")
         with pytest.raises(ValueError, match="no weight of this model is constrained"):
             kept.penalty()
 

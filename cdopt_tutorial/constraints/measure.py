@@ -145,10 +145,10 @@ class Constraints:
         """The references that modules have, also in lists and dicts, by name."""
         for name, model in self._models.items():
             for prefix, module in model.named_modules():
-                for own, value in vars(module).items():
-                    for each in tree_leaves(value):
-                        if isinstance(each, Reference):
-                            yield joined(name, prefix, own), each
+                for attribute, value in vars(module).items():
+                    for leaf in tree_leaves(value):
+                        if isinstance(leaf, Reference):
+                            yield joined(name, prefix, attribute), leaf
 
 
 def penalty(*models: Model) -> Tensor:
