@@ -69,6 +69,7 @@ REFUSED = [
     (lambda: linear().to(torch.float8_e4m3fn), {}, "is torch.float8_e4m3fn"),
     (partial(bad, math.nan), {}, "'weight' of Linear is not finite"),
     (partial(bad, -math.inf), ROWS, "'weight' of Linear is not finite"),
+    (lambda: move_(linear(**F64), 1e200), ROWS, "'weight' of Linear has no projection"),
 ]
 
 
