@@ -91,7 +91,7 @@ def flags() -> argparse.ArgumentParser:
     each("--cpu", choices=paths(), help="a code path (default: the CPU's own)")
     threads = "of the operators (default: as they choose)"
     each("--threads", metavar="N", type=int, help=threads)
-    update = f"add what these machines gave to {REFERENCE}"
+    update = f"add what these machines gave to {REFERENCE}, as `recording` does"
     parser.add_argument("--update-reference", action="store_true", help=update)
     without = "leave out the tests on Ray and torchrun"
     parser.add_argument("--no-engines", action="store_true", help=without)
@@ -202,19 +202,19 @@ class Place:
         file = self.folder / "chapters.json"
         # By force, or a result of the machine before would be reused.
         command = ["-m", "cdopt_tutorial", "execute", *self.args.notebooks, "--force"]
-        command += ["--update-reference"] if self.args.update_reference else []
         command += ["--cell-timeout", PATIENCE, "--json", file]
         call(self.python, *command, file=file)
-        if self.args.update_reference:
-            shutil.copy(self.copy / REFERENCE, project.this_project().root / REFERENCE)
         chapters = json.loads(file.read_text("utf-8"))["chapters"]
+        complete = [name for name, run in chapters.items() if not run["error"]]
+        if self.args.update_reference and complete:
+            call(self.python, "tests/recording.py", *complete)
+            shutil.copy(self.copy / REFERENCE, project.this_project().root / REFERENCE)
         for name, chapter in chapters.items():
             if chapter["error"]:
                 done.failures.append(f"{name} failed: {chapter['why']}")
             moved = chapter["moved"] or {}
             done.moved += [f"{name}: {figure} {how}" for figure, how in moved.items()]
-        passed = sum(chapter["error"] is None for chapter in chapters.values())
-        done.chapters = f"{passed} of {len(chapters)}"
+        done.chapters = f"{len(complete)} of {len(chapters)}"
 
     def run_tests(self, call, done: Outcome) -> None:
         """Run the tests that compare systems with one process; note those that fail."""

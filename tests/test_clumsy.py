@@ -188,12 +188,10 @@ DAMAGED = {
         "[a.figures]\nx = 1\nx = 2": f"{BAD}...", "\xff": f"{BAD}...",
     },
 }  # fmt: skip
-WHOLE = "--update-reference is for whole runs on the cpu"
 COMMANDS = {
     "execute none.ipynb": "[Errno 2] No such file or directory: 'none.ipynb'",
     "execute -p y 1": "notebooks/01_a.ipynb: no parameter 'y'; there are: x",
-    "execute -p x 1 --update-reference": WHOLE, "execute --short --anew": WHOLE,
-}  # fmt: skip
+}
 NO_BOOK = (
     "no book around the installed package: ... has no _config.yml; install from a "
     "clone with `make book`"

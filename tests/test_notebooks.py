@@ -14,7 +14,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from cdopt_tutorial.publish import chapter as chapters
-from cdopt_tutorial.publish.chapter import is_injected, read_chapter, tagged
+from cdopt_tutorial.publish.chapter import read_chapter, tagged
 from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
@@ -82,7 +82,8 @@ def unannounced(notebook) -> list[str]:
 @every_chapter
 def test_shows_no_error_that_its_cell_does_not_announce(path, project):
     ran = find_result(project, read_chapter(path), "cpu", short=True)
-    assert ran is not None, f"run `cdopt-tutorial execute {project.relative(path)}`"
+    asked = f"run `cdopt-tutorial execute {project.relative(path)}`"
+    assert ran is not None and "failed" not in ran.metadata, asked
     assert unannounced(ran) == []
 
 
@@ -102,7 +103,8 @@ def test_chapters_import_only_what_the_install_cell_brings():
 def test_has_the_form_of_every_chapter(path):
     chapter, cells = read_chapter(path), read(path).cells
     assert read(path).metadata.kernelspec.name == "python3"
-    assert is_injected(chapters.shortened(chapter)), "it needs a short profile"
+    short = chapters.shortened(chapter)
+    assert short.metadata.get("injected"), "it needs a short profile"
     (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
     assert exercises - 1 in CELLS
     code = "\n".join(cell.source for cell in code_cells(path))

@@ -50,12 +50,11 @@ def published(tmp_path_factory, project) -> Project:
     static = small.root / "book/_static"
     config["sphinx"]["config"]["html_static_path"] = ["book/_static"]
     write_contents(small, config)
-    for folder in static, small.root / "book/_templates":
-        folder.mkdir()
+    static.mkdir()
     for name in "../references.bib", "book.css", "guess.js", "turn.js":
         (static / name).touch()
-    template = config["sphinx"]["config"]["redirect_html_template_file"]
-    for name in "book/_static/preview.png", "book/_static/favicon.svg", template:
+    shutil.copytree(project.root / "book/_templates", small.root / "book/_templates")
+    for name in "book/_static/preview.png", "book/_static/favicon.svg":
         shutil.copy(project.root / name, small.root / name)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("cdopt_tutorial.publish.execute._run_cells", run_plainly)

@@ -8,13 +8,13 @@ from cdopt_tutorial import whole_file
 from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.checks import at_least
 from cdopt_tutorial.commands.common import add_device, add_json, bad_input, write_json
-from cdopt_tutorial.publish import chapter, execute, project, reference
+from cdopt_tutorial.publish import chapter, execute, project
+from cdopt_tutorial.publish.execute import Execution
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
 DRIFTED = 3  # exit code if all chapters ran and a figure moved
 Moved = dict[Path, dict[str, str]]  # how figures moved, by chapter and name
-Executions = list[execute.Execution]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +32,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "-p", "--parameter", dest="values", action="append", help=values,
         nargs=2, metavar=("NAME", "VALUE"),
     )  # fmt: skip
-    update = "add what this machine gave to notebooks/reference.toml"
-    flag("--update-reference", action="store_true", help=update)
-    anew = "the same, and forget what other runs gave before"
-    flag("--anew", action="store_true", help=anew)
     hung = "seconds after which a cell counts as hung (default: %(default)s)"
     limit = execute.CELL_TIMEOUT
     flag("--cell-timeout", type=int, metavar="N", default=limit, help=hung)
@@ -44,15 +40,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run chapters; return 1 if one failed, else DRIFTED if a figure remains moved."""
+    """Run chapters; return 1 if one failed, else DRIFTED if a figure moved."""
     with bad_input():  # all that can be refused before minutes have passed
         at_least(args, 1, "cell_timeout")
         book = project.this_project()
         args.device = pick_device(args.device)  # `build` reads it again
-        other = args.values or args.short or args.device != "cpu"
-        if other and (args.update_reference or args.anew):
-            raise ValueError("--update-reference is for whole runs on the cpu")
-        was = Reference(book)
+        reference = Reference(book)
         paths = args.notebooks or book.chapters()
         chapters = [_read(path, book, args) for path in paths]
         book.results.mkdir(parents=True, exist_ok=True)
@@ -61,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
         chapters, project=book, device=args.device, force=args.force,
         at_once=2 if args.short else 1, cell_timeout=args.cell_timeout,
     )  # fmt: skip
-    moved = _compare(done, book, was, args)
+    # A reader's own notebook has no reference, and a set parameter changes figures.
+    whole = [e for e in done if e.path.resolve() in book.chapters()]
+    whole = [e for e in whole if not e.notebook.metadata.get("injected")]
+    moved = {
+        e.path: reference.drift(e.path.stem, e.figures, complete=e.error is None)
+        for e in whole
+    }
     ran = {f"{book.relative(e.path)}": _as_json(e, moved.get(e.path)) for e in done}
     write_json(args.json, {"chapters": ran})
     return _report(done, moved, book)
@@ -77,29 +76,12 @@ def _read(path: Path, book: Project, args: argparse.Namespace) -> tuple:
         raise ValueError(f"{book.relative(path)}: {error}") from error
 
 
-def _compare(
-    done: Executions, book: Project, was: Reference, args: argparse.Namespace
-) -> Moved:
-    """Return what moved of whole chapters, once the reference is up to date."""
-    moved = {}
-    for each in done:
-        # A reader's own notebook has no reference, and a set parameter changes figures.
-        is_own = each.path.resolve() not in book.chapters()
-        if is_own or chapter.is_injected(each.notebook):
-            continue
-        name, complete = each.path.stem, each.error is None
-        if complete and (args.update_reference or args.anew):
-            was.update(name, each.figures, reference.origin(), anew=args.anew)
-        moved[each.path] = was.drift(name, each.figures, complete=complete)
-    return moved
+def _as_json(result: Execution, moved: dict[str, str] | None) -> dict:
+    names = "seconds", "error", "why", "figures"
+    return {name: getattr(result, name) for name in names} | {"moved": moved}
 
 
-def _as_json(result: execute.Execution, moved: dict[str, str] | None) -> dict:
-    keys = "seconds", "error", "why", "figures"
-    return {key: getattr(result, key) for key in keys} | {"moved": moved}
-
-
-def _report(done: Executions, moved: Moved, book: Project) -> int:
+def _report(done: list[Execution], moved: Moved, book: Project) -> int:
     """Print how each chapter ended, and what moved; return the exit code."""
     for result in done:
         name = book.relative(result.path)

@@ -81,6 +81,7 @@ def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
     """Set parameters of a notebook, in place, by lines at the end of their cell.
 
     A ValueError if it lacks a name, or unless exactly one cell is tagged `parameters`.
+    Its metadata then have `injected`, as its figures may differ.
     """
     cells = [cell for cell in notebook.cells if tagged(cell, "parameters")]
     if len(cells) != 1:
@@ -101,11 +102,6 @@ def shortened(notebook: NotebookNode) -> NotebookNode:
     if values := notebook.metadata.get("cdopt_tutorial", {}).get("short"):
         inject(short, values)
     return short
-
-
-def is_injected(notebook: NotebookNode) -> bool:
-    """Whether parameters are set, so that figures may differ."""
-    return notebook.metadata.get("injected", False)
 
 
 def read_value(text: str) -> Any:

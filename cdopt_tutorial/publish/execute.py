@@ -7,7 +7,6 @@ import atexit
 import hashlib
 import os
 import platform
-import re
 import signal
 import tempfile
 import time
@@ -33,7 +32,6 @@ from cdopt_tutorial.publish.chapter import (
     Figures,
     claimed,
     code_cells,
-    read_chapter,
     shortened,
 )
 from cdopt_tutorial.publish.project import Project
@@ -91,23 +89,15 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
 def find_result(
     project: Project, notebook: NotebookNode, device: str, *, short: bool = False
 ) -> NotebookNode | None:
-    """Return a chapter's valid run, or None if there is none that finished.
+    """Return a chapter's valid run, or None if there is none.
 
-    With `short`, fall back on a run of its short profile.
+    With `short`, fall back on a run of its short profile. If only a run that failed is
+    there, it is returned; `failed` in its metadata says why.
     """
-    file = _file(project, notebook, device)
-    if file.exists():
-        return nbformat.read(file, 4)
-    return find_result(project, shortened(notebook), device) if short else None
-
-
-def read_failed(project: Project, path: Path) -> NotebookNode:
-    """Return a failed chapter as far as it ran; `failed` in its metadata says why.
-
-    If none is kept, return it without outputs, and without that entry.
-    """
-    kept = project.build / "failed" / path.name
-    return nbformat.read(kept, 4) if kept.exists() else read_chapter(path)
+    versions = [notebook, *([shortened(notebook)] if short else [])]
+    files = [_file(project, version, device) for version in versions]
+    runs = [nbformat.read(file, 4) for file in files if file.exists()]
+    return min(runs, key=lambda run: "failed" in run.metadata, default=None)
 
 
 def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
@@ -136,13 +126,15 @@ def execute(
 
     def finish(path: Path, chapter: NotebookNode) -> Execution:
         ran = None if force else find_result(project, chapter, device)
-        if ran is not None:
+        if ran is not None and "failed" not in ran.metadata:
             return Execution(path, ran, cached=True)
         file = _file(project, chapter, device)  # before the run, for its sources
-        done = _run(project, path, chapter, variables, cell_timeout)
-        if done.error is None:
-            whole_file.write(file, nbformat.writes(chapter).encode())
-        return done
+        name = f"{project.relative(path)}"
+        error, why = _run(name, chapter, variables, cell_timeout)
+        whole_file.write(file, nbformat.writes(chapter).encode())
+        if error:
+            error += f"\nkept as far as it ran: {project.relative(file)}"
+        return Execution(path, chapter, False, error, why)
 
     # In threads, or nbclient would handle the process's signals.
     with ThreadPoolExecutor(at_once) as threads:
@@ -150,45 +142,35 @@ def execute(
 
 
 def _run(
-    project: Project, path: Path, notebook: NotebookNode, variables: dict, timeout: int
-) -> Execution:
-    """Run one chapter; if it fails, keep it as far as it ran.
+    name: str, notebook: NotebookNode, variables: dict, timeout: int
+) -> tuple[str | None, str | None]:
+    """Run one chapter, in place; return its error, and the reason in one line.
 
     A line is printed as each cell of code begins: the time, its number, its first line.
     """
-    name, begin = project.relative(path), time.monotonic()
+    begin, error, why = time.monotonic(), None, None
     cells = [cell for cell in code_cells(notebook) if cell.source.strip()]
     where = f"{name} failed in no cell: the kernel did not start"
 
     def on_cell(cell: NotebookNode, cell_index: int) -> None:
         nonlocal where
         number, first = cells.index(cell) + 1, cell.source.strip().splitlines()[0]
-        where = f"{name} failed in code cell {number} of {len(cells)}, "
-        where += f"which begins\n    {first}"
+        where = f"{name} failed in code cell {number} of {len(cells)}: {first}"
         at = f"{time.monotonic() - begin:6.1f} s  [{number}/{len(cells)}]"
-        print(f"  {path.stem} {at} {first[:60]}", flush=True)
+        print(f"  {Path(name).stem} {at} {first[:60]}", flush=True)
 
     print(f"running {name}", flush=True)
-    failed, error, why = project.build / "failed" / path.name, None, None
-    failed.unlink(missing_ok=True)
     try:
         _run_cells(notebook, on_cell, variables, timeout)
     except (CellControlSignal, RuntimeError) as raised:
-        error = why = _plain(raised)
+        reason = text = f"{raised}".strip()
         if isinstance(raised, CellExecutionError):  # its text begins with the cell
-            why = _plain(f"{raised.ename}: {raised.evalue}")
-        why = why.partition("\n")[0]
-        error = f"{where}\n{error}\nkept as far as it ran: {project.relative(failed)}"
+            reason = f"{raised.ename}: {raised.evalue}"
+        why = reason.strip().splitlines()[0]
+        error = f"{where}\n{text}"
         notebook.metadata["failed"] = f"{where}\n{why}"
-        failed.parent.mkdir(parents=True, exist_ok=True)
-        whole_file.write(failed, nbformat.writes(notebook).encode())
     notebook.metadata["seconds"] = time.monotonic() - begin
-    return Execution(path, notebook, False, error, why)
-
-
-def _plain(text: object) -> str:
-    """Return a text without a terminal's colours, and stripped."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(text)).strip()
+    return error, why
 
 
 def _run_cells(
@@ -204,7 +186,10 @@ def _run_cells(
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
             on_cell_execute=on_cell,
-            extra_arguments=[f"--IPKernelApp.extra_extensions={asserts.__name__}"],
+            extra_arguments=[
+                f"--IPKernelApp.extra_extensions={asserts.__name__}",
+                "--InteractiveShell.colors=NoColor",
+            ],
         )
         # A kernel of this interpreter, whatever is installed in the usual places; and
         # named sockets, since a port that is free now may be taken when it starts.

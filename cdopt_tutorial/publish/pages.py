@@ -1,58 +1,61 @@
-"""An extension of Sphinx: chapters as `render` wrote them, figures, glossary, search.
+"""An extension of Sphinx: chapters as `render` wrote them, figures, and the glossary.
 
-Each term of the glossary is linked where a chapter first uses it. The link holds the
-meaning, so that the style sheet can show it without a script, and offline. The search
-accepts a pasted error message.
+A page quotes a figure of any chapter by the role ``glue:text``, with its name and,
+after a colon, its format; "NN-minutes" is how long chapter NN took. A term of the
+glossary is linked where a chapter first emphasizes it, as it does new terms. The link
+holds the meaning, so that the style sheet can show it without a script, and offline.
 """
 
-import html
-import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from sphinx.search.en import SearchEnglish
-
-from cdopt_tutorial.publish import quotes
+from sphinx.addnodes import pending_xref
+from sphinx.util.docutils import SphinxRole
+from sphinx.util.logging import getLogger
 
 GLOSSARY = "book/glossary"
-# Everyday words, linked only where a chapter emphasizes them, as it does new terms.
-EVERYDAY = {"control", "cut", "engine", "environment", "figure", "future", "master"}
-EVERYDAY |= {"original", "parent", "profile", "reference", "result", "role", "round"}
-EVERYDAY |= {"semantics", "span", "token", "trace", "wire"}
+ABSENT = "(not measured)"  # a figure that was not reached, or lacks its library
+FAILED = f"""This chapter did not run through. What ran is shown below; a figure that
+was not reached reads {ABSENT}, on every page. Once it is mended, `cdopt-tutorial
+execute` with its file runs it alone. What the error means is said under """
 
 
 def setup(app: Any) -> None:
     """Register all of this with Sphinx, which calls this once."""
-    quotes.setup(app)
+    # What `render` read from the runs: figures, and how some of them moved, by name;
+    # why chapters failed, by page; figures whose library is not installed.
+    empty: dict[str, Any] = {"figures": {}, "moved": {}, "failed": {}, "absent": []}
+    app.add_config_value("runs", empty, "env")
     app.add_config_value("written_pages", "", "env")
-    app.add_search_language(Words)
+    # In place of MyST-NB's, which knows one page only.
+    app.add_role_to_domain("glue", "text", Quote(), override=True)
     app.connect("source-read", _replace)
-    app.connect("doctree-resolved", _link)
+    app.connect("doctree-read", _note_failure)
+    app.connect("doctree-resolved", _link_terms)
 
 
-class Words(SearchEnglish):
-    """English, with short words and numbers dropped from a query that has others.
+class Quote(SphinxRole):
+    """A figure, and how it moved; one that is missing for no known reason warns."""
 
-    Sphinx shows pages with all words, but miscounts words whose stem has fewer than
-    three letters, such as "an" and "one"; and no page has the numbers of one message.
-    Questions begin with words that say nothing, and pages come before the reference.
-    """
-
-    stopwords = SearchEnglish.stopwords | {*"how what when where which who why".split()}
-    stopwords |= {*"do does can could should my from".split()}
-    js_splitter_code = r"""
-var Scorer = {
-  objNameMatch: 2, objPartialMatch: 1, objPrio: {0: 0, 1: 0, 2: -5}, objPrioDefault: 0,
-  title: 15, partialTitle: 7, term: 5, partialTerm: 2,
-};
-var splitQuery = (query) => {
-  const words = query.split(/[^\p{L}\p{N}_]+/u).filter((word) => word);
-  const stem = (word) => new Stemmer().stemWord(word.toLowerCase());
-  const long = words.filter((word) => !/^\d/.test(word) && stem(word).length > 2);
-  return long.length ? long : words;
-};
-"""
+    def run(self) -> tuple[list[nodes.Node], list]:
+        runs, at = self.config.runs, self.get_location()
+        warn = getLogger(__name__).warning
+        name, _, spec = self.text.partition(":")
+        chapter, text = f"notebooks/{name.partition('-')[0]}_", ABSENT
+        failed = any(page.startswith(chapter) for page in runs["failed"])
+        if name in runs["figures"]:
+            try:
+                text = format(runs["figures"][name], spec)
+            except ValueError as error:
+                warn("figure %s: %s", self.text, error, location=at)
+        elif name not in runs["absent"] and not failed:
+            warn("no chapter has a figure %s", name, location=at)
+        if name not in runs["moved"]:
+            return [nodes.Text(text)], []
+        moved = nodes.Text(f": {runs['moved'][name]})")
+        return [nodes.Text(f"{text} ("), _link("/book/moves", "moved"), moved], []
 
 
 def _replace(app: Any, page: str, source: list[str]) -> None:
@@ -61,34 +64,37 @@ def _replace(app: Any, page: str, source: list[str]) -> None:
         source[0] = written.read_text("utf-8")
 
 
-def _link(app: Any, page: nodes.document, name: str) -> None:
-    """Link the glossary's terms in a chapter, in place, each where it comes first."""
+def _note_failure(app: Any, page: nodes.document) -> None:
+    """Put below the title of a chapter that failed where, and what to do."""
+    why = app.config.runs["failed"].get(app.env.docname)
+    if why and (heading := page.next_node(nodes.title)):
+        shown = nodes.literal_block(why, why, language="text")
+        link = _link("/book/errors", "When something goes wrong")
+        said = nodes.paragraph("", FAILED, link, nodes.Text("."))
+        heading.parent.insert(1, nodes.danger("", shown, said))
+
+
+def _link(page: str, text: str) -> nodes.Node:
+    link = pending_xref("", nodes.inline("", text), refdomain="std", reftype="doc")
+    link.update_all_atts({"reftarget": page, "refexplicit": True, "refwarn": True})
+    return link
+
+
+def _link_terms(app: Any, page: nodes.document, name: str) -> None:
+    """Link the glossary's terms that a chapter emphasizes, in place."""
     if not name.startswith("notebooks/") or GLOSSARY not in app.env.found_docs:
         return
     to = app.builder.get_relative_uri(name, GLOSSARY)
     left = _meanings(app.env)
-    # The first letter may be a capital.
-    terms = [f"(?i:{re.escape(word[0])}){re.escape(word[1:])}" for word in left]
-    longest_first = "|".join(sorted(terms, key=len, reverse=True))
-    words = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])")
-    for text in list(page.findall(nodes.Text)):
-        is_new = isinstance(text.parent, nodes.emphasis)  # as chapters show it
-        within = text.parent.parent if is_new else text.parent
-        if isinstance(within, nodes.paragraph):  # no title, no link, no code
-            parts, done = [], 0
-            for match in words.finditer(text):
-                word = match[1] if match[1] in left else match[1].lower()
-                if word in left and (is_new or word not in EVERYDAY):
-                    link = _anchor(match[0], to, *left.pop(word))
-                    parts += [nodes.Text(text[done : match.start()]), link]
-                    done = match.end()
-            text.parent.replace(text, [*parts, nodes.Text(text[done:])])
-
-
-def _anchor(word: str, to: str, where: str, meaning: str) -> nodes.Node:
-    meant = f'data-meaning="{html.escape(meaning)}"'
-    link = f'<a class="term" href="{to}#{where}" {meant}>{html.escape(word)}</a>'
-    return nodes.raw("", link, format="html")
+    for emphasized in page.findall(nodes.emphasis):
+        word = emphasized.astext()
+        term = word.lower()
+        meant = left.pop(term, None) or left.pop(term.removesuffix("s"), None)
+        if meant and isinstance(emphasized.parent, nodes.paragraph):
+            place, meaning = map(escape, meant)
+            link = f'<a class="term" href="{to}#{place}" data-meaning="{meaning}">'
+            raw = nodes.raw("", f"{link}{escape(word)}</a>", format="html")
+            emphasized[:] = [raw]
 
 
 def _meanings(env: Any) -> dict[str, tuple[str, str]]:
@@ -98,5 +104,5 @@ def _meanings(env: Any) -> dict[str, tuple[str, str]]:
         term = next(entry.findall(nodes.term))
         lines = next(entry.findall(nodes.paragraph)).astext().splitlines()
         # The last line names the chapter.
-        meanings[term.astext()] = term["ids"][0], " ".join(lines[:-1])
+        meanings[term.astext().lower()] = term["ids"][0], " ".join(lines[:-1])
     return meanings

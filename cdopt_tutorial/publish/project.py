@@ -12,8 +12,8 @@ class Project:
         #: everything built, in `root` or in `output`
         self.build = (output or root) / "_build"
         self.results = self.build / "results"  #: a file for each run of a chapter
-        self.pages = self.build / "pages"  #: the chapters with their outputs
-        self.extra = self.build / "extra"  #: files that Sphinx copies beside the pages
+        #: the chapters with their outputs, and files that Sphinx copies beside them
+        self.pages = self.build / "pages"
         self.html = self.build / "html"  #: the rendered site
 
     def chapters(self) -> list[Path]:

@@ -4,12 +4,15 @@ import re
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import nbformat
 import yaml
+from jsonschema import ValidationError, validate
+from jupyter_book.config import get_validator
 from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
 
 from cdopt_tutorial.publish import chapter
@@ -17,7 +20,6 @@ from cdopt_tutorial.publish.execute import (
     end_with_parent,
     find_result,
     fingerprint,
-    read_failed,
 )
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
@@ -39,15 +41,20 @@ def read_config(project: Project) -> dict[str, Any]:
 
     A ValueError names a file that can't be read, or a bad address.
     """
+    file = "_toc.yml"
     try:
-        file = "_toc.yml"
         parse_toc_yaml(project.root / file)
         file = "_config.yml"
         config = yaml.safe_load((project.root / file).read_text("utf-8"))
-    except (yaml.YAMLError, MalformedError) as error:
-        why = " ".join(str(error).split())
+        add_site(config)
+        # jupyter-book itself would ignore a key that it does not know.
+        known = deepcopy(get_validator().schema)
+        for part in (known, *known["properties"].values()):
+            part["additionalProperties"] = False
+        validate(config, known)
+    except (yaml.YAMLError, MalformedError, ValidationError) as error:
+        why = getattr(error, "message", " ".join(str(error).split()))
         raise ValueError(f"{file} can't be read: {why}") from error
-    add_site(config)
     return config
 
 
@@ -63,9 +70,9 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
     sphinx = config["sphinx"]["config"]
     sphinx["runs"] = _read_runs(project, device, short)
     sphinx["written_pages"] = str(project.pages)
-    sphinx["html_extra_path"] = [str(project.extra)]
+    sphinx["html_extra_path"] = [str(project.pages / "extra")]
     sources = {file for each in _SOURCES for file in project.root.glob(each)}
-    sources |= {*project.pages.rglob("*.ipynb"), *project.extra.rglob("*.py")}
+    sources |= {*project.pages.rglob("*")}
     files = sorted(file for file in sources if file.is_file())
     # Without the date in the footer, which alone makes no page out of date.
     name = fingerprint(project.root, files, (config, VERSION))
@@ -87,26 +94,27 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
 def _read_runs(project: Project, device: str, short: bool) -> dict[str, Any]:
     """Write the chapters with their outputs, and their programs, for Sphinx.
 
-    Returns what pages may quote and must note, as `quotes` has it.
+    Returns what pages may quote and must note, as `pages` has it.
     """
-    reference, programs = Reference(project), project.extra / "programs"
+    reference, programs = Reference(project), project.pages / "extra/programs"
     runs: dict[str, Any] = {"figures": {}, "moved": {}, "failed": {}}
     shutil.rmtree(project.pages, ignore_errors=True)
-    shutil.rmtree(programs, ignore_errors=True)
-    (project.pages / "notebooks").mkdir(parents=True)
     programs.mkdir(parents=True)
+    (project.pages / "notebooks").mkdir()
     for path in project.chapters():
         name, number = f"notebooks/{path.stem}", path.stem.partition("_")[0]
         notebook = chapter.read_chapter(path)
-        if ran := find_result(project, notebook, device, short=short):
-            runs["figures"][f"{number}-minutes"] = ran.metadata["seconds"] / 60
+        ran = find_result(project, notebook, device, short=short) or notebook
+        if "seconds" not in ran.metadata:
+            runs["failed"][name] = "There is no result."
+        elif "failed" in ran.metadata:
+            runs["failed"][name] = ran.metadata["failed"]
         else:
-            ran = read_failed(project, path)
-            runs["failed"][name] = ran.metadata.get("failed", "There is no result.")
+            runs["figures"][f"{number}-minutes"] = ran.metadata["seconds"] / 60
         claimed = chapter.claimed(ran).items()
         figures = {n: v for n, v in claimed if n.startswith(f"{number}-")}  # its own
         runs["figures"] |= figures
-        if not chapter.is_injected(ran):
+        if not ran.metadata.get("injected"):
             runs["moved"] |= reference.drift(path.stem, figures, complete=False)
         for file, text in chapter.programs(notebook).items():
             (programs / file).write_text(text, "utf-8")
@@ -130,8 +138,8 @@ def run_builder(project: Project, config: dict[str, Any]) -> None:
     )  # fmt: skip
     output = re.sub(r"\x1b\[[0-9;]*[mK]", "", done.stdout)
     log.write_text(output, "utf-8")
-    bad = [line for line in output.splitlines() if re.search(r"WARNING|ERROR", line)]
-    if bad or done.returncode:
-        what = ["the pages do not build cleanly:"]
-        what += bad or ["jupyter-book failed:", *output.splitlines()[-20:]]
+    if done.returncode:
+        lines = output.splitlines()
+        bad = [line for line in lines if "WARNING" in line or "ERROR" in line]
+        what = ["the pages do not build cleanly:", *(bad or lines[-20:])]
         raise RenderError("\n".join([*what, f"full log: {project.relative(log)}"]))
