@@ -1,6 +1,7 @@
 """Figures and their reference: which count as moved, and what is written."""
 
 import json
+import tomllib
 from importlib.metadata import version
 from math import inf, nan
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_new_and_lost_figures_are_listed(book):
     assert Reference(book).absent() == ["absent"]
 
 
+# What a third run leaves of the table above, beside other runs or alone.
+RECORDED = {
+    "count": {"exact": True, "seen": 8}, "text": {"seen": "nccl"}, "new": {"seen": 2},
+    "rounds": {"chaotic": True, "seen": [3, 9]}, "far": {"seen": 8.0},
+    "part": {"exact": True, "seen": 0.333333},
+    "absent": {"needs": "no_such", "seen": 1},
+}  # fmt: skip
+SPREAD = RECORDED | {
+    "near": {"seen": [9.5, 12.3457]}, "share": {"seen": [-2.0, -1.9]},
+    "speed": {"machine": True, "seen": [3.0, 99.0]},
+}  # fmt: skip
+ALONE = RECORDED | {
+    "near": {"seen": 12.3457}, "share": {"seen": -1.95},
+    "speed": {"machine": True, "seen": 99.0}, "rounds": {"chaotic": True, "seen": 9},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_recorded_run_widens_what_was_seen_or_begins_anew(book, anew):
     figures = FIGURES | {"near": 12.3456789, "share": -1.95, "speed": 99.0, "new": 2}
@@ -103,23 +121,12 @@ def test_a_recorded_run_widens_what_was_seen_or_begins_anew(book, anew):
     del figures["gap"]
     update(table(book), "01_a", figures, "third", anew=anew)
     update(table(book), "01_a", figures | {"text": "nccl"}, "third")
-    figures["text"] = "nccl"
-    assert moved(book, **figures) == {}
-    lines = ["# A comment that stays.", 'text = {seen = "nccl"}']
-    lines += ["count = {exact = true, seen = 8}", 'absent = {needs = "no_such", seen']
-    if anew:
-        lines += ['runs = [\n    "third",\n]', "near = {seen = 12.3457}"]
-        lines += ["share = {seen = -1.95}  # so does this"]
-        lines += ["speed = {machine = true, seen = 99.0}"]
-    else:
-        lines += ['"one", "other", "third"', "near = {seen = [9.5, 12.3457]}"]
-        lines += ["share = {seen = [-2.0, -1.9]}  # so does this"]
-        lines += ["speed = {machine = true, seen = [3.0, 99.0]}"]
     text = table(book).read_text()
-    for line in lines:
-        assert line in text
-    assert "gap" not in text
-    assert moved(book, **figures | {"new": 3})
+    part = tomllib.loads(text)["01_a"]
+    assert part["figures"] == (ALONE if anew else SPREAD)
+    assert part["runs"] == [*([] if anew else ["one", "other"]), "third"]
+    assert "# A comment that stays." in text and "}  # so does this" in text
+    assert moved(book, **figures | {"text": "nccl"}) == {}
 
 
 def test_results_of_whole_runs_are_recorded(book, monkeypatch):

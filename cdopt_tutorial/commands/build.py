@@ -5,7 +5,7 @@ import sys
 
 from cdopt_tutorial.commands import execute
 from cdopt_tutorial.commands.common import add_device, bad_input
-from cdopt_tutorial.publish import project, render
+from cdopt_tutorial.publish import config, project, render
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the chapters and render all pages; return 1 if either failed."""
     with bad_input():
         book = project.this_project()
-        render.read_config(book)  # rather than fail after minutes
+        config.read_config(book)  # rather than fail after minutes
     failed = execute.run(args) not in (0, execute.DRIFTED)
     try:
         if not render.render(book, device=args.device):

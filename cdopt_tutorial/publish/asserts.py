@@ -6,7 +6,6 @@
 import re
 from linecache import getlines
 from traceback import extract_tb, walk_tb
-from types import ModuleType
 from typing import Any
 
 _LONGEST = 500  # characters of a message
@@ -25,10 +24,6 @@ def _show(shell: Any, kind: type, error: Exception, trace: Any, tb_offset=None) 
         code = " ".join("".join(lines).split()).removeprefix("assert ")
         known = frame.f_globals | frame.f_locals
         names = [name for name in re.findall(r"\w+", code) if name in known]
-        values = {name: known[name] for name in names if _is_data(known[name])}
+        values = {name: known[name] for name in names if not callable(known[name])}
         error.args = (f"{code}: {values}"[:_LONGEST],)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-
-
-def _is_data(value: object) -> bool:
-    return not (isinstance(value, ModuleType) or callable(value))

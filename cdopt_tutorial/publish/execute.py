@@ -7,6 +7,7 @@ import atexit
 import hashlib
 import os
 import platform
+import re
 import signal
 import tempfile
 import time
@@ -35,7 +36,6 @@ from cdopt_tutorial.publish.chapter import (
     shortened,
 )
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.used import used_files
 
 Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
@@ -44,6 +44,9 @@ CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
 _SETTINGS = ("PYTHON", "IPYTHON", "MPL", "MATPLOTLIB")
 # Libraries whose versions decide a result; without Ray chapter 7 differs.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
+# Folders that the others may not import: of systems, and of commands.
+_SYSTEMS = "dissolving hybrid parameter_server reinforce rollouts sharding".split()
+_APART = {*_SYSTEMS, "commands"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
 def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     """Return a hash of all that decides a chapter's result.
 
-    That is its code, the package's files that it uses, directly or not, and versions.
+    That is its code, the package's files that it may import, and versions.
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
@@ -84,6 +87,19 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     for library in _LIBRARIES:
         versions += [each.version for each in distributions(name=library)] or [None]
     return fingerprint(project.root, files, (code, versions, device))
+
+
+def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
+    """Return the package's files without the folders that a chapter does not name.
+
+    A chapter that runs a command uses all commands; none uses what publishes it.
+    """
+    code = "\n".join(cell.source for cell in code_cells(notebook))
+    code = code.replace("-m cdopt_tutorial", "commands")
+    unused = {name for name in _APART if not re.search(rf"\b{name}\b", code)}
+    unused |= {"publish", "__pycache__"}
+    files = [file for file in package.rglob("*") if file.is_file()]
+    return sorted(f for f in files if not unused & {*f.relative_to(package).parts})
 
 
 def find_result(

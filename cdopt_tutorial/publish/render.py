@@ -4,18 +4,15 @@ import re
 import shutil
 import subprocess
 import sys
-from copy import deepcopy
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import nbformat
 import yaml
-from jsonschema import ValidationError, validate
-from jupyter_book.config import get_validator
-from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
 
 from cdopt_tutorial.publish import chapter
+from cdopt_tutorial.publish.config import read_config
 from cdopt_tutorial.publish.execute import (
     end_with_parent,
     find_result,
@@ -23,7 +20,6 @@ from cdopt_tutorial.publish.execute import (
 )
 from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
-from cdopt_tutorial.publish.site import add_site
 
 VERSION = version("cdopt-tutorial")
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
@@ -34,28 +30,6 @@ _SOURCES = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split
 
 class RenderError(Exception):
     """The pages could not be built cleanly; the message says what is wrong."""
-
-
-def read_config(project: Project) -> dict[str, Any]:
-    """Return jupyter-book's configuration for the place where the book is published.
-
-    A ValueError names a file that can't be read, or a bad address.
-    """
-    file = "_toc.yml"
-    try:
-        parse_toc_yaml(project.root / file)
-        file = "_config.yml"
-        config = yaml.safe_load((project.root / file).read_text("utf-8"))
-        add_site(config)
-        # jupyter-book itself would ignore a key that it does not know.
-        known = deepcopy(get_validator().schema)
-        for part in (known, *known["properties"].values()):
-            part["additionalProperties"] = False
-        validate(config, known)
-    except (yaml.YAMLError, MalformedError, ValidationError) as error:
-        why = getattr(error, "message", " ".join(str(error).split()))
-        raise ValueError(f"{file} can't be read: {why}") from error
-    return config
 
 
 def render(project: Project, *, device: str = "cpu", short: bool = False) -> bool:
