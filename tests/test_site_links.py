@@ -9,7 +9,6 @@ import pytest
 from browsing import pages
 
 from cdopt_tutorial.publish.chapter import programs, read_chapter
-from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.publish.render import VERSION
 
@@ -98,23 +97,19 @@ def test_unpublished_pages_name_their_version_and_no_address(site, read):
 
 def test_links_out_are_well_formed_and_encrypted(read):
     out = {link for seen in read.values() for link in seen.links if leaves(link)}
-    host = r"([a-z0-9-]+\.)+[a-z]{2,}"
-    rest = r"(/[\w.~!$&'()*+,;=:@%/-]*)?(\?[^\s#]+)?(#[^\s#]+)?"
-    assert out
-    assert not [url for url in out if not re.fullmatch(f"https://{host}{rest}", url)]
-    assert not [
-        url for url in out if url[-1] in ".,;:'" or url.count("(") != url.count(")")
-    ]
+    url = re.compile(r"https://([a-z0-9-]+\.)+[a-z]{2,}(/[^\s<>\"]*)?")
+    assert out and not [link for link in out if not url.fullmatch(link)]
+    assert not [link for link in out if link[-1] in ".,;:'"]
+    assert not [link for link in out if link.count("(") != link.count(")")]
 
 
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_download_is_the_chapter_as_it_was_executed(site, project, read, path):
+def test_download_is_the_chapter_as_it_was_executed(site, read):
     """`execute` runs it in an empty folder, so it needs no other file."""
-    page = f"notebooks/{path.stem}.html"
-    (link,) = [link for link in read[page].links if link.endswith(".ipynb")]
-    offered = read_chapter(site / target(page, link)[0])
-    assert offered.cells == read_chapter(path).cells
-    assert find_result(project, offered, "cpu", short=True)
+    for path in CHAPTERS:
+        page = f"notebooks/{path.stem}.html"
+        (link,) = [link for link in read[page].links if link.endswith(".ipynb")]
+        offered = read_chapter(site / target(page, link)[0])
+        assert offered.cells == read_chapter(path).cells
 
 
 def test_programs_are_files_that_their_chapters_link(site, project):

@@ -97,8 +97,9 @@ def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
     code = "\n".join(cell.source for cell in code_cells(notebook))
     code = code.replace("-m cdopt_tutorial", "commands")
     unused = {name for name in _APART if not re.search(rf"\b{name}\b", code)}
-    unused |= {"publish", "__pycache__"}
-    files = [file for file in package.rglob("*") if file.is_file()]
+    unused.add("publish")
+    kinds = ".py", ".json", ".mplstyle", ".svg"
+    files = [file for file in package.rglob("*") if file.suffix in kinds]
     return sorted(f for f in files if not unused & {*f.relative_to(package).parts})
 
 
