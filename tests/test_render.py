@@ -73,7 +73,8 @@ def test_whatever_decides_the_pages_renders_them_anew_once(book, monkeypatch):
     is_new("a result")
     program = book.pages / "extra/programs/bare_a.py"
     assert program.read_text() == "print(6)\n"
-    for name in "CONTRIBUTING.md", "tests/test_a.py", "book/deep/a.svg", "_config.yml":
+    sources = "CONTRIBUTING.md _config.yml tests/test_a.py cdopt_tutorial/publish/a.py"
+    for name in [*sources.split(), "book/deep/a.svg"]:
         (book.root / name).parent.mkdir(exist_ok=True)
         with (book.root / name).open("a") as source:
             source.write("# New\n")

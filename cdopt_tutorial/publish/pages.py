@@ -26,9 +26,7 @@ def setup(app: Any) -> None:
     """Register all of this with Sphinx, which calls this once."""
     # What `render` read from the runs: figures, and how some of them moved, by name;
     # why chapters failed, by page; figures whose library is not installed.
-    empty: dict[str, Any] = {"figures": {}, "moved": {}, "failed": {}, "absent": []}
-    app.add_config_value("runs", empty, "env")
-    app.add_config_value("written_pages", "", "env")
+    app.add_config_value("runs", {}, "env")
     # In place of MyST-NB's, which knows one page only.
     app.add_role_to_domain("glue", "text", Quote(), override=True)
     app.connect("source-read", _replace)
@@ -60,7 +58,7 @@ class Quote(SphinxRole):
 
 def _replace(app: Any, page: str, source: list[str]) -> None:
     """Have Sphinx read a chapter as `render` wrote it, if it did."""
-    if (written := Path(app.config.written_pages, f"{page}.ipynb")).is_file():
+    if (written := Path(app.outdir).parent / f"pages/{page}.ipynb").is_file():
         source[0] = written.read_text("utf-8")
 
 

@@ -26,6 +26,7 @@ VERSION = version("cdopt-tutorial")
 _BUILDER = "from jupyter_book.cli.main import main; main()"
 # What pages are made from besides the results.
 _SOURCES = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
+_SOURCES.append("cdopt_tutorial/**/*.py")  # whose docstrings are the reference
 
 
 class RenderError(Exception):
@@ -43,7 +44,6 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
     config = read_config(project)
     sphinx = config["sphinx"]["config"]
     sphinx["runs"] = _read_runs(project, device, short)
-    sphinx["written_pages"] = str(project.pages)
     sphinx["html_extra_path"] = [str(project.pages / "extra")]
     sources = {file for each in _SOURCES for file in project.root.glob(each)}
     sources |= {*project.pages.rglob("*")}
