@@ -147,7 +147,7 @@ def test_search_shows_what_it_finds(page, root):
 # What readers ask, in their words, and where the answer is; messages are pasted.
 ASKED = {
     "book/setup": "how to install; install on windows; requirements; uninstall; "
-    "how do I run a chapter; does it work on a mac; open the notebooks",
+    "how do I run a chapter; does it work on a mac; open the notebooks; conda",
     "book/gpu": "install gpu; run on gpu; cuda; nccl",
     "book/programs": "license; download the code",
     "book/browser": "colab",
@@ -164,7 +164,8 @@ ASKED = {
     "modified by; TimeoutError: The client socket has timed out after 900s while "
     "trying to connect to (10.; RuntimeError: The server socket has failed to listen "
     "on any local network address. port:",
-    "book/moves": "new version of pytorch",
+    "book/moves": "new version of pytorch; change parameters",
+    "book/api": "api reference",
     "notebooks/02": "parameter server",
     "notebooks/03": "copying memory; orthogonal weights",
     "notebooks/05": "ddp",

@@ -2,9 +2,10 @@
 
 // What readers ask for in words that the pages that answer do not use, or not often.
 const KEYWORDS = {
-  "book/index": "cite citation report bug issue contact how long time",
+  "book/index": "cite citation report bug issue contact long time own data corpus prerequisites",
   "book/setup": "install installation uninstall remove requirements python pip windows wsl"
-    + " mac macos linux docker start open run chapter notebook jupyter update",
+    + " mac macos linux docker conda proxy offline cpu prerequisites start open run chapter"
+    + " notebook jupyter update",
   "book/programs": "license licence copyright download code source",
   "book/gpu": "install cuda gpu gpus nvidia nccl run device memory oom",
   "book/browser": "colab binder online kaggle",
@@ -13,13 +14,14 @@ const KEYWORDS = {
   "book/layers": "own my model layer supported",
   "book/rpc": "alternatives deprecated replacement",
   "book/results": "benchmark results speed faster",
-  "book/moves": "update upgrade version pytorch release",
-  "book/hosts": "multiple machines nodes cluster firewall port interface",
+  "book/moves": "update upgrade version pytorch release change parameter",
+  "book/hosts": "multiple machines nodes cluster cloud aws firewall port interface",
   "book/jobs": "slurm kubernetes cluster",
   "book/network": "security reach workers firewall port private token attack",
   "book/errors": "error failed crash hang stuck timeout deadlock debug memory killed bug",
   "book/messages": "error address use connection refused timeout hang deadlock memory",
   "book/glossary": "definition meaning term",
+  "book/api": "api reference function class method",
   "book/contributing": "contribute add chapter",
   "notebooks/03_constraint_dissolving": "copying memory orthogonal",
   "notebooks/06_shards": "tensor parallel sharded",
@@ -67,7 +69,7 @@ const rankPages = (words) => {
       scores.set(file, (scores.get(file) ?? 0) + weight * rarity));
     whole += rarity;
   }
-  const scale = (file) => /^(book.api|_modules)/.test(docnames[file]) ? 5 : 10;
+  const scale = (file) => /^(book.api.|_modules)/.test(docnames[file]) ? 5 : 10;
   return [...scores].filter(([, score]) => score >= whole / 2).map(([file, score]) =>
     [docnames[file], titles[file], "", null, scale(file) * score, filenames[file]]);
 };

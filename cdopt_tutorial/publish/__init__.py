@@ -1,1 +1,1 @@
-"""From runs to pages; nothing here knows the systems that the pages show."""
+"""From runs to pages; of the systems that these show, only folders are known."""
