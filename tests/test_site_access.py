@@ -28,10 +28,15 @@ FOCUS = """() => {
         const {outline, boxShadow, border, backgroundColor} = getComputedStyle(e);
         return [outline, boxShadow, border, backgroundColor].join();
     };
-    const focused = look();
-    e.blur();
-    const framed = look() !== focused || e.matches('video');  // a browser frames these
-    e.focus({preventScroll: true});
+    const changes = () => {
+        const focused = look();
+        e.blur();
+        const changed = look() !== focused;
+        e.focus({preventScroll: true});
+        return changed;
+    };
+    // A browser frames the controls of a video, and would begin with the first again.
+    const framed = e.matches('video') || changes();
     const inside = box.bottom > 0 && box.top < innerHeight
         && box.right > 0 && box.left < innerWidth;
     const drawn = getComputedStyle(e).opacity > 0;
@@ -42,11 +47,12 @@ FOCUS = """() => {
 def test_tab_reaches_what_a_chapter_offers_and_is_seen(page, server, project):
     open_page(page, f"{server}/{FIRST}")
     page.wait_for_function("MathJax.startup.promise.then(() => true)")
-    stops = []
-    for _ in range(400):
+    stops: list[str] = []
+    while len(stops) < 2 or stops[-1] != stops[0]:  # the way round
+        assert len(stops) < 2000
         page.keyboard.press("Tab")
         stop, seen = page.evaluate(FOCUS)
-        assert seen, stop
+        assert seen or stop.startswith("<body"), stop
         stops.append(stop)
     assert "#main-content" in stops[0]
     wanted = ["search-button-field", "theme-switch-button", "copybtn", "toggle-button"]
