@@ -53,7 +53,7 @@ if not own_network.is_allowed():
 
 
 # The longest first, or one would run alone at the end, on one core of two.
-FIRST = ["book", "hands", "sharded_training", "shards", "sharded_maps", "bare"]
+FIRST = ["book", "hands", "sharded_training", "shards", "sharded_maps"]
 
 
 def pytest_collection_modifyitems(items):

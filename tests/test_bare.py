@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hosts import kill
+from hosts import kill, tree
 from running import wait_for_end
 from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
@@ -117,56 +117,35 @@ for name in sys.argv[1:]:
 """
 
 
-class Runs:
-    """Short runs, one after another, in an empty folder, and what they did."""
-
-    def __init__(self, folder):
-        self.folder, self.seen, self.listening = folder, set(), set()
-        for name, more in SHORT.items():
-            (folder / f"{name}.py").write_text(program(name, more))
-        (folder / "tmp").mkdir()
-        env = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
-        # The programs set two of these too late for workers that are forked.
-        env |= {"PYTORCH_JIT": "0", "PYTHONWARNINGS": "ignore:You are using a Backend"}
-        env["TMPDIR"] = str(folder / "tmp")
-        command = [sys.executable, "-c", RUNNER, *SHORT]
-        options = {"cwd": folder, "env": env, "text": True, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, **options) as process:
-            while process.poll() is None:
-                self.look(psutil.Process(process.pid))
-                time.sleep(0.3)
-            self.codes = process.stdout.read().split()[1::2]
-
-    def look(self, process):
-        with suppress(psutil.Error):  # it has just ended
-            self.seen.add(process)
-            for each in process.children(recursive=True):
-                self.seen.add(each)
-                found = each.net_connections(kind="inet")
-                self.listening |= {c.laddr.ip for c in found if c.status == "LISTEN"}
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("bare"))
-
-
-@pytest.mark.xdist_group("bare")
-class TestByItself:
-    def test_ends_without_a_complaint(self, done):
-        assert done.codes == ["0"] * len(SHORT)
-        assert [(done.folder / f"{name}.err").read_text() for name in SHORT] == [""] * 6
-
-    def test_listens_on_loopback_only(self, done):
-        assert done.listening == {"127.0.0.1"}
-
-    def test_leaves_nothing_behind(self, done):
-        wait_for_end(list(done.seen))
-        # Torch's own cache, which is made with the first optimizer.
-        left = [path.name for path in done.folder.glob("tmp/*")]
-        assert all(name.startswith("torchinductor_") for name in left), left
-        files = {f"{name}.{kind}" for name in SHORT for kind in ("py", "err")}
-        assert {path.name for path in done.folder.iterdir()} == files | {"tmp"}
+def test_short_runs_say_nothing_listen_on_loopback_and_leave_nothing(tmp_path):
+    for name, more in SHORT.items():
+        (tmp_path / f"{name}.py").write_text(program(name, more))
+    (tmp_path / "tmp").mkdir()
+    env = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+    # The programs set two of these too late for workers that are forked.
+    env |= {"PYTORCH_JIT": "0", "PYTHONWARNINGS": "ignore:You are using a Backend"}
+    env["TMPDIR"] = str(tmp_path / "tmp")
+    command = [sys.executable, "-c", RUNNER, *SHORT]
+    options = {"cwd": tmp_path, "env": env, "text": True, "stdout": subprocess.PIPE}
+    seen, listening = set(), set()
+    with subprocess.Popen(command, **options) as running:
+        while running.poll() is None:
+            for process in tree([running]):
+                seen.add(process)
+                with suppress(psutil.Error):  # it has just ended
+                    ends = process.net_connections(kind="inet")
+                    listening |= {c.laddr.ip for c in ends if c.status == "LISTEN"}
+            time.sleep(0.3)
+        codes = running.stdout.read().split()[1::2]
+    said = {name: (tmp_path / f"{name}.err").read_text() for name in SHORT}
+    assert (codes, said) == (["0"] * len(SHORT), dict.fromkeys(SHORT, ""))
+    assert listening == {"127.0.0.1"}
+    wait_for_end(seen)
+    # Torch's own cache, which is made with the first optimizer.
+    left = [path.name for path in tmp_path.glob("tmp/*")]
+    assert all(name.startswith("torchinductor_") for name in left), left
+    files = {f"{name}.{kind}" for name in SHORT for kind in ("py", "err")}
+    assert {path.name for path in tmp_path.iterdir()} == files | {"tmp"}
 
 
 @pytest.fixture

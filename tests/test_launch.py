@@ -141,17 +141,16 @@ class TestResults:
         assert launch(system, on_report=on_report) == {"a": None, "b": None}
         assert inner == [{"c": 3}]
 
-    def test_a_worker_starts_processes_and_runs_as_any_process_does(self):
-        both = launch({"a": Role(roles.load), "b": Role(roles.launch_inside)})
-        assert both["a"] == 28
-        assert not Path(both["b"]).exists()
-
-    def test_a_run_may_take_for_ever_and_no_number_turns_into_another(self):
+    @pytest.mark.parametrize("rpc_timeout", [0, LONGEST])
+    def test_a_run_may_take_for_ever_and_its_workers_do_what_any_process_does(
+        self, rpc_timeout
+    ):
+        system = {"a": Role(roles.load), "b": Role(roles.launch_inside)}
+        system |= {"c": calling("a", abs, -1)}  # a number may turn into another
         endless = {"deadline": math.inf, "join_deadline": 1e12}
-        for rpc_timeout in 0, LONGEST:
-            found = launch({"a": calling("b", abs, -1), "b": SERVE},
-                           rpc_timeout=rpc_timeout, **endless)  # fmt: skip
-            assert found["a"] == 1
+        found = launch(system, rpc_timeout=rpc_timeout, **endless)
+        assert (found["a"], found["c"]) == (28, 1)
+        assert not Path(found["b"]).exists()
 
 
 #: What is refused: a part of what is said, the roles, and an option.
@@ -366,54 +365,50 @@ def test_workers_listen_on_loopback_only(tmp_path):
     assert {ip for each in listening for ip, _ in each} <= {"127.0.0.1", "::1"}
 
 
-class TestProcess:
-    """What launches a run, and what that must not depend on."""
-
-    #: Code that goes before a run.
-    ODD = {
-        "no children reported": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-        "a folder of its own": "os.chdir(os.environ['TMPDIR']); import own_module",
-        "at exit": "run, now = lambda: atexit.register(now), run",
-        "forked": "run, now = lambda: in_child(os.fork(), now), run; run()",
-        "threads": "run, now = lambda: [*Threads(4).map(now, range(8))], run",
-    }
-    SCRIPT = """
+# What launches: where a supervisor ignores its children; in threads; in a child, after
+# its parent has; in a folder to which it has moved; as it ends.
+ODDLY = """
 import atexit, os, signal, sys
-from concurrent.futures import ThreadPoolExecutor as Threads
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from cdopt_tutorial.run import Role, launch, serve
 from running import preload_little
 preload_little()
 
-def run(*_):
-    own = sys.modules.get("own_module")
-    roles = {{"a": Role(own.answer if own else abs, (-7,)), "b": Role(serve)}}
-    assert launch(roles) == {{"a": 7, "b": None}}
-    print("good", flush=True)
+def run(function=abs):
+    found = launch({"a": Role(function, (-7,)), "b": Role(serve)})
+    print("good" if found == {"a": 7, "b": None} else found, flush=True)
 
-def in_child(pid, do):
-    if pid:
-        assert os.waitpid(pid, 0)[1] == 0
-    do()
-
-{odd}
-run()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+with ThreadPoolExecutor(4) as threads:
+    [*threads.map(run, 5 * [abs])]
+if os.fork() == 0:
+    run()
+    sys.exit()
+with suppress(ChildProcessError):
+    os.wait()
+os.chdir(os.environ["TMPDIR"])
+import own_module
+run(own_module.answer)
+atexit.register(run)
 """
 
-    @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-    def test_launches_whatever_it_is(self, odd, tmp_path):
-        (place := tmp_path / "a#b?c%23").mkdir()
-        (place / "own_module.py").write_text("answer = lambda x: -x\n")
-        with Script(self.SCRIPT.format(odd=odd), place) as process:
-            output, errors = process.communicate(timeout=PATIENCE)
-        assert set(output.split()) == {"good"} and not errors
-        assert [each.name for each in tmp_path.iterdir()] == [place.name]
-        assert not [*place.glob("cdopt*")]
 
-    def test_launches_in_a_debugger(self, tmp_path):
-        (script := tmp_path / "script.py").write_text(
-            "from cdopt_tutorial.run import Role, launch\n"
-            "print(launch({'a': Role(lambda: 7)}))\n"
-        )
-        command = [sys.executable, "-m", "pdb", "-c", "continue", script]
-        done = subprocess.run(command, input="q\n", capture_output=True, text=True)
-        assert "{'a': 7}" in done.stdout, done.stderr
+def test_a_process_launches_whatever_it_is(tmp_path):
+    (place := tmp_path / "a#b?c%23").mkdir()
+    (place / "own_module.py").write_text("answer = lambda x: -x\n")
+    with Script(ODDLY, place) as process:
+        output, errors = process.communicate(timeout=PATIENCE)
+    assert (output.split(), errors) == (["good"] * 8, "")
+    assert [path.name for path in tmp_path.iterdir()] == [place.name]
+    assert not [*place.glob("cdopt*")]
+
+
+def test_a_process_in_a_debugger_launches(tmp_path):
+    (script := tmp_path / "script.py").write_text(
+        "from cdopt_tutorial.run import Role, launch\n"
+        "print(launch({'a': Role(lambda: 7)}))\n"
+    )
+    command = [sys.executable, "-m", "pdb", "-c", "continue", script]
+    done = subprocess.run(command, input="q\n", capture_output=True, text=True)
+    assert "{'a': 7}" in done.stdout, done.stderr

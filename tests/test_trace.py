@@ -25,7 +25,7 @@ def test_every_kind_of_call_is_there(recorded):
     both = {(call.caller, call.callee) for call in trace.calls}
     assert both == {("a", "ps"), ("b", "ps")}
     expected = ["Callee", "add", "fail", "sleep", "answer_later", *2 * ["Counter.add"]]
-    expected += ["add_later", "raise_error", "allocate_lock", "locked"]
+    expected += ["add_later", "raise_error", "allocate_lock", "locked", "getcwd"]
     for caller in CALLERS:
         methods = [call.method for call in trace.calls if call.caller == caller]
         assert methods == expected  # in this order
