@@ -10,11 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,47 +24,17 @@ TORCHRUN = sys.executable, "-m", "torch.distributed.run"
 PATIENCE = 300  # seconds for what hangs, on however busy a machine
 NET = "10.213.0"  # of the bridge; nothing leads out of it
 
-_made = count()  # by this process, maybe several at a time
-
 
 class Hosts:
     """A number of hosts, of which the first is torchrun's master."""
 
-    def __init__(self, number: int):
-        own = f"cdopt{os.getpid()}-{next(_made)}"
-        self.names = [f"{own}h{i}" for i in range(1, number + 1)]
-        self._bridge = f"{own}br"
-        self._end, self._started = ExitStack(), list[subprocess.Popen[str]]()
-
-    def __enter__(self) -> "Hosts":
-        _sweep()
-        for name in (self._bridge, *self.names):
-            ip("netns", "add", name)
-            self._end.callback(ip, "netns", "del", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", self._bridge, "link", "add", "br0", "type", "bridge")
-        ip("-n", self._bridge, "link", "set", "br0", "up")
-        for number, name in enumerate(self.names, start=1):
-            port, peer = f"port{number}", ["peer", "name", "eth0", "netns", name]
-            ip("-n", self._bridge, "link", "add", port, "type", "veth", *peer)
-            ip("-n", self._bridge, "link", "set", port, "master", "br0", "up")
-            ip("-n", name, "address", "add", f"{NET}.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-        self._end.callback(kill, self._started)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.close()
+    def __init__(self, names: list[str], bridge: str):
+        self.names, self._bridge = names, bridge
+        self.started = list[subprocess.Popen[str]]()
 
     def cut(self, number: int) -> None:
         """Take a host off the bridge: packets are lost, and nobody notices."""
         ip("-n", self._bridge, "link", "set", f"port{number}", "nomaster")
-
-    def slow(self, number: int, rate: str) -> None:
-        """Limit a host's sending from now on to a rate, such as ``2mbit``."""
-        bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
-        own = ["-n", self.names[number - 1], "qdisc", "add", "dev", "eth0", "root"]
-        subprocess.run(["tc", *own, *bucket], check=True)
 
     def start(
         self, number: int, *command: str, **options: Any
@@ -76,7 +44,7 @@ class Hosts:
         inside += ["sh", "-c", f'hostname host{number} && exec "$@"', "sh"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
         process = subprocess.Popen([*inside, *command], text=True, **options)
-        self._started.append(process)
+        self.started.append(process)
         return process
 
     def torchrun(
@@ -110,9 +78,6 @@ class Hosts:
             first = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
             first += [f"--temp-dir={folder}"]
             nodes: list[subprocess.Popen] = []
-            # A host that joins a cluster whose first host has died would wait forever.
-            late = threading.Timer(PATIENCE, kill, [nodes])
-            late.start()
             try:
                 for number in range(1, len(self.names) + 1):
                     own = first if number == 1 else [f"--address={NET}.1:{RAY_PORT}"]
@@ -121,10 +86,8 @@ class Hosts:
                     nodes.append(self.start(number, *ray, env=environment))
                     # It prints this once all of it runs.
                     assert any("--block" in line for line in nodes[-1].stdout), number
-                late.cancel()
                 yield environment
             finally:
-                late.cancel()
                 # With SIGTERM they would wait for each other.
                 kill(nodes)
 
@@ -227,7 +190,24 @@ def hosts(number: int) -> Iterator[Hosts]:
     """So many hosts; where none can be made the test is skipped, but not in CI."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         lack("root and Debian's iproute2 are needed to make hosts")
-    with Hosts(number) as made:
+    _sweep()
+    bridge = f"cdopt{os.getpid()}-bridge"
+    names = [f"cdopt{os.getpid()}-h{i}" for i in range(1, number + 1)]
+    with ExitStack() as end:
+        for name in (bridge, *names):
+            ip("netns", "add", name)
+            end.callback(ip, "netns", "del", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", bridge, "link", "add", "br0", "type", "bridge")
+        ip("-n", bridge, "link", "set", "br0", "up")
+        for i, name in enumerate(names, start=1):
+            peer = ["peer", "name", "eth0", "netns", name]
+            ip("-n", bridge, "link", "add", f"port{i}", "type", "veth", *peer)
+            ip("-n", bridge, "link", "set", f"port{i}", "master", "br0", "up")
+            ip("-n", name, "address", "add", f"{NET}.{i}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+        made = Hosts(names, bridge)
+        end.callback(kill, made.started)
         yield made
 
 

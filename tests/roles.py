@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.rpc as rpc
-from running import LONG
+from running import LONG, preload_little
 from torch.utils.data import DataLoader
 
 from cdopt_tutorial import scratch
@@ -76,16 +76,6 @@ def call(other, method, *args):
         return getattr(rref.rpc_sync(), method)(*args)
 
 
-def converse(other, calls):
-    """Calls of every kind: remote, sync, async, with a later result."""
-    rref = rpc.remote(other, Counter)
-    for _ in range(calls):
-        rref.rpc_sync().add(torch.ones(3))
-    rref.rpc_async().add(torch.ones(5)).wait()
-    rref.rpc_sync().add_later(torch.ones(2))
-    return rpc.rpc_sync(other, identify)[0]
-
-
 def leave_call(other, seconds):
     """Start a call that takes so long, and do not wait for it."""
     rpc.rpc_async(other, sleep, args=(seconds,))
@@ -99,8 +89,8 @@ def raise_error():
     raise ArithmeticError("seven times six")
 
 
-def interrupt():
-    raise KeyboardInterrupt
+def throw(error):
+    raise error
 
 
 def call_through(other, function, *args):
@@ -111,15 +101,6 @@ def call_through(other, function, *args):
 def call_there(other, method, *args):
     """Make a Counter on another worker and call one of its methods."""
     return getattr(remote(other, Counter).rpc_sync(), method)(*args)
-
-
-def wait_for(other, seconds):
-    """Call another worker, which takes so long to answer."""
-    call_through(other, time.sleep, seconds)
-
-
-def lose_peer():
-    raise RuntimeError("Connection closed by peer")  # as gloo says it
 
 
 def raise_later():
@@ -202,19 +183,11 @@ class Unreadable:
         return int, ("no number",)
 
 
-def report_unreadable():
-    report(Unreadable())
-
-
 class Silent(Exception):
     """An error whose text can't be made."""
 
     def __str__(self):
         raise ArithmeticError
-
-
-def raise_silent():
-    raise Silent
 
 
 class SlowToArrive:
@@ -252,14 +225,8 @@ def write_in_every_way():
     assert sys.stdout.writable() and sys.stdout.encoding.lower() == "utf-8"
 
 
-def launch_inside():
-    launch({"c": Role(abs, (-3,)), "d": Role(serve)})
-    return scratch.folder()
-
-
-def state():
-    return os.environ.get("OF_A_TEST"), os.sched_getaffinity(0), os.getcwd()
-
-
-def end_by(number):
-    os.kill(os.getpid(), number)
+def launch_inside(rpc_timeout):
+    preload_little()
+    asking = Role(rpc.rpc_sync, ("e", abs, (-3,)))
+    found = launch({"d": asking, "e": Role(serve)}, rpc_timeout=rpc_timeout)
+    return found, scratch.folder()

@@ -285,7 +285,8 @@ def caught(calls):
 
 def catch(owner):
     """What a caller gets of what is raised: at once, and by a future."""
-    ref, methods = remote(owner, Raiser), "own local leave unreadable fail_later lock".split()
+    ref = remote(owner, Raiser)
+    methods = "own local leave unreadable fail_later lock".split()
     at_once = [getattr(ref.rpc_sync(), method) for method in methods]
     later = [lambda m=m: getattr(ref.rpc_async(), m)().wait() for m in methods]
     return caught(at_once), caught(later)

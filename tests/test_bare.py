@@ -90,11 +90,11 @@ def test_one_for_another_library_fits_the_page_that_installs_it(path):
 
 # What makes a run short, after the definitions; chapter 7 runs and checks its own two.
 SHORT = {
-    "bare_reinforce": "GOAL = 15",
-    "bare_ahead": "GOAL = 20",
+    "bare_reinforce": "GOAL = 5",
+    "bare_ahead": "GOAL = 5",
     "bare_rnn": "WIDTH, all_tokens = 32, read_tokens\ntorch.manual_seed(1)\n"
-    "def read_tokens(): return all_tokens()[:35_100]",
-    "bare_hybrid": "EPOCHS = 2",
+    "def read_tokens(): return all_tokens()[:3_600]",
+    "bare_hybrid": "EPOCHS = 1",
     "bare_shards": "STEPS = 2",
     "bare_fsdp": "STEPS = 2",
 }

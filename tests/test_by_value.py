@@ -152,7 +152,9 @@ SCRIPT = """
 import torch
 import torch.distributed.rpc as rpc
 from cdopt_tutorial.run import Role, launch, serve, share
+from running import preload_little
 
+preload_little()
 print("runs as", __name__)
 
 class Sum:
@@ -174,15 +176,17 @@ print(launch({"a": Role(int)}), share(lambda number: 2 * number, [(1,), (2,)]))
 
 
 @pytest.mark.usefixtures("scratch")
-@pytest.mark.parametrize("how", ["script.py", "-m script"])
+@pytest.mark.parametrize("how", ["-m script", "-m pdb -c continue script.py"])
 def test_a_script_without_a_guard_runs_once_whatever_it_launches(how, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, *how.split()]
     pipes = {"capture_output": True, "text": True, "timeout": PATIENCE}
-    done = subprocess.run(command, cwd=tmp_path, env=env, **pipes)
+    done = subprocess.run(command, cwd=tmp_path, env=env, input="q\n", **pipes)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["runs as __main__", "True 5", "{'a': 0} [2, 4]"]
+    said = ["runs as __main__", "True 5", "{'a': 0} [2, 4]"]
+    assert done.stdout.splitlines()[:3] == said
+    assert "runs" not in "".join(done.stdout.splitlines()[3:])
 
 
 def test_a_function_inside_a_function_keeps_what_it_closes_over():

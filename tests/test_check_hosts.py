@@ -14,85 +14,63 @@ from hosts import NET, PATIENCE, PORT, TORCHRUN, hosts
 from test_bare import fits_a_page, imported
 from torch.distributed import TCPStore
 
-PROGRAM = Path(__file__).parents[1] / "book" / "jobs" / "check_hosts.py"
+PROGRAM = str(Path(__file__).parents[1] / "book" / "jobs" / "check_hosts.py")
 RIGHT = r"a call of rank {} takes [\d.]+ ms, an all-reduce is right"
-LOOPBACK = f"{socket.gethostname()}, 127.0.0.1, listening on lo"
-PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 # Has Python say, where it finds this as it begins, that it is of another version.
 OTHER = "import platform\nplatform.python_version = lambda: '3.10.0'\n"
 
 
-def command(rank, master, port, seconds=PATIENCE):
-    """Torchrun on one of two hosts; the program has so many seconds."""
-    options = ["--nnodes", "2", "--node-rank", f"{rank}", "--nproc-per-node", "1"]
-    options += ["--master-addr", master, "--master-port", f"{port}"]
-    options += ["--rdzv-conf", f"timeout={PATIENCE}"]
-    return [*TORCHRUN, *options, str(PROGRAM), "--timeout", f"{seconds}"]
-
-
-def ends(runs):
-    """Each run's exit code, and what the program itself printed, torch apart."""
-    said = [run.communicate(timeout=2 * PATIENCE)[0] for run in runs]
-    own = [
-        re.findall(r"^(?:rank \d is|a call|\S+, [\d.]+, ).*$", s, re.M) for s in said
-    ]
-    return [(run.returncode, lines) for run, lines in zip(runs, own, strict=True)]
+def ends(run):
+    """A run's exit code, and what the program itself printed, torch apart."""
+    said, _ = run.communicate(timeout=2 * PATIENCE)
+    own = r"^(?:rank \d is|a call|\S+, [\d.]+, ).*$"
+    return run.returncode, re.findall(own, said, re.MULTILINE)
 
 
 def test_it_fits_a_page_and_needs_torch_only():
-    text = PROGRAM.read_text()
+    text = Path(PROGRAM).read_text()
     assert fits_a_page(text) and imported(text) == {"torch"}
-
-
-@pytest.mark.engines
-@pytest.mark.parametrize("other", ["", OTHER], ids=["one version", "two versions"])
-def test_two_torchruns_on_loopback_name_versions_that_differ(other, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(other)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    runs = []
-    for rank, more in enumerate([{}, {"PYTHONPATH": str(tmp_path)}]):
-        args = command(rank, "127.0.0.1", port)
-        runs.append(subprocess.Popen(args, env=os.environ | more, **PIPES))
-    pythons = [platform.python_version()] * 2
-    if other:
-        pythons[1] = "3.10.0"
-    versions = [f"Python {python}, torch {torch.__version__}" for python in pythons]
-    for rank, (code, (*lines, last)) in enumerate(ends(runs)):
-        assert code == 0
-        assert re.fullmatch(RIGHT.format(1 - rank), last)
-        names = [f"rank {i} is {LOOPBACK}: {has}" for i, has in enumerate(versions)]
-        if other:
-            names[1 - rank] += f", but {LOOPBACK} has {versions[rank]}"
-        assert lines == names
 
 
 def test_a_process_that_stays_alone_says_who_has_not_come():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}", "RANK": "0"}
     alone |= {"WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    args = [sys.executable, PROGRAM, "--timeout", "10"]
-    run = subprocess.Popen(args, env=os.environ | alone, **PIPES)
-    ((code, lines),) = ends([run])
-    assert code == 1
-    assert lines[-1] == f"{LOOPBACK}: no sign of rank 1 within 10 s"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, PROGRAM, "--timeout", "4"]
+    code, lines = ends(subprocess.Popen(command, env=os.environ | alone, **pipes))
+    here = f"{socket.gethostname()}, 127.0.0.1, listening on lo"
+    assert (code, lines[-1]) == (1, f"{here}: no sign of rank 1 within 4 s")
 
 
 @pytest.mark.engines
 @pytest.mark.parametrize("device", ["eth0", "lo"])
-def test_two_hosts_reach_each_other_by_the_device_between_them_only(device):
-    variables = dict.fromkeys(["TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], device)
+def test_two_hosts_reach_each_other_by_the_device_between_them_only(device, tmp_path):
+    """If they do, they name their versions, which differ."""
+    (tmp_path / "sitecustomize.py").write_text(OTHER)
+    more = dict.fromkeys(["TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], device)
+    command = [*TORCHRUN, "--nnodes=2", f"--master-addr={NET}.1", "--master-port"]
+    command += [str(PORT), f"--rdzv-conf=timeout={PATIENCE}"]
     seconds = PATIENCE if device == "eth0" else 20  # one of them waits in vain
     with hosts(2) as two:
         runs = []
-        for rank, more in enumerate([variables, {}]):
-            args = command(rank, f"{NET}.1", PORT, seconds)
-            runs.append(two.start(rank + 1, *args, env=os.environ | more))
-        (here, first), (there, second) = ends(runs)
-    assert here == there == (device == "lo")
+        for rank, variables in enumerate([more, {"PYTHONPATH": str(tmp_path)}]):
+            own = [f"--node-rank={rank}", PROGRAM, f"--timeout={seconds}"]
+            env = os.environ | variables
+            runs.append(two.start(rank + 1, *command, *own, env=env))
+        codes, lines = zip(*map(ends, runs), strict=True)
+    names = [f"host{i}, {NET}.{i}, listening on {device}" for i in (1, 2)]
     if device == "lo":
-        own = f"host1, {NET}.1, listening on lo: "
-        assert re.fullmatch(rf"{own}no .* rank 1 within 20 s", first[-1])
-    else:
-        for lines, other in (first, 1), (second, 0):
-            assert re.fullmatch(RIGHT.format(other), lines[-1])
+        assert codes == (1, 1)
+        assert re.fullmatch(rf"{names[0]}: no .* rank 1 within 20 s", lines[0][-1])
+        return
+    assert codes == (0, 0)
+    versions = [
+        f"Python {python}, torch {torch.__version__}"
+        for python in (platform.python_version(), "3.10.0")
+    ]
+    for rank, (*said, last) in enumerate(lines):
+        expected = [f"rank {i} is {names[i]}: {versions[i]}" for i in range(2)]
+        expected[1 - rank] += f", but {names[rank]} has {versions[rank]}"
+        assert said == expected
+        assert re.fullmatch(RIGHT.format(1 - rank), last)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -34,36 +35,34 @@ def listeners_below(talk):
     return ports, sorted(name for _, names in found for name in names)
 
 
-@pytest.fixture
-def mark(tmp_path):
+@pytest.fixture(scope="module")
+def mark():
     """A folder in which any user may leave a mark."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    folder = tmp_path / "mark"
-    folder.mkdir()
-    folder.chmod(0o777)
-    return folder
+    with TemporaryDirectory() as folder:  # pytest's own is closed
+        os.chmod(folder, 0o777)
+        yield Path(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def intruder(mark):
     if os.geteuid() != 0 or not own_network.is_allowed():
         lack("only root can become another user, where there are namespaces")
-    with Talk("attack.py", mark) as found:
-        yield found
+    with Talk("attack.py", mark) as intruder:
+        yield intruder
 
 
 def attacked(victim, intruder, polling):
-    """Where the run listens, and which ports were reached."""
+    """Where the run listens: ports and names; and which of them were reached."""
     victim.tell(polling)
     assert victim.hear() == "under way"
-    listeners = listeners_below(victim)
-    intruder.tell(listeners)
+    ports, names = listeners_below(victim)
+    intruder.tell((ports, names))
     reached = intruder.hear()
     victim.tell("go on")
-    return *listeners, reached
+    return ports, names, reached
 
 
+@pytest.mark.xdist_group("network")
 def test_nobody_else_reaches_a_run(intruder, mark, tmp_path):
     with Talk("victim.py", tmp_path) as victim:
         for polling in False, True:
@@ -77,6 +76,7 @@ def test_nobody_else_reaches_a_run(intruder, mark, tmp_path):
         assert victim.stderr.read() == ""
 
 
+@pytest.mark.xdist_group("network")
 def test_in_the_machines_network_anybody_is_root(intruder, mark, tmp_path):
     """The control: without a network of its own, the same attack succeeds."""
     with Talk("victim.py", tmp_path, **{VARIABLE: "host"}) as victim:

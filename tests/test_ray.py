@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from functools import partial
 from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
@@ -116,11 +117,12 @@ class TestWorkers:
         "role, said",
         [
             (Role(roles.raise_error), "a raised ArithmeticError"),
-            (Role(roles.interrupt), "a raised KeyboardInterrupt"),
+            (Role(roles.throw, (KeyboardInterrupt(),)), "a raised KeyboardInterrupt"),
             (Role(roles.send_self, ("SIGKILL",)), "a died"),
             (Role(roles.call_there, ("b", "fail", "KeyError")),
              "b raised KeyError in a call that a made"),
-            (Role(roles.wait_for, ("b", LONG)), "b did not answer a call that a made"),
+            (Role(roles.call_through, ("b", time.sleep, LONG)),
+             "b did not answer a call that a made"),
         ],
         ids=["raises", "is interrupted", "is killed", "is told of an error", "waits"],
     )  # fmt: skip
@@ -147,6 +149,7 @@ def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("limited")
 def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
     file = tmp_path / "found.json"
     smoke = ("--smoke", "--against-local", "--manifold", "stiefel", "--json", file)

@@ -8,11 +8,8 @@ from importlib.util import find_spec
 import pytest
 import roles
 import seam_roles
-import torch
-import torch.distributed.rpc as rpc
 from hosts import PATIENCE
 from locks import Second
-from running import end_server
 
 from cdopt_tutorial.calls import alone, gradients, reference, references, remote
 from cdopt_tutorial.calls.references import Ref
@@ -54,6 +51,7 @@ def found(way):
     return [results[f"a{at}"] for at in INPUTS]
 
 
+@pytest.mark.xdist_group("seam")
 class TestWorkers:
     def test_gradients_of_every_step_are_those_of_one_process(self, found):
         """With calls within calls, results that the loss does not use, and no_grad."""
@@ -155,14 +153,6 @@ class TestRef:
         assert ref.rpc_async().add_later(1).wait() == 2
         with pytest.raises(KeyError, match="no such thing"):
             ref.rpc_async().fail("KeyError").wait()
-
-
-def test_calls_are_answered_with_one_thread_each(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    end_server()  # the next one starts without it
-    asking = rpc.rpc_sync, ("server", roles.threads_of_a_product)
-    results = launch({"asking": Role(*asking), "server": Role(serve)})
-    assert results["asking"] == 0
 
 
 class TestRendezvous:

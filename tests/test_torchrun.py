@@ -22,21 +22,19 @@ pytestmark = pytest.mark.engines
 SMOKE = ("--smoke", "--against-local")
 ON_SERVER = ("--manifold", "stiefel", "--where", "server")
 NARROW = ("--embedding", "16", "--hidden", "16")
-#: Arguments, the number of workers on each host, and the rate of the last host's link.
+#: Arguments, and the number of workers on each host.
 RUNS = {
-    "reinforce": (("reinforce", "--max-episodes", "40"), [2, 1], None),
-    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2], None),
-    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1], "2mbit"),
-    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1], None),
+    "reinforce": (("reinforce", "--max-episodes", "40"), [2, 1]),
+    "rnn": (("rnn", *SMOKE, *ON_SERVER, *NARROW, "--num-trainers", "2"), [1, 2]),
+    "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
+    "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1]),
 }
 
 
-@pytest.mark.parametrize(("arguments", "workers", "rate"), RUNS.values(), ids=RUNS)
-def test_trains_as_one_process(arguments, workers, rate, tmp_path):
+@pytest.mark.parametrize(("arguments", "workers"), RUNS.values(), ids=RUNS)
+def test_trains_as_one_process(arguments, workers, tmp_path):
     file = tmp_path / "found.json"
     with hosts(len(workers)) as made:
-        if rate is not None:
-            made.slow(len(workers), rate)
         ends = made.torchrun(workers, *arguments, "--json", str(file)).end()
     found = json.loads(file.read_text())
     if arguments[0] == "reinforce":
