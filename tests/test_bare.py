@@ -94,7 +94,7 @@ SHORT = {
     "bare_ahead": "GOAL = 5",
     "bare_rnn": "WIDTH, all_tokens = 32, read_tokens\ntorch.manual_seed(1)\n"
     "def read_tokens(): return all_tokens()[:3_600]",
-    "bare_hybrid": "EPOCHS = 1",
+    "bare_hybrid": "TRAINED, EPOCHS = 320, 1",
     "bare_shards": "STEPS = 2",
     "bare_fsdp": "STEPS = 2",
 }

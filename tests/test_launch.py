@@ -1,6 +1,5 @@
 """The launcher: what comes back, what is refused, and what a failure looks like."""
 
-import importlib.util
 import math
 import os
 import pickle
@@ -22,7 +21,7 @@ from hosts import PATIENCE, wait_until
 from running import LONG, Script, end_server, listeners, wait_for_end
 
 from cdopt_tutorial import scratch, torchrun
-from cdopt_tutorial.run import Role, WorkerError, forking, group, launch, report, serve
+from cdopt_tutorial.run import Role, WorkerError, group, launch, report, serve
 from cdopt_tutorial.run.launch import LONGEST
 from cdopt_tutorial.run.worker import LOOPBACK
 
@@ -130,21 +129,6 @@ class TestResults:
             finally:
                 os.sched_setaffinity(0, cpus)
 
-    def test_a_run_under_way_goes_on_while_another_has_other_cpus(self, tmp_path):
-        """Where another thread launches it."""
-        cpus, inner = os.sched_getaffinity(0), []
-
-        def on_report(*_):
-            os.sched_setaffinity(0, {min(cpus)})
-            try:
-                inner.append(launch({"c": Role(abs, (-3,))}))
-            finally:
-                os.sched_setaffinity(0, cpus)
-
-        system = {"a": Role(roles.report_all, ([1],)), "b": SERVE}
-        assert launch(system, on_report=on_report) == {"a": None, "b": None}
-        assert inner == [{"c": 3}]
-
     def test_a_worker_does_what_any_process_does_and_may_take_for_ever(self):
         """And no number turns into another."""
         system = {"a": Role(roles.load), "b": Role(roles.launch_inside, (LONGEST,))}
@@ -178,18 +162,6 @@ class TestRefusal:
     def test_of_bad_input(self, said, system, options):
         with pytest.raises(ValueError, match=said):
             launch(system, **options)
-
-    def test_of_a_module_that_only_this_process_has(self, tmp_path):
-        (tmp_path / "plugin.py").write_text("def f(): pass\n")
-        spec = importlib.util.spec_from_file_location("plugin", tmp_path / "plugin.py")
-        module = sys.modules["plugin"] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-            refused = "a: f is defined in module plugin, where a worker process can't"
-            with pytest.raises(ValueError, match=refused):
-                launch({"a": Role(module.f), "b": SERVE})
-        finally:
-            del sys.modules["plugin"]
 
     def test_of_a_folder_that_is_gone(self, tmp_path, monkeypatch):
         (folder := tmp_path / "gone").mkdir()
@@ -271,15 +243,6 @@ class TestFailure:
             errors = threads.map(lambda late: failure(late[2], **late[3]), LATE)
         for error, (headline, more, *_) in zip(errors, LATE, strict=True):
             assert error.headline == headline and more in error.details
-
-    def test_one_that_is_killed_as_it_starts_is_named(self, monkeypatch):
-        def start(process):  # as multiprocessing's does if the worker is gone
-            raise EOFError
-
-        monkeypatch.setattr(forking.Process, "start", start)
-        error = failure({"agent": SERVE})
-        said = "could not be started: what starts workers ended, see stderr"
-        assert error.headline == f"agent {said}"
 
     def test_a_worker_that_is_stopped_as_it_starts(self):
         # It would read its role for long.
