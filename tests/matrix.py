@@ -100,25 +100,23 @@ def flags() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Try all combinations; print a table, and to stderr what is under way."""
-    args, tried = flags().parse_args(), []
-    choices = product(args.cpu or paths()[-1:], args.threads or [0])
-    machines = [Machine(*each) for each in choices]
-    for versions in product(
-        args.python or [""], args.torch or [""], args.cdopt or [""]
-    ):
+    args, tried = flags().parse_args(), list[Outcome]()
+    machines = product(args.cpu or paths()[-1:], args.threads or [0])
+    machines = [Machine(*machine) for machine in machines]
+    versions = [args.python or [""], args.torch or [""], args.cdopt or [""]]
+    for chosen in product(*versions):
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            place = Place(Path(folder), versions, args)
-            for machine in machines:
-                tried.append(place.try_out(machine))
+            place = Place(Path(folder), chosen, args)
+            tried += [place.try_out(machine) for machine in machines]
     print("| versions and machine | chapters | tests | minutes |")
     print("| --- | --- | --- | --- |")
-    for each in tried:
-        print(f"| {each.name} | {each.chapters} | {each.tests} | {each.minutes:.0f} |")
-    for each in tried:
-        for line in [*each.failures, *each.moved]:
-            print(f"- {each.name}: `{line.replace('`', chr(39))}`")
-    failed, moved = (any(getattr(e, n) for e in tried) for n in ("failures", "moved"))
-    return 1 if failed else 3 * moved
+    for done in tried:
+        print(f"| {done.name} | {done.chapters} | {done.tests} | {done.minutes:.0f} |")
+    for done in tried:
+        for line in [*done.failures, *done.moved]:
+            print(f"- {done.name}: `{line.replace('`', chr(39))}`")
+    failed = any(done.failures for done in tried)
+    return 1 if failed else 3 * any(done.moved for done in tried)
 
 
 @dataclass

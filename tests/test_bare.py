@@ -232,7 +232,7 @@ def test_the_agent_ahead_has_the_gradient_of_the_package(importable):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_the_rnn_comes_to_the_parameters_of_the_package(importable):
+def test_the_rnn_comes_to_the_parameters_of_the_package_in_one_process(importable):
     steps = 12
     small = "VOCAB_SIZE, WIDTH, SEQ_LEN, BATCH_SIZE = 40, 8, 7, 5"
     module = importable("bare_rnn", small)
@@ -248,15 +248,13 @@ def test_the_rnn_comes_to_the_parameters_of_the_package(importable):
     words = tuple(f"word{number}" for number in range(module.VOCAB_SIZE))
     corpus = Corpus(Vocabulary(words), tokens, tokens)
     begin = {name: bare_roles.values(w.shape) for name, w in found.items()}
-    (history,) = rnn.run(rnn.Job(config, corpus, begin=begin))
+    history = rnn.run_locally(rnn.Job(config, corpus, begin=begin))
     assert len(history.losses) == steps
     assert max_difference(found, begin) > 0.01  # they moved
     assert max_difference(found, history.weights) <= 1e-10
 
 
-def test_the_hybrid_comes_to_the_parameters_of_one_process_and_of_the_package(
-    importable,
-):
+def test_the_hybrid_comes_to_the_parameters_of_the_package_in_one_process(importable):
     module = importable("bare_hybrid", "TRAINED, EPOCHS = 320, 1")
     roles = {f"trainer{rank}": Role(serve) for rank in range(2)}
     roles |= {"master": Role(bare_roles.drive_hybrid), "ps": Role(serve)}
@@ -276,9 +274,8 @@ def test_the_hybrid_comes_to_the_parameters_of_one_process_and_of_the_package(
     bags = Bags(rows[:, 1:], rows[:, 0])
     few = bags.select(torch.arange(8))
     data = BagSplit(bags, few, few, num_tokens=module.TOKENS, num_classes=8)
-    for run in hybrid.run, hybrid.run_locally:
-        weights = run(hybrid.Job(config, data, begin)).weights
-        assert max_difference(found, weights) <= 1e-10
+    weights = hybrid.run_locally(hybrid.Job(config, data, begin)).weights
+    assert max_difference(found, weights) <= 1e-10
 
 
 # What disturbs a run on two hosts: in its second round observer 2 dies, and when all
