@@ -10,36 +10,30 @@ import roles
 import seam_roles
 from hosts import PATIENCE
 from locks import Second
+from roles import WAYS
 
-from cdopt_tutorial.calls import alone, gradients, reference, references, remote
+from cdopt_tutorial.calls import alone, reference, references, remote
 from cdopt_tutorial.calls.references import Ref
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.run import Role, launch, serve
 
 INPUTS = 1, 7  # of two callers
-#: How calls travel, and what is attached to the workers.
-WAYS = {
-    "distributed": ("rpc", None),
-    "cut": ("rpc", gradients.cut_always),
-    "Ray": ("ray", None),
-}
 RAY = [
     pytest.mark.engines,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
 
-@pytest.fixture(
-    scope="module", params=[*list(WAYS)[:2], pytest.param("Ray", marks=RAY)]
-)
+@pytest.fixture(scope="module", params=[*WAYS, pytest.param("Ray", marks=RAY)])
 def way(request):
+    """How calls travel, and gradients with them."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def found(way):
     """What two callers found, who did everything at once to the same objects."""
-    on, attach = WAYS[way]
+    on, attach = ("ray", None) if way == "Ray" else ("rpc", WAYS[way])
     system = {f"a{at}": Role(seam_roles.take_part, (at,)) for at in INPUTS}
     system |= {"b": Role(serve), "c": Role(serve), "ps": Role(serve, num_threads=3)}
     with pytest.MonkeyPatch.context() as patch:
