@@ -133,8 +133,8 @@ class TestWorkers:
 
     def test_who_never_joins_is_named(self):
         late = Role(roles.identify, (roles.SlowToArrive(LONG),))
-        with pytest.raises(WorkerError, match="^late missed the deadline of 40 s to j"):
-            launch({"a": Role(serve), "late": late}, on="ray", join_deadline=40)
+        with pytest.raises(WorkerError, match="^late missed the deadline of 80 s to j"):
+            launch({"a": Role(serve), "late": late}, on="ray", join_deadline=80)
 
 
 def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
