@@ -112,22 +112,31 @@ class TestResults:
         assert (tmp_path / "file").exists()  # so the worker was not killed
 
     def test_workers_are_as_this_process_is_now(self, monkeypatch, tmp_path):
-        """Not as it was when the fork server began."""
-        cpus = os.sched_getaffinity(0)
+        """Not as it was when the fork server began; and a run under way goes on."""
+        cpus, go, inner = os.sched_getaffinity(0), tmp_path / "go", []
 
         def state():
-            return os.environ["OF_A_TEST"], os.sched_getaffinity(0), os.getcwd()
+            return os.environ.get("OF_A_TEST"), os.sched_getaffinity(0), os.getcwd()
 
-        for number, mask in ("0", cpus), ("1", {min(cpus)}):
-            (folder := tmp_path / number).mkdir()
-            monkeypatch.chdir(folder)
-            monkeypatch.setenv("OF_A_TEST", number)
-            os.sched_setaffinity(0, mask)
+        def wait():
+            report("under way")
+            while not go.exists():
+                time.sleep(0.05)
+
+        def change(*_):
+            monkeypatch.chdir(tmp_path)
+            monkeypatch.setenv("OF_A_TEST", "changed")
+            os.sched_setaffinity(0, {min(cpus)})
             try:
-                expected = number, mask, str(folder)
-                assert launch({"a": Role(state)}) == {"a": expected}
+                inner.append(launch({"c": Role(state)}))
             finally:
                 os.sched_setaffinity(0, cpus)
+                go.touch()
+
+        before = {"a": None, "b": (None, cpus, os.getcwd())}
+        system = {"a": Role(wait), "b": Role(state)}
+        assert launch(system, on_report=change) == before
+        assert inner == [{"c": ("changed", {min(cpus)}, str(tmp_path))}]
 
     def test_a_worker_does_what_any_process_does_and_may_take_for_ever(self):
         """And no number turns into another."""
