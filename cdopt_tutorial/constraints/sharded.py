@@ -1,4 +1,4 @@
-"""Constrained weights in shards, as DTensors: each rank maps its own part."""
+"""A constrained weight under FSDP2, which each rank maps in part and then gathers."""
 
 import math
 

@@ -187,7 +187,7 @@ def constrain(model: nn.Module, config: ShardConfig) -> None:
         if config.keeps:
             start = manifold_of("stiefel", layer.weight, heads).nearest(layer.weight)
             layer.weight = nn.Parameter(start)
-        else:  # unit rows, or a unit weight, are the same in one block as in several
+        else:  # blocks are for matrices: a row, or the whole weight, has norm 1 anyway
             dissolve(layer, "weight", *on, blocks=heads if on[0] == "stiefel" else 1)
 
 
