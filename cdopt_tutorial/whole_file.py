@@ -1,6 +1,7 @@
 """Files replaced as a whole: a reader finds the old content or the new one."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -43,4 +44,4 @@ def is_stream(path: Path) -> bool:
 
 def _beside(path: Path) -> Path:
     path = path.resolve()
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

@@ -35,7 +35,8 @@ def main() -> None:
     args, book = parser.parse_args(), this_project()
     table = book.root / "notebooks/reference.toml"
     for path in args.notebooks or book.chapters():
-        result = find_result(book, read_chapter(path), "cpu")
+        known = path.resolve() in book.chapters()
+        result = find_result(book, read_chapter(path), "cpu") if known else None
         if result is None or "failed" in result.metadata:
             parser.exit(1, f"{path} has no result: run cdopt-tutorial execute\n")
         update(table, path.stem, claimed(result), origin(), anew=args.anew)

@@ -196,6 +196,7 @@ def test_an_assignment_projects_in_place_or_is_refused(case):
     for value, line in [
         (torch.cat([before, before]), "has shape .*, but what is assigned is"),
         (before * math.nan, f"^'{case.name}' of .* is not finite$"),
+        (before * 1j, f"^'{case.name}' of .* is real, but what is assigned"),
         (before / 0, f"^'{case.name}' of .* is not finite$"),
         (None, f"^'{case.name}' of .*, but what is assigned is <class"),
     ]:

@@ -39,6 +39,13 @@ def bad(number):
     return layer
 
 
+def overlapping(strides):
+    """A layer whose weight has elements that share memory."""
+    layer = linear()
+    layer.weight = nn.Parameter(torch.randn(11).as_strided((4, 8), strides))
+    return layer
+
+
 PADS = "row 0 of 'weight' of Embedding is padding: can't be 0"
 REFUSED = [
     (table(9, 4, sparse=True), {}, "Embedding has sparse=True"),
@@ -69,6 +76,8 @@ REFUSED = [
     (lambda: linear().to(torch.float8_e4m3fn), {}, "is torch.float8_e4m3fn"),
     (partial(bad, math.nan), {}, "'weight' of Linear is not finite"),
     (partial(bad, -math.inf), ROWS, "'weight' of Linear is not finite"),
+    (partial(overlapping, (1, 1)), {}, "has elements that share memory"),
+    (partial(overlapping, (1, 0)), {}, "has elements that share memory"),
     (lambda: move_(linear(**F64), 1e200), ROWS, "'weight' of Linear has no projection"),
 ]
 
@@ -87,16 +96,18 @@ class TestRefused:
 
     def test_recurrent_layers(self):
         """And none of several weights is dissolved if one can't be."""
-        rnn = nn.LSTM(5, 6, 2)
+        rnn, shared = nn.LSTM(5, 6, 2), nn.LSTM(5, 6, 2)
         nn.init.constant_(rnn.weight_hh_l1, math.nan)
+        shared.weight_hh_l1 = nn.Parameter(torch.randn(24, 1).expand(24, 6))
         for layer, line in (
             (rnn, "'weight_hh_l1' of LSTM is not finite"),
+            (shared, "'weight_hh_l1' of LSTM has elements that share memory"),
             (nn.Linear(3, 3), "Linear has no weight_hh that is still free"),
             (constraints.dissolve_recurrent(nn.RNN(5, 6)), "has no weight_hh that is"),
         ):
             with pytest.raises(ValueError, match=line):
                 constraints.dissolve_recurrent(layer)
-        assert type(rnn) is nn.LSTM
+        assert type(rnn) is type(shared) is nn.LSTM
 
     @pytest.mark.filterwarnings("ignore")  # of CDOpt's
     def test_models(self):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from books import run, write_chapter
 from IPython.core.inputtransformer2 import TransformerManager
-from nbformat.v4 import new_output
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from running import Script, wait_for_end
 
 from cdopt_tutorial.publish import execute as module
@@ -100,6 +100,19 @@ def test_a_result_follows_all_that_its_chapter_imports(project):
             assert files & {*used_files(project.package, chapter)}, name
 
 
+@pytest.mark.parametrize("name", "hybrid reinforce rnn rollouts shard".split())
+def test_a_result_follows_all_that_its_command_imports(project, name):
+    graph, module = (
+        grimp.build_graph("cdopt_tutorial"),
+        f"cdopt_tutorial.commands.{name}",
+    )
+    chapter = new_notebook(cells=[new_code_cell(f"!python -m cdopt_tutorial {name}")])
+    used = {*used_files(project.package, chapter)}
+    for imported in {module} | graph.find_upstream_modules(module):
+        file = project.root.joinpath(*imported.split("."))
+        assert used & {file.with_suffix(".py"), file / "__init__.py"}, imported
+
+
 def test_digest_follows_device_python_and_libraries(book, monkeypatch):
     chapter = read_chapter(write_chapter(book, "1"))
     seen = {digest(book, chapter, "cpu"), digest(book, chapter, "cuda")}
@@ -183,6 +196,26 @@ def test_a_failed_run_is_run_again_until_it_succeeds(book, no_kernel):
     path = write_chapter(book, "1 / 0")
     assert not any(run(book)[0].cached for _ in range(2))
     assert "failed" in find_result(book, read_chapter(path), "cpu").metadata
+
+
+def test_a_failed_run_hides_no_good_one(book, no_kernel, monkeypatch):
+    path = write_chapter(book, "import os; assert 'BUSY' not in os.environ")
+    run(book)
+    monkeypatch.setenv("BUSY", "1")
+    assert run(book, path, force=True)[0].error
+    assert run(book, path)[0].cached
+    assert "failed" not in find_result(book, read_chapter(path), "cpu").metadata
+
+
+def test_hidden_files_are_neither_chapters_nor_code(book):
+    chapter = read_chapter(write_chapter(book, "1"))
+    before = digest(book, chapter, "cpu"), book.chapters()
+    copies = book.package / ".ipynb_checkpoints"
+    copies.mkdir()
+    for file in copies / "a.py", book.root / "notebooks/._01_a.ipynb":
+        file.touch()
+    (book.package / ".#a.py").symlink_to("nowhere")
+    assert (digest(book, chapter, "cpu"), book.chapters()) == before
 
 
 TIMED_OUT = "A cell timed out while it was being executed, after 5 seconds."

@@ -189,7 +189,7 @@ def test_figures_of_a_chapter_that_failed_are_compared(book, capsys):
 def test_claimed_reads_what_show_glues(monkeypatch):
     shown = []
     monkeypatch.setattr(show, "display", lambda *a, **kw: shown.append((*a, kw)))
-    values = {"01-x": 0.5, "01-text": "gloo", "01-far": inf, "01-is": True}
+    values = {"01-x": 0.5, "01-text": "gloo", "01-far": inf}
     for name, value in values.items():
         show.glue(name, value)
     show.glue("01-n", np.int64(7))
@@ -201,3 +201,5 @@ def test_claimed_reads_what_show_glues(monkeypatch):
     assert claimed(new_notebook(cells=[cell])) == values | {"01-n": 7}
     with pytest.raises(ValueError, match="^01-odd is .* must be a number or a text"):
         show.glue("01-odd", object)
+    with pytest.raises(ValueError, match="^01-odd is True, but"):
+        show.glue("01-odd", True)

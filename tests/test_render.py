@@ -105,7 +105,14 @@ def test_builder_that_ends_badly_is_a_failure(book, monkeypatch):
 # A file of the book, and what is appended to it.
 UNREADABLE = {
     "_toc.yml": ["\t- x", "a: [", "key: 1", "- file: notebooks/01_a"],
-    "_config.yml": ["\t- x", "a: [", "titel: A book", "html: {favicn: x.svg}"],
+    "_config.yml": [
+        "\t- x",
+        "a: [",
+        "titel: A book",
+        "html: {favicn: x.svg}",
+        "sphinx: {}",
+        "sphinx:",
+    ],
 }
 
 

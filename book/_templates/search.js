@@ -55,8 +55,9 @@ const rankPages = (words) => {
     const weights = new Map();
     const note = (files, weight) => [files ?? []].flat().forEach((file) =>
       weights.set(file, Math.max(weight, weights.get(file) ?? 0)));
-    note(terms[word], 1);
-    note(titleterms[word], 3);
+    // A word may be the name of a method of every object.
+    if (Object.hasOwn(terms, word)) note(terms[word], 1);
+    if (Object.hasOwn(titleterms, word)) note(titleterms[word], 3);
     for (const page of pages) {
       const keywords = KEYWORDS[page].split(" ").map(stem);
       if (keywords.includes(word)) note(docnames.indexOf(page), 5);

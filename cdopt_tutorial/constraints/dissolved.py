@@ -109,6 +109,8 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
     given = tuple(value.shape) if isinstance(value, Tensor) else type(value)
     if given != (shape := tuple(weight.shape)):
         raise ValueError(f"{what} has shape {shape}, but what is assigned is {given}")
+    if value.is_complex():
+        raise ValueError(f"{what} is real, but what is assigned is complex")
     for other in reversed(others):
         value = other.right_inverse(value)
     rule.write(value, weight, what)

@@ -63,7 +63,7 @@ def dissolve_recurrent(
     manifolds = {}
     if isinstance(rnn, nn.RNNBase | nn.RNNCellBase):
         for name, weight in _parameters(rnn):
-            if "weight_hh" in name:
+            if name.startswith("weight_hh"):
                 gates = len(_free_weight(rnn, name)) // rnn.hidden_size
                 blocks = gates if per_gate else 1
                 manifolds[name] = manifold_of(manifold, weight, blocks)
@@ -83,6 +83,8 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
     weight = dict(_parameters(module)).get(name)
     if weight is None:
         raise ValueError(f"{kind} has no parameter {name!r} that is still free")
+    if weight.untyped_storage().nbytes() < weight.nbytes:
+        raise ValueError(f"{name!r} of {kind} has elements that share memory")
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         if module.sparse:
             raise ValueError(f"{kind} has sparse=True, but a W has a dense gradient")

@@ -36,6 +36,8 @@ def read_config(project: Project) -> dict[str, Any]:
     except (yaml.YAMLError, MalformedError, ValidationError) as error:
         why = getattr(error, "message", " ".join(str(error).split()))
         raise ValueError(f"{file} can't be read: {why}") from error
+    except (KeyError, TypeError, AttributeError) as error:  # of a key that is needed
+        raise ValueError(f"{file} can't be read: {error!r}") from error
     return config
 
 

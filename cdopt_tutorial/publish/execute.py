@@ -47,6 +47,9 @@ _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split
 # Folders that the others may not import: of systems, and of commands.
 _SYSTEMS = "dissolving hybrid parameter_server reinforce rollouts sharding".split()
 _APART = {*_SYSTEMS, "commands"}
+# What a system imports, and the systems of commands that have other names.
+_IMPLIED = {"rollouts": "reinforce", "rnn": "parameter_server", "shard": "sharding"}
+FAILED = ".failed.ipynb"  # beside a good run, if there is one
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,19 @@ def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
     A chapter that runs a command uses all commands; none uses what publishes it.
     """
     code = "\n".join(cell.source for cell in code_cells(notebook))
-    code = code.replace("-m cdopt_tutorial", "commands")
-    unused = {name for name in _APART if not re.search(rf"\b{name}\b", code)}
-    unused.add("publish")
-    kinds = ".py", ".json", ".mplstyle", ".svg"
-    files = [file for file in package.rglob("*") if file.suffix in kinds]
-    return sorted(f for f in files if not unused & {*f.relative_to(package).parts})
+    words = {*re.findall(r"\w+", re.sub(r"-m\W+cdopt_tutorial", "commands", code))}
+    words |= {_IMPLIED[word] for word in words & _IMPLIED.keys()}
+    unused = {"publish", *_APART} - words
+    # Editors leave hidden files beside the others.
+    files = [*package.rglob("[!.]*.*")]
+    parts = {file: file.relative_to(package).parts for file in files}
+    return sorted(
+        file
+        for file in files
+        if file.suffix in (".py", ".json", ".mplstyle", ".svg")
+        and not unused & {*parts[file]}
+        and ".ipynb_checkpoints" not in parts[file]
+    )
 
 
 def find_result(
@@ -113,8 +123,8 @@ def find_result(
     """
     versions = [notebook, *([shortened(notebook)] if short else [])]
     files = [_file(project, version, device) for version in versions]
-    runs = [nbformat.read(file, 4) for file in files if file.exists()]
-    return min(runs, key=lambda run: "failed" in run.metadata, default=None)
+    files += [file.with_suffix(FAILED) for file in files]
+    return next((nbformat.read(f, 4) for f in files if f.exists()), None)
 
 
 def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
@@ -148,6 +158,7 @@ def execute(
         file = _file(project, chapter, device)  # before the run, for its sources
         name = f"{project.relative(path)}"
         error, why = _run(name, chapter, variables, cell_timeout)
+        file = file.with_suffix(FAILED) if error else file
         whole_file.write(file, nbformat.writes(chapter).encode())
         if error:
             error += f"\nkept as far as it ran: {project.relative(file)}"

@@ -85,10 +85,11 @@ def _link_terms(app: Any, page: nodes.document, name: str) -> None:
     to = app.builder.get_relative_uri(name, GLOSSARY)
     left = _meanings(app.env)
     for emphasized in page.findall(nodes.emphasis):
+        if not isinstance(emphasized.parent, nodes.paragraph):
+            continue
         word = emphasized.astext()
         term = word.lower()
-        meant = left.pop(term, None) or left.pop(term.removesuffix("s"), None)
-        if meant and isinstance(emphasized.parent, nodes.paragraph):
+        if meant := left.pop(term, None) or left.pop(term.removesuffix("s"), None):
             place, meaning = map(escape, meant)
             link = f'<a class="term" href="{to}#{place}" data-meaning="{meaning}">'
             raw = nodes.raw("", f"{link}{escape(word)}</a>", format="html")

@@ -18,7 +18,7 @@ class Project:
 
     def chapters(self) -> list[Path]:
         """Return the notebooks of all chapters, in order."""
-        return sorted((self.root / "notebooks").glob("*.ipynb"))
+        return sorted((self.root / "notebooks").glob("[!.]*.ipynb"))
 
     def relative(self, path: Path) -> Path:
         """Return `path` as readers see it: relative to the project, if it is inside."""

@@ -25,7 +25,7 @@ VERSION = version("cdopt-tutorial")
 # jupyter-book has no `python -m`, and its script breaks when a venv is moved.
 _BUILDER = "from jupyter_book.cli.main import main; main()"
 # What pages are made from besides the results.
-_SOURCES = "_*.yml CONTRIBUTING.md tests/*.py notebooks/*.ipynb book/**/*".split()
+_SOURCES = "_*.yml CONTRIBUTING.md tests/*.py notebooks/[!.]* book/**/*".split()
 _SOURCES.append("cdopt_tutorial/**/*.py")  # whose docstrings are the reference
 
 

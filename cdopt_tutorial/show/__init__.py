@@ -35,7 +35,7 @@ def glue(name: str, value: object) -> None:
     Raises ValueError if the value is neither; of a numpy scalar or a tensor, the item.
     """
     value = value.item() if hasattr(value, "item") else value
-    if not isinstance(value, float | int | str):
+    if isinstance(value, bool) or not isinstance(value, float | int | str):
         raise ValueError(f"{name} is {value!r}, but must be a number or a text")
     about = {"scrapbook": {"name": name, "mime_prefix": HIDDEN}}
     display({f"{HIDDEN}text/plain": repr(value)}, metadata=about, raw=True)
