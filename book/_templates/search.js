@@ -74,6 +74,5 @@ const rankPages = (words) => {
   return [...scores].filter(([, score]) => score >= whole / 2).map(([file, score]) =>
     [docnames[file], titles[file], "", null, scale(file) * score, filenames[file]]);
 };
-document.addEventListener("DOMContentLoaded", () => {
-  if (typeof Search === "object") Search.performTermsSearch = rankPages;
-});
+// Before the page is ready, and asks for what its address has; `Search` is there already.
+if (typeof Search === "object") Search.performTermsSearch = rankPages;
