@@ -49,7 +49,8 @@ var splitQuery = (query) => {
 const rankPages = (words) => {
   const {terms, titleterms, docnames, titles, filenames} = Search._index;
   const stem = (word) => new Stemmer().stemWord(word), scores = new Map();
-  const pages = Object.keys(KEYWORDS).filter((page) => docnames.includes(page));
+  const pages = Object.entries(KEYWORDS).map(([page, keywords]) =>
+    [docnames.indexOf(page), keywords.split(" ").map(stem)]);
   let whole = 0;
   for (const word of words) {
     const weights = new Map();
@@ -58,9 +59,8 @@ const rankPages = (words) => {
     // A word may be the name of a method of every object.
     if (Object.hasOwn(terms, word)) note(terms[word], 1);
     if (Object.hasOwn(titleterms, word)) note(titleterms[word], 3);
-    for (const page of pages) {
-      const keywords = KEYWORDS[page].split(" ").map(stem);
-      if (keywords.includes(word)) note(docnames.indexOf(page), 5);
+    for (const [file, keywords] of pages) {
+      if (file >= 0 && keywords.includes(word)) note(file, 5);
     }
     if (!weights.size && word.length > 2) {  // a part of a longer word
       for (const term in terms) if (term.includes(word)) note(terms[term], 0.5);
