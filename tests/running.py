@@ -138,12 +138,12 @@ class Script(subprocess.Popen):
 
 
 class Talk(subprocess.Popen):
-    """A script of the tests, with which they exchange lines."""
+    """A script of the tests, with which they exchange lines; within another command."""
 
-    def __init__(self, script, *args, **env):
+    def __init__(self, script, *args, within=(), **env):
+        command = [*within, sys.executable, Path(__file__).with_name(script), *args]
         super().__init__(
-            [sys.executable, Path(__file__).with_name(script), *args], text=True,
-            env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            command, text=True, env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )  # fmt: skip
 
