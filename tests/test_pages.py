@@ -43,12 +43,10 @@ LOOK = """async (theme) => {
     const drawn = (e) => large(e) && e.querySelectorAll('path, text, use').length > 9;
     const set = (e) => e.querySelector('mjx-container svg')?.clientWidth > 0;
     const figures = all('figure:not([data-turn]) svg'), maths = all('.math');
-    const videos = all('video');
-    await Promise.all(videos.map((video) => video.play()));
     return {
         follows: follows(),
         wide: document.documentElement.scrollWidth - window.innerWidth,
-        unnamed: all('img, svg[role=img]:not([aria-hidden]), video')
+        unnamed: all('img, svg[role=img]:not([aria-hidden])')
             .filter((e) => !named(e)).map(start),
         nowhere: all('a[href]').filter((e) => !e.textContent.trim()).map(start),
         broken: all('img').filter((e) => !e.naturalWidth).map((e) => e.src),
@@ -56,9 +54,8 @@ LOOK = """async (theme) => {
             .map((e) => e.textContent + e.nextSibling.data.slice(0, 9)),
         unseen: [
             ...figures.filter((e) => !drawn(e)), ...maths.filter((e) => !set(e)),
-            ...videos.filter((e) => e.error || !e.videoWidth),
         ].map(start),
-        figures: figures.length, maths: maths.length, videos: videos.length,
+        figures: figures.length, maths: maths.length,
         questions: all('.guess-place').length,
         answers: all('details.guess').length,
         open: all('details.guess:not([hidden])').map(start),
@@ -170,7 +167,7 @@ def test_every_page_is_offline_quiet_and_fits(visits):
         is_chapter = at[0].startswith("notebooks/")
         assert seen["questions"] == seen["answers"] >= 2 * is_chapter, at
         assert seen["figures"] or not is_chapter, at
-    for kind in "figures", "maths", "videos":
+    for kind in "figures", "maths":
         assert any(seen[kind] for seen in visits.looks.values()), kind
 
 

@@ -3,7 +3,6 @@
 And one process against a program that shares nothing with it.
 """
 
-import os
 import re
 import threading
 import time
@@ -11,7 +10,6 @@ from dataclasses import replace
 
 import gymnasium
 import numpy as np
-import pygame
 import pytest
 import reinforce_roles
 import reinforce_twin
@@ -41,9 +39,8 @@ from cdopt_tutorial.reinforce import (
     run_locally,
     speed,
     system,
-    watch,
 )
-from cdopt_tutorial.reinforce.learner import Actor, episode_returns, policy_loss
+from cdopt_tutorial.reinforce.learner import episode_returns, policy_loss
 from cdopt_tutorial.run import Role, Trace, WorkerError, launch, serve
 
 
@@ -332,25 +329,6 @@ class TestConversations:
         together = min(len(first.rewards), len(second.rewards))
         alone = max(len(first.rewards), len(second.rewards)) - together
         assert passes == [6] * together + [3] * alone
-
-
-def test_a_film_shows_every_other_step_until_the_pole_lies(monkeypatch):
-    pygame.quit()  # another test of this process may have set it up
-    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
-    agent = Agent(ReinforceConfig(seed=2))
-    falling = watch.frames(agent.weights())
-    assert os.environ["SDL_VIDEODRIVER"] == "dummy"  # it looks for no screen
-    actor, env = Actor(agent.policy, seed=0), gymnasium.make("CartPole-v1")
-    state, steps, over = env.reset(seed=0)[0], 0, False
-    env.unwrapped.theta_threshold_radians = np.pi / 2
-    while not over:
-        state, _, over, _, _ = env.step(actor.select(state[None])[0])
-        steps += 1
-    assert abs(state[2]) > np.pi / 2 and len(falling) == (steps + 1) // 2
-    assert {picture.shape for picture in falling} == {(200, 300, 3)}
-    both = watch.side_by_side(falling[:2], falling[2:5])  # the shorter one again
-    assert np.array_equal([f[:, :300] for f in both], [*falling[:2], falling[0]])
-    assert np.array_equal([f[:, 300:] for f in both], falling[2:5])
 
 
 class TestSpeed:

@@ -1,15 +1,11 @@
 """What a chapter shows: offline, for light and dark, with words for every picture."""
 
-import base64
 import re
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
-import imageio_ffmpeg
-import numpy as np
 import pytest
 import torch
 from colours import contrast
@@ -114,22 +110,3 @@ def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():
         assert ids and not ids & seen
         assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', html)) <= ids
         seen |= ids
-
-
-def test_video_is_part_of_the_page_and_decodes(tmp_path):
-    rng = np.random.default_rng(0)
-    frames = list(rng.integers(0, 256, (6, 30, 41, 3), dtype=np.uint8))
-    how = {"fps": 10, "label": "A <cart>", "caption": "c"}
-    html, again = (show.video(frames, **how).data for _ in range(2))
-    assert html == again
-    assert 'aria-label="A &lt;cart&gt;"' in html and "<video controls loop" in html
-    assert "<figcaption>c</figcaption>" in html
-    assert "http" not in html
-    (mp4,) = re.findall(r"data:video/mp4;base64,([^\"]+)", html)
-    file = tmp_path / "v.mp4"
-    file.write_bytes(base64.b64decode(mp4))
-    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
-    info = subprocess.run([ffmpeg, "-i", file], capture_output=True, text=True).stderr
-    assert "h264" in info and "yuv420p" in info and "42x30" in info
-    assert "10 fps" in info
-    assert imageio_ffmpeg.count_frames_and_secs(str(file))[0] == 6

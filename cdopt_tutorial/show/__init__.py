@@ -1,12 +1,10 @@
 """What a chapter shows: HTML that works offline and stays on the page."""
 
-import base64
 import hashlib
 import io
 import json
 import platform
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -14,8 +12,6 @@ from html import escape
 from importlib.metadata import version
 from importlib.resources import files
 
-import imageio_ffmpeg
-import numpy as np
 import torch
 from IPython.display import HTML, display
 from joblib import cpu_count
@@ -161,35 +157,6 @@ def _inline(svg: str, width: float, alt: str) -> str:
         f'xmlns:xlink="http://www.w3.org/1999/xlink" {box} role="img" '
         f'aria-label="{escape(alt)}" style="{style}">{inner.strip()}'
     )
-
-
-def video(frames: Sequence[np.ndarray], *, fps: int, label: str, caption: str) -> HTML:
-    """Show frames, (height, width, 3) of uint8, as an offline video that loops.
-
-    `label` describes it to those who can't see it.
-    """
-    height, width, _ = frames[0].shape
-    film = base64.b64encode(_mp4(frames, (width, height), fps)).decode()
-    element = (
-        f'<video controls loop playsinline muted aria-label="{escape(label)}" '
-        'style="max-width:100%;height:auto" '
-        f'width="{width}" height="{height}" src="data:video/mp4;base64,{film}"></video>'
-    )
-    return _figure(element, caption)
-
-
-def _mp4(frames: Sequence[np.ndarray], size: tuple[int, int], fps: int) -> bytes:
-    """H.264, which every browser plays, and the same bytes each time."""
-    options = "-crf 28 -preset slow -threads 1 -movflags +faststart "
-    options += "-fflags +bitexact -flags:v +bitexact -map_metadata -1"
-    how = {"fps": fps, "codec": "libx264", "output_params": options.split()}
-    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
-        writer = imageio_ffmpeg.write_frames(file.name, size, macro_block_size=2, **how)
-        writer.send(None)
-        for frame in frames:
-            writer.send(np.ascontiguousarray(frame))
-        writer.close()
-        return file.read()
 
 
 def _figure(content: str, caption: str, turn: tuple[str, dict] | None = None) -> HTML:
