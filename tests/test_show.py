@@ -36,19 +36,21 @@ def test_environment_names_what_the_chapter_ran_on(device, names, shown, monkeyp
         assert f"<b>{word}</b>" in html
 
 
-def test_progress_is_a_labelled_bar_that_moves(monkeypatch):
+def test_progress_is_a_labelled_bar_that_moves_ten_times_a_second(monkeypatch):
     shown = []
     handle = SimpleNamespace(update=lambda bar: shown.append(bar._repr_html_()))
     # IPython has a handle for what has an id.
     monkeypatch.setattr(show, "display", lambda _, display_id: display_id and handle)
-    bar = show.Progress(9, "solving <it>")
-    for k in (1, 5):
-        bar.update(k, f"reward <{k}>")
+    monkeypatch.setattr(show, "monotonic", lambda: bar.value / 128)  # seconds
+    bar = show.Progress(255, "solving <it>")
+    for step in range(256):
+        bar.update(step, f"reward <{step}>")
     pages = [ElementTree.fromstring(html.replace("&nbsp;", "")) for html in shown]
     bars = [page.find("label").find("progress").attrib for page in pages]
-    assert [(bar["value"], bar["max"]) for bar in bars] == [("1", "9"), ("5", "9")]
+    assert [int(bar["value"]) for bar in bars] == [*range(0, 256, 13), 255]
+    assert {bar["max"] for bar in bars} == {"255"}
     assert pages[-1].find("label").text == "solving <it>"  # around the bar
-    assert pages[-1].find("div").text == "reward <5>"
+    assert pages[-1].find("div").text == "reward <255>"
 
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,6 +11,7 @@ from datetime import date
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
+from time import monotonic
 
 import torch
 from IPython.display import HTML, display
@@ -90,12 +91,17 @@ class Progress:
     text: str = ""
 
     def __post_init__(self):
-        self._handle = display(self, display_id=True)
+        self._handle, self._next = display(self, display_id=True), 0.0
 
     def update(self, value: float, text: str = "") -> None:
-        """Move the bar to `value` of `total`, and write `text` below it."""
+        """Move the bar to `value` of `total`, and write `text` below it.
+
+        At most ten times a second, so that a page is not flooded, and when it is full.
+        """
         self.value, self.text = value, text
-        self._handle.update(self)
+        if value >= self.total or monotonic() >= self._next:
+            self._next = monotonic() + 0.1
+            self._handle.update(self)
 
     def _repr_html_(self) -> str:
         return (
