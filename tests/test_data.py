@@ -194,6 +194,20 @@ def grammars(draw) -> Grammar:
     return Grammar(num_words, branching, seed, order)
 
 
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    {
+        "num_words is 1, but must be at least 2": {"num_words": 1, "branching": 1},
+        "branching is 1, but must be 2 to num_words, 16": {"branching": 1},
+        "branching is 4, but must be 2 to num_words, 3": {"num_words": 3},
+        "order is 0, but must be at least 1": {"order": 0},
+    }.items(),
+)
+def test_what_is_no_grammar_is_refused_in_one_line(line, bad):
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        Grammar(**bad)
+
+
 def joint_of(grammar: Grammar) -> dict[tuple[int, ...], float]:
     """Probabilities of ``order`` + 1 successive words, as the docstring says."""
     joint, number, choices = {}, 0, range(grammar.branching)
