@@ -160,7 +160,7 @@ class TestDissolving:
         short = memory.NextWord(seq_len=5, text_len=50)
         for of in short, memory.CopyingMemory(2, 2, 2):
             config = memory.MemoryConfig(of, device="meta", **small)
-            memory.train(name, 1e-3, 1, config)
+            memory.train(name, 1, config)
         seen = [t for of, inputs in passes for t in (inputs, *of.parameters())]
         assert where(seen) == {"meta"}
 
@@ -172,7 +172,7 @@ class TestDissolving:
 
     def test_how_a_gradient_fares(self, spy):
         given = spy(memory, "gradient_norms")
-        memory.flows(hidden=4, steps=2, seeds=(1,), device="meta")
+        memory.flows((1,), hidden=4, device="meta")
         seen = [t for of, *args in given for t in (*args, *of.parameters())]
         assert where(seen) == {"meta"}
 

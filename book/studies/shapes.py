@@ -30,7 +30,7 @@ LARGEST = 1024  # n of torch's parametrizations, which take minutes beyond
 WORK: Mapping[str, Callable[[int, int], float]] = dict.fromkeys(
     costs.VARIANTS, lambda n, p: n * p * (p + costs.BATCH_SIZE)
 ) | {
-    costs.BASELINE: lambda n, p: n * p * costs.BATCH_SIZE,
+    "plain": lambda n, p: n * p * costs.BATCH_SIZE,
     "cayley": lambda n, p: n**3,
     "householder": lambda n, p: n**2 * p,
     "matrix_exp": lambda n, p: n**3,

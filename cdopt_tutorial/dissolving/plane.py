@@ -8,7 +8,6 @@ Operations Research, 2023: its β is twice CDOpt's ``penalty_param``.
 from collections.abc import Callable, Sequence
 
 import torch
-from scipy.optimize import bisect
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
@@ -105,7 +104,7 @@ def spurious_minima(f: Function, beta: float) -> Tensor:
     return points[(least > 0) & (constraint(points).abs() > 1e-6)]
 
 
-def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> float:
+def smallest_safe_beta(f: Function, high: float, tol: float) -> float:
     """The smallest β, to ``tol``, without a minimum of the dissolved f off the circle.
 
     By bisection from 0 to ``high``, on the assumption that no such minimum reappears as
@@ -113,14 +112,7 @@ def smallest_safe_beta(f: Function, high: float = 8.0, tol: float = 1e-4) -> flo
     """
     if len(spurious_minima(f, high)):
         raise ValueError(f"high is {high}, where a minimum off the circle is left")
-    low = 0.0
-    while high - low > tol:
-        middle = (low + high) / 2
-        if len(spurious_minima(f, middle)):
-            low = middle
-        else:
-            high = middle
-    return high
+    return _bisect(lambda beta: not len(spurious_minima(f, beta)), 0.0, high, tol)
 
 
 def largest_stable_lr(function: Function, minimum: Tensor) -> float:
@@ -129,13 +121,21 @@ def largest_stable_lr(function: Function, minimum: Tensor) -> float:
     By bisection to a thousandth; it should be 2 over the largest curvature there.
     """
 
-    def stable(lr: float) -> bool:
+    def unstable(lr: float) -> bool:
         # Not along an axis or the radius, so that every direction takes part.
         nudge = _NUDGE * on_circle(torch.tensor(1.0, dtype=torch.float64))
         path = descend(function, (minimum + nudge).tolist(), lr, steps=100)
-        return bool((path[-1] - minimum).norm() < _NUDGE)
+        return not (path[-1] - minimum).norm() < _NUDGE  # perhaps NaN
 
     high = 1e-3
-    while stable(high):
+    while not unstable(high):
         high *= 2
-    return bisect(lambda lr: stable(lr) - 0.5, high / 2, high, rtol=5e-4)
+    return _bisect(unstable, high / 2, high, high / 2000)
+
+
+def _bisect(holds: Callable, low: float, high: float, tol: float) -> float:
+    """Where a condition begins to hold that does so at ``high`` and not at ``low``."""
+    while high - low > tol:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
