@@ -8,7 +8,6 @@ import pytest
 from colours import contrast, linear
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
-from matplotlib.colors import to_rgb
 
 from cdopt_tutorial import plots
 from cdopt_tutorial.plots import style
@@ -69,9 +68,7 @@ class TestStyle:
          "geoopt", "cayley", "householder", "matrix_exp"),
         ("plain", "fused", "cdopt.nn", "geoopt", "cayley", "householder", "matrix_exp"),
         ("RNN", "Stiefel RNN", "LSTM", "LSTM, stacked", "LSTM, per gate"),
-        ("free", "orthogonal start", "Stiefel", "torch's orthogonal", "LSTM",
-         "penalty alone"),
-        tuple("abcdef"),
+        ("free", "orthogonal start", "Stiefel", "torch's orthogonal", "penalty alone"),
     )  # fmt: skip
 
     @pytest.mark.parametrize("names", TOGETHER)
@@ -80,12 +77,7 @@ class TestStyle:
         assert len({look.marker for look in looks.values()}) == len(names)
         again = style.looks((*names[::-1], "something else"))
         other = again.pop("something else")
-        if names[0] in style.METHODS:
-            assert again == looks and other not in again.values()
-        curves = {name: [([0, 1], [0, 1])] for name in names}
-        (ax,) = plots.learning_curves(curves, xlabel="x", ylabel="y").axes
-        drawn = [line.get_color() for line in ax.lines[::2]]
-        assert drawn == [looks[name].color for name in names]
+        assert again == looks and other not in again.values()
 
 
 def call(caller, callee, method, sent, took=400):
@@ -113,10 +105,8 @@ PATHS = {"left": [(-1.5, 0.5), (0, 0.5), (0, 0.0)], "right": [(1.5, -1), (0.25, 
 POINTS = np.array([[0.5, 0.0], [0.0, 1.7]])
 GROUPS = {"in": (POINTS[:1], POINTS[:1] * 2), "out": (POINTS[1:], POINTS[1:] / 2)}
 LONG = [
-    "LSTM, free, Adam at 1e-3", "LSTM, each gate on the Stiefel manifold",
-    "RNN, orthogonal start only", "RNN, Stiefel, penalty 0.1", "GRU",
-    "RNN, by torch's orthogonal matrices",
-    "RNN, free, with gradient clipping at 1.0", "LSTM, stacked as in LSTM_cdopt",
+    "LSTM, free, Adam at 1e-3", "LSTM, each gate on the Stiefel manifold", "GRU",
+    "RNN, orthogonal start only", "RNN, by torch's orthogonal matrices",
 ]  # fmt: skip
 WHOLE = Part((8, 4), (0, 0), (8, 4))
 ROWS = [Part((8, 4), (0, 0), (5, 4)), Part((8, 4), (5, 0), (3, 4))]
@@ -190,56 +180,33 @@ def test_words_and_panels_are_whole_and_apart(draw, names):
     assert fig.get_figwidth() <= style.WIDTH
 
 
-class TestCurves:
-    def test_are_the_median_in_a_band_from_least_to_most(self):
-        seeds = [(np.arange(1, 11), np.arange(1, 11) * k) for k in (1, 2, 6)]
-        (ax,) = plots.learning_curves({"a": seeds}, threshold=9).axes
-        x, y = ax.lines[0].get_data()
-        np.testing.assert_allclose(y, 2 * x)
-        band = ax.collections[0].get_paths()[0].vertices
-        assert {10, 60} <= {*band[:, 1]} and band[:, 1].max() == 60
-        assert ax.lines[-1].get_ydata() == [9, 9]
-
-    def test_of_runs_that_stopped_keep_their_last_values(self):
-        seeds = [([0, 10], [0, 10]), ([0, 20], [0, 20]), ([0, 5], [0, 50])]
-        (ax,) = plots.learning_curves({"a": seeds}).axes
-        x, y = ax.lines[0].get_data()
-        assert (x[0], x[-1], y[-1]) == (0, 20, 20)  # the median of 10, 20 and 50
-        ends = ax.lines[1].get_xydata()
-        assert sorted(map(tuple, ends)) == [(5, 50), (10, 10), (20, 20)]
-
-    def test_have_ticks_on_the_data_where_at_most_eight_x_were(self):
-        for number in (8, 9, 49):
-            x = [1.3 * place for place in range(1, number + 1)]
-            (ax,) = plots.learning_curves({"a": [(x, [1.0] * number)]}).axes
-            assert (list(ax.get_xticks()) == x) == (number == 8)
+def test_curves_are_the_median_in_a_band_and_keep_the_last_value_of_a_run():
+    seeds = [([0, 10], [0, 10]), ([0, 20], [0, 20]), ([0, 5], [0, 50])]
+    (ax,) = plots.learning_curves({"a": seeds}, threshold=9).axes
+    x, y = ax.lines[0].get_data()
+    assert (*x, *y) == (0, 5, 10, 20, 0, 5, 10, 20)
+    band = ax.collections[0].get_paths()[0].vertices
+    assert {5, 10, 50} <= {*band[:, 1]} and band[:, 1].max() == 50
+    ends = ax.lines[1].get_xydata()
+    assert sorted(map(tuple, ends)) == [(5, 50), (10, 10), (20, 20)]
+    assert ax.lines[-1].get_ydata() == [9, 9]
 
 
-class TestLandscape:
-    def test_paths_circle_and_star_are_where_they_belong_in_equal_squares(self):
-        fig = landscape(4)
-        FigureCanvasAgg(fig).draw()
-        sizes = [ax.get_window_extent().size for ax in fig.axes]
-        assert np.ptp(sizes) < 0.01 * np.min(sizes) and np.min(sizes) > 2.2 * fig.dpi
-        for ax in fig.axes:
-            assert ax.get_xlim() == ax.get_ylim() == (-2, 2)
-            lines = {x.get_label(): x for x in ax.lines}
-            np.testing.assert_allclose(np.hypot(*lines["the circle"].get_data()), 1)
-            assert lines["constrained minimum"].get_xydata().tolist() == [[0, 1]]
-            for name, path in PATHS.items():  # a ring at the start, a mark at the end
-                assert np.array_equal(lines[name].get_xydata(), path)
-                assert lines[name].get_markevery() == [-1]
-                rings = [np.array_equal(x.get_xydata(), path[:1]) for x in ax.lines]
-                assert sum(rings) == 1
-            assert len({lines[name].get_color() for name in PATHS}) == len(PATHS)
-
-    def test_contours_are_where_the_function_has_their_level(self):
-        _, lines = landscape().axes[0].collections
-        for level, path in zip(lines.levels, lines.get_paths(), strict=True):
+def test_paths_circle_star_and_contours_are_where_they_belong():
+    for ax in landscape(4).axes:
+        marks = {x.get_label(): x for x in ax.lines}
+        np.testing.assert_allclose(np.hypot(*marks["the circle"].get_data()), 1)
+        assert marks["constrained minimum"].get_xydata().tolist() == [[0, 1]]
+        for name, path in PATHS.items():  # a ring at the start, a mark at the end
+            assert np.array_equal(marks[name].get_xydata(), path)
+            assert marks[name].get_markevery() == [-1]
+            rings = [np.array_equal(x.get_xydata(), path[:1]) for x in ax.lines]
+            assert sum(rings) == 1
+        _, contours = ax.collections
+        for level, path in zip(contours.levels, contours.get_paths(), strict=True):
             drawn = path.codes[1:] == path.LINETO
             x, y = (path.vertices[1:] + path.vertices[:-1])[drawn].T / 2
             np.testing.assert_allclose(x**2 + 4 * y**2, level, atol=0.06)
-        assert len(lines.levels) >= 8
 
 
 def test_arrows_lead_from_points_to_their_images():
@@ -254,7 +221,6 @@ def test_each_rank_s_part_has_its_area_in_its_place_of_a_whole_weight():
     for ax, parts in zip(axes, sum(WAYS.values(), []), strict=True):
         outlines = [patch for patch in ax.patches if not patch.get_fill()]
         fills = [patch for patch in ax.patches if patch.get_fill()]
-        end = ax.get_xlim()[0]
         for outline, fill, part in zip(outlines, fills, parts.values(), strict=True):
             assert (outline.get_height() * 8, outline.get_width() * 8) == part.shape
             area = fill.get_height() * fill.get_width() * 64
@@ -263,11 +229,7 @@ def test_each_rank_s_part_has_its_area_in_its_place_of_a_whole_weight():
             down = (top - fill.get_y() - fill.get_height()) * 8
             right = (fill.get_x() - outline.get_x()) * 8
             assert (down, right) == pytest.approx(part.begin)
-            assert outline.get_x() > end  # side by side
-            end = outline.get_x() + outline.get_width()
         assert [text.get_text() for text in ax.texts] == list(parts)
-    assert [ax.get_title() for ax in axes] == ["rank 0", "rank 1", *4 * [""]]
-    assert [ax.get_ylabel() for ax in axes[::2]] == list(WAYS)
 
 
 def work(ax):
@@ -298,35 +260,20 @@ class TestTimeline:
             tuple(getattr(c, t) - zero for t in pair) for c in calls for pair in pairs
         }
         assert lines(ax) == ends
+        assert {label.get_text() for label in ax.get_yticklabels()} == {
+            *CALLERS, "report_reward", "run_episode", "select_action",
+        }  # fmt: skip
 
-    def test_has_a_lane_per_worker_and_a_row_per_method(self):
-        fig = plots.timeline(episode(50))
-        (ax,) = fig.axes
-        labels = [t.get_text() for t in ax.get_yticklabels()]
-        methods = ["report_reward", "run_episode", "run_episode", "select_action"]
-        assert sorted(labels[:3]) == CALLERS and sorted(labels[3:]) == methods
-        bottom, top = ax.get_ylim()
-        for lane in ax.patches:  # each of them is whole
-            assert top <= lane.get_y() < lane.get_y() + lane.get_height() <= bottom
-        named = fig.legends[0].legend_handles
-        shown = {patch.get_label(): to_rgb(patch.get_facecolor()) for patch in named}
-        assert shown == {name: to_rgb(style.look(name).color) for name in CALLERS}
-        assert ax.get_xlabel() == "time in µs"
-
-    @pytest.mark.parametrize(
-        ("caller", "callee"), [("agent", "observer0"), ("observer0", "agent")]
-    )
-    def test_arrows_run_between_the_sides_that_face_each_other(self, caller, callee):
-        (ax,) = plots.timeline([call(caller, callee, "run_episode", 0)]).axes
-        lane = ax.patches[0 if caller == "agent" else 1]
-        (bar,), down = work(ax), caller == "agent"
-        there = (0.1, bar.y0 if down else bar.y1)
-        back = (0.4, lane.get_y() + (lane.get_height() if down else 0))
-        heads = {x.get_marker(): [*map(tuple, x.get_xydata())] for x in ax.lines}
-        assert heads == {"v": [there if down else back], "^": [back if down else there]}
-        request, response = ax.collections[1].get_segments()
-        assert [*map(tuple, request)] == [(0.0, back[1]), there]
-        assert [*map(tuple, response)] == [(0.3, there[1]), back]
+    @pytest.mark.parametrize("down", [True, False])
+    def test_arrows_run_between_the_sides_that_face_each_other(self, down):
+        workers = ("agent", "observer0")[:: 1 if down else -1]
+        (ax,) = plots.timeline([call(*workers, "run_episode", 0)]).axes
+        (bar,), lane = work(ax), ax.patches[0 if down else 1]
+        callee = bar.y0 if down else bar.y1
+        caller = lane.get_y() + (lane.get_height() if down else 0)
+        request, response = (c.tolist() for c in ax.collections[1].get_segments())
+        assert request == [[0.0, caller], [0.1, callee]]
+        assert response == [[0.3, callee], [0.4, caller]]
 
     def test_a_worker_s_own_work_sends_nothing_and_may_come_first(self):
         own = Span("ps", "backward", 500, 900).as_call()
