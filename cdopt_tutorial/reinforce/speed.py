@@ -55,17 +55,17 @@ def measure(
     runs: Sequence[tuple[Callable[..., Training], ReinforceConfig]],
     repeats: int,
     figure: Callable[[Training], Any] = pace,
-    **options: Any,
+    polling: bool = False,
 ) -> list[list[Any]]:
     """A figure of each run, such as its pace, in each repeat, which has its own seed.
 
     A run is the agent's role and its config. All share one launch, turn after turn, so
-    that a slow second hits all alike. The options are those of :func:`~.launch.launch`.
+    that a slow second hits all alike; it polls, or not.
     """
     most = max(config.num_observers for _, config in runs)
     roles = {"agent": Role(_measure, (runs, repeats, figure))}
     roles |= {f"observer{i}": Role(serve) for i in range(most)}
-    return launch(roles, rpc_threads=2, deadline=3600, **options)["agent"]
+    return launch(roles, rpc_threads=2, deadline=3600, polling=polling)["agent"]
 
 
 def _measure(runs: Sequence, repeats: int, figure: Callable) -> list[list[Any]]:
