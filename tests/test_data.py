@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdopt_tutorial.data import (
     Corpus,
@@ -144,6 +144,19 @@ def test_shards_are_disjoint_columns_that_make_up_the_batch(drawn, data):
     ):
         for tensor, pieces in zip(whole, zip(*parts, strict=True), strict=True):
             assert torch.equal(tensor, torch.cat(pieces, dim=1))
+
+
+def test_a_hidden_state_carried_over_windows_is_that_of_the_whole_column():
+    torch.manual_seed(0)
+    tokens, lstm = torch.randint(5, (100,)), nn.LSTM(5, 4).double()
+    one_hot = torch.eye(5, dtype=torch.float64)
+    stream, state, outputs = Stream(tokens, seq_len=7, batch_size=3), None, []
+    for inputs, _ in stream.windows():
+        output, state = lstm(one_hot[inputs], state)
+        outputs.append(output)
+    columns = tokens[:99].view(3, 33).T
+    expected, _ = lstm(one_hot[columns])
+    torch.testing.assert_close(torch.cat(outputs), expected, rtol=0, atol=1e-12)
 
 
 def test_a_shard_carries_only_its_columns_when_it_travels():
