@@ -66,13 +66,6 @@ def test_map_and_constraint_are_those_of_cdopt():
         torch.testing.assert_close(plane.constraint(x), manifold.C(x))
 
 
-def test_objective_has_the_optimum_that_its_docstring_says():
-    best, _ = stationary_on_circle(plane.objective)
-    torch.testing.assert_close(best, OPTIMUM)
-    assert plane.objective(best).item() == pytest.approx(0.085)
-    assert multiplier(plane.objective, best) == pytest.approx(0.5)
-
-
 @given(seeds, betas)
 @settings(max_examples=10)
 def test_dissolving_is_exact_for_every_beta(seed, beta):

@@ -39,17 +39,17 @@ def run(
     if way not in WAYS:
         raise ValueError(f"way is {way!r}, but must be {' or '.join(WAYS)}")
     n = matrix.shape[0]
-    cuts = torch.arange(n).chunk(num_ranks)
-    if len(cuts) < num_ranks:
+    if num_ranks > n:
         raise ValueError(f"num_ranks is {num_ranks}, too many for a matrix of {n} rows")
+    parts = [matrix[rows.numpy()] for rows in torch.arange(n).tensor_split(num_ranks)]
     roles = {
-        f"rank{rank}": Role(search, (rank, num_ranks, way, p, steps, matrix[rows]))
-        for rank, rows in enumerate(slice(cut[0], cut[-1] + 1) for cut in cuts)
+        f"rank{rank}": Role(_search, (rank, num_ranks, way, p, steps, rows))
+        for rank, rows in enumerate(parts)
     }
     return torch.cat(list(launch(roles).values()))
 
 
-def search(
+def _search(
     rank: int, num_ranks: int, way: str, p: int, steps: int, rows: "sparse.csr_matrix"
 ) -> Tensor:
     """A rank's role: take steps, and return its rows of X."""
@@ -69,8 +69,8 @@ def search(
         else:
             x, distance = weight, torch.zeros(())
         images = sums.inside(_times(rows.T, x))  # MᵀX, (m, p)
-        slope = -_times(rows, images)  # this rank's rows of the gradient of f at X
-        ((x * slope).sum() + PENALTY_PARAM * distance).backward()
+        gradient = -_times(rows, images)  # this rank's rows of the gradient of f at X
+        ((x * gradient).sum() + PENALTY_PARAM * distance).backward()
         optimizer.step()
         if way == "projected":
             weight.data = nearest(weight.data, sums)
