@@ -142,10 +142,8 @@ class Talk(subprocess.Popen):
 
     def __init__(self, script, *args, within=(), **env):
         command = [*within, sys.executable, Path(__file__).with_name(script), *args]
-        super().__init__(
-            command, text=True, env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        super().__init__(command, text=True, env=os.environ | env, **pipes)
 
     def tell(self, what):
         self.stdin.write(json.dumps(what) + "\n")
