@@ -1,30 +1,21 @@
 """The command `cdopt-tutorial`: run chapters, build the book, train."""
 
-import argparse
 import os
 import signal
 import sys
-import tempfile
 from contextlib import suppress
 from importlib import import_module
-from typing import Never
 
 import psutil
 
 from cdopt_tutorial import scratch, torchrun
-from cdopt_tutorial.commands import COMMANDS
-from cdopt_tutorial.commands.common import Failed, UsageError, bad_input
+from cdopt_tutorial.commands import COMMANDS, BadInput, Failed
 
 STOPS: dict[int, str] = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "the terminal was closed",
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Never:
-        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def entry() -> None:
@@ -60,31 +51,20 @@ def main(argv: list[str] | None = None) -> int:
         print("cdopt-tutorial COMMAND ...; COMMAND --help lists its flags\n")
         print("\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items()))
         return 0
-    try:
-        return _run(name, flags)
-    except (UsageError, Failed) as error:
-        print(f"cdopt-tutorial: {error}", file=sys.stderr)
-        return error.code
-
-
-def _run(name: str, flags: list[str]) -> int:
-    """Import a command and run it; if a worker fails, its traceback is shown."""
     if name not in COMMANDS:
-        raise UsageError(f"{name!r} is no command (see cdopt-tutorial --help)")
-    with bad_input():
-        tempfile.gettempdir()  # an OSError if none can be written
+        return _fail(f"{name!r} is no command (see cdopt-tutorial --help)", 2)
     if not torchrun.is_first():
         sys.stdout = open(os.devnull, "w")  # the first one prints
     from cdopt_tutorial.run import WorkerError  # late, like the command: with torch
 
-    command = import_module(f"cdopt_tutorial.commands.{name}")
     try:
-        if not hasattr(command, "add"):
-            return command.run(flags)
-        parser = _Parser(prog=f"cdopt-tutorial {name}", description=COMMANDS[name])
-        command.add(parser)
-        return command.run(parser.parse_args(flags))
-    except torchrun.Unfit as error:
-        raise UsageError(error) from error
-    except (WorkerError, OSError) as error:  # such as a full disk
-        raise Failed(error) from error
+        return import_module(f"cdopt_tutorial.commands.{name}").run(flags)
+    except (ValueError, BadInput) as error:
+        return _fail(error, 2)
+    except (WorkerError, Failed, OSError) as error:  # such as a full disk
+        return _fail(error, 1)
+
+
+def _fail(error: object, code: int) -> int:
+    print(f"cdopt-tutorial: {error}", file=sys.stderr)
+    return code

@@ -10,38 +10,17 @@ def write(path: Path, content: bytes) -> None:
 
     Symbolic links are followed, and pipes and devices are written to directly.
     """
-    if is_stream(path):
+    if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
-    beside = _beside(path)
+    path = path.resolve()
+    name = f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+    beside = path.with_name(name)
     try:
         with open(beside, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path.resolve())
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def attempt(path: Path) -> None:
-    """Raise the OSError that `write` would, without changing the file."""
-    if is_stream(path):
-        return
-    beside = _beside(path)
-    try:
-        beside.write_bytes(b"one byte")
-    finally:
-        beside.unlink(missing_ok=True)
-    if path.exists():
-        path.open("a").close()
-
-
-def is_stream(path: Path) -> bool:
-    """Whether it is a pipe or a device, which must not be replaced."""
-    return path.exists() and not (path.is_file() or path.is_dir())
-
-
-def _beside(path: Path) -> Path:
-    path = path.resolve()
-    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

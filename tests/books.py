@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from cdopt_tutorial.publish.chapter import HIDDEN, code_cells, read_chapter, shortened
-from cdopt_tutorial.publish.execute import Execution, execute
+from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project
 
 KERNEL = {
@@ -44,7 +44,7 @@ def write_chapter(
     return path
 
 
-def run(project: Project, *paths: Path, short=False, **how) -> list[Execution]:
+def run(project: Project, *paths: Path, short=False, **how) -> list[NotebookNode]:
     """Execute chapters, all of them by default; with `short`, their short profiles."""
     chapters = [(path, read_chapter(path)) for path in paths or project.chapters()]
     chapters = [(path, shortened(each) if short else each) for path, each in chapters]

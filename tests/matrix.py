@@ -27,7 +27,6 @@ from torch.backends import cpu
 from cdopt_tutorial.publish import project
 from cdopt_tutorial.publish.execute import end_with_parent
 
-PATIENCE = 3600  # seconds for a cell, since so long a run has seldom a machine alone
 CORES = len(os.sched_getaffinity(0))
 EQUALITY = "one_process"  # stands in the name of each test that compares with one
 REFERENCE = "notebooks/reference.toml"
@@ -200,16 +199,15 @@ class Place:
         file = self.folder / "chapters.json"
         # By force, or a result of the machine before would be reused.
         command = ["-m", "cdopt_tutorial", "execute", *self.args.notebooks, "--force"]
-        command += ["--cell-timeout", PATIENCE, "--json", file]
-        call(self.python, *command, file=file)
+        call(self.python, *command, "--json", file, file=file)
         chapters = json.loads(file.read_text("utf-8"))["chapters"]
-        complete = [name for name, run in chapters.items() if not run["error"]]
+        complete = [name for name, run in chapters.items() if not run["failed"]]
         if self.args.update_reference and complete:
             call(self.python, "tests/recording.py", *complete)
             shutil.copy(self.copy / REFERENCE, project.this_project().root / REFERENCE)
         for name, chapter in chapters.items():
-            if chapter["error"]:
-                done.failures.append(f"{name} failed: {chapter['why']}")
+            if chapter["failed"]:
+                done.failures.append(chapter["failed"].replace("\n", ": "))
             moved = chapter["moved"] or {}
             done.moved += [f"{name}: {figure} {how}" for figure, how in moved.items()]
         done.chapters = f"{len(complete)} of {len(chapters)}"

@@ -22,7 +22,7 @@ def run_cells(*cells):
     """What each cell of a real notebook prints."""
     cells = [new_code_cell(textwrap.dedent(cell)) for cell in cells]
     notebook = new_notebook(cells=cells, metadata=KERNEL)
-    execute._run_cells(notebook, lambda **_: None, {}, PATIENCE)
+    execute._run_cells(notebook, lambda **_: None, {})
     return ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
 
 

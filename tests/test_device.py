@@ -79,8 +79,8 @@ class TestPicking:
         self, have, monkeypatch, capsys
     ):
         have(2)
-        monkeypatch.setattr(execute, "execute", run := Mock(return_value=[]))
-        assert main(["execute", "--device", "auto"]) == 0
+        monkeypatch.setattr(execute, "execute", run := Mock(side_effect=OSError))
+        assert main(["execute", "--device", "auto"]) == 1
         assert run.call_args.kwargs["device"] == "cuda"
         capsys.readouterr()
         for command in "execute", "build":

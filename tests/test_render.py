@@ -1,7 +1,4 @@
-"""Rendering: strict each time, and left out when nothing has changed.
-
-A chapter that fails takes no other page with it.
-"""
+"""Rendering: strict, but a chapter that fails takes no other page with it."""
 
 import re
 
@@ -10,9 +7,8 @@ import yaml
 from books import run, smallest_book, write_chapter, write_contents
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.publish import render as module
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.publish.render import RenderError, render
+from cdopt_tutorial.publish.render import render
 
 GLUE = "glue({!r}, {!r})"
 QUOTE = "Here x is {glue:text}`01-x:.2f`, written ``{glue:text}`01-x:.2f` ``."
@@ -52,54 +48,6 @@ def words(book: Project, page: str) -> str:
     text = (book.html / page).read_text()
     article = re.search("<article.*</article>", text, re.DOTALL)[0]
     return " ".join(re.sub("<.*?>", "", article, flags=re.DOTALL).split())
-
-
-def test_whatever_decides_the_pages_renders_them_anew_once(book, monkeypatch):
-    def build(book, config):  # a build with warnings leaves its pages there, too
-        book.html.mkdir()
-        (book.html / "index.html").touch()
-        if errors:
-            raise errors.pop()
-
-    def is_new(what: str) -> None:
-        assert [render(book), render(book)] == [True, False], what
-
-    errors = []
-    monkeypatch.setattr(module, "run_builder", build)
-    run(book)
-    is_new("all")
-    write_chapter(book, "print(6 * 7)", "%%writefile bare_a.py\nprint(6)\n")
-    run(book)
-    is_new("a result")
-    program = book.pages / "extra/programs/bare_a.py"
-    assert program.read_text() == "print(6)\n"
-    sources = "CONTRIBUTING.md _config.yml tests/test_a.py cdopt_tutorial/publish/a.py"
-    for name in [*sources.split(), "book/deep/a.svg"]:
-        (book.root / name).parent.mkdir(exist_ok=True)
-        with (book.root / name).open("a") as source:
-            source.write("# New\n")
-        is_new(name)
-    (book.html / "index.html").unlink()
-    is_new("a page that is gone")
-    monkeypatch.setenv("CDOPT_TUTORIAL_REPOSITORY", "https://github.com/an/other")
-    is_new("a site")
-    index = book.root / "book/index.md"
-    good = index.read_text()
-    for text, fails in ("# Bad\n", True), (good, False):
-        index.write_text(text)
-        errors += [RenderError()] * fails
-        if fails:
-            with pytest.raises(RenderError):
-                render(book)
-    is_new("after a build that failed")
-
-
-def test_builder_that_ends_badly_is_a_failure(book, monkeypatch):
-    run(book)
-    monkeypatch.setattr(module, "_BUILDER", "raise SystemExit('said last')")
-    what = "^the pages do not build cleanly:\nsaid last"
-    with pytest.raises(RenderError, match=what):
-        render(book)
 
 
 # A file of the book, and what is appended to it.
@@ -167,10 +115,8 @@ def test_pages_hold_the_result_the_prose_of_today_and_what_moved(book, capfd):
     assert page.startswith(f"New prose# Here x is 0.25 {moved}, written ")
     assert "written {glue:text}`01-x:.2f` ." in page
     assert "print(6 * 7) 42" in words(book, "notebooks/02_b.html")
-    quote = f"x is 0.2 {moved} in {done.seconds / 60} minutes, y is 7, "
+    quote = f"x is 0.2 {moved} in {done.metadata['seconds'] / 60} minutes, y is 7, "
     assert f"{quote}z is (not measured)." in words(book, "book/index.html")
-    assert main(["build"]) == 0
-    assert "nothing changed: no page was rendered" in capfd.readouterr().out
 
 
 def test_short_results_are_rendered_on_request_and_have_not_moved(book):
@@ -179,14 +125,14 @@ def test_short_results_are_rendered_on_request_and_have_not_moved(book):
         book, *code, prose=f"# Short\n\n{QUOTE}", parameters=True, short={"x": 7.5}
     )
     run(book, path, short=True)
-    render(book, short=True)
+    assert render(book, short=True)
     page = words(book, "notebooks/01_a.html")
     assert page.startswith("Short# Here x is 7.50, ") and "from outside" not in page
-    render(book)
+    assert render(book)
     assert "There is no result." in words(book, "notebooks/01_a.html")
 
 
-def test_beside_a_chapter_that_has_never_run_all_else_is_strict(book):
+def test_beside_a_chapter_that_has_never_run_all_else_is_strict(book, capfd):
     write_chapter(book, "!echo {6 * 7}")  # Python's lexer would warn of it
     write_chapter(
         book, GLUE.format("02-y", "a text"), GLUE.format("01-w", 1), name="02_b"
@@ -196,9 +142,9 @@ def test_beside_a_chapter_that_has_never_run_all_else_is_strict(book):
         file.write("\n\n".join(["", *lines, "{py:func}`nothing.of_the_sort`\n"]))
         file.write("\n{glue:text}`02-y:.1f`, {glue:text}`03-a-text`\n")
     run(book, *book.chapters()[1:])
-    with pytest.raises(RenderError) as caught:
-        render(book)
-    said = [line for line in str(caught.value).splitlines() if "WARNING" in line]
+    capfd.readouterr()
+    assert not render(book)
+    said = [line for line in capfd.readouterr().err.splitlines() if "WARNING" in line]
     bad = "figure 02-none", "nowhere", "nothing.of_the_sort", "02-y:.1f", "03-a-text"
     for missing in bad:
         assert sum(missing in line for line in said) == 1
@@ -207,3 +153,40 @@ def test_beside_a_chapter_that_has_never_run_all_else_is_strict(book):
     assert "There is no result." in page and "!echo {6 * 7}" in page
     # A name of another chapter's number is no figure.
     assert "(not measured)" in words(book, "book/index.html")
+
+
+GLOSSARY = """# Glossary
+
+```{glossary}
+process group
+  Ranks & what they share.
+
+semantics
+  Whose step it is.
+```
+"""
+TERMS = "a process group, *Process groups*, *process group*, *semantics*, *frank*"
+
+
+def test_a_chapter_links_a_term_where_it_first_emphasizes_it(book):
+    config = yaml.safe_load((book.root / "_config.yml").read_text())
+    pages = "notebooks/02_b", "book/errors", "book/moves", "book/glossary"
+    write_contents(book, config, *pages)
+    (book.root / "book/glossary.md").write_text(GLOSSARY)
+    (book.root / "book/errors.md").write_text(f"# Errors\n\n{TERMS}")
+    write_chapter(book, GLUE.format("01-x", 1.0), prose=f"# A chapter\n\n{TERMS}")
+    run(book)
+    assert render(book)
+    links = re.compile(r'href="[^"]*glossary.html#(term-[\w-]+)"><em>(.*?)</em>')
+    found = links.findall((book.html / "notebooks/01_a.html").read_text())
+    assert found == [
+        ("term-process-group", "Process groups"), ("term-semantics", "semantics"),
+    ]  # fmt: skip
+    assert not links.findall((book.html / "book/errors.html").read_text())
+
+
+def test_two_chapters_that_write_one_program_are_an_error(book):
+    for name in "01_a", "02_b":
+        write_chapter(book, "%%writefile bare_a.py\nprint(6)\n", name=name)
+    with pytest.raises(FileExistsError, match="bare_a.py"):
+        render(book)

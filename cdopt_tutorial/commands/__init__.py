@@ -1,8 +1,19 @@
-"""The subcommands, a file each; ``training`` has what those of the systems share.
+"""The subcommands, a file each, and what they share: flags, files and failures.
 
-A system's has ``run(arguments)``. The book's have ``add(parser)``, which adds their
-flags, and ``run(args)``. Each returns the exit code.
+Each has ``run(arguments)``, which returns the exit code; ``training`` has what those of
+the systems share.
 """
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+from tyro.conf import DisallowNone
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+from cdopt_tutorial import torchrun, whole_file
 
 COMMANDS = {
     "reinforce": "chapter 1: train an agent and its observers on CartPole",
@@ -13,3 +24,44 @@ COMMANDS = {
     "execute": "run chapters that have no result yet, compare their figures",
     "build": "run the chapters, then render the book",
 }
+Flags = TypeVar("Flags")
+numbers = ConstructorRegistry()
+
+
+class BadInput(Exception):
+    """A flag can't be read; like a ValueError, which tyro would frame."""
+
+
+class Failed(Exception):
+    """The run failed; the message says how, in one line."""
+
+
+def read_flags(name: str, flags: type[Flags], arguments: list[str]) -> Flags:
+    """The flags of a command, from the fields of a dataclass; tyro may exit with 2."""
+    return tyro.cli(
+        flags, prog=f"cdopt-tutorial {name}", description=COMMANDS[name],
+        args=arguments, registry=numbers, config=(DisallowNone,),
+    )  # fmt: skip
+
+
+@numbers.primitive_rule
+def _number(info: Any) -> PrimitiveConstructorSpec | None:
+    """How a number is read: another text is refused in one line."""
+    if (kind := info.type) not in (int, float):
+        return None
+
+    def read(texts: list[str]) -> float:
+        with suppress(ValueError):
+            return kind(texts[0])
+        raise BadInput(f"{texts[0]!r} is not of the type {kind.__name__}")
+
+    return PrimitiveConstructorSpec(
+        nargs=1, metavar=kind.__name__.upper(), instance_from_str=read,
+        is_instance=lambda x: isinstance(x, kind), str_from_instance=lambda x: [str(x)],
+    )  # fmt: skip
+
+
+def write_json(path: Path | None, results: dict[str, Any]) -> None:
+    """Write results to a file, if one is named, replacing it as a whole."""
+    if path is not None and torchrun.is_first():
+        whole_file.write(path, f"{json.dumps(results, indent=2)}\n".encode())

@@ -1,33 +1,28 @@
 """`cdopt-tutorial build`: run the chapters, then render the book."""
 
-import argparse
 import sys
+from dataclasses import dataclass
 
-from cdopt_tutorial.commands import execute
-from cdopt_tutorial.commands.common import add_device, bad_input
-from cdopt_tutorial.publish import config, project, render
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; chapters are run as `execute` runs them without flags."""
-    without_flags = argparse.ArgumentParser()
-    execute.add(without_flags)
-    add_device(parser)
-    parser.set_defaults(**vars(without_flags.parse_args([])))
+from cdopt_tutorial.calls.device import pick_device
+from cdopt_tutorial.commands import Failed, execute, read_flags
+from cdopt_tutorial.publish import project, render
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the chapters and render all pages; return 1 if either failed."""
-    with bad_input():
-        book = project.this_project()
-        config.read_config(book)  # rather than fail after minutes
-    failed = execute.run(args) not in (0, execute.DRIFTED)
-    try:
-        if not render.render(book, device=args.device):
-            print("nothing changed: no page was rendered")
-    except render.RenderError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
+@dataclass(frozen=True)
+class Flags:
+    """Chapters are run as `execute` runs them with no other flag."""
+
+    device: str = "cpu"  #: auto, cpu, cuda or cuda:N, to compute on
+
+
+def run(arguments: list[str]) -> int:
+    """Run the chapters and render all pages; return 1 if a chapter failed."""
+    device = pick_device(read_flags("build", Flags, arguments).device)
+    book = project.this_project()
+    render.read_config(book)  # rather than fail after minutes
+    failed = execute.run_chapters(execute.Flags(device=device)) == 1
+    if not render.render(book, device=device):
+        raise Failed("the pages do not build cleanly: a warning is an error")
     if failed:
         print("a chapter failed: its page says what to do", file=sys.stderr)
     print(f"the book: {book.relative(book.html / 'index.html')}")

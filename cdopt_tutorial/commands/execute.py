@@ -1,103 +1,80 @@
 """`cdopt-tutorial execute`: run the chapters, compare their figures."""
 
-import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from cdopt_tutorial import whole_file
+from nbformat import NotebookNode
+from tyro.conf import Positional, UseAppendAction, arg
+
 from cdopt_tutorial.calls.device import pick_device
-from cdopt_tutorial.checks import at_least
-from cdopt_tutorial.commands.common import add_device, add_json, bad_input, write_json
+from cdopt_tutorial.commands import read_flags, write_json
 from cdopt_tutorial.publish import chapter, execute, project
-from cdopt_tutorial.publish.execute import Execution
-from cdopt_tutorial.publish.project import Project
 from cdopt_tutorial.publish.reference import Reference
 
 DRIFTED = 3  # exit code if all chapters ran and a figure moved
-Moved = dict[Path, dict[str, str]]  # how figures moved, by chapter and name
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
-    parser.epilog = "exit code 1: a chapter failed; 3: all ran, but a figure moved"
-    flag = parser.add_argument
-    which = "path of a chapter (default: all chapters)"
-    flag("notebooks", metavar="NOTEBOOK", nargs="*", type=Path, help=which)
-    flag("--force", action="store_true", help="run even if a valid result is cached")
-    either = parser.add_mutually_exclusive_group()
-    short = "run the chapters' short profiles, two at a time"
-    either.add_argument("--short", action="store_true", help=short)
-    values = "set a parameter of every chapter that is run; figures are not compared"
-    either.add_argument(
-        "-p", "--parameter", dest="values", action="append", help=values,
-        nargs=2, metavar=("NAME", "VALUE"),
-    )  # fmt: skip
-    hung = "seconds after which a cell counts as hung (default: %(default)s)"
-    limit = execute.CELL_TIMEOUT
-    flag("--cell-timeout", type=int, metavar="N", default=limit, help=hung)
-    add_device(parser)
-    add_json(parser)
+@dataclass(frozen=True)
+class Flags:
+    """What to run, and how."""
+
+    notebooks: Positional[tuple[Path, ...]] = ()  #: chapters, by default all
+    force: bool = False  #: run even if a valid result is cached
+    short: bool = False  #: run the chapters' short profiles, two at a time
+    #: set a parameter of every chapter that is run; figures are not compared
+    parameter: Annotated[
+        UseAppendAction[tuple[tuple[str, str], ...]],
+        arg(aliases=["-p"], metavar="NAME VALUE"),
+    ] = ()
+    device: str = "cpu"  #: auto, cpu, cuda or cuda:N, to compute on
+    json: Path | None = None  #: write the results to this file
 
 
-def run(args: argparse.Namespace) -> int:
+def run(arguments: list[str]) -> int:
     """Run chapters; return 1 if one failed, else DRIFTED if a figure moved."""
-    with bad_input():  # all that can be refused before minutes have passed
-        at_least(args, 1, "cell_timeout")
-        book = project.this_project()
-        args.device = pick_device(args.device)  # `build` reads it again
-        reference = Reference(book)
-        paths = args.notebooks or book.chapters()
-        chapters = [_read(path, book, args) for path in paths]
-        book.results.mkdir(parents=True, exist_ok=True)
-        whole_file.attempt(book.results / "a result")
+    return run_chapters(read_flags("execute", Flags, arguments))
+
+
+def run_chapters(flags: Flags) -> int:
+    """The same, with flags that were read."""
+    book = project.this_project()
+    paths, reference = flags.notebooks or book.chapters(), Reference(book)
+    chapters = [(path, _read(path, flags)) for path in paths]
+    device, at_once = pick_device(flags.device), 2 if flags.short else 1
     done = execute.execute(
-        chapters, project=book, device=args.device, force=args.force,
-        at_once=2 if args.short else 1, cell_timeout=args.cell_timeout,
-    )  # fmt: skip
-    # A reader's own notebook has no reference, and a set parameter changes figures.
-    whole = [e for e in done if e.path.resolve() in book.chapters()]
-    whole = [e for e in whole if not e.notebook.metadata.get("injected")]
-    moved = {
-        e.path: reference.drift(e.path.stem, e.figures, complete=e.error is None)
-        for e in whole
+        chapters, project=book, device=device, force=flags.force, at_once=at_once
+    )
+    ran = {
+        f"{book.relative(path)}": _compare(run, reference, path.stem)
+        for path, run in zip(paths, done, strict=True)
     }
-    ran = {f"{book.relative(e.path)}": _as_json(e, moved.get(e.path)) for e in done}
-    write_json(args.json, {"chapters": ran})
-    return _report(done, moved, book)
-
-
-def _read(path: Path, book: Project, args: argparse.Namespace) -> tuple:
-    """Read a chapter as it is to be run, with its path."""
-    values = {name: chapter.read_value(text) for name, text in args.values or []}
-    try:
-        notebook = chapter.read_chapter(path, values)
-        return path, chapter.shortened(notebook) if args.short else notebook
-    except ValueError as error:
-        raise ValueError(f"{book.relative(path)}: {error}") from error
-
-
-def _as_json(result: Execution, moved: dict[str, str] | None) -> dict:
-    names = "seconds", "error", "why", "figures"
-    return {name: getattr(result, name) for name in names} | {"moved": moved}
-
-
-def _report(done: list[Execution], moved: Moved, book: Project) -> int:
-    """Print how each chapter ended, and what moved; return the exit code."""
-    for result in done:
-        name = book.relative(result.path)
-        how = "reused the result of a run of" if result.cached else "ran for"
-        if result.error:
-            print(f"\n{result.error}", file=sys.stderr)
-        else:
-            print(f"{name}: {how} {result.seconds:.1f} s")
-        for figure, change in moved.get(result.path, {}).items():
+    for name, result in ran.items():
+        for figure, change in (result["moved"] or {}).items():
             print(f"{name}: figure {figure}: {change}", file=sys.stderr)
-        if result.path not in moved:
-            print(f"{name}: its figures were not compared")
-    if any(result.error for result in done):
+    write_json(flags.json, {"chapters": ran})
+    if any(result["failed"] for result in ran.values()):
         return 1
-    if any(moved.values()):
-        return DRIFTED
-    if moved:
-        print("no figure has moved")
-    return 0
+    return DRIFTED if any(result["moved"] for result in ran.values()) else 0
+
+
+def _read(path: Path, flags: Flags) -> NotebookNode:
+    """A chapter as it is to be run."""
+    notebook = chapter.read_chapter(path)
+    if flags.short:
+        notebook = chapter.shortened(notebook)
+    if flags.parameter:
+        values = {name: chapter.read_value(text) for name, text in flags.parameter}
+        chapter.inject(notebook, values)
+    return notebook
+
+
+def _compare(run: NotebookNode, reference: Reference, name: str) -> dict[str, Any]:
+    """What is written of a run; `moved` is None if its figures are not compared."""
+    figures, failed = chapter.claimed(run), run.metadata.get("failed")
+    moved = None
+    if not run.metadata.get("injected"):
+        moved = reference.drift(name, figures, complete=failed is None)
+    seconds = run.metadata["seconds"]
+    return {"seconds": seconds, "failed": failed, "figures": figures, "moved": moved}

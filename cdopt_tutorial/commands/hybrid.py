@@ -3,7 +3,7 @@
 from functools import partial
 
 from cdopt_tutorial import hybrid
-from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.commands import training
 
 
 def run(arguments: list[str]) -> int:
@@ -11,11 +11,9 @@ def run(arguments: list[str]) -> int:
     config, flags, options = training.read(
         "hybrid", hybrid.HybridConfig, training.Flags, arguments, max_steps=30
     )
-    with common.bad_input():
-        if flags.against_local and config.semantics == "original":
-            raise ValueError("semantics original has no equal in one process")
-        job = hybrid.Job(config)
-        hybrid.check(job)
+    if flags.against_local and config.semantics == "original":
+        raise ValueError("semantics original has no equal in one process")
+    job = hybrid.Job(config)
     result = hybrid.run(job, on_report=training.log, **options)
     repeat = partial(hybrid.run_locally, job)
     return training.finish(flags, result.figures(), result.weights, repeat)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.commands import common, training
+from cdopt_tutorial.commands import training
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
@@ -30,14 +30,10 @@ def run(arguments: list[str]) -> int:
     config, flags, options = training.read(
         "rnn", RNNConfig, Flags, arguments, max_steps=30
     )
-    with common.bad_input():
-        job = _job(config, flags)
-        rnn.check(job, flags.max_restarts)
+    job = _job(config, flags)
     trainers = rnn.run(
         job, max_restarts=flags.max_restarts, on_report=training.log,
-        on_restart=lambda error, _: print(
-            f"{error.headline}: all begin again", flush=True
-        ),
+        on_restart=lambda error, _: print(f"{error.headline}: all begin again"),
         **options,
     )  # fmt: skip
     training.check_finite(trainers[0].perplexity)
@@ -54,13 +50,9 @@ def _job(config: RNNConfig, flags: Flags) -> Job:
     if flags.against_local and not config.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     keep, start = flags.checkpoint, flags.resume
-    if keep is not None:
-        common.writable(keep)
-        if flags.json is not None and keep.resolve() == flags.json.resolve():
-            raise ValueError(f"--checkpoint and --json are both {str(keep)!r}")
-        if keep.exists():
-            rnn.checkpoint.load(keep)  # or what is no checkpoint would be lost
-            start = keep if torchrun.restarts() else start
+    if keep is not None and keep.exists():
+        rnn.checkpoint.load(keep)  # or what is no checkpoint would be lost
+        start = keep if torchrun.restarts() else start
     resume = rnn.checkpoint.load(start) if start else None
     if flags.corpus == "grammar":
         corpus = data.Grammar(seed=config.seed).corpus(*GRAMMAR_TOKENS)

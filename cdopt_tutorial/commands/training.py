@@ -2,26 +2,20 @@
 
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from torch import Tensor
-from tyro.conf import DisallowNone, arg
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.commands import COMMANDS, common
+from cdopt_tutorial.commands import Failed, read_flags, write_json
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.run import interface, on_ray
+from cdopt_tutorial.run import interface
 from cdopt_tutorial.training import Progress
 
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # where a config has them
-numbers = ConstructorRegistry()
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,7 @@ class Flags:
     json: Path | None = None  #: write the results to this file
     #: repeat the run in one process and compare the weights; where there is a choice,
     #: in float64 and with no dropout
-    against_local: Annotated[bool, arg(aliases=["--replay"])] = False
+    against_local: bool = False
     engine: str = "rpc"  #: what starts the workers, and carries calls: rpc or ray
     #: of a cluster of Ray, host:port or auto; by default one is started
     address: str | None = None
@@ -46,8 +40,7 @@ def read(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """The config and the flags of a command, and the options of ``launch``.
 
-    ``smoke`` are settings of a smoke run. Tyro exits with 2 if it can't read a flag; a
-    value that is refused is a `UsageError`.
+    ``smoke`` are settings of a smoke run.
     """
 
     @dataclass(frozen=True)
@@ -55,49 +48,16 @@ def read(
         def __post_init__(self):
             pass
 
-    # A factor of the penalty has a short flag, too.
-    long = [re.sub("^--penalty(?=$|=)", "--penalty-param", word) for word in arguments]
-    given = tyro.cli(
-        Unchecked, prog=f"cdopt-tutorial {name}", description=COMMANDS[name], args=long,
-        registry=numbers, config=(DisallowNone,),
-    )  # fmt: skip
+    given = read_flags(name, Unchecked, arguments)
     values = {field.name: getattr(given, field.name) for field in fields(config)}
     if given.against_local:
         values |= {n: v for n, v in LIKE_ONE_PROCESS.items() if n in values}
-    with common.bad_input():
-        if given.json is not None:
-            common.writable(given.json)
-        checked = config(**values | (smoke if given.smoke else {}))
-        return checked, given, {"on": _engine(given), "deadline": math.inf}
-
-
-@numbers.primitive_rule
-def _number(info: Any) -> PrimitiveConstructorSpec | None:
-    """How a number is read: another text is refused in one line."""
-    if (kind := info.type) not in (int, float):
-        return None
-
-    def read(texts: list[str]) -> float:
-        with suppress(ValueError):
-            return kind(texts[0])
-        raise common.UsageError(f"{texts[0]!r} is not of the type {kind.__name__}")
-
-    return PrimitiveConstructorSpec(
-        nargs=1, metavar=kind.__name__.upper(), instance_from_str=read,
-        is_instance=lambda x: isinstance(x, kind), str_from_instance=lambda x: [str(x)],
-    )  # fmt: skip
-
-
-def _engine(flags: Flags) -> str:
-    """What carries calls, as ``launch`` takes it; ValueError if it can't here."""
-    if flags.interface is not None:
-        if not torchrun.is_here():
-            raise ValueError("only a run under torchrun can choose an interface")
-        os.environ[interface.VARIABLE] = interface.device(flags.interface)
-    on = flags.engine if flags.address is None else f"{flags.engine}:{flags.address}"
-    if on != "rpc":
-        on_ray.check(on)
-    return on
+    if given.smoke:
+        values |= smoke
+    if given.interface is not None:
+        os.environ[interface.VARIABLE] = given.interface
+    on = given.engine if given.address is None else f"{given.engine}:{given.address}"
+    return config(**values), given, {"on": on, "deadline": math.inf}
 
 
 def log(_, note: Progress) -> None:
@@ -114,8 +74,8 @@ def log(_, note: Progress) -> None:
 def check_finite(loss: float) -> None:
     """End a training that diverged."""
     if not math.isfinite(loss):
-        raise common.Failed(
-            "the training diverged; lower --lr, or --penalty if it is above 1"
+        raise Failed(
+            "the training diverged; lower --lr, or --penalty-param if it is above 1"
         )
 
 
@@ -125,17 +85,17 @@ def finish(
     weights: Mapping[str, Tensor],
     repeat: Callable[[], Any],
 ) -> int:
-    """Compare with one process, write and print; 1 if a task was not solved.
+    """Compare with one process, print and write; 1 if a task was not solved.
 
     Lists and tables are in the file of --json only.
     """
     compared = flags.against_local and torchrun.is_first()
     gap = max_difference(weights, repeat().weights) if compared else None
     figures["max_parameter_difference"] = gap
-    common.write_json(flags.json, figures)
     for name, value in figures.items():
         if isinstance(value, float):
             value = f"{value:.4g}"
         if isinstance(value, str | int):
             print(f"{name:26} {value}")
+    write_json(flags.json, figures)
     return 0 if flags.smoke or figures.get("solved", True) else 1

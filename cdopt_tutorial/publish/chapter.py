@@ -17,23 +17,27 @@ Figures = Mapping[str, float | str]  # that a chapter has glued, by name
 _LINK = '<p class="program"><a href="../programs/{0}" download>Download {0}</a></p>'
 
 
-def read_chapter(path: Path, values: Mapping | None = None) -> NotebookNode:
-    """Read a notebook without its outputs, and set parameters by `inject`.
-
-    A ValueError if the file is not a notebook.
-    """
-    content, invalid = path.read_bytes(), dict[str, Exception]()
+def read(path: Path) -> NotebookNode:
+    """Read a notebook, of an older format, too; a ValueError if it can't be read."""
     try:
-        notebook = nbformat.reads(content.decode(), 4, invalid)
+        invalid = dict[str, Exception]()
+        notebook = nbformat.reads(path.read_text("utf-8"), 4, invalid)
         if invalid:
             raise invalid["ValidationError"]
-        notebook = upgrade(notebook)  # in older formats cells have no id
     except Exception as error:  # nbformat raises many types
-        raise ValueError("it is no notebook, or it is damaged") from error
-    for cell in code_cells(notebook):  # or old figures would pass for new ones
+        raise ValueError(f"{path}: it can't be read, or is no notebook") from error
+    if notebook.nbformat_minor < 5:
+        notebook = upgrade(notebook)
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"{number}"  # a random one would differ each time
+    return notebook
+
+
+def read_chapter(path: Path) -> NotebookNode:
+    """Read a notebook without its outputs, or old figures would pass for new ones."""
+    notebook = read(path)
+    for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
-    if values:
-        inject(notebook, values)
     return notebook
 
 

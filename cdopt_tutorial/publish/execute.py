@@ -9,12 +9,12 @@ import os
 import platform
 import re
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -29,16 +29,11 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 
 from cdopt_tutorial import scratch, whole_file
 from cdopt_tutorial.publish import asserts
-from cdopt_tutorial.publish.chapter import (
-    Figures,
-    claimed,
-    code_cells,
-    shortened,
-)
+from cdopt_tutorial.publish.chapter import code_cells, read, shortened
 from cdopt_tutorial.publish.project import Project
 
 Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
-CELL_TIMEOUT = 600  # seconds after which one cell counts as hung
+CELL_TIMEOUT = 3600  # seconds after which one cell counts as hung
 # Settings of a reader's Python (such as PYTHONOPTIMIZE, which skips asserts), IPython
 # and matplotlib, on which no result may depend.
 _SETTINGS = ("PYTHON", "IPYTHON", "MPL", "MATPLOTLIB")
@@ -47,36 +42,10 @@ _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split
 # Folders that the others may not import: of systems, and of commands.
 _SYSTEMS = "dissolving hybrid parameter_server reinforce rollouts sharding".split()
 _APART = {*_SYSTEMS, "commands"}
+_KINDS = ".py", ".json", ".mplstyle", ".svg"
 # What a system imports, and the systems of commands that have other names.
 _IMPLIED = {"rollouts": "reinforce", "rnn": "parameter_server", "shard": "sharding"}
 FAILED = ".failed.ipynb"  # beside a good run, if there is one
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How a chapter ended."""
-
-    path: Path
-    notebook: NotebookNode  #: with its outputs, as far as it ran
-    cached: bool  #: whether an earlier result was reused
-    error: str | None = None  #: where and why it failed, and what is kept; or None
-    why: str | None = None  #: the reason in one line
-
-    @property
-    def seconds(self) -> float:
-        """How long the run took, now or earlier."""
-        return self.notebook.metadata["seconds"]
-
-    @property
-    def figures(self) -> Figures:
-        """The figures that it glued, as far as it ran."""
-        return claimed(self.notebook)
-
-
-def fingerprint(root: Path, files: Iterable[Path], facts: object) -> str:
-    """Return a hash of files under `root`, by name and content, and of facts."""
-    contents = [(f"{f.relative_to(root)}", f.read_bytes()) for f in files]
-    return hashlib.sha256(repr((facts, contents)).encode()).hexdigest()[:16]
 
 
 def digest(project: Project, notebook: NotebookNode, device: str) -> str:
@@ -85,11 +54,11 @@ def digest(project: Project, notebook: NotebookNode, device: str) -> str:
     That is its code, the package's files that it may import, and versions.
     """
     code = [(c.source, c.metadata.get("tags")) for c in code_cells(notebook)]
+    versions = [[d.version for d in distributions(name=name)] for name in _LIBRARIES]
     files = [*used_files(project.package, notebook), project.root / "constraints.txt"]
-    versions: list[str | None] = [platform.python_version()]
-    for library in _LIBRARIES:
-        versions += [each.version for each in distributions(name=library)] or [None]
-    return fingerprint(project.root, files, (code, versions, device))
+    contents = [(f"{f.relative_to(project.root)}", f.read_bytes()) for f in files]
+    facts = code, platform.python_version(), versions, device, contents
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
@@ -100,17 +69,10 @@ def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
     code = "\n".join(cell.source for cell in code_cells(notebook))
     words = {*re.findall(r"\w+", re.sub(r"-m\W+cdopt_tutorial", "commands", code))}
     words |= {_IMPLIED[word] for word in words & _IMPLIED.keys()}
-    unused = {"publish", *_APART} - words
+    unused = {"publish", ".ipynb_checkpoints", *_APART} - words
     # Editors leave hidden files beside the others.
-    files = [*package.rglob("[!.]*.*")]
-    parts = {file: file.relative_to(package).parts for file in files}
-    return sorted(
-        file
-        for file in files
-        if file.suffix in (".py", ".json", ".mplstyle", ".svg")
-        and not unused & {*parts[file]}
-        and ".ipynb_checkpoints" not in parts[file]
-    )
+    files = [file for file in package.rglob("[!.]*.*") if file.suffix in _KINDS]
+    return sorted(f for f in files if not unused & {*f.relative_to(package).parts})
 
 
 def find_result(
@@ -124,7 +86,7 @@ def find_result(
     versions = [notebook, *([shortened(notebook)] if short else [])]
     files = [_file(project, version, device) for version in versions]
     files += [file.with_suffix(FAILED) for file in files]
-    return next((nbformat.read(f, 4) for f in files if f.exists()), None)
+    return next((read(f) for f in files if f.exists()), None)
 
 
 def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
@@ -138,10 +100,11 @@ def execute(
     device: str = "cpu",
     force: bool = False,
     at_once: int = 1,
-    cell_timeout: int = CELL_TIMEOUT,
-) -> list[Execution]:
+) -> list[NotebookNode]:
     """Run those of the chapters that have no valid result; with `force`, all.
 
+    Return all results, whose metadata have the `seconds` that the run took and, if it
+    `failed`, where and why.
     Several run `at_once`, on a core each, if that is not 1. A failure does not stop the
     others; a result that can't be written is an OSError.
     """
@@ -151,32 +114,32 @@ def execute(
     if at_once > 1:
         variables["OMP_NUM_THREADS"] = "1"
 
-    def finish(path: Path, chapter: NotebookNode) -> Execution:
-        ran = None if force else find_result(project, chapter, device)
-        if ran is not None and "failed" not in ran.metadata:
-            return Execution(path, ran, cached=True)
+    def finish(path: Path, chapter: NotebookNode) -> NotebookNode:
+        name, ran = f"{project.relative(path)}", find_result(project, chapter, device)
+        if ran is not None and "failed" not in ran.metadata and not force:
+            seconds = ran.metadata["seconds"]
+            print(f"{name}: reused the result of a run of {seconds:.1f} s")
+            return ran
         file = _file(project, chapter, device)  # before the run, for its sources
-        name = f"{project.relative(path)}"
-        error, why = _run(name, chapter, variables, cell_timeout)
+        error = _run(name, chapter, variables)
         file = file.with_suffix(FAILED) if error else file
         whole_file.write(file, nbformat.writes(chapter).encode())
         if error:
-            error += f"\nkept as far as it ran: {project.relative(file)}"
-        return Execution(path, chapter, False, error, why)
+            kept = f"kept as far as it ran: {project.relative(file)}"
+            print(f"\n{error}\n{kept}", file=sys.stderr)
+        return chapter
 
     # In threads, or nbclient would handle the process's signals.
     with ThreadPoolExecutor(at_once) as threads:
         return list(threads.map(finish, *zip(*chapters, strict=True)))
 
 
-def _run(
-    name: str, notebook: NotebookNode, variables: dict, timeout: int
-) -> tuple[str | None, str | None]:
-    """Run one chapter, in place; return its error, and the reason in one line.
+def _run(name: str, notebook: NotebookNode, variables: dict[str, str]) -> str:
+    """Run one chapter, in place; return its error, or an empty text.
 
     A line is printed as each cell of code begins: the time, its number, its first line.
     """
-    begin, error, why = time.monotonic(), None, None
+    begin, error = time.monotonic(), ""
     cells = [cell for cell in code_cells(notebook) if cell.source.strip()]
     where = f"{name} failed in no cell: the kernel did not start"
 
@@ -189,26 +152,24 @@ def _run(
 
     print(f"running {name}", flush=True)
     try:
-        _run_cells(notebook, on_cell, variables, timeout)
+        _run_cells(notebook, on_cell, variables)
     except (CellControlSignal, RuntimeError) as raised:
         reason = text = f"{raised}".strip()
         if isinstance(raised, CellExecutionError):  # its text begins with the cell
-            reason = f"{raised.ename}: {raised.evalue}"
-        why = reason.strip().splitlines()[0]
+            reason = f"{raised.ename}: {raised.evalue}".strip()
         error = f"{where}\n{text}"
-        notebook.metadata["failed"] = f"{where}\n{why}"
-    notebook.metadata["seconds"] = time.monotonic() - begin
-    return error, why
+        notebook.metadata["failed"] = f"{where}\n{reason.splitlines()[0]}"
+    seconds = notebook.metadata["seconds"] = time.monotonic() - begin
+    print(f"{name}: ran for {seconds:.1f} s", flush=True)
+    return error
 
 
-def _run_cells(
-    notebook: NotebookNode, on_cell: Callable, variables: dict, timeout: int
-) -> None:
+def _run_cells(notebook: NotebookNode, on_cell: Callable, variables: dict) -> None:
     """Run all cells of a notebook, in place, in a kernel that leaves nothing behind."""
     with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         client = NotebookClient(
             notebook,
-            timeout=timeout,
+            timeout=CELL_TIMEOUT,
             record_timing=False,
             shutdown_kernel="immediate",  # all its files are in the folder
             coalesce_streams=True,

@@ -2,11 +2,9 @@
 
 A page quotes a figure of any chapter by the role ``glue:text``, with its name and,
 after a colon, its format; "NN-minutes" is how long chapter NN took. A term of the
-glossary is linked where a chapter first emphasizes it, as it does new terms. The link
-holds the meaning, so that the style sheet can show it without a script, and offline.
+glossary is linked where a chapter first emphasizes it, as it does new terms.
 """
 
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from sphinx.addnodes import pending_xref
 from sphinx.util.docutils import SphinxRole
 from sphinx.util.logging import getLogger
 
-GLOSSARY = "book/glossary"
 ABSENT = "(not measured)"  # a figure that was not reached, or lacks its library
 FAILED = f"""This chapter did not run through. What ran is shown below; a figure that
 was not reached reads {ABSENT}, on every page. Once it is mended, `cdopt-tutorial
@@ -79,29 +76,14 @@ def _link(page: str, text: str) -> nodes.Node:
 
 
 def _link_terms(app: Any, page: nodes.document, name: str) -> None:
-    """Link the glossary's terms that a chapter emphasizes, in place."""
-    if not name.startswith("notebooks/") or GLOSSARY not in app.env.found_docs:
+    """Link each term of the glossary where a chapter first emphasizes it, in place."""
+    if not name.startswith("notebooks/"):
         return
-    to = app.builder.get_relative_uri(name, GLOSSARY)
-    left = _meanings(app.env)
-    for emphasized in page.findall(nodes.emphasis):
-        if not isinstance(emphasized.parent, nodes.paragraph):
-            continue
-        word = emphasized.astext()
-        term = word.lower()
-        if meant := left.pop(term, None) or left.pop(term.removesuffix("s"), None):
-            place, meaning = map(escape, meant)
-            link = f'<a class="term" href="{to}#{place}" data-meaning="{meaning}">'
-            raw = nodes.raw("", f"{link}{escape(word)}</a>", format="html")
-            emphasized[:] = [raw]
-
-
-def _meanings(env: Any) -> dict[str, tuple[str, str]]:
-    """Each term's place in the glossary, and its meaning."""
-    meanings = {}
-    for entry in env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
-        term = next(entry.findall(nodes.term))
-        lines = next(entry.findall(nodes.paragraph)).astext().splitlines()
-        # The last line names the chapter.
-        meanings[term.astext().lower()] = term["ids"][0], " ".join(lines[:-1])
-    return meanings
+    find, linked = app.env.domains["std"].resolve_xref, set()
+    words = page.findall(nodes.emphasis)
+    for word in [word for word in words if isinstance(word.parent, nodes.paragraph)]:
+        for term in (word.astext(), word.astext().removesuffix("s")):
+            link = find(app.env, name, app.builder, "term", term, word, word.deepcopy())
+            if link and link["refuri"] not in linked:
+                linked.add(link["refuri"])
+                word.replace_self(link)

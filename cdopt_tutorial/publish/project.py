@@ -30,6 +30,5 @@ def this_project() -> Project:
     """Return the project around this package; a ValueError if there is no book."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "_config.yml").is_file():
-        what = f"no book around the installed package: {root} has no _config.yml; "
-        raise ValueError(f"{what}install from a clone with `make book`")
+        raise ValueError("the package is not in a book: install it with `make book`")
     return Project(root)

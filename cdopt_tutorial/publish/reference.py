@@ -30,13 +30,16 @@ class Reference:
         try:
             table = tomllib.loads(path.read_text("utf-8") if path.exists() else "")
             self._rows = {name: part["figures"] for name, part in table.items()}
-            for rows in self._rows.values():
-                for rule in {rule for row in rows.values() for rule in row.keys()}:
-                    if rule not in KEYS:
-                        raise ValueError(f"there is no rule {rule!r}")
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            all_rows = [row for rows in self._rows.values() for row in rows.items()]
+            for name, row in all_rows:
+                if "seen" not in row or not row.keys() <= KEYS:
+                    raise ValueError(f"{name} lacks `seen`, or has an unknown rule")
+                _words(row)
+        except Exception as error:  # of what is no table, no row, or no range
             name = project.relative(path)
             raise ValueError(f"{name} can't be read: {error}") from error
+        #: The figures whose library is not installed.
+        self.absent = [name for name, row in all_rows if not is_here(row)]
 
     def drift(
         self, chapter: str, figures: Figures, *, complete: bool = True
@@ -47,20 +50,15 @@ class Reference:
         """
         rows, moved = self._rows.get(chapter, {}), {}
         for name, value in figures.items():
-            row = rows.get(name, {})
-            if "seen" not in row:
+            row = rows.get(name)
+            if row is None:
                 moved[name] = f"is {short(value)}, the reference has none"
             elif not _holds(row, value):
                 moved[name] = f"is {short(value)}, allowed: {_words(row)}"
         for name, row in rows.items() if complete else ():
-            if name not in figures and "seen" in row and is_here(row):
+            if name not in figures and is_here(row):
                 moved[name] = "is no longer there"
         return moved
-
-    def absent(self) -> list[str]:
-        """Return the figures whose library is not installed."""
-        tables = self._rows.values()
-        return [n for rows in tables for n, row in rows.items() if not is_here(row)]
 
 
 def is_here(row: Mapping) -> bool:
