@@ -12,7 +12,7 @@ import pytest
 from cdopt_tutorial import cli
 
 PAGE = Path(__file__).parents[1] / "book/errors.md"
-DIVERGED = "the training diverged; lower --lr, or --penalty if it is above 1"
+DIVERGED = "the training diverged; lower --lr, or --penalty-param if it is above 1"
 
 
 def pattern(line: str) -> re.Pattern:

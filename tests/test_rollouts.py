@@ -89,7 +89,7 @@ def test_it_is_repeated_by_one_process_on_ray_too():
 def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
     file = tmp_path / "found.json"
     with hosts(1) as made:
-        command = "rollouts", "--smoke", "--replay", "--json", str(file)
+        command = "rollouts", "--smoke", "--against-local", "--json", str(file)
         ((code, said),) = made.torchrun([3], *command).end()
     assert code == 0 and json.loads(file.read_text())["max_parameter_difference"] == 0
     assert said.count("max_parameter_difference   0\n") == 1

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browsing import SIZES, THEMES
+from browsing import THEMES
 from colours import contrast
 from test_pages import show
 
@@ -11,13 +11,11 @@ from cdopt_tutorial.plots.style import SERIES
 
 pytestmark = pytest.mark.xdist_group("book")
 
-FIRST = "notebooks/01_reinforce.html"
 
-
-def open_page(page, address: str, size: str = "desk"):
-    """Open a page on a screen of this size, without transitions."""
-    show(page, size, "light")
-    page.goto(address)
+def open_page(page, server):
+    """Open a chapter, without transitions."""
+    show(page, "desk", "light")
+    page.goto(f"{server}/notebooks/01_reinforce.html")
     page.add_style_tag(content="* { transition: none !important; }")
 
 
@@ -40,7 +38,7 @@ FOCUS = """() => {
 
 
 def test_tab_reaches_what_a_chapter_offers_and_is_seen(page, server, project):
-    open_page(page, f"{server}/{FIRST}")
+    open_page(page, server)
     page.wait_for_function("MathJax.startup.promise.then(() => true)")
     stops: list[str] = []
     while len(stops) < 2 or stops[-1] != stops[0]:  # the way round
@@ -55,33 +53,6 @@ def test_tab_reaches_what_a_chapter_offers_and_is_seen(page, server, project):
     assert not [name for name in wanted if not any(name in stop for stop in stops)]
 
 
-# The text that a glossary link shows, if any, and its right edge.
-MEANING = """(e) => {
-    const {content, width, left} = getComputedStyle(e, '::after');
-    const paragraph = e.closest('p, li, td, dd').getBoundingClientRect();
-    return [content, paragraph.left + parseFloat(left) + parseFloat(width)];
-}"""
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_words_say_what_they_mean_on_hover_and_on_focus(page, server, size):
-    open_page(page, f"{server}/{FIRST}", size)
-    word = page.locator("a.term", has_text="observers").first
-    assert word.evaluate(MEANING)[0] == "none"
-    word.hover()
-    content, right = word.evaluate(MEANING)
-    assert "owns environments and plays in them" in content
-    assert right <= SIZES[size][0]
-    page.mouse.move(0, 0)
-    assert word.evaluate(MEANING)[0] == "none"
-    # Only after a key does a browser show the focus.
-    page.keyboard.press("Tab")
-    word.focus()
-    assert "owns environments" in word.evaluate(MEANING)[0]
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/glossary.html#term-observer")
-
-
 # The colours of figures' text and of their backgrounds.
 INKS = """() => {
     const clear = 'rgba(0, 0, 0, 0)';
@@ -93,7 +64,7 @@ INKS = """() => {
 
 
 def test_figures_stand_out_on_the_page(page, server):
-    open_page(page, f"{server}/{FIRST}")
+    open_page(page, server)
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
         page.wait_for_selector(f"html[data-theme={theme}]")
