@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("book", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("book")
 
 # Set where a copy is published, but the tests are of unpublished pages.
-for name in ("URL", "REPOSITORY", "BRANCH"):
+for name in ("URL", "REPOSITORY"):
     os.environ.pop(f"CDOPT_TUTORIAL_{name}", None)
 
 # Under nohup, or in the background of a script, these are ignored, and all processes

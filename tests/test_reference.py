@@ -124,32 +124,20 @@ def test_a_recorded_run_widens_what_was_seen_or_begins_anew(book):
         assert moved(book, **figures | {"text": "nccl"}) == {}
 
 
-def test_results_of_whole_runs_are_recorded(book, monkeypatch):
-    table(book).unlink()
-    monkeypatch.setattr("sys.argv", ["recording"])
-    monkeypatch.setattr("recording.this_project", lambda: book)
-    write(book, {"x": 1.0}, "1 / 0")
-    cli.main(["execute"])
-    with pytest.raises(SystemExit):
-        recording.main()
-    write(book, {"x": 1.0})
-    cli.main(["execute"])
-    recording.main()
-    assert moved(book, x=1.0) == {}
-    assert f"torch {version('torch')}" in table(book).read_text()
-
-
 def write(book, figures: dict, *more: str):
     glue = [f"glue({name!r}, {value!r})" for name, value in figures.items()]
     code = ("epochs = 3", "\n".join(glue), *more)
     return write_chapter(book, *code, parameters=True)
 
 
-def test_command_compares_new_and_reused_results(book, capsys, tmp_path):
+def test_command_compares_new_and_reused_results_and_recording_takes_them(
+    book, capsys, tmp_path, monkeypatch
+):
     write(book, FIGURES)
     assert cli.main(["execute"]) == 0
     assert capsys.readouterr().err == ""
-    write(book, FIGURES | {"count": 9, "gap": 1e-3, "near": 11.0})
+    figures = FIGURES | {"count": 9, "gap": 1e-3, "near": 11.0}
+    write(book, figures)
     file = tmp_path / "out.json"
     for _ in ("new", "reused"):
         assert cli.main(["execute", "--json", str(file)]) == 3
@@ -157,6 +145,14 @@ def test_command_compares_new_and_reused_results(book, capsys, tmp_path):
         assert len(said.splitlines()) == 3 and "allowed: at most 1e-10" in said
         (chapter,) = json.loads(file.read_text())["chapters"].values()
         assert len(chapter["moved"]) == 3 and chapter["figures"]["count"] == 9
+    monkeypatch.setattr("sys.argv", ["recording", "--anew"])
+    monkeypatch.setattr("recording.this_project", lambda: book)
+    recording.main()
+    assert moved(book, **figures) == {"gap": "is 0.001, allowed: at most 1e-10"}
+    assert f"torch {version('torch')}" in table(book).read_text()
+    write(book, FIGURES, "assert False")  # what has no result is not recorded
+    with pytest.raises(SystemExit):
+        recording.main()
 
 
 def test_a_chapter_with_other_parameters_is_not_compared(book, capsys, tmp_path):

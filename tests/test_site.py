@@ -1,4 +1,4 @@
-"""The published book: three variables decide its addresses; by default it has none."""
+"""The published book: two variables decide its addresses; by default it has none."""
 
 import re
 import shutil
@@ -49,7 +49,6 @@ def published(tmp_path_factory, project) -> Project:
         monkeypatch.setenv("CDOPT_TUTORIAL_URL", URL.rstrip("/"))
         repository = f"https://github.com/{PLACE}/"
         monkeypatch.setenv("CDOPT_TUTORIAL_REPOSITORY", repository)
-        monkeypatch.setenv("CDOPT_TUTORIAL_BRANCH", "next")
         render(small)
     return small
 
@@ -61,8 +60,8 @@ def page(book: Project, name: str) -> str:
 def test_buttons_open_the_notebook_and_the_repository(published):
     links = re.findall('href="(https:[^"]*)"', page(published, "notebooks/01_a.html"))
     for link in (
-        f"https://colab.research.google.com/github/{PLACE}/blob/next/notebooks/01_a.ipynb",
-        f"https://mybinder.org/v2/gh/{PLACE}/next?urlpath=lab/tree/notebooks/01_a.ipynb",
+        f"https://colab.research.google.com/github/{PLACE}/blob/main/notebooks/01_a.ipynb",
+        f"https://mybinder.org/v2/gh/{PLACE}/main?urlpath=lab/tree/notebooks/01_a.ipynb",
         f"https://github.com/{PLACE}",
     ):
         assert link in links

@@ -50,9 +50,9 @@ def read_config(project: Project) -> dict[str, Any]:
 
 def _add_site(config: dict[str, Any]) -> None:
     """Add, in place, what follows from where the book is published, if anywhere."""
-    url, place, branch = (
+    url, place = (
         os.environ.get(f"CDOPT_TUTORIAL_{name}", "").rstrip("/")
-        for name in ("URL", "REPOSITORY", "BRANCH")
+        for name in ("URL", "REPOSITORY")
     )
     sphinx, published = config["sphinx"]["config"], config.pop("published", {})
     options = config.pop("repository_options", {})
@@ -62,8 +62,7 @@ def _add_site(config: dict[str, Any]) -> None:
         # It is shown at any depth.
         sphinx["notfound_urls_prefix"] = f"{urlsplit(url).path}/"
     if place:
-        options |= {"repository_url": place, "repository_branch": branch or "main"}
-        sphinx.setdefault("html_theme_options", {}).update(options)
+        sphinx["html_theme_options"] |= options | {"repository_url": place}
 
 
 def render(project: Project, *, device: str = "cpu", short: bool = False) -> bool:
