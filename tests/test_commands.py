@@ -254,6 +254,6 @@ class TestExitCode:
         args = f"rnn {SMALL} --corpus {text} --max-steps 1 --json {file}"
         assert cli.main(args.split()) == 1
         said = capsys.readouterr()
-        assert "valid_perplexity" in said.out  # which is all that is lost
+        assert "valid_perplexity" in said.out  # and only the file is lost
         line = f"cdopt-tutorial: [Errno 2] No such file or directory: '{tmp_path}/none/"
         assert said.err.startswith(line) and len(said.err.splitlines()) == 1

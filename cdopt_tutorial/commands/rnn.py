@@ -33,7 +33,9 @@ def run(arguments: list[str]) -> int:
     job = _job(config, flags)
     trainers = rnn.run(
         job, max_restarts=flags.max_restarts, on_report=training.log,
-        on_restart=lambda error, _: print(f"{error.headline}: all begin again"),
+        on_restart=lambda error, _: print(
+            f"{error.headline}: all begin again", flush=True
+        ),
         **options,
     )  # fmt: skip
     training.check_finite(trainers[0].perplexity)

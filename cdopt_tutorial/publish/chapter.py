@@ -24,13 +24,9 @@ def read(path: Path) -> NotebookNode:
         notebook = nbformat.reads(path.read_text("utf-8"), 4, invalid)
         if invalid:
             raise invalid["ValidationError"]
+        return upgrade(notebook)  # in older formats cells have no id
     except Exception as error:  # nbformat raises many types
         raise ValueError(f"{path}: it can't be read, or is no notebook") from error
-    if notebook.nbformat_minor < 5:
-        notebook = upgrade(notebook)
-        for number, cell in enumerate(notebook.cells):
-            cell.id = f"{number}"  # a random one would differ each time
-    return notebook
 
 
 def read_chapter(path: Path) -> NotebookNode:
@@ -73,9 +69,7 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
     for cell in cells:
         chapter.cells.append(cell)
         if written := program(cell):
-            # A random id would make the page a new one each time.
-            link = new_markdown_cell(_LINK.format(written[0]), id=f"{cell.id}-file")
-            chapter.cells.append(link)
+            chapter.cells.append(new_markdown_cell(_LINK.format(written[0])))
     # A kernel sets this as it starts, but may have failed to; `!ls` needs it.
     chapter.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     return chapter

@@ -103,10 +103,9 @@ def execute(
 ) -> list[NotebookNode]:
     """Run those of the chapters that have no valid result; with `force`, all.
 
-    Return all results, whose metadata have the `seconds` that the run took and, if it
-    `failed`, where and why.
-    Several run `at_once`, on a core each, if that is not 1. A failure does not stop the
-    others; a result that can't be written is an OSError.
+    Return the results, whose metadata have the `seconds` that the run took and, if it
+    `failed`, where and why. Several run `at_once`, on a core each, if that is not 1. A
+    failure does not stop the others; a result that can't be written is an OSError.
     """
     project.results.mkdir(parents=True, exist_ok=True)
     scratch.folder()  # before several threads ask for it
@@ -115,8 +114,9 @@ def execute(
         variables["OMP_NUM_THREADS"] = "1"
 
     def finish(path: Path, chapter: NotebookNode) -> NotebookNode:
-        name, ran = f"{project.relative(path)}", find_result(project, chapter, device)
-        if ran is not None and "failed" not in ran.metadata and not force:
+        name = f"{project.relative(path)}"
+        ran = None if force else find_result(project, chapter, device)
+        if ran is not None and "failed" not in ran.metadata:
             seconds = ran.metadata["seconds"]
             print(f"{name}: reused the result of a run of {seconds:.1f} s")
             return ran
