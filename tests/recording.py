@@ -26,20 +26,16 @@ from cdopt_tutorial.publish.reference import is_here, seen_range, short
 def main() -> None:
     """Record the chapters that are named, or else all."""
     parser = argparse.ArgumentParser(prog="python -m recording", description=__doc__)
-    which = "path of a chapter (default: all chapters)"
-    parser.add_argument(
-        "notebooks", metavar="NOTEBOOK", nargs="*", type=Path, help=which
-    )
+    parser.add_argument("notebooks", nargs="*", type=Path, help="chapters, or else all")
     anew = "forget what other runs gave before"
     parser.add_argument("--anew", action="store_true", help=anew)
     args, book = parser.parse_args(), this_project()
-    table = book.root / "notebooks/reference.toml"
     for path in args.notebooks or book.chapters():
-        known = path.resolve() in book.chapters()
-        result = find_result(book, read_chapter(path), "cpu") if known else None
+        result = find_result(book, read_chapter(path), "cpu")
         if result is None or "failed" in result.metadata:
             parser.exit(1, f"{path} has no result: run cdopt-tutorial execute\n")
-        update(table, path.stem, claimed(result), origin(), anew=args.anew)
+        table, figures = book.root / "notebooks/reference.toml", claimed(result)
+        update(table, path.stem, figures, origin(), anew=args.anew)
 
 
 def update(

@@ -206,15 +206,6 @@ class TestBook:
         ends("execute", NO_BOOK, 2, capsys)
 
 
-def test_a_temporary_directory_that_is_full(monkeypatch, scratch, capsys):
-    def full(path, _):
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_bytes", full)  # of what a worker is to read
-    line = "[Errno 28] No space left on device: '...'"
-    ends("hybrid --smoke", line, 1, capsys)
-
-
 DAMAGE = "checkpoint ...: it is damaged or truncated, or no checkpoint at all"
 FOREIGN = "checkpoint ...: another program made it"
 # What a checkpoint's parts are set to, or one of its weights; 0 removes a part.

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from clumsy import DIVERGED, ends
@@ -183,23 +182,13 @@ def test_a_checkpoint_that_finds_no_room_is_said_in_one_line(text, tmp_path):
 
 
 class TestJson:
-    def test_that_can_not_be_written_leaves_nothing(self, tmp_path, monkeypatch):
-        def full(*_):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Path, "replace", full)
-        with pytest.raises(OSError):
-            write_json(tmp_path / "out.json", {"a": 1})
-        assert list(tmp_path.iterdir()) == []
-
     def test_replaces_the_file_to_which_a_link_leads(self, tmp_path):
         link, file, same = (tmp_path / name for name in ("link", "out.json", "same"))
         link.symlink_to(file)
-        for number in (1, 2):  # nothing is there yet, and then a file
-            write_json(link, {"a": number})
-            assert json.loads(file.read_text()) == {"a": number} and link.is_symlink()
-            if number == 1:
-                same.hardlink_to(file)
+        write_json(link, {"a": 1})  # nothing is there yet
+        same.hardlink_to(file)
+        write_json(link, {"a": 2})
+        assert json.loads(file.read_text()) == {"a": 2} and link.is_symlink()
         assert json.loads(same.read_text()) == {"a": 1}  # nobody reads half of the new
 
     def test_goes_into_a_pipe(self, tmp_path):

@@ -185,8 +185,15 @@ def test_a_chapter_links_a_term_where_it_first_emphasizes_it(book):
     assert not links.findall((book.html / "book/errors.html").read_text())
 
 
-def test_two_chapters_that_write_one_program_are_an_error(book):
-    for name in "01_a", "02_b":
+def test_a_build_that_is_not_clean_or_impossible_is_a_failure(book, capfd):
+    (book.root / "book/index.md").write_text("# Front\n\n[](nowhere.md)\n")
+    assert main(["build"]) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert "nowhere" in said[-2]
+    line = "cdopt-tutorial: the pages do not build cleanly: a warning is an error"
+    assert said[-1] == line
+    for name in "01_a", "02_b":  # one would take the other's place
         write_chapter(book, "%%writefile bare_a.py\nprint(6)\n", name=name)
-    with pytest.raises(FileExistsError, match="bare_a.py"):
-        render(book)
+    assert main(["build"]) == 1
+    (last,) = capfd.readouterr().err.splitlines()[-1:]
+    assert last.startswith("cdopt-tutorial: [Errno 17] File exists: ")
