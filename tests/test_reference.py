@@ -42,7 +42,7 @@ ALLOWED = {
     "far": [8.23, 7.77],
     "share": [-2.09, -1.81],
     "gap": [9e-11, 1e-10, -1.0],
-    "speed": [900.0, -inf],
+    "speed": [900.0, -inf, "a text"],
 }
 MOVED = {
     "near": ([10.6, 8.9, nan, inf], "9 to 10.5"),

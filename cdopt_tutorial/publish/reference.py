@@ -1,7 +1,6 @@
 """Compare the figures of a chapter with those in `notebooks/reference.toml`.
 
-The table has the range of each figure over runs on several machines, and names these
-machines; a figure may lie a little outside its range.
+The table has the range of each figure over runs on several machines, and names them.
 """
 
 import math
@@ -36,25 +35,22 @@ class Reference:
                     raise ValueError(f"{name} lacks `seen`, or has an unknown rule")
                 _words(row)
         except Exception as error:  # of what is no table, no row, or no range
-            name = project.relative(path)
-            raise ValueError(f"{name} can't be read: {error}") from error
+            what = f"notebooks/reference.toml can't be read: {error}"
+            raise ValueError(what) from error
         #: The figures whose library is not installed.
         self.absent = [name for name, row in all_rows if not is_here(row)]
 
-    def drift(
-        self, chapter: str, figures: Figures, *, complete: bool = True
-    ) -> dict[str, str]:
+    def drift(self, chapter: str, figures: Figures, complete: bool) -> dict[str, str]:
         """Return how figures moved beyond what is allowed, by name.
 
         Unless the chapter is `complete`, figures may be missing.
         """
         rows, moved = self._rows.get(chapter, {}), {}
         for name, value in figures.items():
-            row = rows.get(name)
-            if row is None:
+            if name not in rows:
                 moved[name] = f"is {short(value)}, the reference has none"
-            elif not _holds(row, value):
-                moved[name] = f"is {short(value)}, allowed: {_words(row)}"
+            elif not _holds(rows[name], value):
+                moved[name] = f"is {short(value)}, allowed: {_words(rows[name])}"
         for name, row in rows.items() if complete else ():
             if name not in figures and is_here(row):
                 moved[name] = "is no longer there"
@@ -92,14 +88,14 @@ def _holds(row: Mapping, value: float | str) -> bool:
     """Whether a value, to six digits, lies in its range, or is the same text."""
     if NOT_COMPARED & row.keys():
         return True
-    if isinstance(value, str) or isinstance(row["seen"], str):
-        return value == row["seen"]
     least, most = _allowed(row)
+    if isinstance(value, str) or isinstance(least, str):
+        return value == least
     return least <= float(short(value)) <= most
 
 
 def _words(row: Mapping) -> str:
     least, most = map(short, _allowed(row))
-    if least == "-inf":
+    if "at_most" in row:
         return f"at most {most}"
     return least if least == most else f"{least} to {most}"
