@@ -19,10 +19,7 @@ KEYS = {"seen", "exact", "at_most", "needs", *NOT_COMPARED}
 
 
 class Reference:
-    """The table of one book, by chapters without `.ipynb`; empty if there is no file.
-
-    A ValueError names what is wrong with a file of another form.
-    """
+    """The table of one book, empty without a file; a ValueError if it is damaged."""
 
     def __init__(self, project: Project) -> None:
         path = project.root / "notebooks" / "reference.toml"
@@ -43,7 +40,7 @@ class Reference:
     def drift(self, chapter: str, figures: Figures, complete: bool) -> dict[str, str]:
         """Return how figures moved beyond what is allowed, by name.
 
-        Unless the chapter is `complete`, figures may be missing.
+        The chapter is named without `.ipynb`; unless `complete`, it may lack figures.
         """
         rows, moved = self._rows.get(chapter, {}), {}
         for name, value in figures.items():
