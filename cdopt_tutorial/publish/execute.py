@@ -32,16 +32,14 @@ from cdopt_tutorial.publish import asserts
 from cdopt_tutorial.publish.chapter import code_cells, read, shortened
 from cdopt_tutorial.publish.project import Project
 
-Chapters = Iterable[tuple[Path, NotebookNode]]  # as `read_chapter` reads them
 CELL_TIMEOUT = 3600  # seconds after which one cell counts as hung
 # Settings of a reader's Python (such as PYTHONOPTIMIZE, which skips asserts), IPython
 # and matplotlib, on which no result may depend.
 _SETTINGS = ("PYTHON", "IPYTHON", "MPL", "MATPLOTLIB")
 # Libraries whose versions decide a result; without Ray chapter 7 differs.
 _LIBRARIES = "torch cdopt geoopt gymnasium ipython numpy scikit-learn ray".split()
-# Folders that the others may not import: of systems, and of commands.
+# Folders of systems, which the others may not import.
 _SYSTEMS = "dissolving hybrid parameter_server reinforce rollouts sharding".split()
-_APART = {*_SYSTEMS, "commands"}
 _KINDS = ".py", ".json", ".mplstyle", ".svg"
 # What a system imports, and the systems of commands that have other names.
 _IMPLIED = {"rollouts": "reinforce", "rnn": "parameter_server", "shard": "sharding"}
@@ -69,7 +67,7 @@ def used_files(package: Path, notebook: NotebookNode) -> list[Path]:
     code = "\n".join(cell.source for cell in code_cells(notebook))
     words = {*re.findall(r"\w+", re.sub(r"-m\W+cdopt_tutorial", "commands", code))}
     words |= {_IMPLIED[word] for word in words & _IMPLIED.keys()}
-    unused = {"publish", ".ipynb_checkpoints", *_APART} - words
+    unused = {*_SYSTEMS, "commands", "publish", ".ipynb_checkpoints"} - words
     # Editors leave hidden files beside the others.
     files = [file for file in package.rglob("[!.]*.*") if file.suffix in _KINDS]
     return sorted(f for f in files if not unused & {*f.relative_to(package).parts})
@@ -94,7 +92,7 @@ def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
 
 
 def execute(
-    chapters: Chapters,
+    chapters: Iterable[tuple[Path, NotebookNode]],
     *,
     project: Project,
     device: str = "cpu",
