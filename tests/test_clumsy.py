@@ -206,12 +206,11 @@ class TestBook:
 
 DAMAGE = "checkpoint ...: it is damaged or truncated, or no checkpoint at all"
 FOREIGN = "checkpoint ...: another program made it"
-# What a checkpoint's parts are set to, or one of its weights; 0 removes a part.
+# What a checkpoint's parts are set to; None removes one.
 PARTS = [
-    {"words": 0}, {"more": 1}, {"config": [1]}, {"config": {"colour": "red"}},
-    {"config": {"hidden": -1}}, {"words": ["a"]}, {"weights": [1]}, {"weights": {}},
+    {"words": None}, {"more": 1}, {"config": {"hidden": -1}}, {"words": ["a"]},
+    {"weights": {"a": "a text"}},
 ]  # fmt: skip
-WEIGHTS = [torch.zeros(2, 2), "a text"]
 
 
 @pytest.mark.usefixtures("no_process_starts")
@@ -241,20 +240,15 @@ class TestCheckpoint:
 
     def test_whose_parts_do_not_belong_together(self, saved, refused):
         content = torch.load(saved)
-        first, *_ = content["weights"]
-        weights = [{"weights": content["weights"] | {first: w}} for w in WEIGHTS]
-        for parts in PARTS + weights:
-            parts = {
-                name: part for name, part in (content | parts).items() if part != 0
-            }
+        for parts in PARTS:
+            whole = (content | parts).items()
+            parts = {name: part for name, part in whole if part is not None}
             refused(parts, "checkpoint ...: its parts can't be of one run")
 
     def test_of_another_program(self, refused):
-        for content in [1, 2], torch.nn.Linear(2, 2).state_dict():
-            refused(content, FOREIGN)
+        refused(torch.nn.Linear(2, 2).state_dict(), FOREIGN)
         refused({"what would run": os.mkdir}, DAMAGE)
-        for content in pickle.dumps({"epoch": 1}), b"It was a dark and stormy night.":
-            refused(content, DAMAGE)
+        refused(pickle.dumps({"epoch": 1}), DAMAGE)
 
     def test_that_is_truncated_or_of_another_run(self, saved, refused):
         whole = saved.read_bytes()
