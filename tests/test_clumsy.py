@@ -56,6 +56,10 @@ rnn --corpus TMP: corpus '...': it cannot be read (Is a directory)
 rnn --resume TMP/none: checkpoint '...': No such file or directory
 rnn --checkpoint TEXT: checkpoint '...': it is damaged or truncated, or no ...
 rnn --checkpoint /dev/null: checkpoint '...': it is a directory, or a device
+rnn --json TMP/none/file: can't write .../none/file: is its folder there, and yours?
+rnn --checkpoint TMP/none/file: can't write .../none/file: is its folder ...
+rnn --json TMP/file --checkpoint TMP/file: --checkpoint and --json are both '...'
+execute --json TMP: can't write ...: is its folder there, and yours?
 hybrid --num-trainers 257: num_trainers is 257, but must be 1 to 256
 hybrid --semantics hope: semantics is 'hope', but must be exact or original
 hybrid --manifold sphere: manifold is 'sphere', but must be none or stiefel or oblique

@@ -237,12 +237,3 @@ class TestExitCode:
         said = capsys.readouterr().err
         assert said == "cdopt-tutorial: ps raised KeyError\n\nits traceback\n"
         assert file.read_text() == "earlier"
-
-    def test_of_results_that_can_not_be_written(self, text, tmp_path, capsys):
-        file = tmp_path / "none/out.json"
-        args = f"rnn {SMALL} --corpus {text} --max-steps 1 --json {file}"
-        assert cli.main(args.split()) == 1
-        said = capsys.readouterr()
-        assert "valid_perplexity" in said.out  # and only the file is lost
-        line = f"cdopt-tutorial: [Errno 2] No such file or directory: '{tmp_path}/none/"
-        assert said.err.startswith(line) and len(said.err.splitlines()) == 1

@@ -5,6 +5,7 @@ the systems share.
 """
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +60,15 @@ def _number(info: Any) -> PrimitiveConstructorSpec | None:
         nargs=1, metavar=kind.__name__.upper(), instance_from_str=read,
         is_instance=lambda x: isinstance(x, kind), str_from_instance=lambda x: [str(x)],
     )  # fmt: skip
+
+
+def check_writable(path: Path | None) -> None:
+    """ValueError unless there is, or can be, such a file, rather than after minutes."""
+    if path is None or not torchrun.is_first():
+        return
+    place = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise ValueError(f"can't write {path}: is its folder there, and yours?")
 
 
 def write_json(path: Path | None, results: dict[str, Any]) -> None:

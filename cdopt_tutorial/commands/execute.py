@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 from tyro.conf import Positional, UseAppendAction, arg
 
 from cdopt_tutorial.calls.device import pick_device
-from cdopt_tutorial.commands import read_flags, write_json
+from cdopt_tutorial.commands import check_writable, read_flags, write_json
 from cdopt_tutorial.publish import chapter, execute, project
 from cdopt_tutorial.publish.reference import Reference
 
@@ -39,6 +39,7 @@ def run(arguments: list[str]) -> int:
 
 def run_chapters(flags: Flags) -> int:
     """The same, with flags that were read."""
+    check_writable(flags.json)
     book = project.this_project()
     paths, reference = flags.notebooks or book.chapters(), Reference(book)
     chapters = [(path, _read(path, flags)) for path in paths]

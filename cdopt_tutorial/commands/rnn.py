@@ -8,7 +8,7 @@ from typing import Any
 
 from cdopt_tutorial import data, torchrun
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.commands import training
+from cdopt_tutorial.commands import check_writable, training
 from cdopt_tutorial.parameter_server import History, Job, RNNConfig
 
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
@@ -52,6 +52,9 @@ def _job(config: RNNConfig, flags: Flags) -> Job:
     if flags.against_local and not config.sync:
         raise ValueError("asynchronous trainers have no equal in one process")
     keep, start = flags.checkpoint, flags.resume
+    check_writable(keep)
+    if keep is not None and keep == flags.json:
+        raise ValueError(f"--checkpoint and --json are both {str(keep)!r}")
     if keep is not None and keep.exists():
         rnn.checkpoint.load(keep)  # or what is no checkpoint would be lost
         start = keep if torchrun.restarts() else start

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from cdopt_tutorial import torchrun
-from cdopt_tutorial.commands import Failed, read_flags, write_json
+from cdopt_tutorial.commands import Failed, check_writable, read_flags, write_json
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.run import interface
 from cdopt_tutorial.training import Progress
@@ -49,6 +49,7 @@ def read(
             pass
 
     given = read_flags(name, Unchecked, arguments)
+    check_writable(given.json)
     values = {field.name: getattr(given, field.name) for field in fields(config)}
     if given.against_local:
         values |= {n: v for n, v in LIKE_ONE_PROCESS.items() if n in values}
