@@ -37,15 +37,13 @@ def test_gates():
     """LSTM_cdopt makes the four gates orthogonal as one matrix, none of them."""
     stacked = theirs.LSTM_cdopt(8, 16, **STIEFEL).weight_hh_l0
     torch.testing.assert_close(stacked.mT @ stacked, torch.eye(16, **F64))
-    of_gates = torch.linalg.svdvals(torch.stack(stacked.chunk(4)))
-    assert of_gates.min() < 0.1 and of_gates.max() < 0.95
+    assert torch.linalg.svdvals(torch.stack(stacked.chunk(4))).max() < 0.95
 
 
-@pytest.mark.parametrize("manifold", [oblique_torch, sphere_torch])
-def test_frozen(manifold):
+def test_frozen():
     """On the oblique manifold and the sphere cdopt never trains weight_hh."""
-    for kind in theirs.RNN_cdopt, theirs.GRU_cdopt, theirs.LSTM_cdopt:
-        rnn = kind(8, 6, **STIEFEL | {"manifold_class": manifold})
+    for manifold in oblique_torch, sphere_torch:
+        rnn = theirs.GRU_cdopt(8, 6, **STIEFEL | {"manifold_class": manifold})
         assert not rnn.weight_hh_l0.requires_grad and not moves(rnn)
 
 
@@ -54,10 +52,9 @@ def test_reset_parameters():
 
     A new weight of a Linear_cdopt is not the optimizer's; a dissolved layer keeps it.
     """
-    for kind in theirs.RNN_cdopt, theirs.GRU_cdopt, theirs.LSTM_cdopt:
-        rnn = kind(8, 6, **STIEFEL)
-        rnn.reset_parameters()
-        assert not moves(rnn) and rnn.weight_hh_l0.grad is None
+    rnn = theirs.GRU_cdopt(8, 6, **STIEFEL)
+    rnn.reset_parameters()
+    assert not moves(rnn) and rnn.weight_hh_l0.grad is None
     for layer, stays in (linear(), False), (dissolved(), True):
         before = set(layer.parameters())
         layer.reset_parameters()
@@ -75,7 +72,6 @@ def test_identity():
     layer = linear(1.5)
     with pytest.raises(RuntimeError, match='Unexpected .*"Ip"'):
         nn.Linear(8, 4).load_state_dict(layer.state_dict())
-    assert sum(p.numel() for p in layer.parameters()) == 8 * 4 + 4 + 4 * 4
     layer.requires_grad_(False).requires_grad_(True)
     get_quad_penalty(layer).backward()
     assert layer.Ip.grad.any()
@@ -83,24 +79,17 @@ def test_identity():
 
 def test_pickle():
     """No layer of cdopt pickles: none can be sent to a worker or saved whole."""
-    convolution = theirs.Conv2d_cdopt(3, 4, 3, **STIEFEL)
-    for layer in linear(), convolution, theirs.LSTM_cdopt(8, 6, **STIEFEL):
+    for layer in linear(), theirs.LSTM_cdopt(8, 6, **STIEFEL):
         with pytest.raises(AttributeError, match="Can't pickle local object"):
             pickle.dumps(layer)
 
 
 def test_deepcopy():
     """The penalty of a deepcopy still measures, and trains, the original."""
-    for layer, name in (
-        (linear(), "weight"),
-        (theirs.Conv2d_cdopt(3, 4, 3, **STIEFEL), "weight"),
-        (theirs.RNNCell_cdopt(8, 4, **STIEFEL), "weight_hh"),
-    ):
-        duplicate = move_(copy.deepcopy(layer), 2)
-        assert get_quad_penalty(duplicate) < 1e-20
-        get_quad_penalty(duplicate).backward()
-        assert getattr(duplicate, name).grad is None
-        assert getattr(layer, name).grad is not None
+    duplicate = move_(copy.deepcopy(layer := linear()), 2)
+    get_quad_penalty(duplicate).backward()
+    assert get_quad_penalty(duplicate) < 1e-20
+    assert duplicate.weight.grad is None and layer.weight.grad is not None
 
 
 def test_defaults():
@@ -135,13 +124,10 @@ def test_violation():
 
 
 def test_map():
-    """C(A) = −¾ C² + ¼ C³, so 2 W is mapped to −W, feasible, if W is orthogonal."""
-    for factor in (1.1, 2):
-        layer, c = move_(dissolved(), factor), factor**2 - 1
-        found, mapped = constraints.feasibility(layer), -0.75 * c**2 + 0.25 * c**3
-        assert found.weight == pytest.approx(2 * c)  # ‖I‖ is 2
-        assert found.mapped == pytest.approx(2 * abs(mapped), abs=1e-12)
+    """2 W is mapped to −W, which is feasible, if W is orthogonal."""
+    layer = move_(dissolved(), 2)
     torch.testing.assert_close(layer.weight, -free(layer) / 2)
+    assert constraints.feasibility(layer).mapped < 1e-12
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 4), (4, 8), (4, 4)])

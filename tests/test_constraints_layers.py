@@ -91,16 +91,6 @@ class TestTransforms:
     def test_of_recurrent_layers(self):
         ours, theirs, w = self.both(LSTM)
         near(grad(ours)(w), grad(theirs)(w))
-        layer, x = LSTM.build()
-        (expected,) = torch.autograd.grad(layer(x.requires_grad_())[0].sum(), x)
-        near(grad(lambda x: layer(x)[0].sum())(x.detach()), expected)
-
-    def test_of_the_penalty(self):
-        distance = dissolved().parametrizations.weight[0].distance
-        w = torch.stack([drawn((4, 8), 0), drawn((4, 8), 1)])
-        for transform in grad, hessian:
-            formula = vmap(transform(lambda w: CASES["wide"].formula(w)[1]))
-            near(vmap(transform(distance))(w), formula(w))
 
 
 class TestCopies:
@@ -134,37 +124,6 @@ class TestCopies:
         layer.load_state_dict(other.state_dict())
         near(output(layer, x), output(other, x), 0)
         assert constraints.feasibility(case.dissolve(layer)).weight < 1e-12
-
-    @each_case
-    def test_conversion_and_loading_by_swapping(self, case, request):
-        (layer, x), (other, _) = case.build(), case.build(1.2)
-        w, swap = case.w(layer), torch.__future__.set_swap_module_params_on_conversion
-        request.addfinalizer(partial(swap, False))
-        swap(True)
-        (output(layer, x).sum() + constraints.penalty(layer)).backward()
-        layer.zero_grad()
-        layer.float().double().load_state_dict(other.state_dict())
-        assert case.w(layer) is w
-        near(output(layer, x), output(other, x))
-        near(constraints.penalty(layer), constraints.penalty(other))
-
-    def test_a_class_keeps_its_hooks_registry_and_copying(self):
-        kinds = {}
-
-        class Encoder(nn.Linear):
-            def __init_subclass__(cls, **options):
-                super().__init_subclass__(**options)
-                kinds[cls.__name__] = cls
-
-            def __deepcopy__(self, memo):
-                return "its own"
-
-        class Wide(Encoder):
-            pass
-
-        layer = constraints.dissolve(Wide(8, 4))
-        assert kinds["Wide"] is Wide and isinstance(layer, Encoder)
-        assert copy.deepcopy(layer) == "its own"
 
     @pytest.mark.parametrize("first", [True, False])
     def test_other_parametrizations_of_the_layer(self, first):
@@ -220,31 +179,13 @@ class TestReset:
         if not isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):  # another order
             near(dict(layer.state_dict()), dict(case.dissolve(other).state_dict()))
 
-    def test_a_class_that_resets_something_else(self):
-        class Own(nn.Linear):
-            times = 0
+    def test_a_class_with_a_reset_of_its_own(self):
+        """The last write wins, however it reaches the weight; others stay as well."""
 
-            def reset_parameters(self):
-                self.times = self.times + 1
-                self.bias = nn.Parameter(torch.full((4,), 7.0 * self.times, **F64))
-                if self.times == 1:
-                    super().reset_parameters()
-                elif self.times == 3:
-                    raise RuntimeError("not again")
-
-        layer = constraints.dissolve(Own(8, 4, **F64))
-        before = layer.weight.detach().clone()
-        layer.reset_parameters()
-        assert layer.times == 2 and (layer.bias == 14).all()
-        with pytest.raises(RuntimeError, match="not again"):
-            layer.reset_parameters()
-        assert len(list(layer.parameters())) == 2
-        near(layer.weight.detach(), before)
-
-    def test_the_last_write_wins_however_it_reaches_the_weight(self):
         class Eyes(nn.LSTM):
             def reset_parameters(self):
                 super().reset_parameters()  # by way of parameters()
+                self.bias_hh_l0 = nn.Parameter(torch.full((24,), 7.0, **F64))
                 for gate in self.weight_hh_l0.chunk(4):
                     nn.init.eye_(gate.data)
 
@@ -252,6 +193,7 @@ class TestReset:
         nn.init.normal_(free(rnn, "weight_hh_l0"))
         rnn.reset_parameters()
         near(rnn.weight_hh_l0.detach(), torch.eye(6, **F64).repeat(4, 1))
+        assert (rnn.bias_hh_l0 == 7).all() and len(list(rnn.parameters())) == 4
 
     def test_other_parametrizations_on_top(self):
         layer = dissolved()

@@ -18,7 +18,6 @@ from cdopt_tutorial.calls.references import reference
 from cdopt_tutorial.constraints import Constraints
 
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
-ASKS = Constraints, constraints.penalty, constraints.feasibility, constraints.project_
 COLUMNS = ROWS | {"transpose": True}
 wide = CASES["wide"].formula
 
@@ -31,18 +30,15 @@ def linear(**options):
     return nn.Linear(8, 4, **options)
 
 
-def bad(number):
-    """A layer with such a number in its weight."""
+def bad():
     layer = linear()
-    with torch.no_grad():
-        layer.weight[0, 0] = number
+    layer.weight.data[0, 0] = -math.inf
     return layer
 
 
-def overlapping(strides):
-    """A layer whose weight has elements that share memory."""
+def overlapping():
     layer = linear()
-    layer.weight = nn.Parameter(torch.randn(11).as_strided((4, 8), strides))
+    layer.weight = nn.Parameter(torch.randn(11).as_strided((4, 8), (1, 0)))
     return layer
 
 
@@ -51,8 +47,6 @@ REFUSED = [
     (table(9, 4, sparse=True), {}, "Embedding has sparse=True"),
     (partial(nn.EmbeddingBag, 9, 4, max_norm=2), {}, "EmbeddingBag has max_norm"),
     (table(4, 9, padding_idx=0), {}, PADS),
-    (table(4, 4, padding_idx=0), {}, PADS),
-    (table(8, 4, padding_idx=0), {"blocks": 2}, PADS),
     (table(9, 4, padding_idx=0), ROWS, PADS),
     (table(1, 9, padding_idx=0), SPHERE, PADS),
     (lambda: [3], {}, "a list is no layer: give a module"),
@@ -60,24 +54,19 @@ REFUSED = [
     (linear, {"name": 0}, "no parameter 0"),
     (dissolved, {}, "has no parameter 'weight' that is still free"),
     (linear, {"manifold": "flat"}, "manifold is 'flat', but must be one of stiefel"),
-    (linear, {"manifold": grassmann_torch}, "but must be one of stiefel, oblique, s"),
     (linear, {"blocks": 3}, "blocks is 3, but must be an int that divides the 4 rows"),
     (linear, {"blocks": 2.0}, "blocks is 2.0, but must be an int that divides"),
-    (linear, {"blocks": 0}, "blocks is 0, but must be an int that divides"),
     (linear, {"transpose": True}, "transpose is True, but must be False"),
     (linear, ROWS | {"transpose": 1}, "transpose is 1, but must be False"),
     (linear, {"penalty_param": 0}, "penalty_param is 0, but must be above 0"),
     (linear, {"penalty_param": math.nan}, "penalty_param is nan, but must be"),
-    (linear, {"penalty_param": math.inf}, "penalty_param is inf, but must be"),
     (linear, {"penalty_param": "1"}, "penalty_param is '1', but must be"),
     (linear, {"name": "bias"}, r"has shape \(4,\)"),
     (partial(nn.Linear, 0, 4), {}, r"has shape \(4, 0\)"),
     (partial(linear, dtype=torch.complex64), {}, "is torch.complex64"),
     (lambda: linear().to(torch.float8_e4m3fn), {}, "is torch.float8_e4m3fn"),
-    (partial(bad, math.nan), {}, "'weight' of Linear is not finite"),
-    (partial(bad, -math.inf), ROWS, "'weight' of Linear is not finite"),
-    (partial(overlapping, (1, 1)), {}, "has elements that share memory"),
-    (partial(overlapping, (1, 0)), {}, "has elements that share memory"),
+    (bad, ROWS, "'weight' of Linear is not finite"),
+    (overlapping, {}, "has elements that share memory"),
     (lambda: move_(linear(**F64), 1e200), ROWS, "'weight' of Linear has no projection"),
 ]
 
@@ -111,42 +100,29 @@ class TestRefused:
 
     @pytest.mark.filterwarnings("ignore")  # of CDOpt's
     def test_models(self):
-        grassmann = STIEFEL | {"manifold_class": grassmann_torch}
-        of_cdopt = {
-            "LSTM_cdopt": theirs.LSTM_cdopt(3, 4, **STIEFEL),
-            "GRUCell_cdopt": theirs.GRUCell_cdopt(3, 4, **STIEFEL),
-            "Linear_cdopt": theirs.Linear_cdopt(4, 8, **grassmann),
-        }
+        flat = STIEFEL | {"manifold_class": grassmann_torch}
+        lstm, linear = (
+            theirs.LSTM_cdopt(3, 4, **STIEFEL),
+            theirs.Linear_cdopt(4, 8, **flat),
+        )
         for model, line in (
             ([dissolved()], "a list is no model: give modules"),
-            (nn.Linear(3, 3), "no weight of this model is constrained"),
             (reference(nn.LSTM(3, 3)), "no weight of this model is constrained"),
-            *(
-                (nn.Sequential(dissolved(), layer), f"{kind} is CDOpt's: dissolve a pl")
-                for kind, layer in of_cdopt.items()
-            ),
+            (lstm, "LSTM_cdopt is CDOpt's: dissolve a plain layer"),
+            (nn.Sequential(dissolved(), linear), "Linear_cdopt is CDOpt's: dissolve a"),
         ):
             with pytest.raises(ValueError, match=line):
                 Constraints(model)
 
 
-OPTIMIZERS = {
-    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "Adam": partial(torch.optim.Adam, lr=1e-2),
-    "Rprop": partial(torch.optim.Rprop, lr=1e-2),
-    "Muon": partial(torch.optim.Muon, lr=1e-2),
-}
-
-
 class TestPadding:
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.Muon])
     @pytest.mark.parametrize("options", [{}, {"blocks": 2}, COLUMNS, SPHERE])
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_the_row_is_0_and_stays_0(self, optimizer, options, dtype):
-        torch.manual_seed(0)
         embedding = nn.Embedding(24, 5, padding_idx=3, dtype=dtype)
         constraints.dissolve(embedding, **options)
-        moves = OPTIMIZERS[optimizer](embedding.parameters())
+        moves = optimizer(embedding.parameters(), lr=1e-2)
         for _ in range(5):
             tokens = torch.randint(0, 24, (8, 6))
             tokens[:, 4:] = 3
@@ -192,18 +168,17 @@ class TestShared:
     def test_is_dissolved_in_each_layer_and_counts_once(self, one, other):
         model = Tied()
         constraints.dissolve(getattr(model, one), penalty_param=0.3)
-        for ask in ASKS:
-            line = f"^{other}.weight is the weight of {one}.weight, which is dissolved"
-            with pytest.raises(ValueError, match=line):
-                ask(model)
-            with pytest.raises(ValueError, match="^1.weight is the weight of 0.weight"):
-                ask(getattr(model, one), getattr(model, other))
+        line = f"^{other}.weight is the weight of {one}.weight, which is dissolved"
+        with pytest.raises(ValueError, match=line):
+            Constraints(model)
+        with pytest.raises(ValueError, match="^1.weight is the weight of 0.weight"):
+            Constraints(getattr(model, one), getattr(model, other))
         constraints.dissolve(getattr(model, other), penalty_param=0.3)
         w = free(move_(model).table)
         assert free(model.head) is w
         near(constraints.penalty(model), 0.3 * CASES["tall"].formula(w)[1])
 
-    @pytest.mark.parametrize("options", [ROWS, {"penalty_param": 5.0}, {"blocks": 7}])
+    @pytest.mark.parametrize("options", [ROWS, {"penalty_param": 5.0}])
     def test_two_rules_for_one_weight_are_refused(self, options):
         model = Tied()
         constraints.dissolve(model.table)
@@ -216,28 +191,14 @@ class TestShared:
         with pytest.raises(ValueError, match="1.weight is the weight of 0.weight, but"):
             kept.penalty()
 
-    @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM, nn.Linear])
-    def test_all_names_in_a_layer_are_dissolved(self, kind):
-        if kind is nn.Linear:
-            layer, names = kind(8, 4, **F64), {"weight", "other"}
-            layer.other = layer.weight
-            constraints.dissolve(layer, "other")
-        else:
-            layer = kind(5, 6, bidirectional=True, **F64)
-            layer.weight_hh_l0_reverse = layer.weight_hh_l0
-            names = {"weight_hh_l0", "weight_hh_l0_reverse"}
-            constraints.dissolve_recurrent(layer)
-        assert set(move_(layer).parametrizations) == names
-        one, other = (getattr(layer, name) for name in names)
-        assert torch.equal(one, other)
+    def test_all_names_in_a_layer_are_dissolved(self):
+        layer, names = nn.GRU(5, 6, bidirectional=True, **F64), ["", "_reverse"]
+        layer.weight_hh_l0_reverse = layer.weight_hh_l0
+        constraints.dissolve_recurrent(layer)
+        move_(layer)
+        one, other = (getattr(layer, f"weight_hh_l0{end}") for end in names)
+        assert torch.equal(one, other) and len(layer.parametrizations) == 2
         assert len(constraints.feasibility(layer).layers) == 1
-
-
-def fused_step(model):
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
 
 
 def replace_layer(model):
@@ -256,13 +217,11 @@ def by_vector(model):
 
 WRITERS = {
     "assign": assign,
-    "fused AdamW": fused_step,
     "vector": by_vector,
     "data": lambda model: setattr(free(model[0]), "data", 1.2 * free(model[0]).data),
     "numpy": lambda model: free(model[0]).detach().numpy().__imul__(1.2),
     "a new layer": replace_layer,
     "another is dissolved": lambda model: constraints.dissolve(model[2]),
-    "float and back": lambda model: model.float().double(),
     "meta": lambda model: move_(model.to("meta").to_empty(device="cpu"), 0.0),
 }
 
@@ -357,20 +316,6 @@ class TestModels:
         constraints.project_(model)
         assert constraints.feasibility(model).weight < 1e-12
 
-    def test_of_several_models(self):
-        """Also with equal names for their weights; each weight counts once."""
-        one, other = move_(dissolved()), move_(dissolved(), 1.2)
-        holder = nn.Sequential(one, nn.Sequential(one))
-        for models, first in (
-            ((one, other), "0.weight"),
-            ((reference(one), other, one), "0.weight"),
-            ((reference(one), reference(other), reference(one)), "0.weight"),
-            ((holder, other, holder), "0.0.weight"),
-        ):
-            penalty = constraints.penalty(*models).item()
-            assert penalty == pytest.approx(0.1 * 4 * (0.21**2 + 0.44**2))
-            assert constraints.feasibility(*models).layers.keys() == {first, "1.weight"}
-
     def test_refuses_what_only_an_attribute_refers_to(self):
         layer, model = dissolved(), nn.Sequential(nn.Tanh(), dissolved())
         parts = {"free": nn.Linear(3, 3), "dissolved": layer}
@@ -397,17 +342,6 @@ class TestModels:
 
 
 class TestProjection:
-    @pytest.mark.parametrize("manifold", ["stiefel", "oblique"])
-    @pytest.mark.parametrize("size", [1e-2, 1e-3])
-    def test_hardly_changes_the_output(self, manifold, size):
-        """A(W) is off by the square of W's distance, which bounds the change."""
-        layer, x = dissolved(6, 6, manifold=manifold), torch.randn(9, 6, **F64)
-        with torch.no_grad():
-            free(layer).add_(size * torch.randn(6, 6, **F64))
-        before, far = layer(x), constraints.feasibility(layer).weight
-        constraints.project_(layer)
-        assert 0 < (layer(x) - before).norm() / x.norm() < far**2
-
     @pytest.mark.parametrize("number", [math.nan, math.inf])
     def test_is_of_all_weights_or_none(self, number):
         model = move_(nn.Sequential(dissolved(), dissolved()))

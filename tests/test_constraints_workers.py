@@ -1,6 +1,5 @@
 """Constrained modules on other workers."""
 
-import re
 from functools import partial
 from unittest import mock
 
@@ -84,8 +83,8 @@ def value(*models):
 def message(function, *args):
     try:
         return str(function(*args))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    except RuntimeError as error:
+        return str(error)
 
 
 def play(server, rank):
@@ -131,11 +130,8 @@ def several(server):
     parts = Tail(1), Tail(), Tail(2), Bag()
     found = constraints.feasibility(*given)
     squares = [constraints.feasibility(part).weight ** 2 for part in parts]
-    free, holder = rpc.remote(server, nn.Linear, args=(3, 3)), nn.Module()
-    holder.parts = [free, tail]
-    bad = {"referring": holder, "free": free, "gone": Ref("nobody", 0)}
-    results = {name: message(constraints.penalty, model) for name, model in bad.items()}
-    results |= {
+    results = {
+        "gone": message(constraints.penalty, Ref("nobody", 0)),
         "names": set(found.layers),
         "penalty": (value(*given), sum(map(value, parts))),
         "squares": (found.weight**2, sum(squares)),
@@ -195,8 +191,4 @@ class TestRemote:
             ours, expected = found[what]
             assert ours == pytest.approx(expected, rel=1e-12)
         assert ours > 0.01 and found["projected"] < 1e-12
-
-    def test_nothing_constrained_and_nobody_there(self, found):
-        assert "no weight of this model is cons" in found["free"]
-        assert "parts refers to a constrained module" in found["referring"]
-        assert re.match("RuntimeError: .*nobody", found["gone"])
+        assert "nobody" in found["gone"]
