@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from roles import raise_error
 
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
@@ -66,26 +67,27 @@ class TestOnWorkers:
         assert resumed.tokens == 3 * 4 * 7
 
     def test_goes_on_with_another_number_of_workers(self, tmp_path):
-        whole, three = local(STILL), on_workers(THREE)
+        whole = local(STILL)
         on_workers(THREE, 8, keep=tmp_path / "three")
         of_three = checkpoints.load(tmp_path / "three")
-        of_one = until(8, STILL, tmp_path / "one")
-        for one, other in zip(on_workers(THREE, resume=of_three), three, strict=True):
-            assert one.losses == pytest.approx(other.losses, rel=0, abs=1e-10)
         assert_same(local(STILL, resume=of_three), whole)
-        assert_same(on_workers(STILL, resume=of_one)[0], whole)
-        of_two = on_workers(replace(STILL, num_trainers=2), resume=of_three)
-        assert max_difference(of_two[0].weights, whole.weights) <= 1e-10
-        for history in of_two:  # the first losses are the joint batch's
-            assert history.losses[:8] == pytest.approx(whole.losses[:8])
+        again = on_workers(THREE, resume=of_three)
+        assert [history.losses[:8] for history in again] == of_three.losses
+        for saved, number in (of_three, 2), (until(8, STILL, tmp_path / "one"), 3):
+            found = on_workers(replace(STILL, num_trainers=number), resume=saved)
+            for history in found:  # the first losses are the joint batch's
+                assert history.losses[:8] == pytest.approx(whole.losses[:8])
+            again += found
+        assert all(len(history.losses) == 23 for history in again)
+        for first in again[0], again[3], again[5]:
+            assert max_difference(first.weights, whole.weights) <= 1e-10
 
 
 KINDS = (
-    {"optimizer": "sgd", "momentum": 0.0}, {"manifold": "oblique"},
+    {"optimizer": "sgd", "momentum": 0.0, "dtype": "float32"},
     {"manifold": "stiefel", "per_gate": True, "optimizer": "sgd"},
-    {"manifold": "stiefel", "where": "server"}, {"dtype": "float32"},
     {"manifold": "oblique", "where": "server"},
-)  # fmt: skip
+)
 
 
 class TestInOneProcess:
@@ -126,15 +128,10 @@ class TestSave:
         file = tmp_path / "file"
         return until(1, STILL, file), file
 
-    @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-    def test_that_fails_leaves_the_last_one(self, saved, error, monkeypatch):
+    def test_that_fails_leaves_the_last_one_and_nothing_else(self, saved, monkeypatch):
         state, file = saved
-
-        def fail(_):
-            raise error
-
-        monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(type(error)):
+        monkeypatch.setattr(os, "fsync", lambda _: raise_error())
+        with pytest.raises(ArithmeticError):
             checkpoints.save(file, replace(state, window=2))
         assert checkpoints.load(file).window == 1
         assert list(file.parent.iterdir()) == [file]
