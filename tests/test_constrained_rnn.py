@@ -16,7 +16,6 @@ from cdopt_tutorial.parameter_server import (
     Trainer,
     run,
     run_locally,
-    sample,
 )
 from cdopt_tutorial.parameter_server.model import build, build_all
 from cdopt_tutorial.run import Trace
@@ -62,22 +61,9 @@ def test_stays_near_the_manifold_and_projects_onto_it(how):
     history = run_locally(Job(replace(EXACT, **how), CORPUS))
     assert max(found.mapped for found in history.feasibility) < 0.05
     assert history.feasibility[-1].weight > 1e-6  # penalised, not exact
-    projected = history.projected
-    assert projected.feasibility.weight < 1e-12
-    before = history.progress[-1].valid.loss
-    assert projected.score.loss == pytest.approx(before, rel=0.01)
-
-
-def test_only_the_named_part_is_constrained():
-    for how in CONSTRAINED.values():
-        config = replace(EXACT, **how)
-        for part in ("embedding", "rnn", "decoder"):
-            module = build(part, 9, config)
-            if part == config.constrained:
-                assert Constraints(module).feasibility().weight < 1e-12
-            else:
-                with pytest.raises(ValueError, match="no weight"):
-                    Constraints(module)
+    before, after = history.progress[-1].valid, history.projected
+    assert after.feasibility.weight < 1e-12
+    assert after.score.loss == pytest.approx(before.loss, rel=0.01)
 
 
 def test_what_the_constraint_means():
@@ -85,6 +71,9 @@ def test_what_the_constraint_means():
     gates = build("rnn", 9, replace(EXACT, per_gate=True))
     words = build("embedding", 9, replace(EXACT, manifold="oblique", where="server"))
     decoder = build("decoder", 9, replace(EXACT, where="server")).decoder.weight
+    for part in ("embedding", "decoder"):
+        with pytest.raises(ValueError, match="no weight"):
+            Constraints(build(part, 9, EXACT))
     eye = torch.eye(5, dtype=torch.float64)
     whole, single = stacked.weight_hh_l1, gates.weight_hh_l1.unflatten(0, (4, 5))
     assert torch.allclose(whole.mT @ whole, eye)
@@ -119,10 +108,3 @@ def test_the_penalty_counts_once_for_each_step(sync):
         penalty = 0.0 if sync and rank == 1 else trainer.constraints.penalty().item()
         assert loss.item() - own == pytest.approx(penalty, rel=1e-9, abs=1e-12)
         assert penalty > 0.1 or (sync and rank == 1)
-
-
-def test_a_constrained_model_writes():
-    config, words = replace(EXACT, where="server"), CORPUS.vocabulary
-    history = run_locally(Job(config, CORPUS))
-    text = sample(history.weights, config, words, words.words[1])
-    assert text.split()[0] == words.words[1]

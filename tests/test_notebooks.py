@@ -98,9 +98,13 @@ def test_has_the_form_of_every_chapter(path):
     (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
     assert exercises - 1 in CELLS
     code = "\n".join(cell.source for cell in code_cells(path))
-    assert {*re.findall(r"""["'](\d\d)-""", code)} == {path.stem[:2]}, (
-        "names of figures"
-    )
+    names = {*re.findall(r"""["'](\d\d)-""", code)}
+    assert names == {path.stem[:2]}, "names of figures"
+    cell, shared = code_cells(path)[0], code_cells(CHAPTERS[0])[0]
+    assert "import cdopt_tutorial" not in shared.source
+    assert len(shared.source.splitlines()) <= INSTALL_LINES
+    assert cell.source == shared.source
+    assert cell.metadata == shared.metadata == {"tags": ["remove-cell"]}
 
 
 @every_chapter
@@ -171,16 +175,6 @@ def test_every_solution_asserts_its_claim(path):
         code = "\n".join(TransformerManager().transform_cell(s) for s in sources)
         nodes = ast.walk(ast.parse(code))
         assert any(isinstance(node, ast.Assert) for node in nodes), label
-
-
-@every_chapter
-def test_begins_with_the_cell_that_all_share(path):
-    cell, shared = code_cells(path)[0], code_cells(CHAPTERS[0])[0]
-    assert "import cdopt_tutorial" not in shared.source
-    assert 'find_spec("cdopt_tutorial")' in shared.source
-    assert len(shared.source.splitlines()) <= INSTALL_LINES
-    assert cell.source == shared.source
-    assert cell.metadata == shared.metadata == {"tags": ["remove-cell"]}
 
 
 def begin():
