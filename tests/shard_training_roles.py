@@ -1,7 +1,6 @@
 """Roles for the tests of training in shards; they must be importable by workers."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from cdopt.manifold_torch import oblique_torch, stiefel_torch
-from cdopt.nn import Linear_cdopt
 from constrained import F64, drawn, move_
 from shard_roles import RANKS, error_of, meshes, off
 from torch import Tensor, nn
@@ -25,14 +22,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
 from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import remove_parametrizations
 
@@ -70,8 +66,6 @@ class Block(nn.Module):
 LAYERS = ("up", "down", "last")
 #: The manifold of each layer, where they differ.
 MIXED = {"up": "oblique", "down": "oblique", "last": "sphere"}
-#: CDOpt's own layers, by names beside those of the manifolds.
-CDOPT = {"CDOpt's stiefel": stiefel_torch, "CDOpt's oblique": oblique_torch}
 
 
 def dissolve_(model: Block, manifold: str) -> Block:
@@ -83,22 +77,13 @@ def dissolve_(model: Block, manifold: str) -> Block:
     return model
 
 
-def of_cdopt(manifold: str) -> nn.Module:
-    """A layer that widens and one that narrows, which CDOpt treats differently."""
-    options = {"manifold_class": CDOPT[manifold], "penalty_param": 0.1, **F64}
-    first, last = (Linear_cdopt(*size, **options) for size in ((6, 8), (8, 7)))
-    return nn.Sequential(first, nn.Tanh(), last)
-
-
 @torch.no_grad()
-def begin(manifold: str) -> nn.Module:
+def begin(manifold: str) -> Block:
     """The same on every rank, a little off the manifolds."""
     torch.manual_seed(0)
-    model = of_cdopt(manifold) if manifold in CDOPT else dissolve_(Block(), manifold)
+    model = dissolve_(Block(), manifold)
     for parameter in model.parameters():
-        if parameter.requires_grad:  # unlike CDOpt's identity matrix
-            parameter.add_(0.05 * torch.randn_like(parameter))
-            parameter.data = parameter.data.contiguous()  # CDOpt transposes some
+        parameter.add_(0.05 * torch.randn_like(parameter))
     return model
 
 
@@ -155,17 +140,10 @@ def alone(manifold: str, loop: Loop) -> nn.Module:
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """The trained ones, whole."""
-    model = model.module if isinstance(model, DistributedDataParallel) else model
-    named = model.named_parameters()
-    return {name: whole(p).detach() for name, p in named if p.requires_grad}
+    return {name: whole(p).detach() for name, p in model.named_parameters()}
 
 
 # Ways to distribute a model; each returns it, the number of data shards, and its own.
-
-
-def by_ddp(mesh: DeviceMesh, start: nn.Module, manifold: str) -> tuple:
-    model = DistributedDataParallel(start, process_group=mesh.get_group())
-    return model, mesh.size(), mesh.get_local_rank()
 
 
 def by_fsdp(mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **options):
@@ -176,8 +154,8 @@ def by_fsdp(mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **opti
 
 
 @torch.no_grad()
-def by_tensor(mesh: DeviceMesh, start: Block, manifold: str, last: Any) -> tuple:
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "last": last}
+def by_tensor(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "last": BY_ROWS}
     model = dissolve_(parallelize_module(Block(), mesh, plan), manifold)
     values = parameters(start)
     for name, parameter in model.named_parameters():
@@ -187,7 +165,7 @@ def by_tensor(mesh: DeviceMesh, start: Block, manifold: str, last: Any) -> tuple
 
 
 def by_both(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
-    model, *_ = by_tensor(mesh["tp"], start, manifold, BY_ROWS)
+    model, *_ = by_tensor(mesh["tp"], start, manifold)
     return by_fsdp(mesh["dp"], model, manifold, LAYERS)
 
 
@@ -215,23 +193,14 @@ def from_meta(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
 BY_COLUMNS = ColwiseParallel(output_layouts=Replicate())
 BY_ROWS = RowwiseParallel(input_layouts=Replicate())
 WAYS: dict[str, Callable[[DeviceMesh, nn.Module, str], tuple]] = {
-    "ddp": by_ddp,
     "fsdp": by_fsdp,
     "fsdp per layer": functools.partial(by_fsdp, layers=LAYERS),
-    "fsdp by columns": functools.partial(
-        by_fsdp, shard_placement_fn=lambda p: Shard(p.ndim - 1)
-    ),
-    "tensor, columns last": functools.partial(by_tensor, last=BY_COLUMNS),
-    "tensor, rows last": functools.partial(by_tensor, last=BY_ROWS),
+    "tensor": by_tensor,
     "fsdp and tensor": by_both,
     "fsdp, checkpointed": by_checkpoints,
     "fsdp from meta": from_meta,
     "fsdp, mapped first": by_mapping_first,
 }
-
-
-RECIPE = "fsdp, checkpointed", "fsdp from meta"
-MAPPED_FIRST = "fsdp, mapped first"
 
 
 @dataclass(frozen=True)
@@ -280,28 +249,17 @@ def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
 
 
 def cases() -> Iterator[Case]:
-    """All that this torch can do: each way, and options that matter to some of them."""
-    new = ("fsdp by columns", "fsdp and tensor") if OLD else ()
-    ways = [way for way in WAYS if way not in (*new, *RECIPE, MAPPED_FIRST)]
-    for number, way in enumerate(ways):
-        mesh = "2 x 2" if way == "fsdp and tensor" else "23"[number % 2]
-        yield Case(way, mesh)
-        if way not in ("ddp", "fsdp per layer"):
+    """Each way, and options that matter to some of them, as far as this torch can."""
+    for way, mesh in ("fsdp", "3"), ("tensor", "2"), ("fsdp and tensor", "2 x 2"):
+        if not (OLD and mesh == "2 x 2"):
             yield Case(way, mesh, "mixed", Loop("Adam"))
+            yield Case(way, mesh)
     yield Case("fsdp", "2", loop=Loop("momentum", clip=0.05))
-    yield Case("tensor, rows last", "3", loop=Loop("AdamW", clip=0.05))
-    yield Case("fsdp per layer", "2", loop=Loop(micro=2))
     yield Case("fsdp per layer", "3", loop=Loop(clip=0.05, micro=2))
-    for way in RECIPE:
-        yield Case(way, "2", loop=Loop(micro=2))
-        yield Case(way, "3", loop=Loop("AdamW"))
-    for manifold in "stiefel", "mixed":
-        yield Case(MAPPED_FIRST, "2", manifold, Loop(micro=2))
-        yield Case(MAPPED_FIRST, "3", manifold, Loop("AdamW", clip=0.05))
-    if not OLD:
-        yield Case("fsdp and tensor", "2 x 2", loop=Loop(clip=0.05, micro=2))
-    for way, manifold in itertools.product(("ddp", "fsdp"), CDOPT):
-        yield Case(way, "2", manifold)
+    for way in "fsdp, checkpointed", "fsdp from meta":
+        yield Case(way, "3", loop=Loop("AdamW", micro=2))
+    yield Case("fsdp, mapped first", "2", "stiefel", Loop(micro=2))
+    yield Case("fsdp, mapped first", "3", "mixed", Loop("AdamW", clip=0.05))
 
 
 def play_training(rank: int, folder: Path) -> dict:
@@ -381,46 +339,36 @@ def half(mesh: DeviceMesh) -> dict[str, float]:
     return {"gap": gap.item(), "rounding": rounding.item()}
 
 
-def compiled(mesh: DeviceMesh) -> dict[tuple[str, str], float]:
-    """How far a compiled layer in shards is from itself; in one graph except for FSDP.
+def compiled(mesh: DeviceMesh) -> dict[str, float]:
+    """How far a compiled layer's gradients in shards are from those of itself.
 
-    There torch itself breaks the graph, at the hooks that gather the weights.
+    Torch itself breaks the graph, at the hooks that gather the weights.
     """
-    found, (x, _) = {}, batch(0)
-    for way, manifold in ("fsdp", "stiefel"), ("tensor, columns last", "oblique"):
-        model, *_ = WAYS[way](mesh, begin(manifold), manifold)
-        penalty, gradients = constraints.Constraints(model).penalty, []
+    model, *_ = by_fsdp(mesh, begin("stiefel"), "stiefel")
+    penalty, gradients, (x, _) = constraints.Constraints(model).penalty, [], batch(0)
 
-        def loss(x: Tensor, model=model, penalty=penalty) -> Tensor:
-            return model(x).square().mean() + penalty()
+    def loss(x: Tensor) -> Tensor:
+        return model(x).square().mean() + penalty()
 
-        whole_graph = way != "fsdp"
-        compiled = torch.compile(loss, fullgraph=whole_graph, backend="aot_eager")
-        for each in loss, compiled:
-            model.zero_grad()
-            each(x).backward()
-            gradients.append([whole(p.grad) for p in model.parameters()])
-        found[way, manifold] = max(map(off, *gradients))
-        torch._dynamo.reset()
-    return found
+    for each in loss, torch.compile(loss, backend="aot_eager"):
+        model.zero_grad()
+        each(x).backward()
+        gradients.append([whole(p.grad) for p in model.parameters()])
+    return {"fsdp": max(map(off, *gradients))}
 
 
 def orders(mesh: DeviceMesh) -> dict[str, str]:
     """The errors of wrong orders."""
-    found = {}
-    kinds, styles = (nn.Linear, nn.Embedding), (ColwiseParallel, RowwiseParallel)
-    for kind, style in itertools.product(kinds, styles):
-        layer = constraints.dissolve(kind(8, 4, **F64))
-        name = f"{style.__name__} {kind.__name__}"
-        found[name] = error_of(parallelize_module, layer, mesh, style())
+    free, layer, other = (nn.Linear(8, 4, **F64) for _ in range(3))
+    map_before_gathering(constraints.dissolve(layer), mesh)
     model = fully_shard(nn.Sequential(nn.Linear(4, 4, **F64)), mesh=mesh)
-    found["fully_shard"] = error_of(constraints.dissolve, model[0])
-    plain, layer = nn.Linear(4, 8, **F64), constraints.dissolve(nn.Linear(4, 8, **F64))
-    map_before_gathering(layer, mesh)
-    found["free"] = error_of(map_before_gathering, plain, mesh)
-    found["twice"] = error_of(map_before_gathering, layer, mesh)
-    theirs = Linear_cdopt(8, 4, manifold_class=stiefel_torch, **F64)
-    return found | {"CDOpt": error_of(parallelize_module, theirs, mesh, BY_COLUMNS)}
+    parallel = parallelize_module, constraints.dissolve(other), mesh, BY_COLUMNS
+    return {
+        "parallelize_module": error_of(*parallel),
+        "fully_shard": error_of(constraints.dissolve, model[0]),
+        "free": error_of(map_before_gathering, free, mesh),
+        "twice": error_of(map_before_gathering, layer, mesh),
+    }
 
 
 ADAM, FIRST, SECOND = Loop("Adam"), range(STEPS // 2), range(STEPS // 2, STEPS)

