@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.distributed.rpc as rpc
@@ -21,26 +20,14 @@ from cdopt_tutorial.hybrid import system
 from cdopt_tutorial.hybrid.model import Table, dense_layer
 from cdopt_tutorial.run import Role, launch, process_group, serve
 
-PARTS = {  # of a step, and a function called in each
-    "lookup": (Table, "forward"),
-    "backward": (system, "loss_factor"),
-    "optimizer": (system, "move"),
-}
 
+def stall():
+    """Have this process stall in every lookup."""
 
-def stall(part):
-    """Make this process stall in a part of every step."""
-    owner, name = PARTS[part]
-    original = getattr(owner, name)
+    def stalled(*_):
+        time.sleep(LONG)
 
-    def stalls(*args):
-        if part != "backward":
-            time.sleep(LONG)
-        factor = torch.tensor(original(*args), requires_grad=True)
-        factor.register_hook(lambda _: time.sleep(LONG))
-        return factor
-
-    setattr(owner, name, stalls)
+    Table.forward = stalled
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +41,6 @@ class Slow(Shard):
             if number == 2:
                 self.disturb()
             yield batch
-
-
-def on_server(function, *args):
-    return partial(rpc.rpc_sync, "ps", function, args)
 
 
 def play(job, master, *args, **options):

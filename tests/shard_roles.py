@@ -169,10 +169,8 @@ C, SCALAR, PART, HALF = 4 * 4, 1, 12 * 4, 6 * 4
 TALK = {
     "replicated": ("stiefel", (24, 4), "RR", []),
     "long side": ("stiefel", (24, 4), "SR", [C, C]),
-    "long side, wide": ("stiefel", (4, 24), "CR", [C, C]),
     "long side, twice": ("stiefel", (24, 4), "SS", [C] * 4),
     "short side": ("stiefel", (24, 4), "CR", [PART, C, PART] * 2),
-    "short side, wide": ("stiefel", (4, 24), "SR", [PART, C, PART] * 2),
     "both sides": ("stiefel", (24, 4), "SC", [HALF, C, C, HALF] * 2),
     "square": ("stiefel", (8, 8), "SR", [8 * 8] * 2),
     "square, columns": ("stiefel", (8, 8), "CR", [8 * 8] * 2),
@@ -184,8 +182,6 @@ TALK = {
     "sphere": ("sphere", (24, 4), "SR", [SCALAR, SCALAR]),
     "oblique, columns": ("oblique columns", (24, 4), "CR", [SCALAR]),
     "oblique, in columns": ("oblique columns", (24, 4), "SR", [4, 4]),
-    "whole spheres": ("sphere, 4 blocks", (24, 4), "SR", [SCALAR]),
-    "within spheres": ("sphere, 4 blocks", (24, 4), "CR", [4, 4]),
 }
 
 

@@ -1,6 +1,5 @@
 """Chapter 5: DDP and RPC together equal one process, free and constrained."""
 
-import itertools
 import time
 from collections import Counter
 from dataclasses import replace
@@ -10,9 +9,8 @@ import hybrid_roles
 import pytest
 import torch
 from hosts import PATIENCE
-from hybrid_roles import die, disturbed_master, on_server, play, stall
+from hybrid_roles import die, disturbed_master, play, stall
 from roles import WAYS, raise_error
-from running import LONG
 from torch.distributed import rpc
 from torch.nn import functional as F
 
@@ -71,34 +69,29 @@ def few(data):
     return replace(data, train=data.train.select(torch.arange(FEW)))
 
 
-def assert_equal_to_local(distributed, job):
-    local = run_locally(job)
-    assert len(distributed.losses) == len(local.losses) == STEPS
+def assert_equal_to_local(found, job):
+    local, constrained = run_locally(job), job.config.constrained
+    assert len(found.losses) == len(local.losses) == STEPS
     assert max_difference(local.weights, first_weights(job)) > 0.01  # they moved
-    assert max_difference(distributed.weights, local.weights) <= 5e-11
-    assert distributed.losses == pytest.approx(local.losses, abs=5e-10)
-    assert distributed.replica_difference == 0
+    assert max_difference(found.weights, local.weights) <= 5e-11
+    assert found.losses == pytest.approx(local.losses, abs=5e-10)
+    assert found.replica_difference == 0
     # Every replica of the layer measures itself; the one table is measured once.
-    measured = [each.feasibility for each in distributed.trainers]
-    if job.config.constrained == "table":
-        assert not any(measured[1:])
-        measured = measured[:1]
-    expected = local.trainers[0].feasibility
-    assert len(expected) == (STEPS if job.config.constrained else 0)
-    for each in measured:
-        assert each == measured[0] and len(each) == len(expected)
-    if job.config.constrained:
-        last = measured[0][-1].weight
-        assert last == pytest.approx(expected[-1].weight, abs=1e-9)
-        for history in distributed.trainers:
-            assert history.projected.feasibility.mapped < 1e-6
+    first, *others = (each.feasibility for each in found.trainers)
+    assert others == [[] if constrained == "table" else first] * len(others)
+    assert len(first) == (STEPS if constrained else 0)
+    for one, other in zip(first, local.trainers[0].feasibility, strict=True):
+        assert one.weight == pytest.approx(other.weight, abs=1e-9)
+    for history in found.trainers if constrained else ():
+        assert history.projected.feasibility.mapped < 1e-6
 
 
 THREE = {"num_trainers": 3, "shares": (5.0, 1.0, 2.0)}
 EXACTLY = [
-    *(THREE | kind for kind in KINDS.values()),
-    THREE | {"optimizer": "adam", "lr": 0.01} | KINDS["oblique table"],
     {"num_trainers": 1} | KINDS["stiefel"],
+    THREE | KINDS["stiefel by cdopt"],
+    THREE | KINDS["oblique"],
+    THREE | {"optimizer": "adam", "lr": 0.01} | KINDS["oblique table"],
     {"num_trainers": 3, "shares": (40.0, 1.0, 1.0)},  # of some batches none
 ]
 
@@ -185,11 +178,11 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
         penalty_param=0.3, **KINDS[kind],
     )  # fmt: skip
     begin = drawn(config, data)
-    twin = Twin(config, begin)
-    kinds = {"sgd": {"lr": 0.02, "momentum": 0.9}, "adam": {"lr": 0.02}}
-    make_optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
-    stepper = make_optimizer(twin.weights.values(), **kinds[optimizer])
-    losses, valid = [], []
+    twin, losses, valid = Twin(config, begin), [], []
+    if optimizer == "adam":
+        stepper = torch.optim.Adam(twin.weights.values(), 0.02)
+    else:
+        stepper = torch.optim.SGD(twin.weights.values(), 0.02, momentum=0.9)
     for epoch in range(2):
         losses.append(list(twin.losses_of_epoch(epoch, data.train, stepper)))
         valid.append(twin.score(data.valid))
@@ -197,12 +190,10 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     assert found.losses == pytest.approx(losses[0] + losses[1], rel=1e-10)
     assert max_difference(found.weights, twin.weights) <= 1e-10
     notes = found.trainers[0].progress
-    assert [(n.valid.accuracy, n.valid.loss) for n in notes] == [
-        pytest.approx(each, rel=1e-10) for each in valid
-    ]
-    test = twin.score(data.test)
-    assert (found.test.accuracy, found.test.loss) == pytest.approx(test, rel=1e-10)
-    assert test != valid[-1]
+    scores = [(note.valid.accuracy, note.valid.loss) for note in notes]
+    scores.append((found.test.accuracy, found.test.loss))
+    for one, other in zip(scores, [*valid, twin.score(data.test)], strict=True):
+        assert one == pytest.approx(other, rel=1e-10)
     assert sum(found.trainers[0].images) == 2 * 331
     means = [(32 * sum(each[:10]) + 11 * each[10]) / 331 for each in losses]
     assert [n.train_loss for n in notes] == pytest.approx(means, rel=1e-10)
@@ -246,7 +237,7 @@ def test_nobody_goes_on_while_another_one_is_needed_or_evaluates(data):
 
 
 @pytest.mark.parametrize(
-    ("limit", "steps"), [(5, [5]), (11, [11]), (12, [11, 12]), (None, [11, 22])]
+    ("limit", "steps"), [(11, [11]), (12, [11, 12]), (None, [11, 22])]
 )
 def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
     config = replace(EXACT, epochs=2, max_steps=limit)
@@ -325,16 +316,6 @@ class TestOriginalSemantics:
         assert max_difference(found, begin) <= 1e-12
 
 
-@pytest.mark.parametrize("kind", ["stiefel", "oblique table"])
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_the_penalty_enters_a_step_once(kind, semantics):
-    config = HybridConfig(num_trainers=3, semantics=semantics, **KINDS[kind])
-    factors = [system.penalty_factor(trainer, config) for trainer in range(3)]
-    # DDP and the exact step take means; of the original's table steps each counts.
-    summed = semantics == "original" and config.constrained == "table"
-    assert sum(factors) / (1 if summed else 3) == 1
-
-
 STEP = 12  # seconds for a call, or a sum: enough on a busy machine
 
 
@@ -345,18 +326,9 @@ class TestTrouble:
             play(job, disturbed_master, [1], disturb, deadline=PATIENCE, **options)
         return caught.value
 
-    @pytest.mark.parametrize(
-        ("disturb", "named", "place"),
-        [
-            (partial(time.sleep, LONG), "trainer1", "batches"),
-            (partial(stall, "backward"), "trainer1", "<lambda>"),
-            (on_server(stall, "lookup"), "ps", "stalls"),
-            (on_server(stall, "optimizer"), "ps", "stalls"),
-        ],
-    )
-    def test_whoever_stalls_is_named_not_who_waits(self, data, disturb, named, place):
-        error = self.failure(data, disturb, rpc_timeout=STEP)
-        assert error.worker == named and f"in {place}" in error.details
+    def test_whoever_stalls_is_named_not_who_waits(self, data):
+        error = self.failure(data, partial(rpc.rpc_sync, "ps", stall), rpc_timeout=STEP)
+        assert error.worker == "ps" and "in stalled" in error.details
 
     def test_a_trainer_that_raises_is_named(self, data):
         error = self.failure(data, raise_error)
@@ -386,13 +358,12 @@ def test_no_step_leaves_anything_on_the_server(data, semantics):
 
 
 class TestBegin:
-    @pytest.mark.parametrize("part", ["table.weight", "dense.weight", "dense.bias"])
-    def test_depends_on_the_seed_alone(self, data, part):
+    def test_depends_on_the_seed_alone(self, data):
         jobs = [Job(replace(EXACT, seed=seed), data) for seed in (3, 3, 4)]
-        one, again, other = (first_weights(job)[part] for job in jobs)
-        assert torch.equal(one, again) and not torch.equal(one, other)
-        if part == "table.weight":
-            assert one.std().item() == pytest.approx(0.01, rel=0.05)
+        one, again, other = map(first_weights, jobs)
+        assert max_difference(one, again) == 0
+        assert not any(torch.equal(one[name], other[name]) for name in one)
+        assert one["table.weight"].std().item() == pytest.approx(0.01, rel=0.05)
 
 
 def test_the_originals_penalty_dies_at_the_remote_module(data):
@@ -401,21 +372,16 @@ def test_the_originals_penalty_dies_at_the_remote_module(data):
     assert "not supported for RemoteModule" in found
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_who_calls_whom(data, way):
-    trace = Trace()
-    job = Job(replace(EXACT, max_steps=2, epochs=1), data)
-    run(job, attach=WAYS[way], trace=trace)
+def test_who_calls_whom(data):
+    trace, trainers = Trace(), ("trainer0", "trainer1")
+    run(Job(replace(EXACT, max_steps=2, epochs=1), data), trace=trace)
     called = {(call.caller, call.callee) for call in trace.calls}
-    trainers = "trainer0", "trainer1"
     assert called >= {(trainer, "ps") for trainer in ("master", *trainers)}
     assert called >= {("master", trainer) for trainer in trainers}
-    # Only a cut has a backward pass in Python.
-    assert ("_backward" in {call.method for call in trace.calls}) == (way == "cut")
     own = {"lookup", "dense forward", "backward", "all-reduce", "optimizer"}
-    expected = {"trainer0": own, "trainer1": own, "ps": {"table backward"}}
-    for worker, names in expected.items():
-        assert {s.name for s in trace.spans if s.worker == worker} == names
+    spans = {(span.worker, span.name) for span in trace.spans}
+    expected = {(trainer, name) for trainer in trainers for name in own}
+    assert spans == expected | {("ps", "table backward")}
 
 
 def test_a_trainer_is_handed_its_own_part_of_the_data_only(data):
@@ -440,8 +406,8 @@ def test_a_result_is_of_all_trainers():
     assert result.samples_per_second == 16 / 2  # in the time of the slowest
 
 
-@pytest.mark.parametrize("num_trainers", range(1, 5))
-@pytest.mark.parametrize("num_gpus", range(5))
+@pytest.mark.parametrize("num_trainers", range(1, 4))
+@pytest.mark.parametrize("num_gpus", range(4))
 def test_gloo_wherever_trainers_share_a_gpu(num_trainers, num_gpus):
     gpus = [f"cuda:{number}" for number in range(num_gpus)]
     of = {"world_size": num_trainers, "gpus": gpus}
@@ -471,17 +437,14 @@ class TestBags:
 
     @pytest.mark.parametrize("shares", [(3.0, 1.0), (5.0, 1.0, 2.0)])
     def test_the_shards_batches_are_the_joint_ones(self, data, shares):
-        parts = shards(data.train, shares)
-        assert sum(len(part.bags) for part in parts) == len(data.train)
-        (whole,) = shards(data.train, (1.0,))
-        joint = whole.batches(32, seed=3)
-        each = [part.batches(32, seed=3) for part in parts]
+        (whole,), parts = shards(data.train, (1.0,)), shards(data.train, shares)
+        each = [part.batches(32, seed=3) for part in (whole, *parts)]
         sizes = []
-        for batch, *own in itertools.zip_longest(joint, *each):
-            assert {one.joint for one in own} == {len(batch.bags)}
+        for joint, *own in zip(*each, strict=True):
+            assert {one.joint for one in own} == {len(joint.bags)}
             together = [t for one in own for t in as_set(one.bags)]
-            assert sorted(together) == sorted(as_set(batch.bags))
-            sizes.append(batch.joint)
+            assert sorted(together) == sorted(as_set(joint.bags))
+            sizes.append(joint.joint)
         assert sizes == [32] * 10 + [11]
 
 

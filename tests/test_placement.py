@@ -10,11 +10,10 @@ from elsewhere import Elsewhere, tensors_in, where
 
 from cdopt_tutorial import data, hybrid, reinforce, sharding, training
 from cdopt_tutorial import parameter_server as rnn
-from cdopt_tutorial.calls import gradients, reference, references
+from cdopt_tutorial.calls import reference, references
 from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.dissolving import eigenspace, memory
 from cdopt_tutorial.dissolving.costs import VARIANTS, make_step
-from cdopt_tutorial.hybrid.model import table_on_device
 from cdopt_tutorial.parameter_server import model
 from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.reinforce.speed import run_alone
@@ -112,24 +111,6 @@ def test_the_hybrid(kind, semantics, on_the_wire):
     assert where(result.weights.values()) == {"cpu"}
 
 
-@pytest.mark.parametrize("way", ["one process", "cut"])
-def test_a_table_by_either_way_of_a_gradient(way):
-    config = hybrid.HybridConfig(**META)
-    table = table_on_device(9, config, {})
-    bags, context = torch.arange(4).view(2, 2), None
-    if way == "one process":
-        vectors = gradients.call(reference(table), "forward", bags)
-    else:
-        context = "trainer0/1"
-        part, anchor = gradients._Part(context), gradients._anchor
-        vectors = gradients._Cut.apply(part, reference(table), "forward", anchor, bags)
-    assert where([vectors]) == {"cpu"}
-    gradients.backward(context, vectors.sum())
-    found = gradients.gradients(context, table.parameters())
-    assert where(found) == where(found.values()) == {"meta"}
-    gradients.forget(context)
-
-
 @pytest.mark.parametrize("conversation", reinforce.CONVERSATIONS)
 def test_an_agent_and_its_observer(conversation, spy):
     acting = spy(reinforce.Policy, "scores")
@@ -154,9 +135,10 @@ class TestShards:
 
 class TestDissolving:
     @pytest.mark.parametrize("name", memory.MODELS)
-    def test_a_model_that_remembers(self, name, spy):
+    def test_a_model_that_remembers(self, name, spy, monkeypatch):
         passes = spy(memory.Model, "forward")
-        small = {"hidden": 4, "batch_size": 2, "steps": 25}
+        monkeypatch.setattr(memory, "INTERVAL", 2)
+        small = {"hidden": 4, "batch_size": 2, "steps": 2}
         short = memory.NextWord(seq_len=5, text_len=50)
         for of in short, memory.CopyingMemory(2, 2, 2):
             config = memory.MemoryConfig(of, device="meta", **small)

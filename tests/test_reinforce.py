@@ -338,13 +338,3 @@ class TestSpeed:
         config = ReinforceConfig(num_envs=2, max_episodes=20)
         in_turn = speed.run_alone(config)
         assert in_turn.score.rewards == run_locally(config).score.rewards
-
-
-def test_the_agent_has_the_first_device_and_observers_the_next(monkeypatch):
-    workers, config = [], ReinforceConfig("local-policy", num_observers=2)
-    pick = lambda device, worker: workers.append(worker) or "cpu"  # noqa: E731
-    monkeypatch.setattr(agent, "device_for", pick)
-    agent.Agent(config)
-    for number in range(2):
-        agent.LocalPolicy(number, config)
-    assert workers == [0, 1, 2]

@@ -1,15 +1,13 @@
 """Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
 
-import json
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from hosts import PATIENCE, hosts
+from hosts import PATIENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +22,7 @@ from cdopt_tutorial.rollouts.system import AheadAgent, in_step
 from cdopt_tutorial.run import WorkerError
 
 pytestmark = pytest.mark.usefixtures("limited")
-FEW = {"num_envs": 2, "max_episodes": 60, "seed": 3}
+FEW = {"num_envs": 2, "max_episodes": 40, "seed": 3}
 
 
 def config(num_observers=2, max_lag=1, **more):
@@ -54,9 +52,8 @@ class TestInStep:
 @pytest.mark.parametrize(
     "num_observers, max_lag, more",
     [
-        (1, 0, {"seed": 4}), (2, 0, {}), (2, 1, {"seed": 5}), (5, 4, {}),
-        (5, 1, {"num_rollouts": 2}), (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
-        (2, 1, {"clip": 0}),
+        (2, 0, {}), (5, 1, {"num_rollouts": 2}), (2, 1, {"clip": 0}),
+        (2, 4, {"step_ms": 0.2, "waits": "heavy"}),
     ],
 )  # fmt: skip
 def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag, more):
@@ -73,18 +70,6 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
         assert {update.max_ratio for update in found.rounds} == {1.0}
 
 
-on_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-
-
-@on_ray
-@pytest.mark.engines
-def test_it_is_repeated_by_one_process_on_ray_too():
-    settings = config(2, max_lag=2)
-    found = rollouts.run(settings, on="ray")
-    assert equal(found, rollouts.run_locally(settings, found.schedule))
-    assert max(found.lags) <= 2
-
-
 @pytest.mark.engines
 def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
     file = tmp_path / "found.json"
@@ -95,14 +80,11 @@ def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
     assert said.count("max_parameter_difference   0\n") == 1
 
 
-class TestSchedule:
-    ROWS = [{0: 0, 1: 0}, {0: 0, 1: 1}, {0: 1, 1: 1}]
-
-    @pytest.mark.parametrize("row", [{0: 3, 1: 2}, {0: 2, 1: 0}, {0: 2}, {0: 2, 2: 2}])
-    def test_that_no_run_can_have_is_refused(self, row):
-        wrong = "update 2 was played by .* needs 2 of 2 .* versions from 1 to 2"
-        with pytest.raises(ValueError, match=wrong):
-            rollouts.run_locally(config(), [*self.ROWS[:2], row])
+@pytest.mark.parametrize("row", [{0: 3, 1: 2}, {0: 2, 1: 0}, {0: 2}, {0: 2, 2: 2}])
+def test_a_schedule_that_no_run_can_have_is_refused(row):
+    wrong = "update 2 was played by .* needs 2 of 2 .* versions from 1 to 2"
+    with pytest.raises(ValueError, match=wrong):
+        rollouts.run_locally(config(), [{0: 0, 1: 0}, {0: 0, 1: 1}, row])
 
 
 class Play:
@@ -220,13 +202,6 @@ class TestLearner:
         learner.finish_episode([good, rollout])  # nothing was counted
 
 
-def simulated(step_ms, waits="fixed", seed=0):
-    there = Simulator("CartPole-v1", 1, step_ms, waits)
-    there.np_random = np.random.default_rng(seed)
-    there.reset()
-    return there
-
-
 class TestSimulator:
     def test_has_the_same_environments(self):
         here = config().make_environments()
@@ -240,7 +215,7 @@ class TestSimulator:
 
     def test_ends_with_whoever_steps_it(self):
         before = set(psutil.Process().children())
-        there = simulated(1.0)
+        there = Simulator("CartPole-v1", 1, 1.0, "fixed")
         (process,) = set(psutil.Process().children()) - before
         there._connection.close()
         assert psutil.wait_procs([process], timeout=PATIENCE)[1] == []

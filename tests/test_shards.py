@@ -58,7 +58,6 @@ def alone() -> Result:
 # What `test_clumsy.py` does not try.
 BAD = {
     "num_ranks is 5, but must be 4, 6, 8, ... w": {"strategy": "2d", "num_ranks": 5},
-    "num_ranks is 0, but must be 1 to 256": {"num_ranks": 0},
     "batch_size is 16, but must be a multiple of 3: each has": {"num_ranks": 3},
     "batch_size is 15, but must be a multiple of 2: ": {
         "strategy": "pipeline", "batch_size": 15,
@@ -68,8 +67,6 @@ BAD = {
     },
     "num_heads is 6, but must be a multiple of 4: ": {"strategy": "tp", "num_ranks": 4},
     "width is 25, but must be a multiple of num_heads, 6": {"width": 25},
-    "manifold is 'grassmann', but must be none or": {"manifold": "grassmann"},
-    "where is 'here', but must be attention or mlp": {"where": "here"},
     "clip is 0.0, but must be above 0": {"clip": 0.0},
 }  # fmt: skip
 
@@ -178,11 +175,8 @@ class TestRun:
 
     @pytest.mark.parametrize(
         ("strategy", "optimizer"),
-        [
-            ("fsdp", "muon"), ("fsdp", "projected"), ("tp", "landing"),
-            ("2d", "muon"), ("pipeline", "penalty"),
-        ],
-    )  # fmt: skip
+        [("fsdp", "projected"), ("2d", "muon"), ("pipeline", "penalty")],
+    )
     def test_rivals_of_dissolving_train_as_one_process(self, strategy, optimizer):
         """Muon moves dissolved weights; the others enforce the constraint alone."""
         ranks = 3 if strategy == "fsdp" else RANKS[strategy]
@@ -194,11 +188,6 @@ class TestRun:
         compare(found, sharding.run_locally(job), exact)
         assert found.feasibility.mapped < (1e-12 if optimizer == "projected" else 1)
         assert len(found.feasibility.layers) == 12
-
-    def test_another_seed_is_another_training(self):
-        """The control: the parameters of two different runs differ."""
-        other = sharding.run_locally(Job(settings(seed=2), CORPUS))
-        assert max_difference(other.weights, alone().weights) > 1e-3
 
     def test_ranks_that_have_the_same_tokens_have_the_same_losses(self):
         one, same, other, too = (rank.losses for rank in played("2d").ranks)
