@@ -1,8 +1,6 @@
 """Roles for the tests of training in shards; they must be importable by workers."""
 
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.func import functional_call
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import remove_parametrizations
 
@@ -39,13 +36,8 @@ from cdopt_tutorial.constraints.weights import constrained
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.run.process_group import join
 
-STEPS, BATCH, WIDTH, HIDDEN = 4, 12, 6, 18
-OPTIMIZERS: dict[str, Callable] = {
-    "SGD": lambda p: torch.optim.SGD(p, 0.1),
-    "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p, 1e-2),
-    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
-}
+STEPS, MICRO, BATCH, WIDTH, HIDDEN = 4, 2, 12, 6, 18
+FIRST, SECOND = range(STEPS // 2), range(STEPS // 2, STEPS)
 #: Older FSDP adds the whole gradient to the penalty's, which is cut by columns.
 OLD = torch.__version__ < (2, 13)
 
@@ -63,7 +55,6 @@ class Block(nn.Module):
         return self.last(x + self.down(torch.tanh(self.up(x))))
 
 
-LAYERS = ("up", "down", "last")
 #: The manifold of each layer, where they differ.
 MIXED = {"up": "oblique", "down": "oblique", "last": "sphere"}
 
@@ -78,7 +69,7 @@ def dissolve_(model: Block, manifold: str) -> Block:
 
 
 @torch.no_grad()
-def begin(manifold: str) -> Block:
+def begin(manifold: str = "stiefel") -> Block:
     """The same on every rank, a little off the manifolds."""
     torch.manual_seed(0)
     model = dissolve_(Block(), manifold)
@@ -92,63 +83,41 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x.contiguous(), y.contiguous()  # older stages refuse a view
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A few steps, the same for one process and for a rank of several."""
-
-    optimizer: str = "SGD"
-    clip: float | None = None
-    micro: int = 1  #: batches whose gradients are summed for a step
-    parts: int = 1  #: how many parts a batch is cut into
-    part: int = 0  #: the one that this rank has
-
-    def __call__(
-        self, model: nn.Module, optimizer: Any = None, steps: range = range(STEPS)
-    ) -> nn.Module:
-        if optimizer is None:
-            groups = undecayed(model) if self.optimizer == "AdamW" else None
-            optimizer = OPTIMIZERS[self.optimizer](groups or model.parameters())
-        penalty = constraints.Constraints(model).penalty
-        for step in steps:
-            optimizer.zero_grad()
-            for number in range(self.micro):
-                if self.micro > 1 and isinstance(model, FSDPModule):
-                    model.set_requires_gradient_sync(number == self.micro - 1)
-                x, y = (self.mine(each, number) for each in batch(step))
-                loss = F.mse_loss(model(x).double(), y)
-                ((loss + penalty()) / self.micro).backward()
-            if self.clip:
-                clip_grad_norm_(model.parameters(), self.clip)
-            optimizer.step()
-        return model
-
-    def mine(self, joint: Tensor, number: int) -> Tensor:
-        return joint.chunk(self.micro)[number].chunk(self.parts)[self.part]
-
-
-def undecayed(model: nn.Module) -> list[dict]:
-    """A model's parameters, with no weight decay on the constrained ones."""
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Without decay of the constrained weights."""
     weights = [weight for weight, _ in constrained({"": model}).values()]
     free = [p for p in model.parameters() if p not in set(weights)]
-    return [{"params": weights, "weight_decay": 0.0}, {"params": free}]
+    groups = [{"params": weights, "weight_decay": 0.0}, {"params": free}]
+    return torch.optim.AdamW(groups, 1e-2)
 
 
-def alone(manifold: str, loop: Loop) -> nn.Module:
-    """The model that one process has trained."""
-    return loop(begin(manifold))
+def train(model, parts=1, part=0, optimizer=None, steps=range(STEPS)) -> nn.Module:
+    """Clipped steps, each of two batches, on a rank's own part of them."""
+    optimizer = optimizer or make_optimizer(model)
+    penalty = constraints.Constraints(model).penalty
+    for step in steps:
+        optimizer.zero_grad()
+        for number in range(MICRO):
+            if isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(number == MICRO - 1)
+            x, y = (b.chunk(MICRO)[number].chunk(parts)[part] for b in batch(step))
+            ((F.mse_loss(model(x), y) + penalty()) / MICRO).backward()
+        clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    return model
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The trained ones, whole."""
+    """The whole ones."""
     return {name: whole(p).detach() for name, p in model.named_parameters()}
 
 
 # Ways to distribute a model; each returns it, the number of data shards, and its own.
 
 
-def by_fsdp(mesh: DeviceMesh, start: nn.Module, manifold: str, layers=(), **options):
-    for name in layers:
-        fully_shard(start.get_submodule(name), mesh=mesh, **options)
+def by_fsdp(mesh: DeviceMesh, start: nn.Module, manifold: str, **options: Any) -> tuple:
+    for layer in start.children():
+        fully_shard(layer, mesh=mesh, **options)
     fully_shard(start, mesh=mesh, **options)
     return start, mesh.size(), mesh.get_local_rank()
 
@@ -166,25 +135,25 @@ def by_tensor(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
 
 def by_both(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
     model, *_ = by_tensor(mesh["tp"], start, manifold)
-    return by_fsdp(mesh["dp"], model, manifold, LAYERS)
+    return by_fsdp(mesh["dp"], model, manifold)
 
 
 def by_checkpoints(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
-    for name in LAYERS:
-        checkpoint(start.get_submodule(name))  # recomputed in the backward pass
-    return by_fsdp(mesh, start, manifold, LAYERS)
+    for layer in start.children():
+        checkpoint(layer)  # recomputed in the backward pass
+    return by_fsdp(mesh, start, manifold)
 
 
 def by_mapping_first(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
     ignored = [map_before_gathering(layer, mesh) for layer in start.children()]
-    return by_fsdp(mesh, start, manifold, LAYERS, ignored_params=set().union(*ignored))
+    return by_fsdp(mesh, start, manifold, ignored_params=set().union(*ignored))
 
 
 @torch.no_grad()
 def from_meta(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
     with torch.device("meta"):
         model = dissolve_(Block(), manifold)
-    values, found = parameters(start), by_fsdp(mesh, model, manifold, LAYERS)
+    values, found = parameters(start), by_fsdp(mesh, model, manifold)
     for name, parameter in model.to_empty(device="cpu").named_parameters():
         parameter.copy_(placed(values[name], parameter))
     return found
@@ -192,35 +161,18 @@ def from_meta(mesh: DeviceMesh, start: Block, manifold: str) -> tuple:
 
 BY_COLUMNS = ColwiseParallel(output_layouts=Replicate())
 BY_ROWS = RowwiseParallel(input_layouts=Replicate())
-WAYS: dict[str, Callable[[DeviceMesh, nn.Module, str], tuple]] = {
-    "fsdp": by_fsdp,
-    "fsdp per layer": functools.partial(by_fsdp, layers=LAYERS),
-    "tensor": by_tensor,
-    "fsdp and tensor": by_both,
-    "fsdp, checkpointed": by_checkpoints,
-    "fsdp from meta": from_meta,
-    "fsdp, mapped first": by_mapping_first,
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A run in shards, to be compared with one process."""
-
-    way: str
-    mesh: str
-    manifold: str = "stiefel"
-    loop: Loop = Loop()
-
-    def __call__(self, mesh: DeviceMesh) -> dict[str, float]:
-        model, parts, part = WAYS[self.way](mesh, begin(self.manifold), self.manifold)
-        replace(self.loop, parts=parts, part=part)(model)
-        expected = alone(self.manifold, self.loop)
-        found = {}
-        if isinstance(model, FSDPModule) and self.manifold == "stiefel":
-            x, _ = batch(0)
-            found["export"] = off(exported(model)(x), expected(x))
-        return found | compared(model, expected, begin(self.manifold))
+#: A way, a mesh and a manifold, as far as this torch can.
+CASES: list[tuple[Callable[..., tuple], str, str]] = [
+    (by_fsdp, "2", "mixed"),
+    (by_fsdp, "3", "stiefel"),
+    (by_tensor, "2", "mixed"),
+    (by_tensor, "3", "stiefel"),
+    *((by_both, "2 x 2", on) for on in ("mixed", "stiefel") if not OLD),
+    (by_checkpoints, "3", "stiefel"),
+    (from_meta, "3", "stiefel"),
+    (by_mapping_first, "2", "stiefel"),
+    (by_mapping_first, "3", "mixed"),
+]
 
 
 def exported(model: nn.Module) -> Block:
@@ -234,10 +186,13 @@ def exported(model: nn.Module) -> Block:
     return plain
 
 
-def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
-    """Differences of parameters and feasibilities, and what a projection leaves."""
-    ours, before = parameters(model), parameters(start)
-    found = {"parameters": max_difference(ours, parameters(expected))}
+def compared(model: nn.Module, manifold: str = "stiefel") -> dict[str, float]:
+    """With one process: parameters, feasibility, and what a projection leaves."""
+    expected, ours = train(begin(manifold)), parameters(model)
+    before, found = parameters(begin(manifold)), {}
+    if isinstance(model, FSDPModule) and manifold == "stiefel":
+        found["export"] = off(exported(model)(batch(0)[0]), expected(batch(0)[0]))
+    found["parameters"] = max_difference(ours, parameters(expected))
     found["moved"] = min(off(ours[name], before[name]) for name in before)
     one, other = constraints.feasibility(model), constraints.feasibility(expected)
     pairs = (one.weight, other.weight), (one.mapped, other.mapped)
@@ -248,33 +203,48 @@ def compared(model: nn.Module, expected: nn.Module, start: nn.Module) -> dict:
     return found | {"left": constraints.feasibility(model).weight}
 
 
-def cases() -> Iterator[Case]:
-    """Each way, and options that matter to some of them, as far as this torch can."""
-    for way, mesh in ("fsdp", "3"), ("tensor", "2"), ("fsdp and tensor", "2 x 2"):
-        if not (OLD and mesh == "2 x 2"):
-            yield Case(way, mesh, "mixed", Loop("Adam"))
-            yield Case(way, mesh)
-    yield Case("fsdp", "2", loop=Loop("momentum", clip=0.05))
-    yield Case("fsdp per layer", "3", loop=Loop(clip=0.05, micro=2))
-    for way in "fsdp, checkpointed", "fsdp from meta":
-        yield Case(way, "3", loop=Loop("AdamW", micro=2))
-    yield Case("fsdp, mapped first", "2", "stiefel", Loop(micro=2))
-    yield Case("fsdp, mapped first", "3", "mixed", Loop("AdamW", clip=0.05))
-
-
 def play_training(rank: int, folder: Path) -> dict:
     """The results of each case, and of the comparisons on two ranks."""
     join(rank, RANKS, ())
-    there = meshes()
-    found: dict = {}
-    for case in cases():
-        if there[case.mesh].get_coordinate() is not None:
-            found[case] = case(there[case.mesh])
+    there, found = meshes(), dict[Any, Any]()
+    for number, (way, mesh, manifold) in enumerate(CASES):
+        if there[mesh].get_coordinate() is not None:
+            spread = way(there[mesh], begin(manifold), manifold)
+            found[number] = compared(train(*spread), manifold)
     if rank < 2:
         for play in embedding, after_evaluation, compiled, orders, half:
             found[play.__name__] = play(there["2"])
     dist.barrier()
-    return found if OLD else found | checkpoints(there, folder)
+    return found if OLD else found | {"checkpoint": resumed(there, folder)}
+
+
+def resumed(there: dict[str, DeviceMesh], folder: Path) -> dict[str, float] | None:
+    """How a model compares that was trained on 2 ranks, and then on these 3."""
+    two, three = there["2"], there["3"]
+    if two.get_coordinate() is not None:
+        model, *of = by_fsdp(two, begin(), "stiefel")
+        optimizer = make_optimizer(model)
+        train(model, *of, optimizer, FIRST)
+        state, group = state_of(model, optimizer), two.get_group()
+        dcp.save(state, checkpoint_id=folder, process_group=group)
+    dist.barrier()
+    if three.get_coordinate() is None:
+        return None
+    return gone_on(folder, *by_fsdp(three, begin(), "stiefel"), three.get_group())
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
+    return dict(zip(("model", "its"), get_state_dict(model, optimizer), strict=True))
+
+
+def gone_on(folder: Path, model: nn.Module, parts=1, part=0, group=None) -> dict:
+    """How a model that goes on from a checkpoint compares at the end."""
+    optimizer = make_optimizer(model)
+    state, here = state_of(model, optimizer), not dist.is_initialized()
+    dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=here)
+    states = {"model_state_dict": state["model"], "optim_state_dict": state["its"]}
+    set_state_dict(model, optimizer, **states)
+    return compared(train(model, parts, part, optimizer, SECOND))
 
 
 def embedding(mesh: DeviceMesh) -> dict[str, float]:
@@ -296,8 +266,8 @@ def embedding(mesh: DeviceMesh) -> dict[str, float]:
 
 def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     """Measures and projects a model that a forward pass has left whole on each rank."""
-    model, *_ = by_fsdp(mesh, begin("stiefel"), "stiefel")
-    expected, x = begin("stiefel"), batch(0)[0]
+    model, expected, (x, _) = begin(), begin(), batch(0)
+    fully_shard(model, mesh=mesh)
     with torch.no_grad():
         model(x)
         found: dict = {"layer": error_of(constraints.project_, model.up)}
@@ -314,29 +284,20 @@ def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def half(mesh: DeviceMesh) -> dict[str, float]:
-    """How far bfloat16 gradients are from one process's, and those from float64's."""
+    """How far bfloat16's gradients are from float64's; and its C, in shards, is not."""
     policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    found = {}
-    for way in "sharded", "bfloat16", "float64":
-        model, parts, part = begin("stiefel"), 1, 0
-        model = model if way == "float64" else model.float()
-        if way == "sharded":
-            _, parts, part = by_fsdp(mesh, model, "", LAYERS, mp_policy=policy)
-        x, y = (each.chunk(parts)[part] for each in batch(0))
-        named = dict(model.named_parameters())
-        if way == "bfloat16":
-            halves = {name: p.bfloat16() for name, p in named.items()}
-            scores = functional_call(model, halves, x.bfloat16())
-        else:
-            scores = model(x if way == "float64" else x.float())
-        loss = F.mse_loss(scores.to(y.dtype), y) + constraints.penalty(model)
+    exact, model = begin(), begin().float()
+    _, parts, part = by_fsdp(mesh, model, "", mp_policy=policy)
+    (x, y), gradients, penalties = batch(0), [], []
+    for each, of in (exact, (x, y)), (model, [b.chunk(parts)[part] for b in (x, y)]):
+        inputs, targets = (b.to(next(each.parameters()).dtype) for b in of)
+        penalties.append(constraints.penalty(each))
+        loss = F.mse_loss(each(inputs).to(targets.dtype), targets) + penalties[-1]
         loss.backward()
-        grads = [whole(p.grad).double().flatten() for p in model.parameters()]
-        found[way] = torch.cat(grads)
-    scale = found["float64"].norm()
-    gap = (found["sharded"] - found["bfloat16"]).norm() / scale
-    rounding = (found["bfloat16"] - found["float64"]).norm() / scale
-    return {"gap": gap.item(), "rounding": rounding.item()}
+        grads = [whole(p.grad).double().flatten() for p in each.parameters()]
+        gradients.append(torch.cat(grads))
+    gap = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
+    return {"gradient": gap.item(), "penalty": off(penalties[1].double(), penalties[0])}
 
 
 def compiled(mesh: DeviceMesh) -> dict[str, float]:
@@ -344,7 +305,7 @@ def compiled(mesh: DeviceMesh) -> dict[str, float]:
 
     Torch itself breaks the graph, at the hooks that gather the weights.
     """
-    model, *_ = by_fsdp(mesh, begin("stiefel"), "stiefel")
+    model, *_ = by_fsdp(mesh, begin(), "stiefel")
     penalty, gradients, (x, _) = constraints.Constraints(model).penalty, [], batch(0)
 
     def loss(x: Tensor) -> Tensor:
@@ -369,41 +330,3 @@ def orders(mesh: DeviceMesh) -> dict[str, str]:
         "free": error_of(map_before_gathering, free, mesh),
         "twice": error_of(map_before_gathering, layer, mesh),
     }
-
-
-ADAM, FIRST, SECOND = Loop("Adam"), range(STEPS // 2), range(STEPS // 2, STEPS)
-
-
-def checkpoints(there: dict[str, DeviceMesh], folder: Path) -> dict:
-    """Saved on 2 ranks and on 2 x 2, loaded on 3: how these compare at the end."""
-    for name, way in ("2", by_fsdp), ("2 x 2", by_both):
-        mesh = there[name]
-        if mesh.get_coordinate() is not None:
-            model, parts, part = way(mesh, begin("stiefel"), "stiefel")
-            optimizer = OPTIMIZERS["Adam"](model.parameters())
-            replace(ADAM, parts=parts, part=part)(model, optimizer, FIRST)
-            group = {"process_group": mesh.get_group() if mesh.ndim == 1 else None}
-            dcp.save(state_of(model, optimizer), checkpoint_id=folder / name, **group)
-    dist.barrier()
-    mesh, found = there["3"], {}
-    for name in ("2", "2 x 2") if mesh.get_coordinate() is not None else ():
-        model = by_fsdp(mesh, begin("stiefel"), "stiefel")
-        found["checkpoint", name] = gone_on(folder / name, *model, mesh.get_group())
-    dist.barrier()
-    return found
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
-    return dict(zip(("model", "its"), get_state_dict(model, optimizer), strict=True))
-
-
-def gone_on(folder: Path, model: nn.Module, parts=1, part=0, group=None) -> dict:
-    """How a model that goes on from a checkpoint compares at the end."""
-    optimizer = OPTIMIZERS["Adam"](model.parameters())
-    state = state_of(model, optimizer)
-    here = not dist.is_initialized()
-    dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=here)
-    states = {"model_state_dict": state["model"], "optim_state_dict": state["its"]}
-    set_state_dict(model, optimizer, **states)
-    replace(ADAM, parts=parts, part=part)(model, optimizer, SECOND)
-    return compared(model, alone("stiefel", ADAM), begin("stiefel"))
