@@ -241,10 +241,7 @@ def test_nobody_goes_on_while_another_one_is_needed_or_evaluates(data):
 )
 def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
     config = replace(EXACT, epochs=2, max_steps=limit)
-    begin = time.perf_counter()
     (history,) = run_locally(Job(config, data)).trainers
-    assert 0 < min(history.step_seconds) < history.seconds
-    assert history.seconds < time.perf_counter() - begin
     notes = [(note.epoch, note.step) for note in history.progress]
     assert notes == [*enumerate(steps, 1)]
     assert len(history.losses) == len(history.step_seconds) == steps[-1]

@@ -22,7 +22,7 @@ from cdopt_tutorial.rollouts.system import AheadAgent, in_step
 from cdopt_tutorial.run import WorkerError
 
 pytestmark = pytest.mark.usefixtures("limited")
-FEW = {"num_envs": 2, "max_episodes": 40, "seed": 3}
+FEW = {"num_envs": 2, "max_episodes": 24, "seed": 3}
 
 
 def config(num_observers=2, max_lag=1, **more):
