@@ -11,6 +11,7 @@ import torch
 from hosts import PATIENCE
 from hybrid_roles import die, disturbed_master, play, stall
 from roles import WAYS, raise_error
+from running import LONG
 from torch.distributed import rpc
 from torch.nn import functional as F
 
@@ -323,9 +324,17 @@ class TestTrouble:
             play(job, disturbed_master, [1], disturb, deadline=PATIENCE, **options)
         return caught.value
 
-    def test_whoever_stalls_is_named_not_who_waits(self, data):
-        error = self.failure(data, partial(rpc.rpc_sync, "ps", stall), rpc_timeout=STEP)
-        assert error.worker == "ps" and "in stalled" in error.details
+    @pytest.mark.parametrize(
+        ("disturb", "named", "place"),
+        [
+            (partial(time.sleep, LONG), "trainer1", "batches"),  # others in DDP's sum
+            (partial(rpc.rpc_sync, "ps", stall), "ps", "stalled"),
+        ],
+    )
+    def test_whoever_stalls_is_named_not_who_waits(self, data, disturb, named, place):
+        error = self.failure(data, disturb, rpc_timeout=STEP)
+        assert error.worker == named and f"in {place}" in error.details
+        assert "deadline" not in error.reason  # a call or a sum has timed out
 
     def test_a_trainer_that_raises_is_named(self, data):
         error = self.failure(data, raise_error)
