@@ -182,6 +182,13 @@ class TestLearner:
         for one, other in zip(ours, policy.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
 
+    def test_keeps_the_weights_of_no_more_versions_than_may_still_play(self):
+        settings = config(1, max_lag=1)
+        learner, observer = Learner(settings), Observer(0, settings)
+        for version in range(3):
+            learner.finish_episode([observer.play(version, learner.kept[version])])
+        assert list(learner.kept) == [2, 3]
+
     @pytest.mark.parametrize(
         ("said", "wrong"),
         [
