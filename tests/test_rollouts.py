@@ -117,7 +117,7 @@ class Play:
 
 
 class TestAheadAgent:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=12)
     @given(
         order=st.lists(st.integers(0, 3), min_size=1, max_size=40),
         max_lag=st.integers(0, 3),
