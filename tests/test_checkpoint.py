@@ -65,20 +65,20 @@ class TestOnWorkers:
         assert resumed.tokens == 3 * 4 * 7
 
     def test_goes_on_with_another_number_of_workers(self, tmp_path):
-        whole = local(STILL)
+        whole, of_one = local(STILL), until(8, STILL, tmp_path / "one")
         on_workers(THREE, 8, keep=tmp_path / "three")
         of_three = checkpoints.load(tmp_path / "three")
         assert_same(local(STILL, resume=of_three), whole)
-        again = on_workers(THREE, resume=of_three)
-        assert [history.losses[:8] for history in again] == of_three.losses
-        for saved, number in (of_three, 2), (until(8, STILL, tmp_path / "one"), 3):
-            found = on_workers(replace(STILL, num_trainers=number), resume=saved)
-            for history in found:  # the first losses are the joint batch's
-                assert history.losses[:8] == pytest.approx(whole.losses[:8])
-            again += found
-        assert all(len(history.losses) == 23 for history in again)
-        for first in again[0], again[3], again[5]:
-            assert max_difference(first.weights, whole.weights) <= 1e-10
+        for saved, number in (of_three, 3), (of_three, 2), (of_one, 3):
+            config = replace(STILL, num_trainers=number)
+            histories = on_workers(config, resume=saved)
+            assert max_difference(histories[0].weights, whole.weights) <= 1e-10
+            # As many trainers as before go on with their own losses.
+            own = saved.losses if number == len(saved.losses) else None
+            for rank, history in enumerate(histories):
+                before = own[rank] if own else whole.losses[:8]  # the joint batch's
+                assert history.losses[:8] == pytest.approx(before)
+                assert len(history.losses) == 23
 
 
 KINDS = (
