@@ -157,18 +157,6 @@ def test_muon_is_torchs_within_the_rounding_of_bfloat16():
 class TestOptimizer:
     """What every optimizer of torch promises."""
 
-    def test_a_closure_runs_and_its_loss_is_returned(self):
-        weight = nn.Parameter(start(6, 3, 1, 0))
-        rival, before = Rival("projected", [weight], 0.1), weight.sum().item()
-
-        def closure():
-            rival.zero_grad()
-            loss = weight.sum()
-            loss.backward()
-            return loss
-
-        assert rival.step(closure).item() == before > weight.sum().item()
-
     @pytest.mark.parametrize("rule", RULES)
     def test_copies_and_saved_states_go_on_alike(self, rule, tmp_path):
         weight = nn.Parameter(start(6, 3, 1, 0))
