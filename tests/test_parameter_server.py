@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cdopt_tutorial.calls import apply, gradients, reference, remote
+from cdopt_tutorial.calls.steps import clip_factor
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig
@@ -195,6 +196,14 @@ class TestOptimizer:
         found.append(step_owner_twice())
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
         assert found == [expected] * 3
+
+    @pytest.mark.parametrize("largest", [0.5, 5.0, 9.0, math.inf])
+    def test_clips_as_torch_does(self, largest):
+        weight = nn.Parameter(torch.zeros(2))
+        weight.grad = torch.tensor([3.0, 4.0])
+        nn.utils.clip_grad_norm_(weight, largest)
+        found = clip_factor(25.0, None if largest == math.inf else largest)
+        assert found == pytest.approx(weight.grad.norm().item() / 5)
 
     @pytest.mark.parametrize("ask", ["squared_norm", "step", "original"])
     def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):
