@@ -1,5 +1,6 @@
 """Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
 
+import json
 from dataclasses import replace
 from itertools import islice
 
@@ -7,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hosts import PATIENCE
+from hosts import PATIENCE, hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
