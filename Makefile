@@ -22,8 +22,9 @@ test: lint ## lint, chapters in short if they have changed, unit tests, pages in
 	@$(BIN)/python -m cdopt_tutorial execute --short; ran=$$?; \
 	$(BIN)/python -m pytest -n 3 -m "not engines" && exit $$ran
 
+# Four at a time, since many of them wait for a deadline.
 engines: $(STAMP) ## the tests on Ray and torchrun, and of lost workers; hosts need root
-	@$(BIN)/python -m pytest -n 2 -m engines
+	@$(BIN)/python -m pytest -n 4 -m engines
 
 # Both at once, each on a core of its own: chapters on RPC, DDP, torchrun and Ray, in
 # which threads and code paths have led to other bits. A figure that moved is a failure.

@@ -1,4 +1,4 @@
-"""What the tests run under torchrun, as a program of a reader's own."""
+"""What the tests run on several hosts, as a program of a reader's own."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from cdopt_tutorial.reinforce import ReinforceConfig, run
 from cdopt_tutorial.run import Role, launch, serve
 
 
-def train():
+def train(on="rpc"):
     """A run that would take hours, whose calls wait no longer than 15 s."""
     endless = ReinforceConfig(lr=1e-9, max_episodes=10**7, num_envs=1)
     show = lambda _, each: print(f"round {each.number}", flush=True)  # noqa: E731
-    run(endless, deadline=3600, rpc_timeout=15, on_report=show)
+    run(endless, on=on, deadline=3600, rpc_timeout=15, on_report=show)
 
 
 def disagree():
@@ -21,4 +21,4 @@ def disagree():
 
 
 if __name__ == "__main__":
-    disagree() if sys.argv[1:] else train()
+    disagree() if "sets" in sys.argv else train(*sys.argv[1:])

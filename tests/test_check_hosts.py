@@ -51,7 +51,7 @@ def test_two_hosts_reach_each_other_by_the_device_between_them_only(device, tmp_
     more = dict.fromkeys(["TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], device)
     command = [*TORCHRUN, "--nnodes=2", f"--master-addr={NET}.1", "--master-port"]
     command += [str(PORT), f"--rdzv-conf=timeout={PATIENCE}"]
-    seconds = PATIENCE if device == "eth0" else 20  # one of them waits in vain
+    seconds = PATIENCE if device == "eth0" else 8  # one of them waits in vain
     with hosts(2) as two:
         runs = []
         for rank, variables in enumerate([more, {"PYTHONPATH": str(tmp_path)}]):
@@ -62,7 +62,7 @@ def test_two_hosts_reach_each_other_by_the_device_between_them_only(device, tmp_
     names = [f"host{i}, {NET}.{i}, listening on {device}" for i in (1, 2)]
     if device == "lo":
         assert codes == (1, 1)
-        assert re.fullmatch(rf"{names[0]}: no .* rank 1 within 20 s", lines[0][-1])
+        assert re.fullmatch(rf"{names[0]}: no .* rank 1 within 8 s", lines[0][-1])
         return
     assert codes == (0, 0)
     versions = [

@@ -2,27 +2,27 @@
 
 import json
 import re
-import threading
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from ipaddress import ip_address
 
+import cut_off
 import pytest
 import ray_roles
 import roles
 import torch
-from browsing import Quiet
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from reinforce_roles import train_each
 from running import COMMAND, LONG, endless, listeners, wait_for_end
 
-from cdopt_tutorial import data, hybrid, rollouts, sharding
+from cdopt_tutorial import data, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
-from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run, run_locally
+from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run_locally
 from cdopt_tutorial.run import Role, Trace, WorkerError, launch, serve
 from cdopt_tutorial.sharding import ShardConfig
 
@@ -38,6 +38,8 @@ JOINT = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
 
 
 class TestEquality:
+    """Of two systems; below they are the two with a server, and `test_rollouts`."""
+
     def test_every_conversation_has_the_rewards_of_one_process(self):
         configs = [
             ReinforceConfig(c, num_envs=2, max_episodes=20) for c in CONVERSATIONS
@@ -46,19 +48,6 @@ class TestEquality:
         system |= {f"observer{i}": Role(serve) for i in range(2)}
         found = [each.score.rewards for each in launch(system, on="ray")["agent"]]
         assert found == [run_locally(config).score.rewards for config in configs]
-
-    def test_observers_that_run_ahead_are_repeated_by_one_process(self):
-        few = {"num_envs": 2, "max_episodes": 60, "seed": 3}
-        config = rollouts.RolloutsConfig(2, max_lag=1, **few)
-        found = rollouts.run(config, on="ray")
-        again = rollouts.run_locally(config, found.schedule)
-        assert found.score.rewards == again.score.rewards
-
-    def test_the_hybrid_has_the_parameters_of_one_process(self):
-        config = hybrid.HybridConfig(manifold="stiefel", max_steps=4, dtype="float64")
-        job = hybrid.Job(config)
-        result, local = hybrid.run(job, on="ray"), hybrid.run_locally(job)
-        assert max_difference(result.weights, local.weights) <= TOLERANCE
 
     def test_shards_have_the_parameters_of_one_process(self):
         config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")
@@ -97,6 +86,29 @@ def test_a_training_that_dies_ends_as_that_of_one_process(on, more, deaths, tmp_
     assert max_difference(histories[0].weights, alone.weights) <= TOLERANCE
 
 
+SERVE = Role(serve)
+#: What is said, the system that fails so, and its options. Nothing answers at port 1.
+FAILURES = {
+    "a raised KeyboardInterrupt":
+        ({"a": Role(roles.throw, (KeyboardInterrupt(),)), "b": SERVE}, {}),
+    "a died": ({"a": Role(roles.send_self, ("SIGKILL",)), "b": SERVE}, {}),
+    "b did not answer a call that a made":
+        ({"a": Role(roles.call_through, ("b", time.sleep, LONG)), "b": SERVE},
+         {"rpc_timeout": 5}),
+    "late missed the deadline of 60 s to join":
+        ({"late": Role(roles.identify, (roles.SlowToArrive(LONG),)), "b": SERVE},
+         {"join_deadline": 60}),
+    "ray could not join the cluster at 127.0.0.1:1|ray missed the deadline of 20 s.*":
+        ({"a": SERVE}, {"on": "ray:127.0.0.1:1", "join_deadline": 10}),
+}  # fmt: skip
+
+
+def failure(system, options):
+    with pytest.raises(WorkerError) as caught:
+        launch(system, **{"on": "ray"} | options)
+    return caught.value
+
+
 @pytest.mark.usefixtures("limited")
 class TestWorkers:
     def test_what_they_return_report_and_print_arrives(self, capsys):
@@ -113,28 +125,11 @@ class TestWorkers:
         said = ["[other] half", "[worker] to be heard"]
         assert sorted(capsys.readouterr().out.splitlines()) == said
 
-    @pytest.mark.parametrize(
-        "role, said",
-        [
-            (Role(roles.raise_error), "a raised ArithmeticError"),
-            (Role(roles.throw, (KeyboardInterrupt(),)), "a raised KeyboardInterrupt"),
-            (Role(roles.send_self, ("SIGKILL",)), "a died"),
-            (Role(roles.call_there, ("b", "fail", "KeyError")),
-             "b raised KeyError in a call that a made"),
-            (Role(roles.call_through, ("b", time.sleep, LONG)),
-             "b did not answer a call that a made"),
-        ],
-        ids=["raises", "is interrupted", "is killed", "is told of an error", "waits"],
-    )  # fmt: skip
-    def test_who_fails_is_named(self, role, said):
-        with pytest.raises(WorkerError) as caught:
-            launch({"a": role, "b": Role(serve)}, on="ray", rpc_timeout=20)
-        assert caught.value.headline == said
-
-    def test_who_never_joins_is_named(self):
-        late = Role(roles.identify, (roles.SlowToArrive(LONG),))
-        with pytest.raises(WorkerError, match="^late missed the deadline of 80 s to j"):
-            launch({"a": Role(serve), "late": late}, on="ray", join_deadline=80)
+    def test_who_fails_is_named(self):
+        with ThreadPoolExecutor() as threads:  # most of which wait
+            errors = threads.map(failure, *zip(*FAILURES.values(), strict=True))
+        for said, error in zip(FAILURES, errors, strict=True):
+            assert re.fullmatch(said, error.headline)
 
 
 def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
@@ -151,49 +146,30 @@ def test_nobody_else_reaches_it_and_nothing_is_left(tmp_path):
 
 @pytest.mark.usefixtures("limited")
 def test_on_two_hosts_it_is_as_in_one_process_until_one_is_cut_off(tmp_path):
-    file = tmp_path / "found.json"
-    smoke = ("--smoke", "--against-local", "--manifold", "stiefel", "--json", file)
-    endless = ("--manifold", "stiefel", "--epochs", "1000000")
+    file, address = tmp_path / "found.json", f"{NET}.1:{RAY_PORT}"
+    smoke = "--smoke", "--against-local", "--manifold", "stiefel", "--json", str(file)
     with hosts(2) as made, made.cluster() as environment:
-
-        def begin(*arguments):
-            there = ("--engine", "ray", "--address", f"{NET}.1:{RAY_PORT}")
-            command = [*COMMAND, "hybrid", *map(str, arguments), *there]
-            return made.start(1, *command, env=environment)
-
-        output, _ = begin(*smoke).communicate(timeout=PATIENCE)
+        command = *COMMAND, "hybrid", *smoke, "--engine", "ray", "--address", address
+        made.start(1, *command, env=environment).communicate(timeout=PATIENCE)
         assert json.loads(file.read_text())["max_parameter_difference"] <= TOLERANCE
-        running = begin(*endless)
-        while "epoch" not in (line := running.stdout.readline()):
-            assert line, running.wait()
+        command = sys.executable, cut_off.__file__, f"ray:{address}"
+        running = made.start(1, *command, env=environment)
+        assert any("round 2" in line for line in running.stdout)
         made.cut(2)
         output, _ = running.communicate(timeout=PATIENCE)
         assert running.returncode == 1
-        lost = "can't be reached|died|did not answer|raised RuntimeError"
-        assert re.search(rf"^cdopt-tutorial: \w+ ({lost})", output, re.M), output
-
-
-@pytest.mark.parametrize("other", ["none", "http"])
-def test_what_is_no_cluster_is_named(other):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        there = f"127.0.0.1:{1 if other == 'none' else server.server_port}"
-        if other == "http":
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        named = f"^ray could not join the cluster at {there}|^ray missed the deadline"
-        with pytest.raises(WorkerError, match=named):
-            run(ReinforceConfig(), on=f"ray:{there}", join_deadline=10)
-        if other == "http":
-            server.shutdown()
+        lost = "can't be reached|died|did not answer"
+        assert re.search(rf"^\S+: (agent|observer\d) ({lost})", output, re.M), output
 
 
 def test_what_it_does_not_do_is_refused(monkeypatch, no_process_starts):
     refused = "a trace or a wire is of torch RPC, and not of the engine ray"
     with pytest.raises(ValueError, match=refused):
-        launch({"a": Role(serve)}, on="ray", trace=Trace())
+        launch({"a": SERVE}, on="ray", trace=Trace())
     with pytest.raises(ValueError, match="^on is 'hope', but must be rpc, ray, ray:"):
-        launch({"a": Role(serve)}, on="hope")
+        launch({"a": SERVE}, on="hope")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
     refused = "the engine ray starts its workers itself, not torchrun"
     with pytest.raises(ValueError, match=refused):
-        launch({"a": Role(serve)}, on="ray")
+        launch({"a": SERVE}, on="ray")
