@@ -20,7 +20,8 @@ def pick_device(wish: str) -> str:
     if not _NAMES.fullmatch(str(wish)):
         raise ValueError(f"device is {wish!r}, but must be auto, cpu, cuda or cuda:N")
     if wish != "cpu" and not gpus_of(wish):
-        raise ValueError(f"device is {wish!r}, but {_what_is_there()}")
+        count = len(gpus_of("cuda"))
+        raise ValueError(f"device is {wish!r}, but torch sees {count} GPU(s)")
     return wish
 
 
@@ -57,12 +58,3 @@ def wait_for(device: str | torch.device) -> None:
     """Wait until a GPU has done all its work, so that it can be timed."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _what_is_there() -> str:
-    if not torch.backends.cuda.is_built():
-        return "this torch is a build without CUDA"
-    here = gpus_of("cuda")
-    if len(here) > 1:
-        return f"the GPUs are {here[0]} to {here[-1]}"
-    return "the only GPU is cuda:0" if here else "torch sees no GPU"

@@ -65,7 +65,10 @@ def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
         return apply(reference, method, *args)
     if not torch.is_grad_enabled():
         return apply(reference, _without_graph, method, args)
-    part = part or _Part(_torchs_context())
+    if part is None:
+        raise RuntimeError(
+            "a call with a gradient needs a context of gradients around it"
+        )
     if isinstance(part.context, str):
         return _Cut.apply(part, reference, method, _anchor, *args)
     return _recorded(part, reference, method, args)
@@ -80,7 +83,9 @@ def backward(context: Context, loss: Tensor) -> None:
     if not isinstance(context, int):
         loss.backward()
         return
-    part = _part.get() or _Part(context)
+    part = _part.get()
+    if part is None:
+        raise RuntimeError("a backward pass needs the context of its calls around it")
     if part.over:
         raise RuntimeError(part.over)
     part.over = "a context is for one backward pass: add the losses"
@@ -159,15 +164,6 @@ def _enter(context: int | str) -> Iterator[_Part]:
         raise
     finally:
         _part.reset(before)
-
-
-def _torchs_context() -> int:
-    """Of ``torch.distributed.autograd.context``, if this thread is in one."""
-    try:
-        return dist_autograd._current_context()._context_id()
-    except RuntimeError:
-        text = "a call with a gradient needs a context of gradients around it"
-        raise RuntimeError(text) from None
 
 
 _cuts = False

@@ -170,7 +170,8 @@ def _follow(actors: Mapping[str, Any], join_deadline: float) -> dict[str, bytes]
                     raise content[0]
                 case "ended":
                     ended.add(name)
-                case _ if worker.send:
+                case _:
+                    assert worker.send is not None  # of the driver, a worker itself
                     worker.send(kind, name, *content)
         listening[actors[name].take.remote()] = name
     return results
@@ -255,10 +256,7 @@ class RayNetwork(network.Network):
     def call(self, worker: str, *call: Any) -> Any:
         return self.call_async(worker, *call).wait()
 
-    def call_async(self, worker: str, *call: Any) -> Future:
-        return self._ask(worker, *call)
-
-    def _ask(
+    def call_async(
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
     ) -> Future:
         content = pickle.dumps((function, args, kwargs or {}))
