@@ -16,18 +16,11 @@ from running import LONG, preload_little
 from torch.utils.data import DataLoader
 
 from cdopt_tutorial import scratch
-from cdopt_tutorial.calls import gradients, network, remote
+from cdopt_tutorial.calls import gradients, network
 from cdopt_tutorial.run import Role, launch, process_group, report, serve, span
 
 #: How a gradient crosses workers: by what is attached to them.
 WAYS = {"distributed": None, "cut": gradients.cut_always}
-
-
-class TwoArguments(Exception):
-    """An exception that can't be rebuilt from its text alone."""
-
-    def __init__(self, what, why):
-        super().__init__(f"{what}: {why}")
 
 
 class Counter:
@@ -42,9 +35,6 @@ class Counter:
 
     def fail(self, kind):
         raise {"KeyError": KeyError, "ValueError": ValueError}[kind]("no such thing")
-
-    def fail_oddly(self):
-        raise TwoArguments("odd", "very")
 
     @rpc.functions.async_execution
     def add_later(self, values, seconds=0):
@@ -96,11 +86,6 @@ def throw(error):
 def call_through(other, function, *args):
     """Run a function on another worker, over whatever carries calls."""
     return network.current().call(other, function, args)
-
-
-def call_there(other, method, *args):
-    """Make a Counter on another worker and call one of its methods."""
-    return getattr(remote(other, Counter).rpc_sync(), method)(*args)
 
 
 def raise_later():

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import bare_roles
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from hosts import kill, tree
 from running import wait_for_end
 from torch.futures import Future
-from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial import parameter_server as rnn
@@ -314,19 +312,6 @@ def test_hosts_go_on_if_another_process_dies_while_they_restart(tmp_path):
         kill(runs)
     assert re.findall(r"^round (\d)", said, re.MULTILINE) == ["0", "1"]
     assert (tmp_path / "died").exists()
-
-
-def test_threads_of_the_caller_do_not_matter_on_hosts(importable, monkeypatch):
-    module, steps = importable("bare_hosts", "ROUNDS = 1"), 20_000
-    monkeypatch.chdir(Path(module.__file__).parent)
-    # Threads cut the sum over a round of more than 32,768 steps.
-    part = torch.randn(steps, 4), torch.randint(2, (steps, 1)), torch.rand(steps)
-    found = []
-    for threads in (1, 2):
-        with set_torch_threads(threads):
-            module.train(2, lambda *_: [part, part], f"{threads}.pt")
-        found.append(torch.load(f"{threads}.pt")[1])
-    assert max_difference(*found) == 0
 
 
 def test_shards_come_to_the_parameters_of_the_package(importable, tmp_path):

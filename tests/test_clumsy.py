@@ -118,8 +118,8 @@ class TestFlags:
 NO_FILE = "a: ... module made_up, where a worker process can't import it: put ..."
 NO_ROLE = "a: its role can't be sent to a worker: TypeError: cannot pickle ..."
 UNGUARDED = (
-    "a: module my_system launches while it is imported, and its workers would do so, "
-    'too: launch under `if __name__ == "__main__":`'
+    "a: ... module my_system launches while it is imported, and its workers would do "
+    'so, too: launch under `if __name__ == "__main__":`'
 )
 FILES = "2 workers need {} open files each, but {} are allowed here: ulimit -n {}"
 # A module that launches as it is imported, with its role in a submodule.

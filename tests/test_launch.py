@@ -20,7 +20,7 @@ import torch.distributed.rpc as rpc
 from hosts import PATIENCE, wait_until
 from running import LONG, Script, end_server, listeners, wait_for_end
 
-from cdopt_tutorial import scratch, torchrun
+from cdopt_tutorial import scratch
 from cdopt_tutorial.run import Role, WorkerError, group, launch, report, serve
 from cdopt_tutorial.run.launch import LONGEST
 from cdopt_tutorial.run.worker import LOOPBACK
@@ -48,13 +48,6 @@ def failure(roles_, **options):
     with pytest.raises(WorkerError) as caught:
         launch(roles_, **options)
     return caught.value
-
-
-@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "RANK"])
-def test_a_single_variable_is_not_torchrun(name, monkeypatch):
-    # MPI and others set a RANK, too.
-    monkeypatch.setenv(name, "0")
-    assert not torchrun.is_here()
 
 
 class TestResults:
@@ -186,7 +179,6 @@ LOSES_PEER = Role(roles.throw, (RuntimeError("Connection closed by peer"),))
 FAILURES = [
     ("a exited with code 0 before it finished", "", {"a": Role(os._exit, (0,))}, {}),
     ("a exited with code 0 before it finished", "", {"a": Role(sys.exit)}, {}),
-    ("a exited with code 4 before it finished", "", {"a": Role(sys.exit, (4,))}, {}),
     ("a exited with code 1 before it finished", "disk is full",
      {"a": Role(sys.exit, ("disk is full",))}, {}),
     ("a was killed by signal 40", "",
@@ -205,8 +197,6 @@ FAILURES = [
     ("c raised KeyError in a call that a made", "in fail",
      {"a": calling("b", roles.call, "c", "fail", "KeyError"), "b": SERVE, "c": SERVE},
      {}),
-    ("c raised TwoArguments in a call that a made", "in fail",
-     {"a": Role(roles.call, ("c", "fail_oddly")), "c": SERVE}, {}),
     # Not the one that waits for it, nor the one that fails before a worker has been
     # stopped for long enough to count.
     ("b was killed by SIGKILL", "",

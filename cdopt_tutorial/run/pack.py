@@ -23,19 +23,17 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
 
     A ValueError names the worker, and what can't be pickled or imported there.
     """
-    packed, definitions, modules = {}, dict[str, Any](), set[str]()
+    definitions, modules = dict[str, Any](), set[str]()
     for worker, content in contents.items():
         try:
-            packed[worker] = _dumps(({}, content), definitions, modules)
-        except _NotImportable as error:
-            raise ValueError(f"{worker}: {error}") from error
+            _dumps(content, definitions, modules)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0] or repr(error)
             what = f"its role can't be sent to a worker: {type(error).__name__}"
             raise ValueError(f"{worker}: {what}: {reason}") from error
-    if definitions:  # all workers need those of any
-        for worker, content in contents.items():
-            packed[worker] = _dumps((definitions, content), {}, set())
+    # All workers need the definitions of any.
+    every = {worker: (definitions, content) for worker, content in contents.items()}
+    packed = {worker: _dumps(both, {}, set()) for worker, both in every.items()}
     return packed, tuple(sorted(modules))
 
 
@@ -74,9 +72,6 @@ def _dumps(content: Any, definitions: dict[str, Any], modules: set[str]) -> byte
     return file.getvalue()
 
 
-class _NotImportable(Exception): ...
-
-
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, definitions: dict, modules: set[str]):
         super().__init__(file)
@@ -102,7 +97,7 @@ class _Pickler(cloudpickle.Pickler):
     def _note(self, module: str, name: str) -> None:
         """Note a module, which a fresh process must import."""
         if module == "__main__" or not _can_be_imported(module):
-            raise _NotImportable(
+            raise ImportError(
                 f"{name} is defined in module {module}, where a worker "
                 "process can't import it: put it into a file or a cell of the "
                 "notebook, and launch again"
@@ -111,7 +106,7 @@ class _Pickler(cloudpickle.Pickler):
             # Where `import` itself looks whether another thread is importing it.
             spec = getattr(sys.modules.get(each), "__spec__", None)
             if getattr(spec, "_initializing", False):
-                raise _NotImportable(
+                raise ImportError(
                     f"module {each} launches while it is imported, and its workers "
                     'would do so, too: launch under `if __name__ == "__main__":`'
                 )
