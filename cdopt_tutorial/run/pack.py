@@ -31,9 +31,10 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
             reason = str(error).strip().partition("\n")[0] or repr(error)
             what = f"its role can't be sent to a worker: {type(error).__name__}"
             raise ValueError(f"{worker}: {what}: {reason}") from error
-    # All workers need the definitions of any.
-    every = {worker: (definitions, content) for worker, content in contents.items()}
-    packed = {worker: _dumps(both, {}, set()) for worker, both in every.items()}
+    packed = {  # all workers need the definitions of any
+        worker: _dumps((definitions, content), {}, set())
+        for worker, content in contents.items()
+    }
     return packed, tuple(sorted(modules))
 
 
