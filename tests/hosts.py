@@ -172,14 +172,6 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
-def _sweep() -> None:
-    """Remove the hosts of processes that have been killed."""
-    for name in Path("/run/netns").glob("cdopt*"):
-        owner = re.match(r"cdopt(\d+)-", name.name)
-        if owner and not psutil.pid_exists(int(owner[1])):
-            ip("netns", "del", name.name)
-
-
 def ip(*arguments: str) -> None:
     """Configure the network."""
     subprocess.run(["ip", *arguments], check=True)
@@ -190,7 +182,6 @@ def hosts(number: int) -> Iterator[Hosts]:
     """So many hosts; where none can be made the test is skipped, but not in CI."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         lack("root and Debian's iproute2 are needed to make hosts")
-    _sweep()
     bridge = f"cdopt{os.getpid()}-bridge"
     names = [f"cdopt{os.getpid()}-h{i}" for i in range(1, number + 1)]
     with ExitStack() as end:

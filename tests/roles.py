@@ -43,9 +43,9 @@ class Counter:
         return future
 
 
-def identify(*args, **kwargs):
+def identify(*args):
     info = rpc.get_worker_info()
-    return info.name, info.id, args, kwargs
+    return info.name, info.id, args
 
 
 def write_as_it_ends(path):

@@ -43,8 +43,6 @@ MODULES = {
     "bare_ahead": {"torch", "gymnasium"},
     "bare_ray": {"ray", "bare_hosts"},
 }
-# For libraries that are not installed here: they can only be read.
-ELSEWHERE = sorted((this_project().root / "book/elsewhere").glob("*.py"))
 
 
 def program(name, more=""):
@@ -71,19 +69,6 @@ def fits_a_page(text):
 def test_fits_a_page_and_needs_torch_and_gymnasium_only(name):
     assert fits_a_page(text := program(name))
     assert imported(text) == MODULES.get(name, {"torch"})
-
-
-@pytest.mark.parametrize("path", ELSEWHERE, ids=lambda path: path.stem)
-def test_one_for_another_library_fits_the_page_that_installs_it(path):
-    text, shows = path.read_text(), f"{{literalinclude}} elsewhere/{path.name}"
-    assert fits_a_page(text)
-    assert f"`python {path.name}`" in ast.get_docstring(ast.parse(text))
-    page = (path.parents[1] / "elsewhere.md").read_text()
-    (own,) = [part for part in page.split("\n## ") if shows in part]
-    for name in imported(text):
-        pip = "scikit-learn" if name == "sklearn" else name
-        own = own.replace("\\\n", "")  # a command may continue on the next line
-        assert re.search(rf"pip install .*\b{pip}(==|<|\n| )", own), name
 
 
 # What makes a run short, after the definitions; chapter 7 runs and checks its own two.

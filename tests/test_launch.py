@@ -54,9 +54,8 @@ class TestResults:
     def test_each_role_gets_its_name_its_rank_and_its_arguments(self):
         # One run after another, with other sizes and ranks.
         for names in ("cba", "ab"):
-            given = (1,), {"two": 2}
-            results = launch({name: Role(roles.identify, *given) for name in names})
-            assert results == {name: (name, i, *given) for i, name in enumerate(names)}
+            results = launch({name: Role(roles.identify, (1, 2)) for name in names})
+            assert results == {name: (name, i, (1, 2)) for i, name in enumerate(names)}
 
     def test_what_workers_return_report_and_print_arrives(self, capfd):
         records, folder, modes = [], Path(scratch.folder()), []

@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver
@@ -49,7 +49,6 @@ class Role:
     #: from a module that the worker can import, or from the notebook or script.
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int = 1  #: threads of torch's operators in this worker
 
 
@@ -184,7 +183,7 @@ def load(settings: Settings, packed: bytes) -> Role:
 
 def play(role: Role) -> bytes:
     """Run a role; return its result, pickled."""
-    return pickle.dumps(role.function(*role.args, **role.kwargs))
+    return pickle.dumps(role.function(*role.args))
 
 
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
