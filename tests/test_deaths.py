@@ -1,4 +1,4 @@
-"""Every worker, killed at some moment of a run, is named, and no process is left."""
+"""A worker of each role, killed at some moment, is named, and no process is left."""
 
 import json
 import math
@@ -104,8 +104,9 @@ def test_a_worker_that_is_killed_at_any_moment_is_named(
     _, output = whole.end()
     assert length > 0 and file.exists(), output
     take_right(file)
-    for number, name in enumerate(names):
-        moment, killed = length * (number + 0.5) / len(names), False
+    of_each_role = {name.strip("01"): name for name in names}.values()
+    for number, name in enumerate(of_each_role):
+        moment, killed = length * (number + 0.5) / len(of_each_role), False
         while not killed:
             run = Run(engine, system, names, file)
             killed = run.lose(name, moment)
