@@ -15,7 +15,6 @@ from hosts import PATIENCE
 from nbformat.v4 import new_code_cell, new_notebook
 
 from cdopt_tutorial.publish import execute
-from cdopt_tutorial.run import Role, launch, share
 
 
 def run_cells(*cells):
@@ -167,13 +166,3 @@ def test_a_script_without_a_guard_runs_once_whatever_it_launches(how, tmp_path):
     said = ["runs as __main__", "True [2, 3]", "{'a': 0} [2, 4]"]
     assert done.stdout.splitlines()[:3] == said
     assert "runs" not in "".join(done.stdout.splitlines()[3:])
-
-
-def test_a_function_inside_a_function_keeps_what_it_closes_over():
-    step = 3
-
-    def add(number):
-        return number + step
-
-    assert launch({"a": Role(add, (4,)), "b": Role(lambda: step)}) == {"a": 7, "b": 3}
-    assert share(lambda number: number * step, [(2,)]) == [6]

@@ -4,7 +4,6 @@ import math
 import os
 import pickle
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -241,19 +240,6 @@ class TestFailure:
             errors = threads.map(lambda late: failure(late[2], **late[3]), LATE)
         for error, (headline, more, *_) in zip(errors, LATE, strict=True):
             assert error.headline == headline and more in error.details
-
-    def test_a_worker_that_is_stopped_as_it_starts(self):
-        # It would read its role for long.
-        before = set(workers_alive())
-
-        def catch():
-            while not (born := set(workers_alive()) - before):
-                time.sleep(0.001)
-            born.pop().suspend()
-
-        role = Role(roles.identify, (bytes(30_000_000), roles.SlowToArrive(LONG)))
-        threading.Thread(target=catch).start()
-        assert failure({"late": role}).headline.startswith("late was stopped")
 
     def test_an_error_here_ends_the_run_and_what_its_workers_started(self):
         children = []
