@@ -15,14 +15,12 @@ import pytest
 from hosts import PATIENCE, kill, runs, tree
 from running import COMMAND, wait_for_end
 
-HYBRID = "hybrid --max-steps 100", "trainer0 trainer1 master ps"
-#: What carries calls, what is trained, and its workers; `test_ray` and `test_torchrun`
-#: kill those of the system that is missing here.
+#: What carries calls, what is trained, and its workers, who call each other, meet in
+#: collectives, or both; `test_ray` and `test_torchrun` kill those of the other system.
 RUNS = [
     ("rpc", "reinforce --lr 1e-4 --max-episodes 300", "agent observer0 observer1"),
     ("rpc", "shard --max-steps 50 --width 16 --seq-len 8", "rank0 rank1"),
-    ("rpc", *HYBRID),
-    ("ray", *HYBRID),
+    ("ray", "hybrid --max-steps 100", "trainer0 trainer1 master ps"),
 ]
 #: What is said of a worker that was killed.
 SAID = {"rpc": "was killed by SIGKILL|could not be started", "ray": "died"}
