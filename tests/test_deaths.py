@@ -106,7 +106,7 @@ def test_a_worker_that_is_killed_at_any_moment_is_named(
     take_right(file)
     of_each_role = {name.strip("01"): name for name in names}.values()
     for number, name in enumerate(of_each_role):
-        moment, killed = length * (number + 0.5) / len(of_each_role), False
+        moment, killed = length * number / len(of_each_role), False
         while not killed:
             run = Run(engine, system, names, file)
             killed = run.lose(name, moment)
