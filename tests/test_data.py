@@ -328,3 +328,10 @@ def test_baselines_learn_from_the_training_part_alone():
     # The word is new to them; otherwise both would be near 1.
     assert ngram_perplexity(corpus, 1) > 100
     assert ngram_perplexity(corpus, 2) > len(vocabulary)
+
+
+def test_single_words_are_scored_from_the_second_on_like_pairs():
+    words, train = Vocabulary(("a", "b")), torch.tensor([0, 1, 1, 1, 1])
+    corpus = Corpus(words, train, torch.tensor([0, 1, 1]))
+    likely = probabilities(train.numpy(), np.array([1]), 2, 1)
+    assert ngram_perplexity(corpus, 1) == pytest.approx(1 / likely[0])

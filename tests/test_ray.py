@@ -18,7 +18,7 @@ from hosts import NET, PATIENCE, RAY_PORT, hosts
 from reinforce_roles import train_each
 from running import COMMAND, LONG, endless, listeners, wait_for_end
 
-from cdopt_tutorial import data, sharding
+from cdopt_tutorial import data, rollouts, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
@@ -38,7 +38,7 @@ JOINT = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
 
 
 class TestEquality:
-    """Of two systems; below they are the two with a server, and `test_rollouts`."""
+    """Of three systems; those with a server are below."""
 
     def test_every_conversation_has_the_rewards_of_one_process(self):
         configs = [
@@ -48,6 +48,13 @@ class TestEquality:
         system |= {f"observer{i}": Role(serve) for i in range(2)}
         found = [each.score.rewards for each in launch(system, on="ray")["agent"]]
         assert found == [run_locally(config).score.rewards for config in configs]
+
+    def test_observers_that_run_ahead_are_repeated_by_one_process(self):
+        few = {"num_envs": 2, "max_episodes": 24, "seed": 3}
+        config = rollouts.RolloutsConfig(2, max_lag=1, **few)
+        found = rollouts.run(config, on="ray")
+        again = rollouts.run_locally(config, found.schedule)
+        assert found.score.rewards == again.score.rewards
 
     def test_shards_have_the_parameters_of_one_process(self):
         config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")

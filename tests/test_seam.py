@@ -167,6 +167,13 @@ class TestRendezvous:
         with pytest.raises(RuntimeError, match="nobody waits for 1 here"):
             met.enter(1)
 
+    def test_who_has_come_and_leaves_keeps_nobody_waiting_and_is_not_answered(self):
+        meeting = Rendezvous(all_that_was_brought, (1, 2))
+        leaves = meeting.enter(1, "a")
+        meeting.leave(1)
+        stays = meeting.enter(2, "b")
+        assert stays.done() and stays.value() == ["b"] and not leaves.done()
+
     @pytest.mark.parametrize("answers", [{1: "one"}, None], ids=["one", "none"])
     def test_all_are_told_if_some_have_no_answer(self, answers):
         met = Rendezvous(lambda brought: answers, (1, 2))

@@ -112,3 +112,8 @@ def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():
         assert ids and not ids & seen
         assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', html)) <= ids
         seen |= ids
+
+
+def test_an_answer_that_is_no_choice_is_refused():
+    with pytest.raises(ValueError, match="answer is 'c', but must be one of"):
+        show.guess("01-guess-x", "c", choices=("a", "b"))

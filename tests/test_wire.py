@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
+from cdopt_tutorial.probes import wire as probe
 from cdopt_tutorial.probes.wire import received_bytes
 from cdopt_tutorial.run import Role, Wire, WorkerError, launch, process_group, serve
 from cdopt_tutorial.training import measured_bytes
@@ -56,6 +57,17 @@ def send_late(other, num_bytes):
     """Long after the other role has returned."""
     time.sleep(9)
     send(other, num_bytes)
+
+
+def count_late():
+    """Serve, and count long after the others."""
+    count = probe.received_bytes
+
+    def late():
+        time.sleep(0.5)
+        return count()
+
+    probe.received_bytes = late
 
 
 def send_forth_and_back(other, num_bytes):
@@ -106,10 +118,13 @@ class TestRun:
             assert least < wire.received[name] < least + MESSAGES
         assert wire.total == sum(wire.received.values())
 
-    def test_a_role_may_outlive_the_others(self):
+    def test_a_role_may_outlive_the_others_and_who_counts_late_counts_no_more(self):
         # Longer than a call may take: workers that are done wait without a limit.
-        wire = count(SERVING, Role(send_late, ("first", ONCE)), rpc_timeout=8)
-        assert ONCE < wire.received["first"] < ONCE + MESSAGES
+        soon = count(SERVING, Role(send_late, ("first", ONCE)), rpc_timeout=8)
+        assert ONCE < soon.received["first"] < ONCE + MESSAGES
+        # The second one sends messages as it leaves, while the first may still count.
+        after = count(Role(count_late), Role(send, ("first", ONCE)))
+        assert after.total == pytest.approx(soon.total, abs=50)
 
     @pytest.mark.usefixtures("no_process_starts")
     def test_polling_is_refused(self):
