@@ -22,7 +22,11 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
+from cdopt_tutorial.constraints.manifolds import (
+    Manifold,
+    manifold_of,
+    squared_distances,
+)
 from cdopt_tutorial.constraints.sums import Sums, whole
 from cdopt_tutorial.probes.counted import Sent
 from cdopt_tutorial.run.process_group import join
@@ -83,6 +87,8 @@ def play_maps(rank: int) -> dict:
         for kind in KINDS if mesh.get_coordinate() is not None else ():
             tried = [differences(kind, *each) for each in weights(kind, mesh)]
             found[name, kind] = largest(tried)
+        if mesh.get_coordinate() is not None:
+            found["together", name] = together(mesh)
         dist.barrier()
     for kind, (_, blocks, _) in KINDS.items():
         values = [0.6 * drawn((4 * blocks, columns), 0) for columns in (3, 9)]
@@ -135,6 +141,27 @@ def results(on: Manifold, weight: Tensor, onto: Tensor) -> dict[str, Tensor]:
     found = {"map": mapped, "distance": distance, "alone": alone}
     found |= {"of map": of_map, "of both": both, "of alone": of_alone}
     return found | {"nearest": on.nearest(weight.detach())}
+
+
+def together(mesh: DeviceMesh) -> dict[str, float]:
+    """Distances of several weights at once: collectives, and how far they are off."""
+    kinds, off_by = ("stiefel", "stiefel", "oblique rows", "sphere"), []
+    shapes, cut = (
+        ((24, 4), (7, 3), (5, 5), (9, 2)),
+        [Shard(0), Replicate()][: mesh.ndim],
+    )
+    plain = [drawn(shape, 0).requires_grad_() for shape in shapes]
+    parts = [distribute_tensor(w.detach(), mesh, cut).requires_grad_() for w in plain]
+    with Sent() as sent:
+        at_once = squared_distances(zip(map(of_kind, kinds, parts), parts, strict=True))
+    for kind, weight, part, distance in zip(kinds, plain, parts, at_once, strict=True):
+        alone = of_kind(kind, weight).distance(weight)
+        gradients = (
+            torch.autograd.grad(alone, weight),
+            torch.autograd.grad(distance, part),
+        )
+        off_by += [off(distance, alone), *map(off, *gradients)]
+    return {"collectives": sent.collectives, "off": max(off_by)}
 
 
 def strided(mesh: DeviceMesh, value: Tensor) -> DTensor:

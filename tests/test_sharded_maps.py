@@ -31,6 +31,13 @@ def test_a_rank_by_itself_would_be_far_off(played):
     assert all(rank["control"] > 0.1 for rank in played)
 
 
+def test_the_distances_of_several_weights_take_one_sum(played):
+    tried = {key: each for rank in played for key, each in rank.items()}
+    for mesh in "2", "3", "2 x 2":
+        assert tried["together", mesh]["collectives"] == 1
+        assert tried["together", mesh]["off"] <= 1e-13
+
+
 def test_autocast_changes_nothing(played):
     for rank in played:
         assert rank["autocast"]["control"] > 1e-4

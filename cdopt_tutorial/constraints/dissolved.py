@@ -4,7 +4,7 @@ That is to assign and to reset a weight, and recurrent layers.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from cdopt_tutorial.constraints.manifolds import Manifold
+from cdopt_tutorial.constraints.manifolds import Manifold, squared_distances
 from cdopt_tutorial.constraints.sums import placed
 
 # ‖C(W)‖² of each W that this thread has mapped; None outside of `with_penalty`.
@@ -44,17 +44,6 @@ class Dissolved(nn.Module):
         """The same memory, since what is feasible is mapped to itself."""
         return weight.detach()
 
-    def distance(self, weight: Tensor) -> Tensor:
-        """‖C(W)‖², a scalar."""
-        known = _known()
-        if known and weight in known:
-            return known[weight]
-        return self.manifold.distance(_for_this_call(weight))
-
-    def penalty(self, weight: Tensor) -> Tensor:
-        """``penalty_param`` ‖C(W)‖², a scalar."""
-        return self.penalty_param * self.distance(weight)
-
     def nearest(self, weight: Tensor, name: str) -> Tensor:
         """The nearest feasible weight, or a ValueError with a name for it."""
         return self.manifold.nearest(weight, self.padding, name)
@@ -65,6 +54,19 @@ class Dissolved(nn.Module):
         nearest = self.nearest(value.to(weight.dtype), name)
         # In place: its memory may be shared, and FSDP has references to it.
         weight.copy_(placed(nearest, weight))
+
+
+def penalties(weights: Collection[tuple[Tensor, Dissolved]]) -> list[Tensor]:
+    """``penalty_param`` ‖C(W)‖² of each weight, a scalar.
+
+    What a map has not just computed takes one all-reduce for all weights in shards.
+    """
+    known = dict(_known() or {})
+    missing = [(w, rule.manifold) for w, rule in weights if w not in known]
+    here = [(manifold, _for_this_call(w)) for w, manifold in missing]
+    for (weight, _), distance in zip(missing, squared_distances(here), strict=True):
+        known[weight] = distance
+    return [rule.penalty_param * known[weight] for weight, rule in weights]
 
 
 def _known() -> dict[Tensor, Tensor] | None:

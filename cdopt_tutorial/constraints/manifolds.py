@@ -4,6 +4,7 @@ To add one, write a class like :class:`Oblique`, and name it in ``MANIFOLDS``.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cdopt_tutorial.constraints.sums import (
     Sums,
+    completed,
     is_sharded,
     layout,
     placed,
@@ -38,8 +40,12 @@ class Manifold(ABC):
     blocks: int = 1  #: equal blocks of rows, each of which is on a manifold of its own
 
     @abstractmethod
-    def constraint(self, x: Tensor, sums: Sums) -> Tensor:
-        """C(X), of X or of the part of it that a rank has."""
+    def summed(self, x: Tensor, sums: Sums) -> Tensor:
+        """What C has sums of, of the part of X that a rank has."""
+
+    @abstractmethod
+    def from_sum(self, total: Tensor) -> Tensor:
+        """C(X), given what is summed up over the ranks."""
 
     @abstractmethod
     def mapped(self, x: Tensor, c: Tensor, sums: Sums) -> Tensor:
@@ -57,6 +63,10 @@ class Manifold(ABC):
         weight is gathered. A cut between whole blocks is not asked for.
         """
 
+    def constraint(self, x: Tensor, sums: Sums) -> Tensor:
+        """C(X), of X or of the part of it that a rank has."""
+        return self.from_sum(sums.inside(self.summed(x, sums)))
+
     def map_point(self, x: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
         """A(X), and ‖C(X)‖², a scalar, of X or of the part of it that a rank has."""
         c = self.constraint(x, sums)
@@ -73,9 +83,7 @@ class Manifold(ABC):
 
     def distance(self, weight: Tensor) -> Tensor:
         """‖C(W)‖², a scalar, equal on all ranks, without the product of the map."""
-        with _exactly(weight):
-            x, sums, *_ = self.part_of(weight)
-            return sums.across(self.constraint(x, sums).square().sum())
+        return squared_distances([(self, weight)])[0]
 
     def part_of(self, weight: Tensor) -> tuple[Tensor, Sums, torch.Size, Any]:
         """X, or this rank's part of it, its sums, its shape, and its placements."""
@@ -134,10 +142,13 @@ class Stiefel(Manifold):
     Source: Xiao, Liu and Toh (2023).
     """
 
-    def constraint(self, x: Tensor, sums: Sums) -> Tensor:
-        """C(X), (..., p, p)."""
-        gram = sums.gram(x)
-        return gram - _eye(gram)
+    def summed(self, x: Tensor, sums: Sums) -> Tensor:
+        """XᵀX, (..., p, p), of a part."""
+        return sums.product(x)
+
+    def from_sum(self, total: Tensor) -> Tensor:
+        """C(X), (..., p, p), given XᵀX."""
+        return total - _eye(total)
 
     def mapped(self, x: Tensor, c: Tensor, sums: Sums) -> Tensor:
         """A(X) = X (3 I − XᵀX) / 2."""
@@ -172,9 +183,13 @@ class Oblique(Manifold):
 
     axes: tuple[int, ...] = (-1,)  #: of each row's norm; (-2,) is that of columns
 
-    def constraint(self, x: Tensor, sums: Sums) -> Tensor:
-        """C(X), of the shape of X with the axes of size 1."""
-        return sums.inside(x.square().sum(self.axes, keepdim=True)) - 1
+    def summed(self, x: Tensor, sums: Sums) -> Tensor:
+        """Its sums of squares, of the shape of X with the axes of size 1."""
+        return x.square().sum(self.axes, keepdim=True)
+
+    def from_sum(self, total: Tensor) -> Tensor:
+        """C(X), shaped as s."""
+        return total - 1
 
     def mapped(self, x: Tensor, c: Tensor, sums: Sums) -> Tensor:
         """A(X) = 2 X / (1 + s)."""
@@ -235,6 +250,29 @@ def manifold_of(
     if manifold == "oblique":  # rows are as independent in one block as in several
         return Oblique(blocks, (-2,)) if transpose else Oblique()
     return MANIFOLDS[manifold](blocks)
+
+
+def squared_distances(weights: Iterable[tuple[Manifold, Tensor]]) -> list[Tensor]:
+    """‖C(W)‖² of each weight, a scalar, equal on all ranks.
+
+    However many there are, ranks that form one dimension of a mesh call one all-reduce.
+    """
+    layouts, parts = [], []
+    for manifold, weight in weights:
+        with _exactly(weight):
+            x, sums, *_ = manifold.part_of(weight)
+            part = manifold.summed(x, sums)
+        if not sums.inner:
+            part = manifold.from_sum(part).square().sum()
+        layouts.append((manifold, sums))
+        parts.append((part, sums, sums.inner or sums.outer))
+    squares = [
+        (manifold.from_sum(total).square().sum(), sums, sums.outer)
+        if sums.inner
+        else (total, sums, ())
+        for (manifold, sums), total in zip(layouts, completed(parts), strict=True)
+    ]
+    return completed(squares)
 
 
 def stiefel_map(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
-from cdopt_tutorial.constraints.dissolved import distances
+from cdopt_tutorial.constraints.dissolved import distances, penalties
 from cdopt_tutorial.constraints.weights import Constraint, constrained, joined
 from cdopt_tutorial.probes import trace
 
@@ -91,8 +91,7 @@ class Constraints:
         with activation checkpointing use ``use_reentrant=False`` or
         ``static_graph=True``, and leave out layers that a pass does not use.
         """
-        here = self._here().values()
-        terms = [rule.penalty(weight) for weight, rule in here]
+        terms = penalties(self._here().values())
         elsewhere = self._elsewhere.values()
         terms += [gradients.call(each, penalty_on_cpu) for each in elsewhere]
         return sum((each.to(terms[0].device) for each in terms[1:]), start=terms[0])

@@ -4,6 +4,7 @@ If a weight is in parts, each rank maps its own part, and only the sums cross th
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -66,10 +67,14 @@ class Sums:
         """A completed sum with which each rank maps its own part, and no other."""
         return _Summed.apply(total, self.mesh, (), self.inner) if self.inner else total
 
-    def gram(self, x: Tensor) -> Tensor:
-        """XᵀX, or XXᵀ if wide, (..., p, p), of the whole X."""
+    def product(self, x: Tensor) -> Tensor:
+        """XᵀX, or XXᵀ if wide, (..., p, p), of a part."""
         gram = _Gram.forward if _is_transformed(x) else _Gram.apply
-        return self.inside(gram(x, self.wide))
+        return gram(x, self.wide)
+
+    def gram(self, x: Tensor) -> Tensor:
+        """The same of the whole X."""
+        return self.inside(self.product(x))
 
     def times(self, x: Tensor, small: Tensor) -> Tensor:
         """X times a symmetric matrix (..., p, p), on the side that fits."""
@@ -80,6 +85,26 @@ def sums_of(x: Tensor) -> Sums:
     """The sums of a whole weight."""
     rows, columns = x.shape[-2:]
     return Sums(wide=rows < columns, square=rows == columns)
+
+
+def completed(parts: list[tuple[Tensor, Sums, tuple[int, ...]]]) -> list[Tensor]:
+    """Complete sums, each over some dimensions of its mesh: equal on all ranks.
+
+    Those over the same dimensions are one all-reduce.
+    """
+    totals = [part for part, *_ in parts]
+    together = defaultdict(list)
+    for number, (part, sums, dims) in enumerate(parts):
+        if dims:
+            together[sums.mesh, dims, part.dtype].append(number)
+    for (mesh, dims, _), numbers in together.items():
+        flat = torch.cat([totals[number].flatten() for number in numbers])
+        pieces = _Summed.apply(flat, mesh, dims, ()).split(
+            [totals[number].numel() for number in numbers]
+        )
+        for number, piece in zip(numbers, pieces, strict=True):
+            totals[number] = piece.view_as(totals[number])
+    return totals
 
 
 def layout(
