@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from cdopt_tutorial.constraints import rivals
 from cdopt_tutorial.constraints.manifolds import manifold_of
 from cdopt_tutorial.constraints.rivals import RULES, Rival
-from cdopt_tutorial.constraints.sums import Sums, sums_of, whole
+from cdopt_tutorial.constraints.sums import sums_of, whole
 from cdopt_tutorial.dissolving.eigenspace import polar
 from cdopt_tutorial.probes.counted import Sent
 from cdopt_tutorial.run import Role, launch, process_group
@@ -26,17 +26,17 @@ from cdopt_tutorial.run import Role, launch, process_group
 pytestmark = pytest.mark.xdist_group("rivals")
 
 RANKS, STEPS = 3, 2
-EXACT = {rule: 1e-10 if rule == "muon" else 1e-12 for rule in RULES}
+EXACT = dict.fromkeys(RULES, 1e-12) | {"muon": 1e-10, "spel": 1e-10}
 LR = 0.05
 SIZES = st.integers(1, 9)
 # Of a block, and the number of blocks: uneven on two and on three ranks.
 SHAPES = [(9, 4, 1), (4, 9, 1), (5, 5, 1), (2, 5, 4), (3, 3, 2)]
 
 
-def start(rows: int, columns: int, blocks: int, seed: int) -> Tensor:
+def start(rows: int, columns: int, blocks: int, seed: int, off: float = 0.01) -> Tensor:
     """A weight a little off the manifold."""
     weight = drawn((blocks * rows, columns), seed)
-    return manifold_of("stiefel", weight, blocks).nearest(weight) + 0.01 * weight
+    return manifold_of("stiefel", weight, blocks).nearest(weight) + off * weight
 
 
 def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:
@@ -58,20 +58,23 @@ def furthest(meshes: list[DeviceMesh], rule: str, shapes: list[tuple]) -> float:
     for (rows, columns, blocks), mesh, cut in itertools.product(
         shapes, meshes, (Shard(0), Shard(1))
     ):
-        plain = start(rows, columns, blocks, seed=0)
+        # SPEL's tangent is that of a point on the manifold, and of no other.
+        plain = start(rows, columns, blocks, 0, 0.0 if rule == "spel" else 0.01)
         weight = distribute_tensor(plain, mesh, [cut])
         tried.append(off(*(steps(rule, x, blocks, 0) for x in (weight, plain))))
     return max(tried)
 
 
 def heard(mesh: DeviceMesh, rule: str) -> tuple[int, float]:
-    """All-reduces of a step of a weight in rows, and their sums of p x p numbers."""
-    weight = distribute_tensor(start(12, 4, 1, 0), mesh, [Shard(0)])
-    rival = Rival(rule, [weight.requires_grad_()], LR)
-    weight.grad = distribute_tensor(drawn(weight.shape, 1), mesh, [Shard(0)])
+    """All-reduces of a step of three weights in rows, and each's sums of p x p."""
+    weights = []
+    for seed in range(3):
+        weight = distribute_tensor(start(12, 4, 1, seed), mesh, [Shard(0)])
+        weight.grad = distribute_tensor(drawn(weight.shape, seed), mesh, [Shard(0)])
+        weights.append(weight)
     with Sent() as sent:
-        rival.step()
-    return sent.collectives, sent.bytes / (4 * 4 * weight.itemsize)
+        Rival(rule, weights, LR).step()
+    return sent.collectives, sent.bytes / (3 * 4 * 4 * weight.itemsize)
 
 
 def play_rivals(rank: int) -> dict:
@@ -81,7 +84,8 @@ def play_rivals(rank: int) -> dict:
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     found: dict = {rule: furthest(here, rule, SHAPES) for rule in RULES}
     found["sent"] = {rule: heard(meshes[1], rule) for rule in RULES}
-    with mock.patch.object(Sums, "inside", lambda self, part: part):
+    summed = "cdopt_tutorial.constraints.sums._all_reduced"
+    with mock.patch(summed, lambda part, *_: part):
         found["control"] = furthest(meshes[1:], "projected", SHAPES[:1])
     return found
 
@@ -101,7 +105,7 @@ def test_parts_are_moved_as_in_one_process(played, rule):
 
 
 def test_a_weight_in_rows_costs_sums_of_p_by_p(played):
-    sums = {"landing": (1, 2)}
+    sums = {"landing": (1, 2), "spel": (1, 3)}
     for rank in played:
         for rule, sent in rank["sent"].items():
             assert sent == sums.get(rule, (1, 1)), rule
@@ -123,11 +127,19 @@ def muon(x, g):
     return x - LR * y
 
 
+def steepest(x, g):
+    tangent = g - x @ (x.mT @ g + g.mT @ x) / 2
+    left, sizes, right = torch.linalg.svd(tangent, full_matrices=False)
+    least = rivals.FLOOR**0.5 * torch.linalg.matrix_norm(g, 2)
+    return polar(x - LR * left * (sizes / sizes.clamp(min=least)) @ right)
+
+
 #: Each with the matrix whole and tall, as in the paper.
 PAPERS = {
     rivals.projected: lambda x, g: polar(x - LR * g),
     rivals.landing: landed,
     rivals.muon: muon,
+    rivals.spel: steepest,
     partial(rivals.penalised, penalty_param=0.5): penalised,
 }
 
@@ -135,10 +147,32 @@ PAPERS = {
 @given(st.sampled_from([*PAPERS]), SIZES, SIZES, SIZES)
 def test_a_step_is_that_of_the_paper(rule, rows, columns, seed):
     x, g = start(rows, columns, 1, seed), drawn((rows, columns), seed + 1)
-    found = rule(x, g, sums_of(x), LR)
+    step = rule(x, g, sums_of(x), LR)
+    found = rivals.moved_by(step, next(step))  # a whole weight's sum is complete
     if rows < columns:
         x, g, found = x.mT, g.mT, found.mT
     near(found, PAPERS[rule](x, g), 1e-12)
+
+
+def tall(x):
+    return x if x.shape[0] >= x.shape[1] else x.mT
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (6, 6)])
+def test_spel_takes_the_papers_steps_and_stays_on_the_manifold(shape):
+    weight = start(*shape, 1, 0, off=0.0).requires_grad_()
+    rival, momentum = Rival("spel", [weight], LR, 0.9), 0.0
+    begin = twin = tall(weight.detach().clone())
+    for number in range(20):
+        weight.grad = drawn(shape, number + 1)
+        momentum = 0.9 * momentum + 0.1 * tall(weight.grad)  # the paper's is a mean
+        normal = (twin.mT @ momentum + momentum.mT @ twin) / 2
+        twin = polar(twin - LR * polar(momentum - twin @ normal))
+        rival.step()
+    ours = tall(weight.detach())
+    near(ours, twin, 1e-10)
+    near(ours.mT @ ours, torch.eye(ours.shape[1]).to(ours), 1e-12)
+    assert (ours - begin).norm() > LR
 
 
 def test_muon_is_torchs_within_the_rounding_of_bfloat16():

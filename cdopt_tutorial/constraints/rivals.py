@@ -2,20 +2,23 @@
 
 A rule moves X (..., n, p), or (..., p, n) if it is wide, against a direction, by a
 learning rate. If a weight is in parts, each rank moves its own, and only p x p sums
-cross the wire; each docstring gives their number. k sums at once are one all-reduce.
+cross the wire; each docstring gives their number. A rule yields its part of them, gets
+them back complete, and returns the moved part of X: so a step of many weights is still
+one all-reduce.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.manifolds import Manifold, Stiefel, manifold_of
+from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
-from cdopt_tutorial.constraints.sums import Sums, placed
+from cdopt_tutorial.constraints.sums import Sums, completed, placed
 
+Rule = Generator[Tensor, Tensor, Tensor]
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
 FLOOR = 1e-6
@@ -26,27 +29,38 @@ def nearest(x: Tensor, sums: Sums) -> Tensor:
 
     Singular values below a thousandth of the largest don't come to 1.
     """
-    values, vectors = torch.linalg.eigh(sums.gram(x))
-    values = values.clamp(min=1e-14).maximum(FLOOR * values[..., -1:])
-    return sums.times(x, vectors * values.rsqrt()[..., None, :] @ vectors.mT)
+    return sums.times(x, _inverse_root(sums.gram(x)))
 
 
-def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+def _inverse_root(gram: Tensor, other: Tensor | None = None) -> Tensor:
+    """(XᵀX)^(-1/2); eigenvalues are taken to be ``FLOOR`` of the largest, or more.
+
+    The largest is that of the other Gram matrix, if there is one.
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    largest = (values if other is None else torch.linalg.eigvalsh(other))[..., -1:]
+    values = values.clamp(min=1e-14).maximum(FLOOR * largest)
+    return vectors * values.rsqrt()[..., None, :] @ vectors.mT
+
+
+def projected(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     """A free step, then the nearest orthonormal matrix: one sum.
 
     Source: Absil and Malick, Projection-like retractions on matrix manifolds (2012).
     """
-    return nearest(x - lr * grad, sums)
+    x = x - lr * grad
+    gram = yield sums.product(x)
+    return sums.times(x, _inverse_root(gram))
 
 
-def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     """Along the level set of ‖C‖², and down its gradient (λ = 1): two sums at once.
 
     The paper's bound on the step is left out. Source: Ablin and Peyré, Fast and
     accurate optimization on the orthogonal manifold without retraction (2022).
     """
     small = [x @ y.mT if sums.wide else x.mT @ y for y in (x, grad)]
-    gram, mixed = sums.inside(torch.stack(small)).unbind()  # XᵀX and XᵀG
+    gram, mixed = yield torch.stack(small)  # XᵀX and XᵀG
     # The tangent is skew(G Xᵀ) X, for X on or off the manifold.
     if sums.wide and sums.square:  # mixed is G Xᵀ, transposed
         tangent = 0.5 * (mixed.mT - mixed) @ x
@@ -59,18 +73,19 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
 
 def penalised(
     x: Tensor, grad: Tensor, sums: Sums, lr: float, penalty_param: float
-) -> Tensor:
+) -> Rule:
     """A free step on the loss and ``penalty_param`` ‖C‖², with no map: one sum."""
-    c = Stiefel().constraint(x, sums)
+    gram = yield sums.product(x)
+    c = gram - torch.eye(gram.shape[-1]).to(gram)
     return x - lr * (grad + 4 * penalty_param * sums.times(x, c))
 
 
-def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
+def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     """A step with singular values near 1, by five Newton-Schulz iterations: one sum.
 
     They need only the Gram matrix. Source: Jordan et al., Muon (2024).
     """
-    gram = sums.gram(grad)
+    gram = yield sums.product(grad)
     square = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp(min=1e-14)
     factor = eye = torch.eye(gram.shape[-1]).to(gram)
     gram, (a, b, c) = gram / square, NEWTON_SCHULZ
@@ -80,9 +95,31 @@ def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Tensor:
     return x - lr * sums.times(grad, factor / square.sqrt())
 
 
+def spel(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
+    """The steepest step in the spectral norm along the manifold: three sums at once.
+
+    The tangent part of G at an orthonormal X is made orthonormal, but for singular
+    values below a thousandth of G's; the nearest orthonormal matrix ends the step.
+    Source: Yang and Lai, Manifold constrained steepest descent (2026).
+    """
+    pairs = (x, x), (x, grad), (grad, grad)
+    small = [y @ z.mT if sums.wide else y.mT @ z for y, z in pairs]
+    gram, mixed, square = yield torch.stack(small)  # XᵀX, XᵀG and GᵀG
+    normal = 0.5 * (mixed + mixed.mT)
+    tangent = grad - sums.times(x, normal)
+    # The Gram matrices of T, the tangent, and of the step's end follow from these.
+    across = mixed - gram @ normal  # XᵀT
+    inner = square - mixed.mT @ normal - normal @ across  # TᵀT
+    root = _inverse_root(inner, square)
+    across, inner = across @ root, root @ inner @ root  # of T (TᵀT)^(-1/2)
+    end = gram - lr * (across + across.mT) + lr**2 * inner
+    return sums.times(x - lr * sums.times(tangent, root), _inverse_root(end))
+
+
 #: By the names of `cdopt-tutorial shard --optimizer`.
-RULES: dict[str, Callable[..., Tensor]] = {
-    "muon": muon, "projected": projected, "landing": landing, "penalty": penalised
+RULES: dict[str, Callable[..., Rule]] = {
+    "muon": muon, "projected": projected, "landing": landing, "penalty": penalised,
+    "spel": spel,
 }  # fmt: skip
 
 
@@ -126,14 +163,22 @@ class Rival(optim.Optimizer):
         """Move each weight that has a gradient; returns the closure's loss."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    # In half precision the step is computed in float32.
-                    wide = torch.promote_types(weight.dtype, torch.float32)
-                    direction = self._direction(weight, weight.grad, group)
-                    weight.copy_(_moved(weight.to(wide), direction.to(wide), group))
+        self.move(
+            [
+                (weight, self._direction(weight, weight.grad, group), group)
+                for group in self.param_groups
+                for weight in group["params"]
+                if weight.grad is not None
+            ]
+        )
         return loss
+
+    def move(self, weights: list[tuple[Tensor, Tensor, dict]]) -> None:
+        """Move weights by their directions, as their groups say."""
+        moves = [Move(*each) for each in weights]
+        parts = [(next(move.rule), move.sums, move.sums.inner) for move in moves]
+        for move, total in zip(moves, completed(parts), strict=True):
+            move.end(total)
 
     def _direction(self, weight: Tensor, grad: Tensor, group: dict) -> Tensor:
         momentum, state = group["momentum"], self.state[weight]
@@ -144,18 +189,36 @@ class Rival(optim.Optimizer):
         return grad + momentum * buffer if group["rule"] == "muon" else buffer
 
 
-def _moved(weight: Tensor, direction: Tensor, group: dict) -> Tensor:
-    """The weight after a step of each of its blocks, placed like the weight."""
-    rule, lr = RULES[group["rule"]], group["lr"]
-    if group["rule"] == "penalty":
-        rule = partial(rule, penalty_param=group["penalty_param"])
-    if group["rule"] == "muon":
-        rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
-        lr *= 0.2 * max(rows, columns) ** 0.5
-    manifold = manifold_of("stiefel", weight, group["blocks"])
-    x, sums, shape, placements = manifold.part_of(weight)
-    moved = rule(x, manifold.part_of(direction)[0], sums, lr)
-    return placed(moved.reshape(shape), weight, placements)
+class Move:
+    """A step of a weight, or of each of its blocks, up to the sum that it needs."""
+
+    def __init__(self, weight: Tensor, direction: Tensor, group: dict):
+        rule, lr = RULES[group["rule"]], group["lr"]
+        if group["rule"] == "penalty":
+            rule = partial(rule, penalty_param=group["penalty_param"])
+        if group["rule"] == "muon":
+            rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
+            lr *= 0.2 * max(rows, columns) ** 0.5
+        manifold = manifold_of("stiefel", weight, group["blocks"])
+        # In half precision the step is computed in float32.
+        x, self.sums, *self._place = manifold.part_of(weight)
+        self.rule = rule(x, manifold.part_of(direction)[0], self.sums, lr)
+        self._weight = weight
+
+    def end(self, total: Tensor) -> None:
+        """Move the weight, given the sum."""
+        shape, placements = self._place
+        moved = moved_by(self.rule, total).reshape(shape)
+        self._weight.copy_(placed(moved, self._weight, placements))
+
+
+def moved_by(rule: Rule, total: Tensor) -> Tensor:
+    """The X, or the part of it, that a rule returns once its sum is complete."""
+    try:
+        rule.send(total)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("a rule takes one sum")
 
 
 @torch.no_grad()

@@ -4,11 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.autograd.profiler import profile
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # The first argument of each is the tensor that it sends.
-SENDS = "c10d::allreduce_", "_c10d_functional::all_gather_into_tensor"
+SENDS = (
+    "c10d::allreduce_", "_c10d_functional::all_reduce",
+    "_c10d_functional::all_gather_into_tensor",
+)  # fmt: skip
+EXCHANGE = "c10d::alltoall_base_"
 SILENT = "_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"
 
 
@@ -16,8 +21,8 @@ class Sent(TorchDispatchMode):
     """Counts collectives, and the bytes of the tensors that this rank gives them.
 
     With two ranks these are the bytes sent: of S bytes on k ranks, a ring's all-reduce
-    sends 2 S (k - 1) / k from each, and an all-gather S (k - 1). NotImplementedError
-    for any other collective.
+    sends 2 S (k - 1) / k from each, and an all-gather S (k - 1). Of an all-to-all what
+    a rank keeps is not counted. NotImplementedError for any other collective.
     """
 
     def __init__(self):
@@ -33,6 +38,11 @@ class Sent(TorchDispatchMode):
         if name in SENDS:
             given = args[0] if isinstance(args[0], list) else [args[0]]
             self.bytes += sum(each.nbytes for each in given)
+            self.collectives += 1
+        elif name == EXCHANGE:
+            _, given, group, _, numbers, *_ = args
+            kept = numbers[ProcessGroup.unbox(group).rank()]
+            self.bytes += (sum(numbers) - kept) * given.itemsize
             self.collectives += 1
         elif "c10d" in name and name not in SILENT:
             raise NotImplementedError(f"{name} is not counted")
