@@ -33,6 +33,7 @@ FOLDERS = {"recurrent": "parameter_server", "transformer": "sharding"}
 STUDIES = {"recurrent": recurrent.STUDY, "transformer": transformer.STUDY}
 STORED = {name: f"{folder}/study.json" for name, folder in FOLDERS.items()}
 STORED |= {"lag": "rollouts/lag.json", "shapes": "dissolving/shapes.json"}
+STORED |= {"certificate": "dissolving/certificate.json"}
 NAMES = "kind", "lr", "decay", "warm_up", "seed"
 
 
