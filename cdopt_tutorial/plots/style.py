@@ -42,7 +42,8 @@ _DASHES_DOTS = (0, (4, 1.2, 1.2, 1.2, 1.2, 1.2))
 METHODS = {
     **dict.fromkeys(("free", "plain", "RNN"), _BLUE),
     # Dissolved.
-    **dict.fromkeys(("Stiefel", "Stiefel RNN", "fused", "dissolving, SGD"), _OCHRE),
+    **dict.fromkeys(("Stiefel", "Stiefel RNN", "fused", "dissolved"), _OCHRE),
+    "dissolving, SGD": _OCHRE,
     **dict.fromkeys(("cdopt.nn", "dissolving, Adam"), Look(_OCHRE.color, _SHORT, "*")),
     "dissolving, L-BFGS": Look(_OCHRE.color, _DASHES_DOTS, "h"),
     "LSTM, per gate": Look(_BROWN.color, _SHORT, "X"),
