@@ -9,7 +9,6 @@ import tempfile
 
 import torch
 import torch.distributed.rpc as rpc
-from shard_training_roles import undecayed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
@@ -123,7 +122,10 @@ def train_fsdp_alone():
         nn.init.orthogonal_(block.linear1.weight)
         dissolve(block.linear1, penalty_param=module.PENALTY_PARAM)
     constraints = Constraints(model)
-    optimizer = torch.optim.AdamW(undecayed(model), module.LR)
+    free = dict(model.named_parameters())
+    tall = [free.pop(name) for name in [*free] if name.endswith("original")]
+    groups = {"params": tall, "weight_decay": 0.0}, {"params": free.values()}
+    optimizer = torch.optim.AdamW(groups, module.LR)
     text = torch.tensor(list(open(nn.functional.__file__, "rb").read()))
     draws = [torch.Generator().manual_seed(rank) for rank in range(module.RANKS)]
     most, size = len(text) - module.CONTEXT, (module.BATCH, 1)
