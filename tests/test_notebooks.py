@@ -19,7 +19,7 @@ from cdopt_tutorial.publish.execute import find_result
 from cdopt_tutorial.publish.project import this_project
 
 # Not counting the first code cell, the exercises, and what follows them.
-CELLS = range(20, 54)
+CELLS = range(20, 57)
 INSTALL_LINES = 10
 LINES = 18
 COLUMNS = 78
