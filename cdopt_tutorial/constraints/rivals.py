@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.manifolds import Manifold, manifold_of
+from cdopt_tutorial.constraints.manifolds import Manifold, Stiefel, manifold_of
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
 from cdopt_tutorial.constraints.sums import Sums, completed, placed
 
@@ -67,16 +67,14 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     else:
         back = sums.times(x, mixed if sums.wide else mixed.mT)
         tangent = 0.5 * (sums.times(grad, gram) - back)
-    c = gram - torch.eye(gram.shape[-1]).to(gram)
-    return x - lr * (tangent + sums.times(x, c))
+    return x - lr * (tangent + sums.times(x, Stiefel().from_sum(gram)))
 
 
 def penalised(
     x: Tensor, grad: Tensor, sums: Sums, lr: float, penalty_param: float
 ) -> Rule:
     """A free step on the loss and ``penalty_param`` ‖C‖², with no map: one sum."""
-    gram = yield sums.product(x)
-    c = gram - torch.eye(gram.shape[-1]).to(gram)
+    c = Stiefel().from_sum((yield sums.product(x)))
     return x - lr * (grad + 4 * penalty_param * sums.times(x, c))
 
 

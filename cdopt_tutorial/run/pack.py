@@ -23,18 +23,17 @@ def pack(contents: Mapping[str, Any]) -> tuple[dict[str, bytes], tuple[str, ...]
 
     A ValueError names the worker, and what can't be pickled or imported there.
     """
-    definitions, modules = dict[str, Any](), set[str]()
+    packed, definitions, modules = {}, dict[str, Any](), set[str]()
     for worker, content in contents.items():
         try:
-            _dumps(content, definitions, modules)
+            packed[worker] = _dumps(({}, content), definitions, modules)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0] or repr(error)
             what = f"its role can't be sent to a worker: {type(error).__name__}"
             raise ValueError(f"{worker}: {what}: {reason}") from error
-    packed = {  # all workers need the definitions of any
-        worker: _dumps((definitions, content), {}, set())
-        for worker, content in contents.items()
-    }
+    if definitions:  # all workers need those of any
+        for worker, content in contents.items():
+            packed[worker] = _dumps((definitions, content), {}, set())
     return packed, tuple(sorted(modules))
 
 
