@@ -72,8 +72,9 @@ def heard(mesh: DeviceMesh, rule: str) -> tuple[int, float]:
         weight = distribute_tensor(start(12, 4, 1, seed), mesh, [Shard(0)])
         weight.grad = distribute_tensor(drawn(weight.shape, seed), mesh, [Shard(0)])
         weights.append(weight)
+    rival = Rival(rule, weights, LR)
     with Sent() as sent:
-        Rival(rule, weights, LR).step()
+        rival.step()
     return sent.collectives, sent.bytes / (3 * 4 * 4 * weight.itemsize)
 
 
@@ -214,12 +215,16 @@ class TestOptimizer:
             ({"lr": -1}, "lr is -1, but must be at least 0"),
             ({"blocks": 5}, "blocks is 5, but must be an int that divides the 6 rows"),
             ({"params": [torch.ones(3)]}, r"the weight has shape \(3,\)"),
+            ({"weight_decay": 0.1}, "weight_decay is no setting of a Rival's group"),
+            ({"rule": "spel"}, "spel needs a start near the manifold, such as manif"),
+            ({"rule": "landing", "blocks": 2}, "landing needs a start near the manif"),
         ],
     )
     def test_refuses_a_group_before_anything_moves(self, group, line):
         rival = Rival("projected", [torch.ones(6, 3)], 0.1)
         with pytest.raises(ValueError, match=line):
             rival.add_param_group({"params": [torch.ones(6, 3)]} | group)
+        assert len(rival.param_groups) == 1
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("case", [((6, 3), 1), ((32, 8), 4), ((6, 3, 3, 3), 1)])

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import os
 import platform
 import sys
@@ -58,7 +57,7 @@ def keep(
         with path.open("a") as file:
             file.write(json.dumps(finished) + "\n")
 
-    share(_run, missing, cpu_count(), note, deadline=math.inf)
+    share(_run, missing, cpu_count(), note)
     return [job | kept[_key(job)] for job in jobs]
 
 

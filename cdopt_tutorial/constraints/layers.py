@@ -82,7 +82,8 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
         raise ValueError(f"{kind} is under fully_shard: dissolve before, not after")
     weight = dict(_parameters(module)).get(name)
     if weight is None:
-        raise ValueError(f"{kind} has no parameter {name!r} that is still free")
+        free = ", ".join(known for known, _ in _parameters(module)) or "none"
+        raise ValueError(f"{kind} has no free parameter {name!r}: it has {free}")
     if weight.untyped_storage().nbytes() < weight.nbytes:
         raise ValueError(f"{name!r} of {kind} has elements that share memory")
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):

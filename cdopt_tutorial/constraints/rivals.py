@@ -22,6 +22,7 @@ Rule = Generator[Tensor, Tensor, Tensor]
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Muon's coefficients, for five steps
 # Eigenvalues of a Gram matrix below this share of the largest are float32's noise.
 FLOOR = 1e-6
+NEAR = 0.1  # of the manifold, in each direction: chapter 3's limit
 
 
 def nearest(x: Tensor, sums: Sums) -> Tensor:
@@ -119,6 +120,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "muon": muon, "projected": projected, "landing": landing, "penalty": penalised,
     "spel": spel,
 }  # fmt: skip
+#: Those that hold near the manifold only; the others move any weight.
+LOCAL = "landing", "spel"
 
 
 class Rival(optim.Optimizer):
@@ -127,8 +130,9 @@ class Rival(optim.Optimizer):
     Takes parameters or their groups, whose "blocks" is the number of Stiefel matrices
     in each weight (1 by default). Momentum is SGD's, taken of the gradient, so it needs
     no sum; Muon's is Nesterov's, and its steps are scaled to the size of Adam's, like
-    torch's ``match_rms_adamw``. Raises ValueError for an unknown rule, a number below
-    0, or a weight that can't be on this manifold.
+    torch's ``match_rms_adamw``. Raises ValueError for an unknown rule or setting, a
+    number below 0, or a weight that can't be on this manifold, or is far from it and
+    moved by a rule of ``LOCAL``.
     """
 
     def __init__(
@@ -145,6 +149,8 @@ class Rival(optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add weights, by the defaults where the group has nothing else."""
         group = self.defaults | param_group
+        for name in param_group.keys() - {"params", *self.defaults}:
+            raise ValueError(f"{name} is no setting of a Rival's group")
         if group["rule"] not in list(RULES):
             known = ", ".join(RULES)
             raise ValueError(f"rule is {group['rule']!r}, but must be one of {known}")
@@ -152,8 +158,12 @@ class Rival(optim.Optimizer):
             if not group[name] >= 0:
                 raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
         super().add_param_group(param_group)
-        for weight in self.param_groups[-1]["params"]:
-            manifold_of("stiefel", weight, group["blocks"])
+        try:
+            for weight in self.param_groups[-1]["params"]:
+                _check(weight, group["rule"], group["blocks"])
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     # Torch says that a loss is a float.
     @torch.no_grad()
@@ -217,6 +227,20 @@ def moved_by(rule: Rule, total: Tensor) -> Tensor:
     except StopIteration as end:
         return end.value
     raise RuntimeError("a rule takes one sum")
+
+
+@torch.no_grad()
+def _check(weight: Tensor, rule: str, blocks: int) -> None:
+    """Raise ValueError for a weight that a rule can't move, or not from where it is."""
+    manifold = manifold_of("stiefel", weight, blocks)
+    if rule in LOCAL:
+        p = min(len(weight) // blocks, weight.shape[1:].numel())
+        off = manifold.distance(weight.double()).item() / (blocks * p)
+        if off > NEAR**2:
+            raise ValueError(
+                f"{rule} needs a start near the manifold, such as "
+                "manifold_of('stiefel', weight).nearest(weight)"
+            )
 
 
 @torch.no_grad()

@@ -74,9 +74,9 @@ class Solution:
 class Method:
     """One way to keep the constraint."""
 
-    #: learning rate, in units, tuned on a √2-spaced grid up to 32: the slowest of ten
-    #: starts then needs the fewest steps to a gap of 1e-6. L-BFGS, with its line
-    #: search, has 1.
+    #: learning rate, in units, tuned on a √2-spaced grid up to 32: of those with which
+    #: X ends on the manifold, the one with which the slowest of ten starts needs the
+    #: fewest steps to a gap of 1e-6. L-BFGS, with its line search, has 1.
     lr: float
     optimizer: Callable[..., optim.Optimizer] = optim.SGD
     parameter: Callable[[Tensor], nn.Parameter] = nn.Parameter  #: made of the start

@@ -1,5 +1,6 @@
 """Share out independent jobs, such as the seeds of a study."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +19,8 @@ def share(
 
     A job is a tuple of positional arguments; ``on_done(jobs_done, result)`` is called
     after each. Workers, at least 1, have one thread each, so their number does not
-    change the results. Options and errors are those of ``launch``.
+    change the results. Options and errors are those of ``launch``, but there is no
+    deadline unless one is given: jobs wait for nobody, and a busy machine may be slow.
     """
     if num_workers < 1:
         raise ValueError(f"num_workers is {num_workers}, but must be at least 1")
@@ -36,7 +38,7 @@ def share(
             on_done(len(results), result)
 
     if roles:
-        launch(roles, on_report=note, **options)
+        launch(roles, on_report=note, **{"deadline": math.inf} | options)
     return [results[number] for number, _ in numbered]
 
 

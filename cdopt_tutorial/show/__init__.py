@@ -11,6 +11,7 @@ from datetime import date
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
+from statistics import fmean
 from time import monotonic
 
 import torch
@@ -36,6 +37,12 @@ def glue(name: str, value: object) -> None:
         raise ValueError(f"{name} is {value!r}, but must be a number or a text")
     about = {"scrapbook": {"name": name, "mime_prefix": HIDDEN}}
     display({f"{HIDDEN}text/plain": repr(value)}, metadata=about, raw=True)
+
+
+def glue_runs(name: str, results: Sequence[float]) -> None:
+    """Glue the mean of several runs and, as "NAME, range", the least to the most."""
+    glue(name, fmean(results))
+    glue(f"{name}, range", f"{min(results):.1f} to {max(results):.1f}")
 
 
 def guess(
