@@ -5,10 +5,9 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from hosts import PATIENCE, hosts
+from hosts import hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +16,9 @@ from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce.learner import policy_loss
-from cdopt_tutorial.rollouts import Learner, Observer, simulator
-from cdopt_tutorial.rollouts.simulator import Simulator
+from cdopt_tutorial.rollouts import Learner, Observer
 from cdopt_tutorial.rollouts.system import AheadAgent, in_step
+from cdopt_tutorial.rollouts.waiting import wait_ms
 from cdopt_tutorial.run import WorkerError
 
 pytestmark = pytest.mark.usefixtures("limited")
@@ -210,10 +209,10 @@ class TestLearner:
         learner.finish_episode([good, rollout])  # nothing was counted
 
 
-class TestSimulator:
-    def test_has_the_same_environments(self):
+class TestWaits:
+    def test_change_nothing_else(self):
         here = config().make_environments()
-        there = config(step_ms=0.1).make_environments()
+        there = config(step_ms=0.1, waits="heavy").make_environments()
         there.np_random, here.np_random = (np.random.default_rng(5) for _ in range(2))
         assert np.array_equal(there.reset()[0], here.reset()[0])
         for action in (0, 1, 1, 0):
@@ -221,17 +220,10 @@ class TestSimulator:
             for one, other in zip(there.step(actions), here.step(actions), strict=True):
                 assert np.array_equal(one, other)
 
-    def test_ends_with_whoever_steps_it(self):
-        before = set(psutil.Process().children())
-        there = Simulator("CartPole-v1", 1, 1.0, "fixed")
-        (process,) = set(psutil.Process().children()) - before
-        there._connection.close()
-        assert psutil.wait_procs([process], timeout=PATIENCE)[1] == []
-
     @pytest.mark.parametrize("waits", ["fixed", "heavy"])
-    def test_waits_as_long_as_its_config_says(self, waits):
+    def test_are_as_long_as_the_config_says(self, waits):
         clock = np.random.default_rng(1)
-        drawn = np.array([simulator.wait_ms(4.0, waits, clock) for _ in range(100_000)])
+        drawn = np.array([wait_ms(4.0, waits, clock) for _ in range(100_000)])
         # Pareto's mean is shape / (shape - 1) times its least value.
         least = 4.0 if waits == "fixed" else 4.0 * 0.5 / 1.5
         middle = 4.0 if waits == "fixed" else least * 2 ** (1 / 1.5)

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, ClassVar, cast
 
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
@@ -22,12 +23,12 @@ from cdopt_tutorial import checks
 from cdopt_tutorial.calls import Reference, alone, network, reference, remote
 from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.reinforce import system
-from cdopt_tutorial.reinforce.agent import ENVIRONMENT, Agent, ReinforceConfig
+from cdopt_tutorial.reinforce.agent import Agent, ReinforceConfig
 from cdopt_tutorial.reinforce.agent import LocalPolicy as Talk
 from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.system import learn
-from cdopt_tutorial.rollouts.simulator import WAITS, Simulator
+from cdopt_tutorial.rollouts.waiting import WAITS, Waiting
 
 Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
@@ -50,7 +51,7 @@ class RolloutsConfig(ReinforceConfig):
     #: cap on the ratio of an action's probability in the policy that learns to that in
     #: the policy that played; 0 leaves the ratio out.
     clip: float = 2.0
-    step_ms: float = 0.0  #: ms that each step waits for a simulator; 0 runs without one
+    step_ms: float = 0.0  #: ms that each step of an observer's environments waits
     waits: str = "fixed"  #: the waits: "fixed", or "heavy" with the same mean
 
     def __post_init__(self):
@@ -62,11 +63,12 @@ class RolloutsConfig(ReinforceConfig):
         fits = 1 <= (self.num_rollouts or 0) <= self.num_observers
         checks.check(self, "num_rollouts", fits, "at least 1 and at most num_observers")
 
-    def make_environments(self) -> Any:
-        """An observer's environments, in a simulator if their steps wait."""
+    def make_environments(self) -> VectorEnv:
+        """An observer's environments, whose steps may wait."""
+        environments = super().make_environments()
         if not self.step_ms:
-            return super().make_environments()
-        return Simulator(ENVIRONMENT, self.num_envs, self.step_ms, self.waits)
+            return environments
+        return Waiting(environments, self.step_ms, self.waits)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,6 @@ class Observer(Player):
         while given := agent.begin(self._number):
             update, version, weights = given
             agent.hand_over(update, self.play(version, weights))
-        self._env.close()
 
 
 class Learner(Agent):
@@ -345,7 +346,7 @@ def run_locally(
 def train_alone(
     config: RolloutsConfig, schedule: Iterable[dict[int, int]] | None = None
 ) -> Training:
-    """The role of one process that plays all parts, and waits for its simulators."""
+    """The role of one process that plays all parts, and waits for its environments."""
     learner = Learner(config)
     observers = {n: Observer(n, config) for n in range(config.num_observers)}
     rows = in_step(config) if schedule is None else schedule
