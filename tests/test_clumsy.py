@@ -181,7 +181,7 @@ class TestBook:
     def book(self, tmp_path, monkeypatch) -> Project:
         """The command's book, whose only chapter has been run."""
         project = smallest_book(tmp_path / "book")
-        run(project, write_chapter(project, "x = 1", parameters=True))
+        run(project, write_chapter(project, "x = 1"))
         (project.root / "notebooks/reference.toml").touch()
         monkeypatch.setattr(THIS, lambda: project)
         return project
@@ -202,7 +202,6 @@ class TestBook:
 
     def test_that_does_not_have_what_is_asked_for(self, book, capsys):
         ends("execute none.ipynb", NOTEBOOK, 2, capsys)
-        ends("execute -p y 1", "no parameter 'y'; there are: x", 2, capsys)
 
     def test_that_is_not_there(self, monkeypatch, tmp_path, capsys):
         place = tmp_path / "lib" / "cdopt_tutorial" / "publish" / "project.py"

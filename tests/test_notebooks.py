@@ -93,8 +93,11 @@ def test_chapters_import_only_what_the_install_cell_brings():
 def test_has_the_form_of_every_chapter(path):
     chapter, cells = read_chapter(path), read(path).cells
     assert read(path).metadata.kernelspec.name == "python3"
-    short = chapters.shortened(chapter)
-    assert short.metadata.get("injected"), "it needs a short profile"
+    (cell,) = (c for c in code_cells(path) if tagged(c, "parameters"))
+    names = {*re.findall(r"^(\w+)(?:: .+?)? = ", cell.source, re.MULTILINE)}
+    short = chapter.metadata.get("cdopt_tutorial", {}).get("short")
+    assert short, "it needs a short profile"
+    assert short.keys() <= names, "parameters of its short profile"
     (exercises,) = (i for i, cell in enumerate(cells) if "## Exercises" in cell.source)
     assert exercises - 1 in CELLS
     code = "\n".join(cell.source for cell in code_cells(path))

@@ -127,7 +127,7 @@ def test_short_results_are_rendered_on_request_and_have_not_moved(book):
     run(book, path, short=True)
     assert render(book, short=True)
     page = words(book, "notebooks/01_a.html")
-    assert page.startswith("Short# Here x is 7.50, ") and "from outside" not in page
+    assert page.startswith("Short# Here x is 7.50, ") and "short profile" not in page
     assert render(book)
     assert "There is no result." in words(book, "notebooks/01_a.html")
 

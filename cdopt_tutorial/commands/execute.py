@@ -3,10 +3,10 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from nbformat import NotebookNode
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional
 
 from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.commands import check_writable, read_flags, write_json
@@ -23,11 +23,6 @@ class Flags:
     notebooks: Positional[tuple[Path, ...]] = ()  #: chapters, by default all
     force: bool = False  #: run even if a valid result is cached
     short: bool = False  #: run the chapters' short profiles, two at a time
-    #: set a parameter of every chapter that is run; figures are not compared
-    parameter: Annotated[
-        UseAppendAction[tuple[tuple[str, str], ...]],
-        arg(aliases=["-p"], metavar="NAME VALUE"),
-    ] = ()
     device: str = "cpu"  #: auto, cpu, cuda or cuda:N, to compute on
     json: Path | None = None  #: write the results to this file
 
@@ -42,11 +37,13 @@ def run_chapters(flags: Flags) -> int:
     check_writable(flags.json)
     book = project.this_project()
     paths, reference = flags.notebooks or book.chapters(), Reference(book)
-    chapters = [(path, _read(path, flags)) for path in paths]
-    device, at_once = pick_device(flags.device), 2 if flags.short else 1
+    chapters = [chapter.read_chapter(path) for path in paths]
+    if flags.short:
+        chapters = [chapter.shortened(each) for each in chapters]
     done = execute.execute(
-        chapters, project=book, device=device, force=flags.force, at_once=at_once
-    )
+        zip(paths, chapters, strict=True), project=book, force=flags.force,
+        device=pick_device(flags.device), at_once=2 if flags.short else 1,
+    )  # fmt: skip
     ran = {
         f"{book.relative(path)}": _compare(run, reference, path.stem)
         for path, run in zip(paths, done, strict=True)
@@ -60,22 +57,11 @@ def run_chapters(flags: Flags) -> int:
     return DRIFTED if any(result["moved"] for result in ran.values()) else 0
 
 
-def _read(path: Path, flags: Flags) -> NotebookNode:
-    """A chapter as it is to be run."""
-    notebook = chapter.read_chapter(path)
-    if flags.short:
-        notebook = chapter.shortened(notebook)
-    if flags.parameter:
-        values = {name: chapter.read_value(text) for name, text in flags.parameter}
-        chapter.inject(notebook, values)
-    return notebook
-
-
 def _compare(run: NotebookNode, reference: Reference, name: str) -> dict[str, Any]:
     """What is written of a run; `moved` is None if its figures are not compared."""
     figures, failed = chapter.claimed(run), run.metadata.get("failed")
     moved = None
-    if not run.metadata.get("injected"):
+    if not run.metadata.get("shortened"):
         moved = reference.drift(name, figures, complete=failed is None)
     seconds = run.metadata["seconds"]
     return {"seconds": seconds, "failed": failed, "figures": figures, "moved": moved}

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
@@ -75,39 +74,19 @@ def with_outputs(chapter: NotebookNode, ran: NotebookNode) -> NotebookNode:
     return chapter
 
 
-def inject(notebook: NotebookNode, values: Mapping[str, object]) -> None:
-    """Set parameters of a notebook, in place, by lines at the end of their cell.
-
-    A ValueError if it lacks a name, or unless exactly one cell is tagged `parameters`.
-    Its metadata then have `injected`, as its figures may differ.
-    """
-    cells = [cell for cell in notebook.cells if tagged(cell, "parameters")]
-    if len(cells) != 1:
-        raise ValueError(f"{len(cells)} cells are tagged `parameters`, not one")
-    names = re.findall(r"^(\w+)(?:: .+?)? = ", cells[0].source, re.MULTILINE)
-    known = dict.fromkeys(names)  # once each
-    for name in values:
-        if name not in known:
-            raise ValueError(f"no parameter {name!r}; there are: {', '.join(known)}")
-    lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
-    cells[0].source += f"\n# Set from outside:{lines}"
-    notebook.metadata["injected"] = True
-
-
 def shortened(notebook: NotebookNode) -> NotebookNode:
-    """Return a copy with the parameters of its short profile, from its metadata."""
+    """Return a copy with the parameters of its short profile, from its metadata.
+
+    They are set at the end of the cell tagged `parameters`. The copy's metadata have
+    `shortened` then, as its figures may differ.
+    """
     short = deepcopy(notebook)
     if values := notebook.metadata.get("cdopt_tutorial", {}).get("short"):
-        inject(short, values)
+        (cell,) = [cell for cell in code_cells(short) if tagged(cell, "parameters")]
+        lines = "".join(f"\n{name} = {value!r}" for name, value in values.items())
+        cell.source += f"\n# The short profile:{lines}"
+        short.metadata["shortened"] = True
     return short
-
-
-def read_value(text: str) -> Any:
-    """Return the value of `text` if it is a Python literal, or else the text."""
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
 
 
 def claimed(notebook: NotebookNode) -> Figures:
@@ -116,6 +95,6 @@ def claimed(notebook: NotebookNode) -> Figures:
     for cell in code_cells(notebook):
         for out in cell.outputs:
             if text := out.get("data", {}).get(f"{HIDDEN}text/plain"):
-                read = float if text in ("nan", "inf", "-inf") else read_value
+                read = float if text in ("nan", "inf", "-inf") else ast.literal_eval
                 figures[out.metadata["scrapbook"]["name"]] = read(text)
     return figures

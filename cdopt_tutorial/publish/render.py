@@ -116,7 +116,7 @@ def _read_runs(project: Project, device: str, short: bool) -> dict[str, Any]:
         claimed = chapter.claimed(ran).items()
         figures = {n: v for n, v in claimed if n.startswith(f"{number}-")}  # its own
         runs["figures"] |= figures
-        if not ran.metadata.get("injected"):
+        if not ran.metadata.get("shortened"):
             runs["moved"] |= reference.drift(path.stem, figures, complete=False)
         for file, text in chapter.programs(notebook).items():
             with (programs / file).open("x", encoding="utf-8") as program:
