@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed.rpc as rpc
-from cdopt.nn import get_quad_penalty
 from roles import raise_error
 from running import LONG
 from torch import nn
-from torch.distributed.nn.api.remote_module import RemoteModule
 
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.data.bags import Shard
 from cdopt_tutorial.hybrid import system
-from cdopt_tutorial.hybrid.model import Table, dense_layer
+from cdopt_tutorial.hybrid.model import Table
 from cdopt_tutorial.run import Role, launch, process_group, serve
 
 
@@ -69,24 +67,6 @@ def kept():
     return len(gradients._kept_gradients), len(gradients._kept_graphs)
 
 
-class OriginalModel(nn.Module):
-    """The original's model: a module elsewhere, and a layer here."""
-
-    def __init__(self, job):
-        super().__init__()
-        args = job.data.num_tokens, job.config
-        self.table = RemoteModule("ps/cpu", Table, args)
-        self.fc = dense_layer(job.data.num_classes, job.config)
-
-
-def ask_cdopt(job):
-    """CDOpt's penalty of the original's model, or its error."""
-    try:
-        return f"the penalty is {get_quad_penalty(OriginalModel(job))}"
-    except ValueError as error:
-        return str(error)
-
-
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -105,22 +85,11 @@ def differ(rank):
     return differences
 
 
-def wait_both_ways():
-    """The error that a master sees whose first trainer hangs and whose second raises.
-
-    First by the book's way of waiting, then by the original's.
-    """
-    found = []
-    for wait in (system.wait_for_all, wait_in_order):
-        hanging = rpc.rpc_async("trainer0", time.sleep, (9.0,), timeout=8.0)
-        raising = rpc.rpc_async("trainer1", raise_error, timeout=8.0)
-        try:
-            wait([hanging, raising])
-        except Exception as error:
-            found.append(str(error))
-    return found
-
-
-def wait_in_order(futures):
-    for future in futures:
-        future.wait()
+def wait_for_both():
+    """What a master hears whose first trainer hangs and whose second raises."""
+    hanging = rpc.rpc_async("trainer0", time.sleep, (9.0,), timeout=8.0)
+    raising = rpc.rpc_async("trainer1", raise_error, timeout=8.0)
+    try:
+        system.wait_for_all([hanging, raising])
+    except Exception as error:
+        return str(error)

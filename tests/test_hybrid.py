@@ -35,6 +35,7 @@ from cdopt_tutorial.run import (
     WorkerError,
     launch,
     process_group,
+    serve,
 )
 
 # The last joint batch of a pass has 11 of 32 images, few or none of some trainer.
@@ -105,14 +106,6 @@ class TestEquality:
             result = run(job, attach=WAYS[way])
             assert_equal_to_local(result, job)
         assert min(result.trainers[1].images) == 0
-
-    def test_is_not_that_of_the_original(self, few):
-        exact = Job(replace(EXACT, shares=(3.0, 1.0)), few)
-        original = replace(exact, config=replace(exact.config, semantics="original"))
-        one, other = run(exact), run(original)
-        assert_equal_to_local(one, exact)
-        assert max_difference(other.weights, run_locally(exact).weights) > 1e-3
-        assert other.replica_difference == 0
 
 
 class Twin:
@@ -191,6 +184,7 @@ def test_one_process_is_plain_torch(data, kind, optimizer):
     assert found.losses == pytest.approx(losses[0] + losses[1], rel=1e-10)
     assert max_difference(found.weights, twin.weights) <= 1e-10
     notes = found.trainers[0].progress
+    assert [(note.epoch, note.step) for note in notes] == [(1, 11), (2, 22)]
     scores = [(note.valid.accuracy, note.valid.loss) for note in notes]
     scores.append((found.test.accuracy, found.test.loss))
     for one, other in zip(scores, [*valid, twin.score(data.test)], strict=True):
@@ -237,53 +231,27 @@ def test_nobody_goes_on_while_another_one_is_needed_or_evaluates(data):
     assert all(first.values()) and first["score"].isdisjoint(first["project_"])
 
 
-@pytest.mark.parametrize(
-    ("limit", "steps"), [(11, [11]), (12, [11, 12]), (None, [11, 22])]
-)
-def test_a_run_ends_with_its_epochs_or_its_steps(data, limit, steps):
-    config = replace(EXACT, epochs=2, max_steps=limit)
-    (history,) = run_locally(Job(config, data)).trainers
-    notes = [(note.epoch, note.step) for note in history.progress]
-    assert notes == [*enumerate(steps, 1)]
-    assert len(history.losses) == len(history.step_seconds) == steps[-1]
-
-
 class TestOriginalSemantics:
-    """The moves of one step of plain SGD."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def job(cls, data):
+    def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, data):
+        """In one step of plain SGD, of trainers with different numbers of images."""
         config = replace(
             EXACT, semantics="original", shares=(3.0, 1.0), momentum=0.0, lr=0.5,
             max_steps=1,
         )  # fmt: skip
-        return Job(config, data)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def moves(cls, job):
-        """By the original's semantics, and by the exact one."""
-        exact = replace(job, config=replace(job.config, semantics="exact"))
-        begin, found = first_weights(job), (run(job), run(exact))
-        return [{n: each.weights[n] - begin[n] for n in begin} for each in found]
-
-    def test_the_table_moves_by_the_sum_and_the_layer_by_the_mean(self, job, moves):
-        alone = []
-        for shard in shards(job.data.train, job.config.shares):
-            batch = next(shard.batches(job.config.batch_size, 1000 * job.config.seed))
-            twin = Twin(job.config, first_weights(job))
+        job = Job(config, data)
+        begin, found, alone = first_weights(job), run(job), []
+        for shard in shards(data.train, config.shares):
+            batch = next(shard.batches(config.batch_size, 1000 * config.seed))
+            twin = Twin(config, begin)
             scores, _ = twin.scores(batch.bags)
             F.cross_entropy(scores, batch.bags.labels).backward()
             alone.append({name: w.grad for name, w in twin.weights.items()})
-        for name, move in moves[0].items():
+        for name, weight in found.weights.items():
             total = sum(each[name] for each in alone)
             expected = total if name.startswith("table") else total / 2
-            torch.testing.assert_close(move, -0.5 * expected, rtol=0, atol=1e-13)
-
-    def test_the_table_moves_about_as_often_as_there_are_trainers(self, moves):
-        original, exact = (each["table.weight"] for each in moves)
-        assert 1.5 < (original * exact).sum() / exact.square().sum() < 2.5
+            moved = weight - begin[name]
+            torch.testing.assert_close(moved, -0.5 * expected, rtol=0, atol=1e-13)
+        assert found.replica_difference == 0
 
     def test_every_trainer_has_a_momentum_of_its_own(self):
         """Shown where the trainers' images have no token in common."""
@@ -341,6 +309,12 @@ class TestTrouble:
         assert error.worker == "trainer1"
         assert "seven times six" in error.details
 
+    def test_a_trainer_that_raises_is_heard_while_the_one_before_it_hangs(self):
+        """The original waits for the first one, and sees only its time-out."""
+        roles = {name: Role(serve) for name in ("trainer0", "trainer1")}
+        roles |= {"master": Role(hybrid_roles.wait_for_both)}
+        assert "seven times six" in launch(roles)["master"]
+
     @pytest.mark.parametrize(
         ("kill", "victim"),
         [(die, "trainer1"), (partial(rpc.rpc_async, "ps", die), "ps")],
@@ -370,12 +344,6 @@ class TestBegin:
         assert max_difference(one, again) == 0
         assert not any(torch.equal(one[name], other[name]) for name in one)
         assert one["table.weight"].std().item() == pytest.approx(0.01, rel=0.05)
-
-
-def test_the_originals_penalty_dies_at_the_remote_module(data):
-    job = Job(replace(EXACT, manifold="stiefel", by="cdopt"), data)
-    found = play(job, hybrid_roles.ask_cdopt)
-    assert "not supported for RemoteModule" in found
 
 
 def test_who_calls_whom(data):

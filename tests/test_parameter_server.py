@@ -10,7 +10,6 @@ import torch
 from locks import Second
 from roles import WAYS
 from torch import nn
-from torch.nn import functional as F
 
 from cdopt_tutorial.calls import apply, gradients, reference, remote
 from cdopt_tutorial.calls.steps import clip_factor
@@ -29,7 +28,7 @@ from cdopt_tutorial.parameter_server import (
     run_locally,
     traffic,
 )
-from cdopt_tutorial.parameter_server.model import RNNModel, build, summed_loss
+from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.run import Role, Trace, launch, serve
 
@@ -100,22 +99,6 @@ def number_kept(_):
     return len(gradients._kept_gradients)
 
 
-def switch_modes(config):
-    """Whether each part on the server is in training mode, after each switch."""
-    names = "embedding", "decoder"
-    parts = {name: remote("ps", build, name, 9, config) for name in names}
-    own = {"rnn": reference(build("rnn", 9, config))}
-    model, modes = RNNModel(parts | own, config), []
-    for switch in (model.eval, model.train, model.eval):
-        switch()
-        modes.append(tuple(apply(part, is_training) for part in parts.values()))
-    return modes
-
-
-def is_training(module):
-    return module.drop.training
-
-
 class TestEquality:
     @pytest.mark.parametrize("way", WAYS)
     def test_with_one_process(self, way):
@@ -172,13 +155,16 @@ class TestTwin:
         assert whole.tokens == 1390
         assert whole.progress[0].train_loss == pytest.approx(sum(losses[:10]) / 10)
 
-    def test_draws_the_server_s_dropout_there(self):
+    def test_the_server_s_dropout_is_drawn_there_and_off_while_it_evaluates(self):
         config = replace(self.CONFIG, num_layers=1)  # the LSTM has no dropout then
         twin = rnn_twin.Twin(9, config)
         begin = twin.named()
-        losses, _ = rnn_twin.train(twin, CORPUS, replace(config, clip=1e9), stream=1)
+        how = replace(config, clip=1e9)
+        losses, valid = rnn_twin.train(twin, CORPUS, how, stream=1)
         (history,) = run(Job(config, CORPUS, begin=begin))
         assert history.losses == pytest.approx(losses, rel=1e-10)
+        notes = [note.valid.loss for note in history.progress if note.valid]
+        assert notes == pytest.approx(valid, rel=1e-10)
 
     @pytest.mark.parametrize("name", ["decoder.decoder.bias", "bias"])
     def test_does_not_begin_with_what_is_no_parameter(self, name):
@@ -232,20 +218,6 @@ class TestOptimizer:
 
 
 class TestModel:
-    def test_the_loss_is_over_the_vocabulary(self):
-        generator = torch.Generator().manual_seed(0)
-        logits = torch.randn(4, 3, 7, generator=generator)
-        targets = torch.randint(7, (4, 3), generator=generator)
-        by_hand = -sum(
-            F.log_softmax(logits[t, b], dim=0)[targets[t, b]]
-            for t in range(4)
-            for b in range(3)
-        )
-        torch.testing.assert_close(summed_loss(logits, targets), by_hand)
-        with pytest.raises((ValueError, RuntimeError)):
-            # As in the original, where it passed by a coincidence of sizes.
-            F.cross_entropy(logits, targets)
-
     def test_each_part_begins_with_a_seed_of_its_own(self):
         plain = []
         layers = (nn.Embedding, 9, 6), (nn.LSTM, 6, 5, 2)
@@ -262,10 +234,6 @@ class TestModel:
         expected = [weight for layer in plain for weight in layer.parameters()]
         for found, weight in zip(parts, expected, strict=True):
             assert torch.equal(found, weight)
-
-    def test_train_and_eval_reach_the_dropout_on_the_server(self):
-        modes = play(switch_modes, EXACT)
-        assert modes == [(False, False), (True, True), (False, False)]
 
     def test_the_cuts_differ_in_what_comes_back(self):
         corpus = Grammar(num_words=200, branching=3).corpus(1500, 200)

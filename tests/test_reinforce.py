@@ -18,7 +18,6 @@ from hosts import PATIENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import LONG
-from torch.nn import functional as F
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial.calls import network, reference
@@ -29,7 +28,6 @@ from cdopt_tutorial.reinforce import (
     Agent,
     Episodes,
     Observer,
-    Policy,
     ReinforceConfig,
     Round,
     Score,
@@ -40,7 +38,7 @@ from cdopt_tutorial.reinforce import (
     speed,
     system,
 )
-from cdopt_tutorial.reinforce.learner import episode_returns, policy_loss
+from cdopt_tutorial.reinforce.learner import episode_returns
 from cdopt_tutorial.run import Role, Trace, WorkerError, launch, serve
 
 
@@ -83,27 +81,6 @@ class TestReturns:
         assert cut[-1].item() == pytest.approx(1 + 0.99 * worth, rel=1e-4)
         assert fallen[-1].item() == 1
         assert cut[0] > fallen[0]
-
-    def test_of_one_observer_do_not_run_into_anothers(self):
-        # The original's R went on from one observer's episode into the next one's.
-        gamma, policy = 0.9, Policy(hidden=8)
-        batch = [episodes([7], seed=1), episodes([3], seed=2)]
-        returns = quadratic([1.0] * 7, gamma) + quadratic([1.0] * 3, gamma)
-        returns = torch.tensor(returns)
-        advantages = (returns - returns.mean()) / returns.std(correction=0)
-        scores = policy(torch.cat([e.states[:, 0] for e in batch]))
-        actions = torch.cat([e.actions[:, 0] for e in batch])
-        log_probs = F.log_softmax(scores, dim=1)[range(10), actions]
-        expected = -(log_probs * advantages).mean()
-        torch.testing.assert_close(policy_loss(policy, batch, gamma), expected)
-
-
-class TestPolicy:
-    def test_is_the_same_while_it_acts_and_while_it_learns(self):
-        # The original's dropout was on while actions were sampled.
-        policy, states = Policy(), torch.randn(5, 4)
-        policy.train()
-        assert torch.equal(policy(states), policy(states))
 
 
 class TestEnvironment:
