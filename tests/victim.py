@@ -1,4 +1,4 @@
-"""Two workers of a process group, to be attacked under way; see test_network.py.
+"""Two workers of a process group, to be called under way; see test_network.py.
 
 For each line of its input, whether they poll, it runs them and says when they wait;
 they go on when the next line comes.
