@@ -11,8 +11,8 @@ import pytest
 import torch
 from cdopt import nn as theirs
 from cdopt.manifold_torch import oblique_torch, sphere_torch, stiefel_torch
-from cdopt.nn import get_constraint_violation, get_quad_penalty
-from constrained import F64, dissolved, free, move_
+from cdopt.nn import get_quad_penalty
+from constrained import F64, dissolved, move_
 from torch import nn, optim
 
 from cdopt_tutorial import constraints
@@ -61,12 +61,6 @@ def test_reset_parameters():
         assert (set(layer.parameters()) == before) == stays
 
 
-def test_projections():
-    """proj_size fails in cdopt: its manifold has the size of the hidden state."""
-    with pytest.raises(RuntimeError, match="must match the size of tensor"):
-        theirs.LSTM_cdopt(8, 6, proj_size=3, **STIEFEL)
-
-
 def test_identity():
     """Linear_cdopt counts, saves and thaws an identity matrix as a parameter."""
     layer = linear(1.5)
@@ -103,37 +97,3 @@ def test_defaults():
         with pytest.raises(ValueError, match=why):
             constraints.penalty(layer)
     assert type(get_quad_penalty(nn.Linear(8, 4))) is int
-
-
-def test_of_a_shared_layer():
-    """get_quad_penalty counts a layer that two parents share twice; the book, once."""
-    twice = nn.Sequential(layer := linear(1.1), nn.Sequential(layer))
-    for penalty, times in (get_quad_penalty, 2), (constraints.penalty, 1):
-        assert penalty(twice).item() == pytest.approx(times * penalty(layer).item())
-
-
-@pytest.mark.filterwarnings("ignore")  # of a tensor with a graph made a number
-def test_violation():
-    """The penalty is no distance: it is squared, and has half of the papers' β."""
-    layer, c = linear(1.1), 0.42  # C = 0.21 I, of size 4
-    with_beta = layer.manifold.generate_cdf_fun(lambda _: 0.0, beta=0.2)
-    assert get_quad_penalty(layer).item() == pytest.approx(0.1 * c**2)
-    assert with_beta(layer.weight.mT).item() == pytest.approx(0.1 * c**2)
-    assert layer.quad_penalty().item() == pytest.approx(c**2)
-    assert get_constraint_violation(layer).item() == pytest.approx(c)
-
-
-def test_map():
-    """2 W is mapped to −W, which is feasible, if W is orthogonal."""
-    layer = move_(dissolved(), 2)
-    torch.testing.assert_close(layer.weight, -free(layer) / 2)
-    assert constraints.feasibility(layer).mapped < 1e-12
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 4), (4, 8), (4, 4)])
-def test_which_vectors(inputs, outputs):
-    """Oblique Linear_cdopt: unit columns, or rows if they are more."""
-    oblique = STIEFEL | {"manifold_class": oblique_torch}
-    weight = theirs.Linear_cdopt(inputs, outputs, **oblique).weight
-    unit = [torch.allclose(weight.norm(dim=d), torch.ones(1, **F64)) for d in (0, 1)]
-    assert unit == [inputs >= outputs, inputs < outputs]

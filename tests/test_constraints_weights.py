@@ -10,7 +10,7 @@ import torch
 from cdopt.manifold_torch import grassmann_torch, oblique_torch, stiefel_torch
 from constrained import CASES, F64, ROWS, SPHERE, dissolved, drawn, free, move_, near
 from torch import nn
-from torch.nn.utils import parameters_to_vector, parametrize, vector_to_parameters
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from cdopt_tutorial import constraints
@@ -205,16 +205,9 @@ def assign(model):
     model.load_state_dict(scaled, assign=True)
 
 
-def by_vector(model):
-    vector = 1.2 * parameters_to_vector(model.parameters()).detach()
-    vector_to_parameters(vector, model.parameters())
-
-
 WRITERS = {
     "assign": assign,
-    "vector": by_vector,
     "data": lambda model: setattr(free(model[0]), "data", 1.2 * free(model[0]).data),
-    "numpy": lambda model: free(model[0]).detach().numpy().__imul__(1.2),
     "a new layer": replace_layer,
     "another is dissolved": lambda model: constraints.dissolve(model[2]),
     "meta": lambda model: move_(model.to("meta").to_empty(device="cpu"), 0.0),

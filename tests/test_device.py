@@ -93,10 +93,6 @@ class TestSharingOut:
     def test_workers_take_the_gpus_in_turn(self, count, device, of_workers, have):
         have(count)
         assert [device_for(device, worker) for worker in range(3)] == of_workers
-        # So do the members of a process group; `test_hybrid` has their backends.
-        gpus = gpus_of(device)
-        group = [process_group.devices(i, 3, gpus, ddp_only=True) for i in range(3)]
-        assert [each.device for each in group] == of_workers
 
     @pytest.mark.parametrize("count", [0, 1, 2])
     def test_a_group_is_joined_with_its_gpu_chosen(self, count, monkeypatch):

@@ -19,10 +19,8 @@ from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
-    History,
     HybridConfig,
     Job,
-    Result,
     run,
     run_locally,
     system,
@@ -371,13 +369,6 @@ def test_a_replica_that_is_not_like_the_other_is_noticed():
     found = launch({f"trainer{i}": Role(hybrid_roles.differ, (i,)) for i in range(2)})
     assert found["trainer0"] == found["trainer1"]
     assert found["trainer0"] == pytest.approx([0.0, 0.25, 0.0, 0.25], rel=1e-12)
-
-
-def test_a_result_is_of_all_trainers():
-    one = History(images=[3, 5], step_seconds=[0.5, 0.25])
-    two = History(images=[4, 4], step_seconds=[0.25, 1.75])
-    result = Result(HybridConfig(), [one, two])
-    assert result.samples_per_second == 16 / 2  # in the time of the slowest
 
 
 @pytest.mark.parametrize("num_trainers", range(1, 4))

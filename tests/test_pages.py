@@ -1,4 +1,4 @@
-"""Every page in a browser: offline, without errors, readable on any screen."""
+"""Every page in a browser: offline, without errors, readable, and by keyboard."""
 
 import itertools
 from typing import NamedTuple
@@ -175,3 +175,39 @@ def test_every_page_is_offline_quiet_and_fits(visits):
 def test_no_kind_of_page_keeps_anyone_out(visits):
     assert {*ASKED} <= {name for name, _ in visits.barriers}
     assert not {key: what for key, what in visits.barriers.items() if what}
+
+
+# What has the focus, and whether that can be seen.
+FOCUS = """() => {
+    const e = document.activeElement, box = e.getBoundingClientRect();
+    const look = () => {
+        const {outline, boxShadow, border, backgroundColor} = getComputedStyle(e);
+        return [outline, boxShadow, border, backgroundColor].join();
+    };
+    const focused = look();
+    e.blur();
+    const framed = look() !== focused;
+    e.focus({preventScroll: true});
+    const inside = box.bottom > 0 && box.top < innerHeight
+        && box.right > 0 && box.left < innerWidth;
+    const drawn = getComputedStyle(e).opacity > 0;
+    return [e.outerHTML.slice(0, 160), framed && inside && drawn];
+}"""
+
+
+def test_tab_reaches_what_a_chapter_offers_and_is_seen(page, server, project):
+    show(page, "desk", "light")
+    page.goto(f"{server}/notebooks/01_reinforce.html")
+    page.add_style_tag(content="* { transition: none !important; }")
+    page.wait_for_function("MathJax.startup.promise.then(() => true)")
+    stops: list[str] = []
+    while len(stops) < 2 or stops[-1] != stops[0]:  # the way round
+        assert len(stops) < 2000
+        page.keyboard.press("Tab")
+        stop, seen = page.evaluate(FOCUS)
+        assert seen or stop.startswith("<body"), stop
+        stops.append(stop)
+    assert "#main-content" in stops[0]
+    wanted = ["search-button-field", "theme-switch-button", "copybtn", "toggle-button"]
+    wanted += [f"{other.stem}.html" for other in project.chapters()[1:]]
+    assert not [name for name in wanted if not any(name in stop for stop in stops)]

@@ -31,6 +31,7 @@ from cdopt_tutorial.parameter_server import (
 from cdopt_tutorial.parameter_server.model import build
 from cdopt_tutorial.parameter_server.system import Owner
 from cdopt_tutorial.run import Role, Trace, launch, serve
+from cdopt_tutorial.training import measured_bytes
 
 EXACT = RNNConfig(
     embedding=6, hidden=5, num_layers=2, dropout=0.0, seq_len=7, batch_size=5,
@@ -246,6 +247,7 @@ class TestModel:
             assert traffic.expected_bytes(config, len(corpus.vocabulary)) == sent
             measured = traffic.measured_bytes(Job(config, corpus))
             assert sent < measured < 1.02 * sent
+        assert math.isnan(measured_bytes(run, job=None, most=0))  # of no other steps
 
 
 def test_a_trace_shows_the_server_s_part_of_each_backward_pass():

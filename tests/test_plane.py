@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from cdopt.manifold_torch import sphere_torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.func import grad, vmap
@@ -57,13 +56,6 @@ def well_posed(f) -> torch.Tensor:
     found = stationary_on_circle(f)
     assume(plane.curvatures(plane.dissolved(f, 50.0), found).abs().min() > 0.05)
     return found
-
-
-def test_map_and_constraint_are_those_of_cdopt():
-    manifold = sphere_torch((2,), dtype=torch.float64)
-    for x in torch.randn(20, 2, dtype=torch.float64):
-        torch.testing.assert_close(plane.dissolving_map(x), manifold.A(x))
-        torch.testing.assert_close(plane.constraint(x), manifold.C(x))
 
 
 @given(seeds, betas)

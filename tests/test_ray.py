@@ -1,7 +1,9 @@
 """The systems on Ray: as in one process, and what becomes of those that die."""
 
 import json
+import os
 import re
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,6 @@ from ipaddress import ip_address
 
 import cut_off
 import pytest
-import ray_roles
 import roles
 import torch
 from hosts import NET, PATIENCE, RAY_PORT, hosts
@@ -20,8 +21,11 @@ from running import COMMAND, LONG, endless, listeners, wait_for_end
 
 from cdopt_tutorial import data, rollouts, sharding
 from cdopt_tutorial import parameter_server as rnn
+from cdopt_tutorial.calls import network
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
+from cdopt_tutorial.parameter_server.system import Owner, Trainer
+from cdopt_tutorial.probes.attach import wrap
 from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run_locally
 from cdopt_tutorial.run import Role, Trace, WorkerError, launch, serve
 from cdopt_tutorial.sharding import ShardConfig
@@ -63,6 +67,31 @@ class TestEquality:
         assert max_difference(result.weights, local.weights) <= TOLERANCE
 
 
+def die_once(folder, trainer_step, owner_step):
+    """The trainer dies in one step of the training, and later the server in another."""
+    of_trainer, of_owner = folder / "trainer", folder / "owner"
+    steps = []
+
+    def train(function, trainer, *args):
+        if len(trainer.history.losses) == trainer_step and not of_trainer.exists():
+            of_trainer.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(trainer, *args)
+
+    def step(function, owner, *args):
+        steps.append(1)
+        last = of_trainer.exists() and len(steps) == owner_step
+        # The trainer may have an owner, too.
+        on_server = network.current().own_name() == "ps"
+        if last and on_server and not of_owner.exists():
+            of_owner.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(owner, *args)
+
+    wrap(Trainer.step, train)
+    wrap(Owner._move, step)
+
+
 KILLED = "was killed by SIGKILL"
 DEATHS = [
     ("rpc", {}, [(f"trainer0 {KILLED}", 0, 20), (f"ps {KILLED}", 1, 0)]),
@@ -83,7 +112,7 @@ def test_a_training_that_dies_ends_as_that_of_one_process(on, more, deaths, tmp_
         on=on,
         max_restarts=len(deaths),
         on_restart=lambda error, job: restarts.append((error.headline, job.resume)),
-        attach=partial(ray_roles.die_once, tmp_path, 25, 15),
+        attach=partial(die_once, tmp_path, 25, 15),
     )
     places = [(reason, kept.epoch, kept.window) for reason, kept in restarts]
     assert places == deaths

@@ -155,27 +155,6 @@ def test_a_step_is_that_of_the_paper(rule, rows, columns, seed):
     near(found, PAPERS[rule](x, g), 1e-12)
 
 
-def tall(x):
-    return x if x.shape[0] >= x.shape[1] else x.mT
-
-
-@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (6, 6)])
-def test_spel_takes_the_papers_steps_and_stays_on_the_manifold(shape):
-    weight = start(*shape, 1, 0, off=0.0).requires_grad_()
-    rival, momentum = Rival("spel", [weight], LR, 0.9), 0.0
-    begin = twin = tall(weight.detach().clone())
-    for number in range(20):
-        weight.grad = drawn(shape, number + 1)
-        momentum = 0.9 * momentum + 0.1 * tall(weight.grad)  # the paper's is a mean
-        normal = (twin.mT @ momentum + momentum.mT @ twin) / 2
-        twin = polar(twin - LR * polar(momentum - twin @ normal))
-        rival.step()
-    ours = tall(weight.detach())
-    near(ours, twin, 1e-10)
-    near(ours.mT @ ours, torch.eye(ours.shape[1]).to(ours), 1e-12)
-    assert (ours - begin).norm() > LR
-
-
 def test_muon_is_torchs_within_the_rounding_of_bfloat16():
     x, (first, second) = drawn((24, 8), 0), (drawn((24, 8), s) for s in (1, 2))
     ours, theirs = (x.clone().requires_grad_() for _ in range(2))

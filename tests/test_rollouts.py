@@ -1,13 +1,11 @@
 """Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
 
-import json
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from hosts import hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,16 +66,6 @@ def test_a_run_and_its_replay_in_one_process_are_the_same(num_observers, max_lag
     if max_lag == 0:
         assert equal(found, rollouts.run_locally(settings))
         assert {update.max_ratio for update in found.rounds} == {1.0}
-
-
-@pytest.mark.engines
-def test_it_is_repeated_by_one_process_under_torchrun_too(tmp_path):
-    file = tmp_path / "found.json"
-    with hosts(1) as made:
-        command = "rollouts", "--smoke", "--against-local", "--json", str(file)
-        ((code, said),) = made.torchrun([3], *command).end()
-    assert code == 0 and json.loads(file.read_text())["max_parameter_difference"] == 0
-    assert said.count("max_parameter_difference   0\n") == 1
 
 
 @pytest.mark.parametrize("row", [{0: 3, 1: 2}, {0: 2, 1: 0}, {0: 2}, {0: 2, 2: 2}])

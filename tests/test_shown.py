@@ -1,4 +1,4 @@
-"""Source code that chapters show in their prose is the package's.
+"""Code that pages show: in chapters it is the package's, on the page of layers it runs.
 
 A block of Python in a markdown cell, whose first line is a comment with the path of a
 file of the package, shows definitions of that file: functions, classes, assignments.
@@ -78,3 +78,10 @@ def test_what_is_shown_is_the_packages_short_and_narrow(path, code):
     assert '"""' not in code
     assert len(code.splitlines()) <= LINES
     assert max(map(len, code.splitlines())) <= COLUMNS
+
+
+def test_the_code_of_the_page_on_layers_runs_in_its_order(project):
+    page = (project.root / "book/layers.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    assert len(blocks) > 5
+    exec(compile("\n".join(blocks), "book/layers.md", "exec"), {})

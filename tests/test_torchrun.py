@@ -26,6 +26,7 @@ RUNS = {
     "reinforce": (("reinforce", "--max-episodes", "40"), [2, 1]),
     "hybrid": (("hybrid", *SMOKE, "--manifold", "stiefel"), [1, 2, 1]),
     "shard": (("shard", *SMOKE, "--strategy", "tp"), [1, 1]),
+    "rollouts": (("rollouts", *SMOKE), [3]),
 }
 
 

@@ -1,10 +1,7 @@
 """The wire: the bytes of a run's own sockets, all of them and no others."""
 
-import math
 import socket
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import roles
@@ -16,7 +13,6 @@ import torch.distributed.rpc as rpc
 from cdopt_tutorial.probes import wire as probe
 from cdopt_tutorial.probes.wire import received_bytes
 from cdopt_tutorial.run import Role, Wire, WorkerError, launch, process_group, serve
-from cdopt_tutorial.training import measured_bytes
 
 SERVING = Role(serve)
 # Bytes sent by a call, a gradient, a process group, and a late result; all their sums
@@ -135,17 +131,3 @@ class TestRun:
         # By then the other one waits for all to have counted.
         with pytest.raises(WorkerError, match="first raised ArithmeticError"):
             count(Role(roles.raise_error))
-
-
-def test_what_both_runs_of_some_steps_send_cancels():
-    @dataclass
-    class Job:
-        config: Any = None
-        max_steps: int | None = None
-
-    def run(job, wire):
-        steps = job.config.max_steps
-        wire.received = {"first": 700 + 30 * steps, "second": 20 * steps}
-
-    assert measured_bytes(run, Job(Job()), 4) == 50
-    assert math.isnan(measured_bytes(run, Job(Job()), 0))  # there are no others
