@@ -1,6 +1,5 @@
 """A command under way, to be disturbed by a test."""
 
-import json
 import os
 import signal
 import subprocess
@@ -135,21 +134,3 @@ class Script(subprocess.Popen):
             with suppress(psutil.NoSuchProcess):
                 found[each.name()] = each
         return found
-
-
-class Talk(subprocess.Popen):
-    """A script of the tests, with which they exchange lines; within another command."""
-
-    def __init__(self, script, *args, within=(), **env):
-        command = [*within, sys.executable, Path(__file__).with_name(script), *args]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        super().__init__(command, text=True, env=os.environ | env, **pipes)
-
-    def tell(self, what):
-        self.stdin.write(json.dumps(what) + "\n")
-        self.stdin.flush()
-
-    def hear(self):
-        line = self.stdout.readline()
-        assert line, self.communicate()[1]
-        return json.loads(line)

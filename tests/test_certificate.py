@@ -16,7 +16,6 @@ from cdopt_tutorial.dissolving.certificate import radii, scores, withstands
 from cdopt_tutorial.study import stored
 
 STUDY = stored("dissolving/certificate.json")
-RADIUS = 0.5
 
 
 def drawn(seed, *sizes):
@@ -28,15 +27,6 @@ def drawn(seed, *sizes):
     images = torch.randn(40, sizes[0], **draw)
     labels = torch.randint(sizes[-1], (40,), generator=generator)
     return weights, (images, labels)
-
-
-def trained(way, steps=60):
-    """A network that was trained for a moment, and the test's digits."""
-    known, digits = certificate.split()
-    layers = certificate.network(1)
-    how = ways.prepare(way, layers, 0.01)
-    weights = certificate.train(layers, known, scale=4.0, seed=1, steps=steps, **how)
-    return weights, digits
 
 
 @given(st.integers(0, 99), st.sampled_from([(5, 4, 3), (3, 6, 6, 2), (4, 3)]))
@@ -111,7 +101,10 @@ def test_all_ways_start_as_one_function(way):
 
 @pytest.mark.parametrize("way", ["SPEL", "projected", "projected after Adam", "AOL"])
 def test_a_way_keeps_what_it_is_named_for(way):
-    weights, _ = trained(way, steps=10)
+    known, _ = certificate.split()
+    layers = certificate.network(1)
+    how = ways.prepare(way, layers, 0.01)
+    weights = certificate.train(layers, known, scale=4.0, seed=1, steps=10, **how)
     sizes = [torch.linalg.svdvals(weight) for weight in weights]
     assert max(each.max() for each in sizes) < 1 + 1e-9
     if way != "AOL":
@@ -137,18 +130,6 @@ def test_the_stored_ways_are_tuned_with_no_best_at_an_edge():
         rates = [a for a, b in means if b == scale]
         scales = [b for a, b in means if a == lr]
         assert min(rates) < lr < max(rates) and min(scales) < scale < max(scales)
-
-
-def test_the_stored_certificates_were_never_beaten():
-    assert {run["way"] for run in STUDY["runs"]} == {*ways.WAYS}
-    at = STUDY["radii"].index(RADIUS)
-    for run in STUDY["runs"]:
-        assert run["beaten"] == 0
-        assert (
-            run["certified"][at] <= run["withstood"] + 1e-9 <= run["certified"][0] + 1
-        )
-        used = "projected" if run["way"] == "dissolved" else "trained"
-        assert run["certified"][at] == run[used]
 
 
 @pytest.mark.parametrize("way", ["dissolved", "free"])

@@ -44,15 +44,10 @@ def assert_same(one, other):
     assert max_difference(one.weights, other.weights) <= 1e-10
 
 
-@pytest.fixture(scope="module")
-def whole():
-    """What the trainer of an uninterrupted run on workers returns."""
-    return on_workers(CONFIG)[0]
-
-
 @pytest.mark.xdist_group("checkpoint")
 class TestOnWorkers:
-    def test_is_the_run_that_was_not_cut_off(self, whole, tmp_path):
+    def test_is_the_run_that_was_not_cut_off(self, tmp_path):
+        (whole,) = on_workers(CONFIG)
         file, resume = tmp_path / "file", None
         # Within a pass, and between two.
         for steps, place in (8, (0, 8)), (20, (1, 0)):

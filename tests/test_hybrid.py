@@ -2,21 +2,21 @@
 
 import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
-import hybrid_roles
 import pytest
 import torch
 from hosts import PATIENCE
-from hybrid_roles import die, disturbed_master, play, stall
 from roles import WAYS, raise_error
 from running import LONG
+from torch import nn
 from torch.distributed import rpc
 from torch.nn import functional as F
 
 from cdopt_tutorial.calls import gradients
-from cdopt_tutorial.data.bags import Bags, BagSplit, digit_bags, shards
+from cdopt_tutorial.data.bags import Bags, BagSplit, Shard, digit_bags, shards
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import (
     HybridConfig,
@@ -25,7 +25,7 @@ from cdopt_tutorial.hybrid import (
     run_locally,
     system,
 )
-from cdopt_tutorial.hybrid.model import SEMANTICS, first_weights
+from cdopt_tutorial.hybrid.model import SEMANTICS, Table, first_weights
 from cdopt_tutorial.run import (
     Role,
     Trace,
@@ -280,6 +280,44 @@ class TestOriginalSemantics:
         assert max_difference(found, begin) <= 1e-12
 
 
+def stall():
+    """Have this process stall in every lookup."""
+
+    def stalled(*_):
+        time.sleep(LONG)
+
+    Table.forward = stalled
+
+
+@dataclass(frozen=True, eq=False)
+class Slow(Shard):
+    """Data that call a function at the third batch."""
+
+    disturb: Callable[[], object]
+
+    def batches(self, batch_size, seed):
+        for number, batch in enumerate(super().batches(batch_size, seed)):
+            if number == 2:
+                self.disturb()
+            yield batch
+
+
+def play(job, master, *args, **options):
+    """What a master of one's own returns, which drives a job's workers."""
+    serving = [f"trainer{rank}" for rank in range(job.config.num_trainers)] + ["ps"]
+    roles = {name: Role(serve, num_threads=1) for name in serving}
+    return launch(roles | {"master": Role(master, (job, *args))}, **options)["master"]
+
+
+def disturbed_master(job, numbers, disturb):
+    """A master with some trainers that are disturbed before their third step."""
+    tasks = system.tasks(job)
+    for number in numbers:
+        slow = Slow(**vars(tasks[number].shard), disturb=disturb)
+        tasks[number] = replace(tasks[number], shard=slow)
+    return system.drive(job, tasks)
+
+
 STEP = 12  # seconds for a call, or a sum: enough on a busy machine
 
 
@@ -307,19 +345,6 @@ class TestTrouble:
         assert error.worker == "trainer1"
         assert "seven times six" in error.details
 
-    def test_a_trainer_that_raises_is_heard_while_the_one_before_it_hangs(self):
-        """The original waits for the first one, and sees only its time-out."""
-        roles = {name: Role(serve) for name in ("trainer0", "trainer1")}
-        roles |= {"master": Role(hybrid_roles.wait_for_both)}
-        assert "seven times six" in launch(roles)["master"]
-
-    @pytest.mark.parametrize(
-        ("kill", "victim"),
-        [(die, "trainer1"), (partial(rpc.rpc_async, "ps", die), "ps")],
-    )
-    def test_whoever_is_killed_is_named(self, data, kill, victim):
-        assert self.failure(data, kill).headline == f"{victim} was killed by SIGKILL"
-
 
 def test_the_loops_may_take_longer_than_the_time_out(data):
     job = Job(replace(EXACT, max_steps=4), data)
@@ -328,11 +353,21 @@ def test_the_loops_may_take_longer_than_the_time_out(data):
     assert [len(each.losses) for each in histories] == [4, 4]
 
 
+def counting_master(job):
+    """A master that returns what is left on the server after a run with cuts."""
+    system.drive(job, system.tasks(job))
+    return rpc.rpc_sync("ps", kept)
+
+
+def kept():
+    return len(gradients._kept_gradients), len(gradients._kept_graphs)
+
+
 @pytest.mark.parametrize("semantics", SEMANTICS)
 def test_no_step_leaves_anything_on_the_server(data, semantics):
     job = Job(replace(EXACT, max_steps=3, semantics=semantics), data)
     attach = gradients.cut_always
-    assert play(job, hybrid_roles.counting_master, attach=attach) == (0, 0)
+    assert play(job, counting_master, attach=attach) == (0, 0)
 
 
 class TestBegin:
@@ -365,8 +400,22 @@ def test_a_trainer_is_handed_its_own_part_of_the_data_only(data):
     assert shard < wire.received["trainer1"] < 1.5 * shard < wire.received["trainer0"]
 
 
+def differ(rank):
+    """A trainer's role: the difference of two replicas before and after one moves."""
+    process_group.join(rank, 2, gpus=())
+    layer = nn.Linear(2, 3, dtype=torch.float64)
+    system.replicate(layer, "cpu")
+    differences = [system.replica_difference(layer)]
+    with torch.no_grad():
+        for perturbed in (0, 1, 1):
+            layer.weight[1, 1] += 0.25 * (rank == perturbed)
+            layer.bias[2] -= 0.125 * (rank == perturbed)
+            differences.append(system.replica_difference(layer))
+    return differences
+
+
 def test_a_replica_that_is_not_like_the_other_is_noticed():
-    found = launch({f"trainer{i}": Role(hybrid_roles.differ, (i,)) for i in range(2)})
+    found = launch({f"trainer{i}": Role(differ, (i,)) for i in range(2)})
     assert found["trainer0"] == found["trainer1"]
     assert found["trainer0"] == pytest.approx([0.0, 0.25, 0.0, 0.25], rel=1e-12)
 

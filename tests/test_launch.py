@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import hybrid_roles
+import elsewhere
 import psutil
 import pytest
 import roles
@@ -91,7 +91,7 @@ class TestResults:
     def test_a_run_says_nothing_of_itself_and_ends_by_itself(self, capfd, tmp_path):
         system = {
             "agent": Role(roles.call, ("other", "add_later", torch.ones(2))),
-            "asking": Role(roles.ask_for_module, ("other", hybrid_roles.kept)),
+            "asking": Role(roles.ask_for_module, ("other", elsewhere.where)),
             "ending": Role(roles.write_as_it_ends, (tmp_path / "file",)),
             "other": SERVE,
         }

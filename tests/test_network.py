@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hosts import PATIENCE, hosts, lack
-from running import Talk, listeners
+from running import listeners
 
 from cdopt_tutorial import own_network
 from cdopt_tutorial.own_network import VARIABLE
@@ -23,10 +23,10 @@ needs_user_namespaces = pytest.mark.skipif(
 )
 
 
-def listeners_below(talk):
-    """Ports and names on which the processes of its fork server listen."""
-    below = psutil.Process(talk.pid).children(recursive=True)
-    found = [listeners(each.pid) for each in below if each.ppid() != talk.pid]
+def listeners_below(pid):
+    """Ports and names on which the processes of a process's fork server listen."""
+    below = psutil.Process(pid).children(recursive=True)
+    found = [listeners(each.pid) for each in below if each.ppid() != pid]
     ports = sorted({port for ports, _ in found for _, port in ports})
     return ports, sorted(name for _, names in found for name in names)
 
@@ -40,6 +40,24 @@ def machine():
         yield "ip", "netns", "exec", made.names[0]
 
 
+# Two workers of a process group; each of two runs goes on once it is told to.
+RUNS = """
+import roles, sys
+from pathlib import Path
+from cdopt_tutorial.run import Role, launch
+
+def note(*record):
+    waiting.append(record)
+    if len(waiting) == 2:
+        print("under way", flush=True)
+        sys.stdin.readline()
+        go.touch()
+
+for polling in False, True:
+    go, waiting = Path(sys.argv[1], f"{polling}"), []
+    system = {f"{rank}": Role(roles.meet_and_wait, (rank, go)) for rank in range(2)}
+    launch(system, polling=polling, on_report=note)
+"""
 # Prints those of the sockets in its argument that can be connected to.
 CALL = """
 import json, socket, sys
@@ -51,11 +69,18 @@ print(json.dumps([each for each in json.loads(sys.argv[1]) if accepts(*each)]))
 """
 
 
-def called(victim, machine, polling):
-    """Where the run listens, by TCP and by Unix sockets; and what can be reached."""
-    victim.tell(polling)
-    assert victim.hear() == "under way"
-    ports, names = listeners_below(victim)
+def start(machine, folder, **env):
+    """Start both runs on a machine."""
+    command = [*machine, sys.executable, "-c", RUNS, folder]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    env = os.environ | env
+    return subprocess.Popen(command, cwd=TESTS, env=env, text=True, **pipes)
+
+
+def called(process, machine):
+    """Where its run listens, by TCP and by Unix sockets; and what can be reached."""
+    assert process.stdout.readline() == "under way\n", process.communicate()[1]
+    ports, names = listeners_below(process.pid)
     sockets = [[socket.AF_INET, ["127.0.0.1", port]] for port in ports]
     sockets += [[socket.AF_UNIX, f"\0{name}"] for name in names]
     command = [*machine, sys.executable, "-c", CALL, json.dumps(sockets)]
@@ -65,26 +90,24 @@ def called(victim, machine, polling):
 
 @pytest.mark.xdist_group("network")
 def test_nobody_else_reaches_a_run(machine, tmp_path):
-    with Talk("victim.py", tmp_path, within=machine) as victim:
+    with start(machine, tmp_path) as process:
         for polling in False, True:
-            ports, names, reached = called(victim, machine, polling)
+            ports, names, reached = called(process, machine)
             assert len(ports) >= 4  # of RPC and of gloo, every worker's
             assert bool(names) == polling
             assert reached == []
-            victim.tell("go on")
-            assert victim.hear() == "ended"
-        victim.stdin.close()
-        assert victim.stderr.read() == ""
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+        assert process.communicate(timeout=PATIENCE) == ("", "")
 
 
 @pytest.mark.xdist_group("network")
 def test_in_the_machines_network_everybody_reaches_it(machine, tmp_path):
     """The control: without a network of its own."""
-    chosen = {VARIABLE: "host"}
-    with Talk("victim.py", tmp_path, within=machine, **chosen) as victim:
-        ports, _, reached = called(victim, machine, False)
+    with start(machine, tmp_path, **{VARIABLE: "host"}) as process:
+        ports, _, reached = called(process, machine)
         assert reached == ports
-        victim.kill()
+        process.kill()
 
 
 LAUNCH = """

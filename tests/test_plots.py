@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from colours import contrast, linear
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
 
 from cdopt_tutorial import plots
 from cdopt_tutorial.plots import style
@@ -29,6 +29,19 @@ BLINDNESS = {
         [1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304],
     ],
 }  # fmt: skip
+
+
+def linear(color) -> np.ndarray:
+    """The amounts of light of a colour of matplotlib's, without sRGB's curve."""
+    c = np.array(to_rgb(color))
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one, two) -> float:
+    """The contrast ratio of WCAG 2."""
+    weights = (0.2126, 0.7152, 0.0722)
+    low, high = sorted(float(linear(c) @ weights) for c in (one, two))
+    return (high + 0.05) / (low + 0.05)
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:

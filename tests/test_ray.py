@@ -16,7 +16,6 @@ import pytest
 import roles
 import torch
 from hosts import NET, PATIENCE, RAY_PORT, hosts
-from reinforce_roles import train_each
 from running import COMMAND, LONG, endless, listeners, wait_for_end
 
 from cdopt_tutorial import data, rollouts, sharding
@@ -26,7 +25,12 @@ from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import RNNConfig
 from cdopt_tutorial.parameter_server.system import Owner, Trainer
 from cdopt_tutorial.probes.attach import wrap
-from cdopt_tutorial.reinforce import CONVERSATIONS, ReinforceConfig, run_locally
+from cdopt_tutorial.reinforce import (
+    CONVERSATIONS,
+    ReinforceConfig,
+    run_agent,
+    run_locally,
+)
 from cdopt_tutorial.run import Role, Trace, WorkerError, launch, serve
 from cdopt_tutorial.sharding import ShardConfig
 
@@ -48,7 +52,7 @@ class TestEquality:
         configs = [
             ReinforceConfig(c, num_envs=2, max_episodes=20) for c in CONVERSATIONS
         ]
-        system = {"agent": Role(train_each, (configs,))}
+        system = {"agent": Role(lambda: [run_agent(each) for each in configs])}
         system |= {f"observer{i}": Role(serve) for i in range(2)}
         found = [each.score.rewards for each in launch(system, on="ray")["agent"]]
         assert found == [run_locally(config).score.rewards for config in configs]

@@ -11,7 +11,6 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
-import reinforce_roles
 import reinforce_twin
 import torch
 from hosts import PATIENCE
@@ -233,7 +232,7 @@ def hang_up():
 def conversed():
     """All conversations by RPC, one after another: trainings, calls and reports."""
     configs = [ReinforceConfig(conversation, **FEW) for conversation in CONVERSATIONS]
-    roles = {"agent": Role(reinforce_roles.train_each, (configs,))}
+    roles = {"agent": Role(lambda: [system.run_agent(each) for each in configs])}
     roles |= {f"observer{i}": Role(serve) for i in range(2)}
     trace, reports = Trace(), []
     watching = {"trace": trace, "on_report": lambda *report: reports.append(report)}

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from colours import contrast
-from test_plots import FIGURES
+from test_plots import FIGURES, contrast
 
 from cdopt_tutorial import show
 from cdopt_tutorial.plots import style
