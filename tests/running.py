@@ -61,38 +61,25 @@ def listeners(pid: int) -> tuple[list[tuple[str, int]], list[str]]:
 
     psutil would look for them in the network of this process, not of that one.
     """
-    inodes = sockets(pid)
-    ports = [place for place, inode in listening(pid) if inode in inodes]
+    held, ports = set(), []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            held.add(os.readlink(descriptor))
+    for line in _table(pid, "tcp") + _table(pid, "tcp6"):
+        _, local, _, state, _, _, _, _, _, inode, *_ = line
+        if state == LISTENS and f"socket:[{inode}]" in held:
+            address, port = local.split(":")
+            ports.append((_address(address), int(port, 16)))
     names = [
         path[0][1:]
         for _, _, _, flags, _, _, inode, *path in _table(pid, "unix")
-        if flags == ACCEPTS and inode in inodes and path and path[0].startswith("@")
-    ]
+        if flags == ACCEPTS and f"socket:[{inode}]" in held
+        and path and path[0].startswith("@")
+    ]  # fmt: skip
     return ports, names
 
 
-def listening(pid: int | str) -> list[tuple[tuple[str, int], str]]:
-    """Address, port and inode of all that listen in the network of a process."""
-    found = []
-    for line in _table(pid, "tcp") + _table(pid, "tcp6"):
-        _, local, _, state, _, _, _, _, _, inode, *_ = line
-        if state == LISTENS:
-            address, port = local.split(":")
-            found.append(((_address(address), int(port, 16)), inode))
-    return found
-
-
-def sockets(pid: int) -> set[str]:
-    """The inodes of all sockets that a process holds."""
-    found = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            target = os.readlink(descriptor)
-            found |= {target[8:-1]} if target.startswith("socket:[") else set()
-    return found
-
-
-def _table(pid: int | str, kind: str) -> list[list[str]]:
+def _table(pid: int, kind: str) -> list[list[str]]:
     lines = Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()
     return [line.split() for line in lines[1:]]
 
