@@ -411,6 +411,11 @@ def test_a_table_cut_by_rows_or_by_columns_and_a_compiled_model(of_two, what):
         assert max(found.values()) <= 1e-12
 
 
+def test_torchs_orthogonal_before_fully_shard_is_that_of_one_process(of_two):
+    for found in of_two("exact"):
+        assert max(found.values()) <= 1e-12
+
+
 def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(of_two):
     """After a pass FSDP leaves a root's weights whole, and drops writes to them."""
     for found in of_two("after_evaluation"):
