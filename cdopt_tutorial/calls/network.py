@@ -1,7 +1,6 @@
 """How this process reaches the other workers: by torch RPC, unless it joins another."""
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -64,19 +63,19 @@ class RPC(Network):
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
     ) -> tuple[Future, Callable]:
         """A future of the answer, and what takes the call's result from it."""
-        caller, number = self.own_name(), next(_numbers)
+        caller = self.own_name()
         call = caller, function, args, kwargs or {}
-        request = rpc.rpc_async(worker, _answer, call, None, min(timeout, LONGEST))
-        waits[number] = worker
+        request = rpc.rpc_async(worker, serve, call, None, min(timeout, LONGEST))
+        waits.add(request)
 
-        def take(request: Future) -> Any:
+        def take(answer: Future) -> Any:
             try:
-                answer = request.wait()
+                brought = answer.wait()
             except RuntimeError as error:
                 raise unanswered(error, worker, caller) from None
             finally:
-                del waits[number]
-            return received(answer)
+                waits.remove(request)
+            return received(brought)
 
         return request, take
 
@@ -99,22 +98,10 @@ def received(answer: Any) -> Any:
 
 
 @rpc.functions.async_execution
-def _answer(caller: str, function: Callable, args: tuple, kwargs: dict) -> Future:
+def serve(caller: str, function: Callable, args: tuple, kwargs: dict) -> Future:
     """Runs on the worker that is called: a future of the result, or of Raised."""
-    answer: Future = Future()
-    serve(caller, function, args, kwargs, answer.set_result)
-    return answer
-
-
-def serve(
-    caller: str,
-    function: Callable,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    done: Callable[[Any], None],
-) -> None:
-    """Run another worker's call, and hand on the result, or Raised."""
-    number, here = next(_numbers), current().own_name()
+    served: Future = Future()
+    here = current().own_name()
 
     def answer(make: Callable[[], Any]) -> None:
         try:
@@ -124,11 +111,12 @@ def serve(
         if isinstance(result, Future):
             result.add_done_callback(lambda future: answer(future.value))
         else:
-            done(result)
+            served.set_result(result)
 
-    answers[number] = caller
+    serves.add(served)
     answer(partial(function, *args, **kwargs))
-    del answers[number]
+    serves.remove(served)
+    return served
 
 
 def complete(future: Future, make: Callable[[], Any]) -> None:
@@ -148,10 +136,9 @@ def then(future: Future, change: Callable[[Future], Any]) -> Future:
     return changed
 
 
-# Whom calls of this process wait for, and whose calls it is running now, by number.
-waits: dict[int, str] = {}
-answers: dict[int, str] = {}
-_numbers = itertools.count()
+# What calls of this process wait for, and those of others that it is running now.
+waits: set[Future] = set()
+serves: set[Future] = set()
 _current: Network = RPC()
 
 

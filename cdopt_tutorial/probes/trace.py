@@ -178,13 +178,8 @@ def _invoke(
 def _timed(caller: str, function: Callable, args: tuple, kwargs: dict) -> Future:
     """Runs on the callee: what the call returned, when it began and when it ended."""
     started = time.monotonic_ns()
-    timed: Future = Future()
-
-    def done(result: Any) -> None:
-        timed.set_result((result, started, time.monotonic_ns()))
-
-    network.serve(caller, function, args, kwargs, done)
-    return timed
+    served = network.serve(caller, function, args, kwargs)
+    return network.then(served, lambda s: (s.value(), started, time.monotonic_ns()))
 
 
 # Functions that run others: what their second argument names, with what follows it.
@@ -199,7 +194,7 @@ def _call_of(function: Callable | str, args: tuple) -> tuple[str, tuple]:
     if isinstance(function, str):
         return function, args
     name = getattr(function, "__qualname__", type(function).__name__)
-    if name == "_answer":  # of our own network: the caller, then the call
+    if name == "serve":  # of our own network: the caller, then the call
         return _call_of(args[1], args[2])
     if name in _CARRIERS:
         return _call_of(args[1], (args[0], *args[2:]))

@@ -45,8 +45,8 @@ class _Worker:
     control: Connection
     heard: float  # when it was last seen going on
     phase: str = "starting"  # then joining, running, serving, done or failed
-    # The callers that it serves and the callees that it awaits, once it has answered.
-    busy: tuple[list[str], list[str]] | None = None
+    # Whether it serves others and awaits some, once it has answered.
+    busy: tuple[bool, bool] | None = None
     done: tuple[Any, Any, Any] = (None, None, None)
     unread: bytearray = field(default_factory=bytearray)  # of a message
 
@@ -60,7 +60,7 @@ class _Worker:
         if self.busy is None:
             return 0  # it does not even answer
         serves, awaits = self.busy
-        works = self.phase == "running" or bool(serves)
+        works = self.phase == "running" or serves
         return 3 if not works else 2 if awaits else 1
 
     def messages(self) -> list[tuple]:

@@ -239,7 +239,7 @@ def take_part(
 def _leave_with_parent(control: Connection, answer: Callable[..., None]) -> None:
     """End this process, and what it starts, when the parent ends; answer it till then.
 
-    The answer says whose calls this worker runs, and whom it waits for.
+    The answer says whether this worker runs others' calls, and waits for its own.
     """
     os.setpgid(0, 0)
     # Linux kills us with what has started us, even if we are stopped. The fork server
@@ -256,7 +256,7 @@ def _leave_with_parent(control: Connection, answer: Callable[..., None]) -> None
         while parent.sentinel not in wait([parent.sentinel, control.fileno()]):
             if os.read(control.fileno(), 1) != ASK:
                 break
-            answer(list(network.answers.values()), list(network.waits.values()))
+            answer(bool(network.serves), bool(network.waits))
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
