@@ -6,7 +6,6 @@ Torch is not imported here, since a command needs this before its slow imports.
 import ctypes
 import os
 import signal
-from collections.abc import Sequence
 
 
 def is_here() -> bool:
@@ -30,17 +29,3 @@ def is_first() -> bool:
 def restarts() -> int:
     """How often torchrun has restarted all processes, after one had failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if is_here() else 0
-
-
-class Unfit(ValueError):
-    """How torchrun was started, or its environment, does not fit a run."""
-
-
-def own_worker(names: Sequence[str]) -> str:
-    """The worker of this process; ``Unfit`` unless each process has one."""
-    world_size = int(os.environ["WORLD_SIZE"])
-    if len(names) != world_size:
-        workers = f"{len(names)} workers, {', '.join(names)}"
-        started = f"torchrun has started {world_size} processes"
-        raise Unfit(f"{started}, but this run has {workers}")
-    return names[int(os.environ["RANK"])]

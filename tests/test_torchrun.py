@@ -7,15 +7,14 @@ import pytest
 from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
 
-from cdopt_tutorial import torchrun
 from cdopt_tutorial.cli import main
 from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
-from cdopt_tutorial.own_network import VARIABLE
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
-from cdopt_tutorial.run import interface
+from cdopt_tutorial.run import Role, launch, serve
+from cdopt_tutorial.run.interface import VARIABLE
 
 pytestmark = pytest.mark.engines
 
@@ -132,7 +131,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path):
 def by_torchrun(monkeypatch):
     """As if torchrun had started this process, the first of two."""
     started = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}
-    for name, value in (started | {VARIABLE: "host"}).items():
+    for name, value in (started | {"MASTER_ADDR": "localhost"}).items():
         monkeypatch.setenv(name, value)
 
 
@@ -140,9 +139,9 @@ def test_a_device_that_is_not_there_is_refused(by_torchrun, monkeypatch, capsys)
     refused = "interface is 'none0', but must be one of .*lo"
     assert main(["reinforce", "--interface", "none0"]) == 2
     assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
-    monkeypatch.setenv(interface.VARIABLE, "none0")  # for a reader's own program
-    with pytest.raises(torchrun.Unfit, match=refused):
-        interface.interface("127.0.0.1")
+    monkeypatch.setenv(VARIABLE, "none0")  # for a reader's own program
+    with pytest.raises(ValueError, match=refused):
+        launch({"a": Role(serve), "b": Role(serve)})
 
 
 def test_each_process_has_one_worker(by_torchrun, capsys):

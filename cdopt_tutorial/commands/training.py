@@ -56,7 +56,7 @@ def read(
     if given.smoke:
         values |= smoke
     if given.interface is not None:
-        os.environ[interface.VARIABLE] = interface.device(given.interface)
+        os.environ[interface.VARIABLE] = given.interface
     on = given.engine if given.address is None else f"{given.engine}:{given.address}"
     return config(**values), given, {"on": on, "deadline": math.inf}
 

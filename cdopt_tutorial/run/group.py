@@ -43,12 +43,18 @@ class _Worker:
     name: str
     process: BaseProcess
     control: Connection
-    heard: float  # when it was last seen going on
     phase: str = "starting"  # then joining, running, serving, done or failed
+    # When it was last seen going on.
+    heard: float = field(default_factory=time.monotonic)
     # Whether it serves others and awaits some, once it has answered.
     busy: tuple[bool, bool] | None = None
     done: tuple[Any, Any, Any] = (None, None, None)
     unread: bytearray = field(default_factory=bytearray)  # of a message
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None  # it has started
+        return self.process.pid
 
     @property
     def settled(self) -> bool:
@@ -111,7 +117,7 @@ class Group:
         self._printed: dict[tuple[str, str], bytes] = defaultdict(bytes)
 
     def run(self) -> dict[str, tuple]:
-        """By name: what the role returned, its recorded calls, and bytes received."""
+        """By name: the role's result, pickled, its recorded calls, bytes received."""
         self._begin = time.monotonic()
         try:
             with _interrupts_later(), forking.server():
@@ -134,15 +140,14 @@ class Group:
             ours, theirs = Pipe()
             args = self._settings, name, rank, theirs
             process = self._process(target=worker.main, args=args, name=name)
-            now = time.monotonic()
-            made = _Worker(name=name, process=process, control=ours, heard=now)
-            self._workers.append(made)
             with theirs:  # or ours would not see that the worker's is closed
                 try:
                     process.start()
                 except (EOFError, ConnectionError):
                     what = "could not be started: what starts workers ended, see stderr"
                     raise WorkerError(name, what) from None
+            made = _Worker(name=name, process=process, control=ours)
+            self._workers.append(made)
 
     def _take_messages(self, timeout: float) -> None:
         """Handle what workers have sent, and note which are gone."""
@@ -175,10 +180,8 @@ class Group:
                 record = pack.loads(name, "reported", record)
                 if self._on_report is not None:
                     self._on_report(name, record)
-            case "result", (result, calls, received):
-                result = pack.loads(name, "returned", result)
-                each.done = result, calls, received
-                each.phase = "done"
+            case "result", (_, _, _):
+                each.phase, each.done = "done", content
             case "failed", (error, lost_peer):
                 each.phase = "failed"
                 silent = isinstance(error, WorkerSilent)
@@ -205,7 +208,7 @@ class Group:
     def _look_for_stopped(self) -> None:
         """Fail the run for a worker that was stopped and does not go on."""
         for each in self._workers:
-            if each.settled or not _is_stopped(each.process.pid):
+            if each.settled or not _is_stopped(each.pid):
                 each.heard = time.monotonic()
             elif time.monotonic() > each.heard + STOPPED:
                 reason = "was stopped (SIGSTOP) and did not go on"
@@ -240,10 +243,10 @@ class Group:
 
     def _stacks(self, each: _Worker) -> str:
         """What a worker's threads do now."""
-        if each.process.pid and each.phase != "starting":  # before it can't show any
+        if each.phase != "starting":  # before it can't show any
             before, limit = self._log(each), time.monotonic() + ANSWER
             with suppress(ProcessLookupError):
-                os.kill(each.process.pid, signal.SIGUSR1)
+                os.kill(each.pid, signal.SIGUSR1)
             while self._log(each) == before and time.monotonic() < limit:
                 time.sleep(TICK)
         return self._log(each)
@@ -286,17 +289,15 @@ class Group:
 
     def _end(self) -> None:
         """End every process and reap it; workers that are done leave by themselves."""
-        started = {pid: each for each in self._workers if (pid := each.process.pid)}
         limit = time.monotonic() + EXIT
-        for each in started.values():
+        for each in self._workers:
             if each.phase == "done":
                 each.process.join(max(0.0, limit - time.monotonic()))
-        for pid in started:
-            _kill(pid)
         for each in self._workers:
-            if each in started.values():
-                each.process.join()
-                each.process.close()
+            _kill(each.pid)
+        for each in self._workers:
+            each.process.join()
+            each.process.close()
             each.phase = "failed"  # what it has still sent counts only if it is text
             with each.control, suppress(EOFError, OSError):
                 while True:
@@ -312,7 +313,7 @@ def _signal(number: int) -> str:
     return f"signal {number}"
 
 
-def _is_stopped(pid: int | None) -> bool:
+def _is_stopped(pid: int) -> bool:
     with suppress(psutil.Error):
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False

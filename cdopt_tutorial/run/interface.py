@@ -1,38 +1,25 @@
-"""The network device that workers on several hosts listen on."""
+"""The network device that a worker listens on, for workers on other hosts."""
 
-import os
 import socket
 
 import psutil
 
-from cdopt_tutorial.torchrun import Unfit
-
-VARIABLE = "CDOPT_TUTORIAL_INTERFACE"  # names the device
+VARIABLE = "CDOPT_TUTORIAL_INTERFACE"  # names the device, under torchrun
 
 
-def interface(host: str) -> str:
-    """The device that leads to a host, or the one that the variable names.
+def interface(host: str, named: str | None = None) -> str:
+    """The device that leads to a host, unless one is named.
 
-    ``Unfit`` if there is no device of that name.
+    A ValueError if this host has none of that name.
     """
-    if named := os.environ.get(VARIABLE):
-        return device(named)
+    devices = psutil.net_if_addrs()
+    if named:
+        if named not in devices:
+            known = ", ".join(sorted(devices))
+            raise ValueError(f"interface is {named!r}, but must be one of {known}")
+        return named
     family, kind, *_, first = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as end:
         end.connect(first)  # sends nothing, only chooses an address of this host
-        return device_of(end.getsockname()[0])
-
-
-def device(name: str) -> str:
-    """The name, if this host has such a network device; else ``Unfit``."""
-    devices = psutil.net_if_addrs()
-    if name not in devices:
-        known = ", ".join(sorted(devices))
-        raise Unfit(f"interface is {name!r}, but must be one of {known}")
-    return name
-
-
-def device_of(address: str) -> str:
-    """The network device of this host that has an address."""
-    devices = psutil.net_if_addrs().items()
-    return next(name for name, has in devices if address in [a.address for a in has])
+        own = end.getsockname()[0]
+    return next(n for n, has in devices.items() if own in [a.address for a in has])

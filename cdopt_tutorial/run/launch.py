@@ -112,7 +112,10 @@ def launch(
         trace.fill([record for _, record, _ in done.values()])
     if wire is not None:
         wire.received = {name: received for name, (_, _, received) in done.items()}
-    return {name: result for name, (result, _, _) in done.items()}
+    return {
+        name: pack.loads(name, "returned", result)
+        for name, (result, _, _) in done.items()
+    }
 
 
 def _check(settings: Settings, roles: Mapping[str, Role]) -> None:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,7 @@ from cdopt_tutorial.calls import apply, errors, network, remote
 from cdopt_tutorial.calls.references import later
 from cdopt_tutorial.run import forking, pack, worker
 from cdopt_tutorial.run.group import Group
-from cdopt_tutorial.run.interface import device_of
+from cdopt_tutorial.run.interface import interface
 from cdopt_tutorial.run.worker import Role, Settings
 
 # By default Ray serves any caller, reports to its makers, and listens on all devices.
@@ -90,11 +89,9 @@ def play(
         modules=modules,
         environment=environment,
     )
-    results, _, _ = Group(alone, driver, on_report, process).run()["ray"]
-    return {
-        name: (pack.loads(name, "returned", results[name]), None, None)
-        for name in packed
-    }
+    packed_results, _, _ = Group(alone, driver, on_report, process).run()["ray"]
+    results = pickle.loads(packed_results)
+    return {name: (result, None, None) for name, result in results.items()}
 
 
 _guard: subprocess.Popen | None = None
@@ -212,11 +209,8 @@ class RayWorker:
     def call(self, caller: str, content: bytes) -> bytes:
         """Run another worker's call: the result, or what it raised."""
         self._begun.wait()
-        answer: futures.Future = futures.Future()
         try:
-            function, args, kwargs = pickle.loads(content)
-            network.serve(caller, function, args, kwargs, answer.set_result)
-            return pickle.dumps(answer.result())
+            return pickle.dumps(network.serve(caller, *pickle.loads(content)).wait())
         except Exception as error:  # it does not pickle
             return pickle.dumps(
                 network.Raised(errors.portable(error, self._name, caller))
@@ -227,7 +221,7 @@ class RayWorker:
         import ray
 
         _set_thread_name(self._name)  # by which the worker is found in a host's /proc
-        os.environ["GLOO_SOCKET_IFNAME"] = device_of(ray.util.get_node_ip_address())
+        os.environ["GLOO_SOCKET_IFNAME"] = interface(ray.util.get_node_ip_address())
         network.enter(self._network)
         worker.enter(self._send, lambda _: _open_store(self._network), settings)
         worker.print_to(self._name, self._send)

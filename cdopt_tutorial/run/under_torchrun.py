@@ -5,7 +5,6 @@ RPC group forms in its store, in which they also leave their results.
 """
 
 import faulthandler
-import json
 import os
 import pickle
 import threading
@@ -23,7 +22,7 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.calls.errors import WorkerError, describe, has_lost_peer
 from cdopt_tutorial.calls.references import of_one_run
 from cdopt_tutorial.run import pack, worker
-from cdopt_tutorial.run.interface import interface
+from cdopt_tutorial.run.interface import VARIABLE, interface
 from cdopt_tutorial.run.worker import Role, Settings
 
 LONGEST = 1e6  # seconds that faulthandler can wait
@@ -42,22 +41,15 @@ def play(
     """Play this process's role: what all roles returned, with calls and bytes."""
     global _on_report, _run
     _on_report, _run = on_report, _run + 1
-    names = list(roles)
-    own = torchrun.own_worker(names)
-    _set_thread_name(own)  # as `top` and `ps` show this process
-    store = _open_store("results")
-    _check_names(store, names)
+    names, rank = list(roles), int(os.environ["RANK"])
+    device = interface(os.environ["MASTER_ADDR"], os.environ.get(VARIABLE))
+    store = _check_names(names)
+    _set_thread_name(own := names[rank])  # as `top` and `ps` show this process
     members = _open_store("members")
     worker.enter(partial(_report, names[0]), lambda _: members, settings)
-    device = interface(os.environ["MASTER_ADDR"])
     settings = replace(settings, init_method=f"{RENDEZVOUS}://", interface=device)
+    load = partial(worker.prepare, attach, roles[own])
     limits = {"joining": settings.join_deadline, "running": settings.deadline}
-
-    def load() -> Role:
-        torch.set_num_threads(roles[own].num_threads)
-        if attach is not None:
-            attach()
-        return roles[own]
 
     def enter_phase(phase: str) -> None:
         if phase in limits:  # then show all stacks and end this process
@@ -67,7 +59,6 @@ def play(
     threads = torch.get_num_threads()
     try:
         with of_one_run():  # before it joins, since others may call it at once
-            rank = names.index(own)
             done = worker.take_part(settings, own, rank, load, enter_phase)
     except BaseException as error:
         if has_lost_peer(error):
@@ -78,7 +69,28 @@ def play(
         faulthandler.cancel_dump_traceback_later()
         torch.set_num_threads(threads)
     store.set(own, pickle.dumps(done))  # type: ignore[arg-type]  # it takes bytes
-    return {name: _done(name, store.get(name)) for name in names}
+    return {name: pickle.loads(store.get(name)) for name in names}
+
+
+def _check_names(names: list[str]) -> dist.Store:
+    """Where the workers leave their results, who are the same for all processes.
+
+    A ValueError unless each process has one, and all list the same in the same order.
+    """
+    workers, world_size = ", ".join(names), os.environ["WORLD_SIZE"]
+    if len(names) != int(world_size):
+        raise ValueError(
+            f"torchrun has started {world_size} processes, but this run has "
+            f"{len(names)} workers, {workers}"
+        )
+    store = _open_store("results")
+    listed = store.compare_set("names", "", workers).decode()  # as whoever came first
+    if listed != workers:
+        raise ValueError(
+            f"this process lists the workers {workers}, but another one {listed}: "
+            "all must list the same in the same order"
+        )
+    return store
 
 
 def _open_store(part: str) -> dist.Store:
@@ -98,22 +110,6 @@ def _rendezvous(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
 
 
 dist.register_rendezvous_handler(RENDEZVOUS, _rendezvous)
-
-
-def _check_names(store: dist.Store, names: list[str]) -> None:
-    """A ValueError unless all processes list the same workers in the same order."""
-    if torchrun.is_first():
-        store.set("names", json.dumps(names))
-    if (first := json.loads(store.get("names"))) != names:
-        raise ValueError(
-            f"this process lists the workers {', '.join(names)}, but the first one "
-            f"{', '.join(first)}: all must list the same in the same order"
-        )
-
-
-def _done(name: str, content: bytes) -> tuple:
-    result, calls, received = pickle.loads(content)
-    return pack.loads(name, "returned", result), calls, received
 
 
 def _report(first: str, _: str, own: str, record: bytes) -> None:

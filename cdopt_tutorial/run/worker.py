@@ -166,16 +166,18 @@ def print_to(worker: str, send: Send) -> None:
 
 
 def load(settings: Settings, packed: bytes) -> Role:
-    """A worker's role, once its modules are imported and ``attach`` has been called."""
+    """A worker's role, once its modules are imported."""
     sys.path[:] = settings.path
     # Imports come before the first call: two threads that import at once, to answer
     # calls, can get in each other's way.
     for module in settings.modules:
         importlib.import_module(module)
-    attach: Callable[[], None] | None
-    role: Role
-    attach, role = pack.unpack(packed)
-    torch.set_num_threads(role.num_threads)  # before others call this worker
+    return prepare(*pack.unpack(packed))
+
+
+def prepare(attach: Callable[[], None] | None, role: Role) -> Role:
+    """A role, before others call this worker."""
+    torch.set_num_threads(role.num_threads)
     if attach is not None:
         attach()
     return role
