@@ -35,7 +35,7 @@ class Network:
         the run's, 0 for none; then WorkerSilent is raised. What the function or the
         future raises there is raised here.
         """
-        raise NotImplementedError
+        return self.call_async(worker, function, *more).wait()
 
     def call_async(self, worker: str, function: Callable, *more: Any) -> Future:
         """The same, but return a future of torch at once."""

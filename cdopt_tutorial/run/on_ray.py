@@ -46,13 +46,9 @@ OBJECTS = 200 * 2**20  # bytes of shared memory in which local actors pass objec
 
 def check(on: str, *probes: Any) -> str | None:
     """The address of the cluster, None for this host; a ValueError if Ray can't run."""
-    kind, _, address = on.partition(":")
-    if kind != "ray":
+    if not (wish := re.fullmatch(r"ray(?::(auto|[^:]+:\d{1,5}))?", on)):
         allowed = "rpc, ray, ray:auto or ray:HOST:PORT"
         raise ValueError(f"on is {on!r}, but must be {allowed}")
-    if address and not re.fullmatch(r"auto|[^:]+:\d{1,5}", address):
-        allowed = "host:port, or auto for that of this host"
-        raise ValueError(f"address is {address!r}, but must be {allowed}")
     if find_spec("ray") is None:
         install = "pip install 'cdopt-tutorial[ray]'"
         raise ValueError(f"the engine ray needs Ray, which is not here: {install}")
@@ -60,7 +56,7 @@ def check(on: str, *probes: Any) -> str | None:
         raise ValueError("the engine ray starts its workers itself, not torchrun")
     if any(probe is not None for probe in probes):
         raise ValueError("a trace or a wire is of torch RPC, and not of the engine ray")
-    return address or None
+    return wish[1]
 
 
 def play(
@@ -70,17 +66,14 @@ def play(
     on_report: Callable[[str, Any], None] | None,
 ) -> dict[str, tuple]:
     """What the roles returned, by name; with places for calls and bytes."""
-    options: dict[str, Any] = {"log_to_driver": False}
     environment = settings.environment
     # In a network of its own it would reach no cluster.
     process = forking.Process if address is None else forking.OutsideProcess
     if address is None:
-        options |= {"num_cpus": len(packed), "object_store_memory": OBJECTS}
-        options["include_dashboard"] = False
         # Without what is of a job that this program is part of, perhaps.
         environment = {k: v for k, v in environment.items() if k[:4] != "RAY_"}
         environment |= QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    start = partial(_start, address, settings.folder, options)
+    start = partial(_start, address, settings.folder, len(packed))
     driver, modules = pack.pack({"ray": (start, Role(_drive, (settings, packed)))})
     alone = replace(
         settings,
@@ -97,7 +90,7 @@ def play(
 _guard: subprocess.Popen | None = None
 
 
-def _start(address: str | None, folder: str, options: dict[str, Any]) -> None:
+def _start(address: str | None, folder: str, workers: int) -> None:
     """Attached to the driver: start a cluster of this host, or join an existing one."""
     import ray
 
@@ -108,9 +101,12 @@ def _start(address: str | None, folder: str, options: dict[str, Any]) -> None:
     _guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     # What Ray prints goes into the log, which a failure shows.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
+    options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     where = f"join the cluster at {address}"
     if address is None:
         where = "start on this host"
+        options |= {"num_cpus": workers, "object_store_memory": OBJECTS}
+        options["include_dashboard"] = False
         # In a folder that only this user can enter, since Ray opens its own to all; by
         # a short path, since a socket's has at most 107 characters.
         os.mkdir(inner := os.path.join(folder, "ray"))
@@ -118,7 +114,7 @@ def _start(address: str | None, folder: str, options: dict[str, Any]) -> None:
         options["_temp_dir"] = f"/proc/{os.getpid()}/fd/{opened}"
     try:
         # Ray tries for many minutes, but the parent waits only until its deadline.
-        ray.init(address or "local", configure_logging=False, **options)
+        ray.init(address or "local", **options)
     except Exception as error:
         raise errors.WorkerError("ray", f"could not {where}", str(error)) from None
 
@@ -130,72 +126,67 @@ def _drive(settings: Settings, packed: Mapping[str, bytes]) -> dict[str, bytes]:
     # A callee may call its caller: each needs a thread for each of the others.
     options = {"num_cpus": 1, "max_concurrency": 2 * len(packed) + 4}
     kind = ray.remote(RayWorker).options(**options)
-    actors = {name: kind.remote(settings, name, packed[name]) for name in packed}
-    results = _follow(actors, settings.join_deadline)
+    actors = {name: kind.remote(name, settings) for name in packed}
+    saying = {actors[name].play.remote(packed[name]): name for name in packed}
+    results = _follow(actors, saying, settings.join_deadline)
     ray.shutdown()
     return results
 
 
-def _follow(actors: Mapping[str, Any], join_deadline: float) -> dict[str, bytes]:
-    """Have all roles played, and hand on what workers say, until each has ended."""
+def _follow(
+    actors: Mapping[str, Any], saying: dict[Any, str], join_deadline: float
+) -> dict[str, bytes]:
+    """Take what each worker says, and hand it on, until it has no more to say."""
     import ray
 
-    limit, joined, ended = time.monotonic() + join_deadline, set[str](), set[str]()
+    limit, joined = time.monotonic() + join_deadline, set[str]()
     results: dict[str, bytes] = {}
-    listening = {actor.take.remote(): name for name, actor in actors.items()}
-    while len(ended) < len(actors):
+    while saying:
         late = [name for name in actors if name not in joined]
         left = max(0.0, limit - time.monotonic()) if late else None
-        ready, _ = ray.wait(list(listening), timeout=left)
+        ready, _ = ray.wait(list(saying), timeout=left)
         if not ready:
             reason = f"missed the deadline of {join_deadline:g} s to join"
             raise errors.WorkerError(late[0], reason)
-        name = listening.pop(ready[0])
+        name = saying.pop(ready[0])
         with _named(name, "ray"):
-            messages = ray.get(ready[0])
-        for kind, _, *content in messages:
-            match kind:
-                case "joined":
-                    joined.add(name)
-                    if len(joined) == len(actors):
-                        _tell_all(actors, "begin", actors)
-                case "result":
-                    results[name] = content[0]
-                    if len(results) == len(actors):
-                        _tell_all(actors, "end")
-                case "failed":
-                    raise content[0]
-                case "ended":
-                    ended.add(name)
-                case _:
-                    assert worker.send is not None  # of the driver, a worker itself
-                    worker.send(kind, name, *content)
-        listening[actors[name].take.remote()] = name
+            message = next(map(ray.get, ready[0]), None)
+        if message is None:
+            continue
+        saying[ready[0]] = name  # behind the others
+        match message:
+            case "joined", _:
+                joined.add(name)
+                if len(joined) == len(actors):
+                    for actor in actors.values():
+                        actor.begin.remote(actors)
+            case "result", _, result:
+                results[name] = result
+                if len(results) == len(actors):
+                    for actor in actors.values():
+                        actor.end.remote()
+            case "failed", _, error:
+                raise error
+            case kind, _, content:
+                assert worker.send is not None  # of the driver, a worker itself
+                worker.send(kind, name, content)
     return results
 
 
-def _tell_all(actors: Mapping[str, Any], method: str, *args: Any) -> None:
-    for actor in actors.values():
-        getattr(actor, method).remote(*args)
-
-
 class RayWorker:
-    """A worker that is an actor of Ray, to which the driver listens by `take`."""
+    """A worker that is an actor of Ray, to which the driver listens."""
 
-    def __init__(self, settings: Settings, name: str, packed: bytes):
-        self._name, self._begun = name, threading.Event()
+    def __init__(self, name: str, settings: Settings):
+        self._name, self._settings, self._begun = name, settings, threading.Event()
         self._network = RayNetwork(name, settings.rpc_timeout)
         self._messages: queue.SimpleQueue = queue.SimpleQueue()
         self._send = lambda *message: self._messages.put(message)
-        run = threading.Thread(target=self._run, args=(settings, packed), daemon=True)
-        run.start()
 
-    def take(self) -> list[tuple]:
-        """The messages since the last call, at least one."""
-        messages = [self._messages.get()]
-        while not self._messages.empty():
-            messages.append(self._messages.get())
-        return messages
+    def play(self, packed: bytes) -> Iterator[tuple]:
+        """Play the role; what this worker says, until it is told to `end`."""
+        threading.Thread(target=self._run, args=(packed,), daemon=True).start()
+        while message := self._messages.get():
+            yield message
 
     def begin(self, actors: Mapping[str, Any]) -> None:
         """All have joined: call these from now on, and play the role."""
@@ -204,7 +195,7 @@ class RayWorker:
 
     def end(self) -> None:
         """No more messages are wanted than those so far."""
-        self._send("ended", self._name)
+        self._messages.put(None)
 
     def call(self, caller: str, content: bytes) -> bytes:
         """Run another worker's call: the result, or what it raised."""
@@ -216,17 +207,17 @@ class RayWorker:
                 network.Raised(errors.portable(error, self._name, caller))
             )
 
-    def _run(self, settings: Settings, packed: bytes) -> None:
+    def _run(self, packed: bytes) -> None:
         """Join, and play the role."""
         import ray
 
         _set_thread_name(self._name)  # by which the worker is found in a host's /proc
         os.environ["GLOO_SOCKET_IFNAME"] = interface(ray.util.get_node_ip_address())
         network.enter(self._network)
-        worker.enter(self._send, lambda _: _open_store(self._network), settings)
+        worker.enter(self._send, lambda _: _open_store(self._network), self._settings)
         worker.print_to(self._name, self._send)
         try:
-            role = worker.load(settings, packed)
+            role = worker.load(self._settings, packed)
             self._send("joined", self._name)
             self._begun.wait()
             self._send("result", self._name, worker.play(role))
@@ -247,9 +238,6 @@ class RayNetwork(network.Network):
     def patience(self) -> float | None:
         return self._timeout or None
 
-    def call(self, worker: str, *call: Any) -> Any:
-        return self.call_async(worker, *call).wait()
-
     def call_async(
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
     ) -> Future:
@@ -262,7 +250,7 @@ class RayNetwork(network.Network):
     def _answer(self, worker: str, request: Any, timeout: float) -> Any:
         import ray
 
-        seconds = self.patience() if timeout == UNSET_RPC_TIMEOUT else timeout
+        seconds = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
         with _named(worker, self._name):
             answer = ray.get(request, timeout=seconds or None)
         return network.received(pickle.loads(answer))
@@ -275,8 +263,6 @@ def _named(name: str, caller: str) -> Iterator[None]:
 
     try:
         yield
-    except exceptions.RayTaskError as error:
-        raise error.cause from None
     except exceptions.ActorUnavailableError as error:  # its process may still be there
         raise errors.WorkerLost(name, "can't be reached", str(error)) from None
     except exceptions.RayActorError as error:
