@@ -12,7 +12,7 @@ from hosts import PATIENCE
 from locks import Second
 from roles import WAYS
 
-from cdopt_tutorial.calls import alone, reference, references, remote
+from cdopt_tutorial.calls import alone, network, reference, references, remote
 from cdopt_tutorial.calls.references import Ref
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
 from cdopt_tutorial.run import Role, launch, serve
@@ -130,7 +130,7 @@ class TestRef:
 
         second = Second(lambda: references._make("counter", make))
         monkeypatch.setattr(references, "_making", second)
-        monkeypatch.setattr(references, "_named", {})
+        monkeypatch.setattr(network.current(), "named", {})
         first = references._make("counter", make)
         assert first.local_value() is second.done().local_value()
 

@@ -1,7 +1,6 @@
 """How this process reaches the other workers: by torch RPC, unless it joins another."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +13,12 @@ from cdopt_tutorial.calls.errors import portable, unanswered
 LONGEST = 2e6  # seconds that torch, which counts milliseconds in 32 bits, can wait
 
 
-@dataclass(frozen=True)
 class Network:
     """Carries calls between workers; this one has none, and all objects are here."""
 
-    at_once: bool = False  #: whether an asynchronous call here runs before it returns
+    def __init__(self, at_once: bool = False):
+        self.at_once = at_once  #: whether ``rpc_async`` runs here before it returns
+        self.named: dict[str, Any] = {}  #: this process's objects that have a name
 
     def own_name(self) -> str:
         """This worker's name; empty where there are no others."""
@@ -148,6 +148,6 @@ def current() -> Network:
 
 
 def enter(network: Network) -> None:
-    """Reach the others by another network from now on."""
+    """Reach the others by another network from now on, which has no objects yet."""
     global _current
     _current = network

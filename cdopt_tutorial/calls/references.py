@@ -100,25 +100,12 @@ def alone(at_once: bool = False) -> Iterator[None]:
     others = network.current()
     network.enter(network.Network(at_once))
     try:
-        with of_one_run():
-            yield
+        yield
     finally:
         network.enter(others)
 
 
-@contextmanager
-def of_one_run() -> Iterator[None]:
-    """Named objects that are made here meanwhile are of this run alone."""
-    global _named
-    before, _named = _named, {}
-    try:
-        yield
-    finally:
-        _named = before
-
-
 _sent: dict[int, Any] = {}  # objects of this process to which others may refer
-_named: dict[str, Any] = {}
 _making = threading.RLock()
 
 
@@ -126,10 +113,11 @@ def _make(name: str, make: Callable, *args: Any) -> Ref:
     """Runs where the object is to be."""
     if not name:
         return reference(make(*args))
+    named = network.current().named
     with _making:
-        if name not in _named:
-            _named[name] = make(*args)
-        return reference(_named[name])
+        if name not in named:
+            named[name] = make(*args)
+        return reference(named[name])
 
 
 class _Methods:

@@ -229,6 +229,7 @@ class RayNetwork(network.Network):
     """Carries calls between a run's actors, as bytes: Ray is slow with tensors."""
 
     def __init__(self, name: str, timeout: float):
+        super().__init__()
         self._name, self._timeout = name, timeout
         self.actors: Mapping[str, Any] = {}  # by name, once all have joined
 

@@ -19,8 +19,8 @@ import torch.distributed.rpc as rpc
 from torch.multiprocessing import _set_thread_name
 
 from cdopt_tutorial import torchrun
+from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.errors import WorkerError, describe, has_lost_peer
-from cdopt_tutorial.calls.references import of_one_run
 from cdopt_tutorial.run import pack, worker
 from cdopt_tutorial.run.interface import VARIABLE, interface
 from cdopt_tutorial.run.worker import Role, Settings
@@ -46,6 +46,7 @@ def play(
     store = _check_names(names)
     _set_thread_name(own := names[rank])  # as `top` and `ps` show this process
     members = _open_store("members")
+    network.enter(network.RPC())  # before it joins, since others may call it at once
     worker.enter(partial(_report, names[0]), lambda _: members, settings)
     settings = replace(settings, init_method=f"{RENDEZVOUS}://", interface=device)
     load = partial(worker.prepare, attach, roles[own])
@@ -58,8 +59,7 @@ def play(
 
     threads = torch.get_num_threads()
     try:
-        with of_one_run():  # before it joins, since others may call it at once
-            done = worker.take_part(settings, own, rank, load, enter_phase)
+        done = worker.take_part(settings, own, rank, load, enter_phase)
     except BaseException as error:
         if has_lost_peer(error):
             reason = "has lost another worker, which torchrun names"
