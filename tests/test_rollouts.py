@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdopt_tutorial import reinforce, rollouts
-from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.reinforce.learner import policy_loss
@@ -140,7 +139,7 @@ class TestAheadAgent:
         assert play.answers[0].wait()[:2] == (1, 1)
 
     def test_who_never_asks_for_an_update_is_named(self, monkeypatch):
-        monkeypatch.setattr(network.RPC, "patience", lambda _: 0.1)
+        monkeypatch.setattr("cdopt_tutorial.rollouts.system.patience", lambda: 0.1)
         late = "^observer0 did not hand over a rollout within 0.1 s$"
         with pytest.raises(WorkerSilent, match=late):
             AheadAgent(config()).next_batch()

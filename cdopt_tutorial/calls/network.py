@@ -24,10 +24,6 @@ class Network:
         """This worker's name; empty where there are no others."""
         return ""
 
-    def patience(self) -> float | None:
-        """The run's time-out in seconds, None for none."""
-        return None
-
     def call(self, worker: str, function: Callable, *more: Any) -> Any:
         """Run a function on a worker; if it returns a future, wait for that there.
 
@@ -47,10 +43,6 @@ class RPC(Network):
 
     def own_name(self) -> str:
         return rpc.get_worker_info().name if rpc.api._is_current_rpc_agent_set() else ""
-
-    def patience(self) -> float | None:
-        seconds = rpc.get_rpc_timeout() if self.own_name() else LONGEST
-        return None if seconds >= LONGEST else seconds
 
     def call(self, worker: str, *call: Any) -> Any:
         request, take = self._ask(worker, *call)

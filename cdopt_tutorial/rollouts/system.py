@@ -20,7 +20,7 @@ from torch.futures import Future
 from torch.utils.benchmark import set_torch_threads
 
 from cdopt_tutorial import checks
-from cdopt_tutorial.calls import Reference, alone, network, reference, remote
+from cdopt_tutorial.calls import Reference, alone, reference, remote
 from cdopt_tutorial.calls.errors import WorkerSilent
 from cdopt_tutorial.reinforce import system
 from cdopt_tutorial.reinforce.agent import Agent, ReinforceConfig
@@ -29,6 +29,7 @@ from cdopt_tutorial.reinforce.agent import Observer as Player
 from cdopt_tutorial.reinforce.learner import Episodes, log_probs
 from cdopt_tutorial.reinforce.system import learn
 from cdopt_tutorial.rollouts.waiting import WAITS, Waiting
+from cdopt_tutorial.run.worker import patience
 
 Weights = dict[str, Tensor]
 Schedule = list[dict[int, int]]  # for each update, by observer: its weights' version
@@ -234,7 +235,7 @@ class AheadAgent(Learner):
 
     def next_batch(self) -> list[Rollout]:
         """Wait for the rollouts of the next update; an observer's error is raised."""
-        seconds = network.current().patience()
+        seconds = patience()
         with self._changed:
             come = self._changed.wait_for(
                 lambda: self._error or self.is_complete(), seconds

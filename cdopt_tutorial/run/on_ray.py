@@ -236,9 +236,6 @@ class RayNetwork(network.Network):
     def own_name(self) -> str:
         return self._name
 
-    def patience(self) -> float | None:
-        return self._timeout or None
-
     def call_async(
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
     ) -> Future:

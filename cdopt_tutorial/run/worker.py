@@ -122,7 +122,7 @@ class _Printed(io.BufferedIOBase):
 # Of this worker: how it sends, and where a group of so many members forms.
 send: Send | None = None
 _open_store: Callable[[int], dist.Store] | None = None
-_limit: dict[str, timedelta] = {}  # of a group's collectives
+_patience: float | None = None  # seconds
 
 
 def serve() -> None:
@@ -138,6 +138,11 @@ def report(record: Any) -> None:
         send("report", worker, pickle.dumps(record))
 
 
+def patience() -> float | None:
+    """The run's ``rpc_timeout``; None for never, and where there are no workers."""
+    return _patience if network.current().own_name() else None
+
+
 def group_options(world_size: int) -> dict[str, Any]:
     """A process group's store and time-out, for ``init_process_group``.
 
@@ -145,16 +150,17 @@ def group_options(world_size: int) -> dict[str, Any]:
     """
     if _open_store is None:
         return {}
-    return {"store": _open_store(world_size)} | _limit
+    limit = {"timeout": timedelta(seconds=_patience)} if _patience else {}
+    return {"store": _open_store(world_size)} | limit
 
 
 def enter(
     how_to_send: Send, open_store: Callable[[int], dist.Store], settings: Settings
 ) -> None:
     """Make this process a worker: how it sends, and a store in which groups form."""
-    global send, _open_store, _limit
-    send, _open_store, seconds = how_to_send, open_store, settings.rpc_timeout
-    _limit = {"timeout": timedelta(seconds=seconds)} if seconds else {}
+    global send, _open_store, _patience
+    send, _open_store = how_to_send, open_store
+    _patience = settings.rpc_timeout or None
 
 
 def print_to(worker: str, send: Send) -> None:
