@@ -1,8 +1,7 @@
 """A run on Ray: its workers are actors, on this host or on a cluster.
 
 ``play`` starts a driver, a process of its own, in which alone Ray is imported; it makes
-the actors, and hands on what they say. Actors reach each other through
-:class:`RayNetwork`.
+the actors, and hands on what they say.
 """
 
 import os
@@ -82,8 +81,8 @@ def play(
         modules=modules,
         environment=environment,
     )
-    packed_results, _, _ = Group(alone, driver, on_report, process).run()["ray"]
-    results = pickle.loads(packed_results)
+    returned, _, _ = Group(alone, driver, on_report, process).run()["ray"]
+    results = pickle.loads(returned)
     return {name: (result, None, None) for name, result in results.items()}
 
 
@@ -102,9 +101,7 @@ def _start(address: str | None, folder: str, workers: int) -> None:
     # What Ray prints goes into the log, which a failure shows.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w")
     options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
-    where = f"join the cluster at {address}"
     if address is None:
-        where = "start on this host"
         options |= {"num_cpus": workers, "object_store_memory": OBJECTS}
         options["include_dashboard"] = False
         # In a folder that only this user can enter, since Ray opens its own to all; by
@@ -116,7 +113,8 @@ def _start(address: str | None, folder: str, workers: int) -> None:
         # Ray tries for many minutes, but the parent waits only until its deadline.
         ray.init(address or "local", **options)
     except Exception as error:
-        raise errors.WorkerError("ray", f"could not {where}", str(error)) from None
+        what = f"join the cluster at {address}" if address else "start on this host"
+        raise errors.WorkerError("ray", f"could not {what}", str(error)) from None
 
 
 def _drive(settings: Settings, packed: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -173,13 +171,17 @@ def _follow(
     return results
 
 
-class RayWorker:
-    """A worker that is an actor of Ray, to which the driver listens."""
+class RayWorker(network.Network):
+    """A worker that is an actor of Ray; it is the network of its process.
+
+    Calls travel as bytes, since Ray is slow with tensors.
+    """
 
     def __init__(self, name: str, settings: Settings):
-        self._name, self._settings, self._begun = name, settings, threading.Event()
-        self._network = RayNetwork(name, settings.rpc_timeout)
+        super().__init__()
+        self._name, self._settings = name, settings
         self._messages: queue.SimpleQueue = queue.SimpleQueue()
+        self._begun = threading.Event()
         self._send = lambda *message: self._messages.put(message)
 
     def play(self, packed: bytes) -> Iterator[tuple]:
@@ -190,14 +192,14 @@ class RayWorker:
 
     def begin(self, actors: Mapping[str, Any]) -> None:
         """All have joined: call these from now on, and play the role."""
-        self._network.actors = actors
+        self._actors = actors
         self._begun.set()
 
     def end(self) -> None:
         """No more messages are wanted than those so far."""
         self._messages.put(None)
 
-    def call(self, caller: str, content: bytes) -> bytes:
+    def answer(self, caller: str, content: bytes) -> bytes:
         """Run another worker's call: the result, or what it raised."""
         self._begun.wait()
         try:
@@ -207,51 +209,49 @@ class RayWorker:
                 network.Raised(errors.portable(error, self._name, caller))
             )
 
-    def _run(self, packed: bytes) -> None:
-        """Join, and play the role."""
-        import ray
-
-        _set_thread_name(self._name)  # by which the worker is found in a host's /proc
-        os.environ["GLOO_SOCKET_IFNAME"] = interface(ray.util.get_node_ip_address())
-        network.enter(self._network)
-        worker.enter(self._send, lambda _: _open_store(self._network), self._settings)
-        worker.print_to(self._name, self._send)
-        try:
-            role = worker.load(self._settings, packed)
-            self._send("joined", self._name)
-            self._begun.wait()
-            self._send("result", self._name, worker.play(role))
-        except BaseException as error:
-            self._send("failed", self._name, errors.describe(self._name, error))
-
-
-class RayNetwork(network.Network):
-    """Carries calls between a run's actors, as bytes: Ray is slow with tensors."""
-
-    def __init__(self, name: str, timeout: float):
-        super().__init__()
-        self._name, self._timeout = name, timeout
-        self.actors: Mapping[str, Any] = {}  # by name, once all have joined
-
     def own_name(self) -> str:
         return self._name
 
     def call_async(
         self, worker, function, args=(), kwargs=None, timeout=UNSET_RPC_TIMEOUT
     ) -> Future:
-        content = pickle.dumps((function, args, kwargs or {}))
-        with _named(worker, self._name):
-            request = self.actors[worker].call.remote(self._name, content)
-        # In a thread, since a future of Ray's knows no time-out.
-        return later(partial(self._answer, worker, request, timeout))
-
-    def _answer(self, worker: str, request: Any, timeout: float) -> Any:
         import ray
 
-        seconds = self._timeout if timeout == UNSET_RPC_TIMEOUT else timeout
+        content = pickle.dumps((function, args, kwargs or {}))
+        default = self._settings.rpc_timeout
+        seconds = default if timeout == UNSET_RPC_TIMEOUT else timeout
         with _named(worker, self._name):
-            answer = ray.get(request, timeout=seconds or None)
-        return network.received(pickle.loads(answer))
+            request = self._actors[worker].answer.remote(self._name, content)
+
+        def take() -> Any:
+            with _named(worker, self._name):
+                answer = ray.get(request, timeout=seconds or None)
+            return network.received(pickle.loads(answer))
+
+        return later(take)  # in a thread, since a future of Ray's knows no time-out
+
+    def _run(self, packed: bytes) -> None:
+        """Join, and play the role."""
+        import ray
+
+        _set_thread_name(self._name)  # by which the worker is found in a host's /proc
+        os.environ["GLOO_SOCKET_IFNAME"] = interface(ray.util.get_node_ip_address())
+        network.enter(self)
+        worker.enter(self._send, self._open_store, self._settings)
+        worker.print_to(self._name, self._send)
+        try:
+            role = worker.load(self._settings, packed)
+            self._send("joined", self._name)
+            self._begun.wait()
+            returned = role.function(*role.args)
+            self._send("result", self._name, pickle.dumps(returned))
+        except BaseException as error:
+            self._send("failed", self._name, errors.describe(self._name, error))
+
+    def _open_store(self, _: int) -> dist.Store:
+        """A store that the run's first worker keeps."""
+        kept = remote(next(iter(self._actors)), _make_store, name="store of groups")
+        return dist.TCPStore(*apply(kept, attrgetter("host", "port")))
 
 
 @contextmanager
@@ -268,12 +268,6 @@ def _named(name: str, caller: str) -> Iterator[None]:
     except exceptions.GetTimeoutError:
         reason = f"did not answer a call that {caller} made"
         raise errors.WorkerSilent(name, reason) from None
-
-
-def _open_store(here: RayNetwork) -> dist.Store:
-    """A store that the run's first worker keeps."""
-    kept = remote(next(iter(here.actors)), _make_store, name="store of groups")
-    return dist.TCPStore(*apply(kept, attrgetter("host", "port")))
 
 
 def _make_store() -> dist.TCPStore:

@@ -189,11 +189,6 @@ def prepare(attach: Callable[[], None] | None, role: Role) -> Role:
     return role
 
 
-def play(role: Role) -> bytes:
-    """Run a role; return its result, pickled."""
-    return pickle.dumps(role.function(*role.args))
-
-
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
     send = sender(connection.fileno())
@@ -230,14 +225,14 @@ def take_part(
     load: Callable[[], Role],
     enter_phase: Callable[[str], None],
 ) -> tuple:
-    """Play a role among the others: the result, recorded calls, and bytes received."""
+    """Play a role: the result, pickled, recorded calls, and bytes received."""
     if settings.traced:
         trace.begin(name)
     role = load()
     enter_phase("joining")
     join(settings, name, rank)
     enter_phase("running")
-    result = play(role)
+    result = pickle.dumps(role.function(*role.args))
     enter_phase("serving")
     received = wire.count() if settings.counted else None
     rpc.shutdown()
