@@ -163,7 +163,7 @@ class Trainer:
     def run(self) -> History:
         """Join the other trainers and train with them; called by the master."""
         of = self.task.rank, self.config.num_trainers, gpus_of(self.config.device)
-        chosen = process_group.join(*of, who="trainers", ddp_only=True)
+        chosen = process_group.join(*of, ddp_only=True)
         self.history.transport = chosen.why
         self.fc = replicate(self.dense, self.device)
         return self.train()

@@ -24,7 +24,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from torch.futures import Future
-from torch.multiprocessing import _set_thread_name
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.calls import apply, errors, network, remote
@@ -124,7 +123,7 @@ def _drive(settings: Settings, packed: Mapping[str, bytes]) -> dict[str, bytes]:
     # A callee may call its caller: each needs a thread for each of the others.
     options = {"num_cpus": 1, "max_concurrency": 2 * len(packed) + 4}
     kind = ray.remote(RayWorker).options(**options)
-    actors = {name: kind.remote(name, settings) for name in packed}
+    actors: dict[str, Any] = {n: kind.remote(n, settings) for n in packed}
     saying = {actors[name].play.remote(packed[name]): name for name in packed}
     results = _follow(actors, saying, settings.join_deadline)
     ray.shutdown()
@@ -146,12 +145,13 @@ def _follow(
         if not ready:
             reason = f"missed the deadline of {join_deadline:g} s to join"
             raise errors.WorkerError(late[0], reason)
-        name = saying.pop(ready[0])
+        words: Any = ready[0]
+        name = saying.pop(words)
         with _named(name, "ray"):
-            message = next(map(ray.get, ready[0]), None)
+            message = next(map(ray.get, words), None)
         if message is None:
             continue
-        saying[ready[0]] = name  # behind the others
+        saying[words] = name  # behind the others
         match message:
             case "joined", _:
                 joined.add(name)
@@ -234,10 +234,9 @@ class RayWorker(network.Network):
         """Join, and play the role."""
         import ray
 
-        _set_thread_name(self._name)  # by which the worker is found in a host's /proc
         os.environ["GLOO_SOCKET_IFNAME"] = interface(ray.util.get_node_ip_address())
         network.enter(self)
-        worker.enter(self._send, self._open_store, self._settings)
+        worker.enter(self._name, self._send, self._open_store, self._settings)
         worker.print_to(self._name, self._send)
         try:
             role = worker.load(self._settings, packed)

@@ -20,11 +20,7 @@ class Devices:
 
 
 def devices(
-    rank: int,
-    world_size: int,
-    gpus: Sequence[str],
-    who: str = "ranks",
-    ddp_only: bool = False,
+    rank: int, world_size: int, gpus: Sequence[str], ddp_only: bool = False
 ) -> Devices:
     """Choose for one member, given all GPUs; NCCL refuses two members on one of them.
 
@@ -35,8 +31,8 @@ def devices(
         return Devices("gloo", "cpu", "gloo: no GPU is used")
     device = gpus[rank % len(gpus)]
     if world_size <= len(gpus):
-        return Devices("nccl", device, f"nccl: each of the {who} has a GPU of its own")
-    why = f"gloo: {world_size} {who} for {len(gpus)} GPU(s)"
+        return Devices("nccl", device, "nccl: each rank has a GPU of its own")
+    why = f"gloo: {world_size} ranks for {len(gpus)} GPU(s)"
     if ddp_only:
         return Devices("gloo", device, why)
     return Devices("gloo", "cpu", f"{why}, and shards and stages stay on the CPU")

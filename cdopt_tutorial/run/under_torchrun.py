@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
-from torch.multiprocessing import _set_thread_name
 
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.calls import network
@@ -44,10 +43,10 @@ def play(
     names, rank = list(roles), int(os.environ["RANK"])
     device = interface(os.environ["MASTER_ADDR"], os.environ.get(VARIABLE))
     store = _check_names(names)
-    _set_thread_name(own := names[rank])  # as `top` and `ps` show this process
+    own = names[rank]
     members = _open_store("members")
     network.enter(network.RPC())  # before it joins, since others may call it at once
-    worker.enter(partial(_report, names[0]), lambda _: members, settings)
+    worker.enter(own, partial(_report, names[0]), lambda _: members, settings)
     settings = replace(settings, init_method=f"{RENDEZVOUS}://", interface=device)
     load = partial(worker.prepare, attach, roles[own])
     limits = {"joining": settings.join_deadline, "running": settings.deadline}

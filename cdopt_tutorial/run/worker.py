@@ -155,10 +155,14 @@ def group_options(world_size: int) -> dict[str, Any]:
 
 
 def enter(
-    how_to_send: Send, open_store: Callable[[int], dist.Store], settings: Settings
+    name: str,
+    how_to_send: Send,
+    open_store: Callable[[int], dist.Store],
+    settings: Settings,
 ) -> None:
     """Make this process a worker: how it sends, and a store in which groups form."""
     global send, _open_store, _patience
+    _set_thread_name(name)  # as `top` and `ps` show it
     send, _open_store = how_to_send, open_store
     _patience = settings.rpc_timeout or None
 
@@ -192,7 +196,6 @@ def prepare(attach: Callable[[], None] | None, role: Role) -> Role:
 def main(settings: Settings, name: str, rank: int, connection: Connection) -> None:
     """Entry point of a worker process; called by the launcher only."""
     send = sender(connection.fileno())
-    _set_thread_name(name)  # as `top` and `ps` show it
     _leave_with_parent(connection, partial(send, "busy", name))
     multiprocessing.set_start_method("fork", force=True)  # as in any other process
     _take_over(settings)
@@ -202,7 +205,8 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
     except FileNotFoundError:  # the parent is ending, and its folder is gone
         os._exit(1)
     print_to(name, send)
-    enter(send, lambda size: dist.FileStore(f"{folder}/members", size), settings)
+    members = f"{folder}/members"
+    enter(name, send, lambda size: dist.FileStore(members, size), settings)
     settings = replace(settings, init_method=f"file://{folder}/rendezvous")
     role = settings.file(name, "role")
     try:
