@@ -7,6 +7,8 @@ import ctypes
 import os
 import signal
 
+INTERFACE = "CDOPT_TUTORIAL_INTERFACE"  # names the device that workers listen on
+
 
 def is_here() -> bool:
     """Whether torchrun has started this process."""

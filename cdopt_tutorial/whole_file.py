@@ -1,7 +1,6 @@
 """Files replaced as a whole: a reader finds the old content or the new one."""
 
 import os
-import threading
 from pathlib import Path
 
 
@@ -14,8 +13,7 @@ def write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         return
     path = path.resolve()
-    name = f".{path.name}.{os.getpid()}.{threading.get_ident()}"
-    beside = path.with_name(name)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "wb") as file:
             file.write(content)

@@ -14,7 +14,7 @@ from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally
 from cdopt_tutorial.reinforce import ReinforceConfig, run_locally
 from cdopt_tutorial.run import Role, launch, serve
-from cdopt_tutorial.run.interface import VARIABLE
+from cdopt_tutorial.torchrun import INTERFACE
 
 pytestmark = pytest.mark.engines
 
@@ -137,11 +137,11 @@ def by_torchrun(monkeypatch):
 
 def test_a_device_that_is_not_there_is_refused(by_torchrun, monkeypatch, capsys):
     refused = "interface is 'none0', but must be one of .*lo"
-    assert main(["reinforce", "--interface", "none0"]) == 2
-    assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
-    monkeypatch.setenv(VARIABLE, "none0")  # for a reader's own program
+    monkeypatch.setenv(INTERFACE, "none0")  # for a reader's own program
     with pytest.raises(ValueError, match=refused):
         launch({"a": Role(serve), "b": Role(serve)})
+    assert main(["reinforce", "--interface", "none0"]) == 2
+    assert re.match(f"cdopt-tutorial: {refused}", capsys.readouterr().err)
 
 
 def test_each_process_has_one_worker(by_torchrun, capsys):

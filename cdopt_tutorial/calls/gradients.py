@@ -115,13 +115,8 @@ def take_sum(
     for context in contexts:
         for p, gradient in gradients(context, parameters).items():
             total[p] = total[p] + gradient if p in total else gradient
-        forget(context)
+        _kept_gradients.pop(context, None)  # torch frees its own contexts
     return total
-
-
-def forget(context: Context) -> None:
-    """Free what this owner keeps for a cut's context; torch frees its own contexts."""
-    _kept_gradients.pop(context, None)
 
 
 @dataclass

@@ -12,7 +12,6 @@ from torch import Tensor
 from cdopt_tutorial import torchrun
 from cdopt_tutorial.commands import Failed, check_writable, read_flags, write_json
 from cdopt_tutorial.equality import max_difference
-from cdopt_tutorial.run import interface
 from cdopt_tutorial.training import Progress
 
 LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # where a config has them
@@ -56,7 +55,7 @@ def read(
     if given.smoke:
         values |= smoke
     if given.interface is not None:
-        os.environ[interface.VARIABLE] = given.interface
+        os.environ[torchrun.INTERFACE] = given.interface
     on = given.engine if given.address is None else f"{given.engine}:{given.address}"
     return config(**values), given, {"on": on, "deadline": math.inf}
 

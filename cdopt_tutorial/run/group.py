@@ -29,7 +29,7 @@ TICK = 0.2  # seconds between two looks at the workers
 STOPPED = 1.5  # seconds after which a worker that is stopped counts as failed
 GRACE = 0.4  # seconds to wait, after a failure, for one that explains it better
 GRACE_LOST_PEER = 3.0  # the same after one that only says that a peer is gone
-ANSWER = 2.0  # seconds in which a worker says whom it waits for
+ANSWER = 2.0  # seconds in which a worker says whether it waits for others
 EXIT = 5.0  # seconds that a finished worker may take to leave
 
 # How well a failure explains the others; the lowest number is reported.

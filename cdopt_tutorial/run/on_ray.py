@@ -30,7 +30,6 @@ from cdopt_tutorial.calls import apply, errors, network, remote
 from cdopt_tutorial.calls.references import later
 from cdopt_tutorial.run import forking, pack, worker
 from cdopt_tutorial.run.group import Group
-from cdopt_tutorial.run.interface import interface
 from cdopt_tutorial.run.worker import Role, Settings
 
 # By default Ray serves any caller, reports to its makers, and listens on all devices.
@@ -205,9 +204,8 @@ class RayWorker(network.Network):
         try:
             return pickle.dumps(network.serve(caller, *pickle.loads(content)).wait())
         except Exception as error:  # it does not pickle
-            return pickle.dumps(
-                network.Raised(errors.portable(error, self._name, caller))
-            )
+            raised = network.Raised(errors.portable(error, self._name, caller))
+            return pickle.dumps(raised)
 
     def own_name(self) -> str:
         return self._name
@@ -234,7 +232,8 @@ class RayWorker(network.Network):
         """Join, and play the role."""
         import ray
 
-        os.environ["GLOO_SOCKET_IFNAME"] = interface(ray.util.get_node_ip_address())
+        device = worker.interface(ray.util.get_node_ip_address())
+        os.environ["GLOO_SOCKET_IFNAME"] = device
         network.enter(self)
         worker.enter(self._name, self._send, self._open_store, self._settings)
         worker.print_to(self._name, self._send)

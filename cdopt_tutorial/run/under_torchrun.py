@@ -21,10 +21,8 @@ from cdopt_tutorial import torchrun
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.calls.errors import WorkerError, describe, has_lost_peer
 from cdopt_tutorial.run import pack, worker
-from cdopt_tutorial.run.interface import VARIABLE, interface
 from cdopt_tutorial.run.worker import Role, Settings
 
-LONGEST = 1e6  # seconds that faulthandler can wait
 RENDEZVOUS = "cdopt-tutorial"  # as torch's own by "env", but in a part of the store
 _run = 0  # of this process: all make the same ones in the same order
 _on_report: Callable[[str, Any], None] | None = None  # of the first process
@@ -41,19 +39,20 @@ def play(
     global _on_report, _run
     _on_report, _run = on_report, _run + 1
     names, rank = list(roles), int(os.environ["RANK"])
-    device = interface(os.environ["MASTER_ADDR"], os.environ.get(VARIABLE))
+    host, named = os.environ["MASTER_ADDR"], os.environ.get(torchrun.INTERFACE)
+    device = worker.interface(host, named)
     store = _check_names(names)
     own = names[rank]
-    members = _open_store("members")
     network.enter(network.RPC())  # before it joins, since others may call it at once
-    worker.enter(own, partial(_report, names[0]), lambda _: members, settings)
+    report = partial(_report, names[0])
+    worker.enter(own, report, lambda _: _open_store("members"), settings)
     settings = replace(settings, init_method=f"{RENDEZVOUS}://", interface=device)
     load = partial(worker.prepare, attach, roles[own])
     limits = {"joining": settings.join_deadline, "running": settings.deadline}
 
     def enter_phase(phase: str) -> None:
         if phase in limits:  # then show all stacks and end this process
-            seconds = min(limits[phase], LONGEST)
+            seconds = min(limits[phase], threading.TIMEOUT_MAX)
             faulthandler.dump_traceback_later(seconds, exit=True)
 
     threads = torch.get_num_threads()

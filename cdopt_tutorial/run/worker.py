@@ -13,6 +13,7 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -25,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
@@ -38,7 +40,7 @@ from cdopt_tutorial.probes import trace, wire
 from cdopt_tutorial.run import pack
 
 LOOPBACK = "lo"
-ASK = b"?"  # of the parent: whom does this worker wait for?
+ASK = b"?"  # of the parent: does this worker wait for others?
 Send = Callable[..., None]  # a message: its kind, the worker it is of, its content
 
 
@@ -288,6 +290,24 @@ def _log_output(path: Path) -> None:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+
+
+def interface(host: str, named: str | None = None) -> str:
+    """The network device that leads to a host, unless one is named.
+
+    A ValueError if this host has none of that name.
+    """
+    devices = psutil.net_if_addrs()
+    if named:
+        if named not in devices:
+            known = ", ".join(sorted(devices))
+            raise ValueError(f"interface is {named!r}, but must be one of {known}")
+        return named
+    family, kind, *_, first = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as end:
+        end.connect(first)  # sends nothing, only chooses an address of this host
+        own = end.getsockname()[0]
+    return next(n for n, has in devices.items() if own in [a.address for a in has])
 
 
 def join(settings: Settings, name: str, rank: int) -> None:
