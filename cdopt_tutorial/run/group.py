@@ -44,10 +44,9 @@ class _Worker:
     process: BaseProcess
     control: Connection
     phase: str = "starting"  # then joining, running, serving, done or failed
-    # When it was last seen going on.
-    heard: float = field(default_factory=time.monotonic)
-    # Whether it serves others and awaits some, once it has answered.
-    busy: tuple[bool, bool] | None = None
+    heard: float = field(default_factory=time.monotonic)  # last seen going on
+    # How much it waits for others: below 2 it keeps them waiting, or does not answer.
+    waiting: int = 0
     done: tuple[Any, Any, Any] = (None, None, None)
     unread: bytearray = field(default_factory=bytearray)  # of a message
 
@@ -59,15 +58,6 @@ class _Worker:
     @property
     def settled(self) -> bool:
         return self.phase in ("done", "failed")
-
-    @property
-    def waiting(self) -> int:
-        """How much it waits for others: below 2 it keeps them waiting instead."""
-        if self.busy is None:
-            return 0  # it does not even answer
-        serves, awaits = self.busy
-        works = self.phase == "running" or serves
-        return 3 if not works else 2 if awaits else 1
 
     def messages(self) -> list[tuple]:
         """Those that have come since the last call; EOFError if no more can come."""
@@ -174,8 +164,9 @@ class Group:
                 pass
             case "phase", (phase,):
                 each.phase = phase
-            case "busy", (_, _):
-                each.busy = content
+            case "busy", (serves, awaits):
+                works = each.phase == "running" or serves
+                each.waiting = 3 if not works else 2 if awaits else 1
             case "report", (record,):
                 record = pack.loads(name, "reported", record)
                 if self._on_report is not None:
@@ -233,11 +224,11 @@ class Group:
         """The workers that are not done, first those that wait for no other one."""
         open_ = [each for each in self._workers if not each.settled]
         for each in open_:
-            each.busy = None
+            each.waiting = 0
             with suppress(OSError):
                 os.write(each.control.fileno(), worker.ASK)
         limit = time.monotonic() + ANSWER
-        while time.monotonic() < limit and any(each.busy is None for each in open_):
+        while time.monotonic() < limit and not all(each.waiting for each in open_):
             self._take_messages(TICK)
         return sorted(open_, key=lambda each: each.waiting)
 
