@@ -36,36 +36,29 @@ _starting = threading.Lock()  # several threads may launch
 
 @contextmanager
 def server() -> Iterator[None]:
-    """Meanwhile there is a server, and this process may start others."""
-    with _starting, _no_rerun():
+    """Meanwhile there is a server, and this process may start others.
+
+    They ignore Ctrl-C and a kernel's interrupt, and do not rerun this one's script.
+    """
+    config = vars(multiprocessing.current_process())["_config"]
+    main = vars(sys.modules["__main__"])
+    with _starting:
         forkserver.set_forkserver_preload(list(PRELOAD))
         resource_tracker.ensure_running()  # which would unblock the signal again
-        # What this thread starts ignores Ctrl-C and a kernel's interrupt; we do not.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.environ[scratch.VARIABLE] = scratch.folder()
-        config = vars(multiprocessing.current_process())["_config"]
-        before = config.get("tempdir")
+        tempdir, spec = config.get("tempdir"), main.get("__spec__")  # pdb's has none
         config["tempdir"] = scratch.short(scratch.folder())  # for the server's socket
+        # The name of a program, which multiprocessing does not import.
+        main["__spec__"] = ModuleSpec("program.__main__", None)
         try:
             forkserver.ensure_running()
-            config["tempdir"] = before  # since others would take over that path
+            config["tempdir"] = tempdir  # since others would take over that path
             yield
         finally:
+            main["__spec__"] = spec
             del os.environ[scratch.VARIABLE]
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-@contextmanager
-def _no_rerun() -> Iterator[None]:
-    """Have no process that is started rerun this one's script."""
-    main = vars(sys.modules["__main__"])
-    spec = main.get("__spec__")  # a debugger's has none
-    # The name of a program, which multiprocessing does not import.
-    main["__spec__"] = ModuleSpec("program.__main__", None)
-    try:
-        yield
-    finally:
-        main["__spec__"] = spec
 
 
 def _forget() -> None:
