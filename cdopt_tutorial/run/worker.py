@@ -42,6 +42,7 @@ from cdopt_tutorial.run import pack
 LOOPBACK = "lo"
 ASK = b"?"  # of the parent: does this worker wait for others?
 Send = Callable[..., None]  # a message: its kind, the worker it is of, its content
+OpenStore = Callable[[int], dist.Store]  # in which a group of so many members forms
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class _Printed(io.BufferedIOBase):
         return len(content)
 
 
-# Of this worker: how it sends, and where a group of so many members forms.
+# Of this worker.
 send: Send | None = None
-_open_store: Callable[[int], dist.Store] | None = None
+_open_store: OpenStore | None = None
 _patience: float | None = None  # seconds
 
 
@@ -157,10 +158,7 @@ def group_options(world_size: int) -> dict[str, Any]:
 
 
 def enter(
-    name: str,
-    how_to_send: Send,
-    open_store: Callable[[int], dist.Store],
-    settings: Settings,
+    name: str, how_to_send: Send, open_store: OpenStore, settings: Settings
 ) -> None:
     """Make this process a worker: how it sends, and a store in which groups form."""
     global send, _open_store, _patience
@@ -210,16 +208,10 @@ def main(settings: Settings, name: str, rank: int, connection: Connection) -> No
     members = f"{folder}/members"
     enter(name, send, lambda size: dist.FileStore(members, size), settings)
     settings = replace(settings, init_method=f"file://{folder}/rendezvous")
-    role = settings.file(name, "role")
     try:
-        done = take_part(
-            settings,
-            name,
-            rank,
-            lambda: load(settings, role.read_bytes()),
-            partial(send, "phase", name),
-        )
-        send("result", name, *done)
+        packed = settings.file(name, "role").read_bytes()
+        role, phase = partial(load, settings, packed), partial(send, "phase", name)
+        send("result", name, *take_part(settings, name, rank, role, phase))
     except BaseException as error:  # the parent decides what becomes of it
         send("failed", name, describe(name, error), has_lost_peer(error))
 
