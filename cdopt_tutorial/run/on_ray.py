@@ -123,34 +123,34 @@ def _drive(settings: Settings, packed: Mapping[str, bytes]) -> dict[str, bytes]:
     options = {"num_cpus": 1, "max_concurrency": 2 * len(packed) + 4}
     kind = ray.remote(RayWorker).options(**options)
     actors: dict[str, Any] = {n: kind.remote(n, settings) for n in packed}
-    saying = {actors[name].play.remote(packed[name]): name for name in packed}
-    results = _follow(actors, saying, settings.join_deadline)
+    streams = {actors[name].play.remote(packed[name]): name for name in packed}
+    results = _follow(actors, streams, settings.join_deadline)
     ray.shutdown()
     return results
 
 
 def _follow(
-    actors: Mapping[str, Any], saying: dict[Any, str], join_deadline: float
+    actors: Mapping[str, Any], streams: dict[Any, str], join_deadline: float
 ) -> dict[str, bytes]:
-    """Take what each worker says, and hand it on, until it has no more to say."""
+    """Hand on the messages of each worker's stream, until all have ended."""
     import ray
 
     limit, joined = time.monotonic() + join_deadline, set[str]()
     results: dict[str, bytes] = {}
-    while saying:
+    while streams:
         late = [name for name in actors if name not in joined]
         left = max(0.0, limit - time.monotonic()) if late else None
-        ready, _ = ray.wait(list(saying), timeout=left)
+        ready, _ = ray.wait(list(streams), timeout=left)
         if not ready:
             reason = f"missed the deadline of {join_deadline:g} s to join"
             raise errors.WorkerError(late[0], reason)
-        words: Any = ready[0]
-        name = saying.pop(words)
+        messages: Any = ready[0]
+        name = streams.pop(messages)
         with _named(name, "ray"):
-            message = next(map(ray.get, words), None)
+            message = next(map(ray.get, messages), None)
         if message is None:
             continue
-        saying[words] = name  # behind the others
+        streams[messages] = name  # behind the others
         match message:
             case "joined", _:
                 joined.add(name)

@@ -41,7 +41,7 @@ def play(
     names, rank = list(roles), int(os.environ["RANK"])
     host, named = os.environ["MASTER_ADDR"], os.environ.get(torchrun.INTERFACE)
     device = worker.interface(host, named)
-    store = _check_names(names)
+    store = _agree(names)
     own = names[rank]
     network.enter(network.RPC())  # before it joins, since others may call it at once
     report = partial(_report, names[0])
@@ -70,10 +70,10 @@ def play(
     return {name: pickle.loads(store.get(name)) for name in names}
 
 
-def _check_names(names: list[str]) -> dist.Store:
-    """Where the workers leave their results, who are the same for all processes.
+def _agree(names: list[str]) -> dist.Store:
+    """The store for results, once all processes agree on their workers.
 
-    A ValueError unless each process has one, and all list the same in the same order.
+    A ValueError unless each has one, and all list the same in the same order.
     """
     workers, world_size = ", ".join(names), os.environ["WORLD_SIZE"]
     if len(names) != int(world_size):
