@@ -22,7 +22,7 @@ from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint, run_locally
 from cdopt_tutorial.publish.project import Project
-from cdopt_tutorial.run import Role, launch, on_ray
+from cdopt_tutorial.run import Role, launch, on_ray, serve
 
 # A command and its flags: the line, in which ... stands for anything. TMP is an empty
 # folder, TEXT a short corpus. Every check of a config is here once.
@@ -121,6 +121,7 @@ UNGUARDED = (
     "a: ... module my_system launches while it is imported, and its workers would do "
     'so, too: launch under `if __name__ == "__main__":`'
 )
+FILES = "2 workers need {} open files each, but {} are allowed here: ulimit -n {}"
 # A module that launches as it is imported, with its role in a submodule.
 LAUNCHING = """
 from cdopt_tutorial.run import Role, launch
@@ -138,6 +139,15 @@ class TestLaunch:
             with pytest.raises(ValueError) as caught:
                 launch({"a": Role(role)})
             assert pattern(line).fullmatch(str(caught.value)), str(caught.value)
+
+    def test_that_may_not_open_the_files_of_two(self, monkeypatch):
+        for polling, fits in (False, 48), (True, 224):
+            few = FILES.format(fits, fits - 1, fits)
+            for limit, line in (fits - 1, few), (fits, "a process was about to start"):
+                monkeypatch.setattr("resource.getrlimit", lambda _, n=limit: (n, n))
+                with pytest.raises((OSError, AssertionError)) as caught:
+                    launch({"a": Role(serve), "b": Role(serve)}, polling=polling)
+                assert str(caught.value) == line
 
     def test_of_a_module_that_is_imported(self, monkeypatch, tmp_path):
         monkeypatch.syspath_prepend(tmp_path)

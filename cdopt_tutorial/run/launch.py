@@ -74,7 +74,8 @@ def launch(
         wire: filled with the bytes of the run, for which the workers must not poll.
 
     ValueError, before any process starts: a role can't be sent, or an argument is out
-    of range; OSError if this process's folder is gone.
+    of range; OSError if this process may not open as many files as the workers need, or
+    its folder is gone.
     WorkerError, once all have been ended: one of them raised, died, exited early, was
     stopped, did not join, or kept the others waiting.
     """
@@ -105,6 +106,7 @@ def launch(
         elif torchrun.is_here():
             done = under_torchrun.play(settings, roles, attach, on_report)
         else:
+            _check_open_files(len(packed), polling)
             done = Group(settings, packed, on_report).run()
     if trace is not None:
         trace.fill([record for _, record, _ in done.values()])
@@ -142,3 +144,12 @@ def _folder() -> str:
     except FileNotFoundError:
         gone = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
         raise FileNotFoundError(f"the working folder is gone: {gone}") from None
+
+
+def _check_open_files(workers: int, polling: bool) -> None:
+    """OSError where torch's C++ would end the process and hardly say why."""
+    needed = 96 + 64 * workers if polling else 32 + 8 * workers
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < needed:
+        need = f"{workers} workers need {needed} open files each"
+        raise OSError(f"{need}, but {most} are allowed here: ulimit -n {needed}")
