@@ -1,5 +1,6 @@
 """Roles that the tests launch; they must be importable by the workers."""
 
+import faulthandler
 import os
 import re
 import signal
@@ -72,6 +73,12 @@ def leave_call(other, seconds):
 
 
 def sleep(seconds):
+    time.sleep(seconds)
+
+
+def sleep_and_show_nothing(seconds):
+    """The signal at which a worker shows its stacks ends this one."""
+    faulthandler.unregister(signal.SIGUSR1)
     time.sleep(seconds)
 
 

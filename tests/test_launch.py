@@ -212,6 +212,9 @@ LATE = [
      {"join_deadline": 15}),
     ("b missed the run's deadline of 15 s", "in sleep",
      {"a": SERVE, "b": Role(roles.sleep, (LONG,))}, {"deadline": 15}),
+    # Asked for its stacks, it dies: of that, and after the deadline.
+    ("b missed the run's deadline of 15 s", "",
+     {"a": SERVE, "b": Role(roles.sleep_and_show_nothing, (LONG,))}, {"deadline": 15}),
     # A call is all that is left of it.
     ("a missed the run's deadline of 15 s (and b)", "",
      {"a": Role(roles.leave_call, ("b", LONG)), "b": SERVE}, {"deadline": 15}),

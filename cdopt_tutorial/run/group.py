@@ -259,7 +259,8 @@ class Group:
         while True:
             rank, cause = min(self._failures, key=lambda failure: failure[0])
             grace = GRACE_LOST_PEER if rank == _LOST_PEER else GRACE
-            if rank == _DIED or time.monotonic() - begin > grace:
+            # Who is late has just been asked for its stacks, which can crash a process.
+            if rank in (_DIED, _LATE) or time.monotonic() - begin > grace:
                 break
             self._take_messages(TICK)
             self._look_for_stopped()
