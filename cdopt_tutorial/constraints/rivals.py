@@ -7,14 +7,19 @@ them back complete, and returns the moved part of X: so a step of many weights i
 one all-reduce.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-from cdopt_tutorial.constraints.manifolds import Manifold, Stiefel, manifold_of
+from cdopt_tutorial.constraints.manifolds import (
+    Manifold,
+    Stiefel,
+    manifold_of,
+    squared_distances,
+)
 from cdopt_tutorial.constraints.measure import Distance, Feasibility
 from cdopt_tutorial.constraints.sums import Sums, completed, placed
 
@@ -159,8 +164,7 @@ class Rival(optim.Optimizer):
                 raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
         super().add_param_group(param_group)
         try:
-            for weight in self.param_groups[-1]["params"]:
-                _check(weight, group["rule"], group["blocks"])
+            _check(self.param_groups[-1]["params"], group["rule"], group["blocks"])
         except ValueError:
             self.param_groups.pop()
             raise
@@ -230,13 +234,15 @@ def moved_by(rule: Rule, total: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _check(weight: Tensor, rule: str, blocks: int) -> None:
-    """Raise ValueError for a weight that a rule can't move, or not from where it is."""
-    manifold = manifold_of("stiefel", weight, blocks)
-    if rule in LOCAL:
+def _check(weights: Sequence[Tensor], rule: str, blocks: int) -> None:
+    """Raise ValueError if a rule can't move one of these, or not from where it is."""
+    manifolds = [manifold_of("stiefel", weight, blocks) for weight in weights]
+    if rule not in LOCAL:
+        return
+    pairs = zip(manifolds, (weight.double() for weight in weights), strict=True)
+    for weight, square in zip(weights, squared_distances(pairs), strict=True):
         p = min(len(weight) // blocks, weight.shape[1:].numel())
-        off = manifold.distance(weight.double()).item() / (blocks * p)
-        if off > NEAR**2:
+        if square.item() > NEAR**2 * blocks * p:
             raise ValueError(
                 f"{rule} needs a start near the manifold, such as "
                 "manifold_of('stiefel', weight).nearest(weight)"
