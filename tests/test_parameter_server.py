@@ -1,4 +1,4 @@
-"""Chapter 2: every distributed training equals the same training in one process."""
+"""Chapters 2 and 4: each distributed training equals the same one in one process."""
 
 import math
 import time
@@ -11,8 +11,8 @@ from locks import Second
 from roles import WAYS
 from torch import nn
 
-from cdopt_tutorial.calls import apply, gradients, reference, remote
-from cdopt_tutorial.calls.steps import clip_factor
+from cdopt_tutorial.calls import alone, apply, gradients, reference, remote
+from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.hybrid import HybridConfig
@@ -43,15 +43,27 @@ CORPUS = GRAMMAR.corpus(700, 200)
 SHORT = GRAMMAR.corpus(300, 50)  # of 9 windows
 
 
+#: For every constrained part, its manifold and where it is.
+CONSTRAINED = {
+    "stacked": {"manifold": "stiefel"},
+    "per gate": {"manifold": "stiefel", "per_gate": True},
+    "oblique LSTM": {"manifold": "oblique"},
+    "Stiefel decoder": {"manifold": "stiefel", "where": "server"},
+    "unit word vectors": {"manifold": "oblique", "where": "server"},
+}
+NEAR = replace(EXACT, lr=0.1, momentum=0.9, clip=1.0, penalty_param=0.5)
 CLIPPED = {"momentum": 0.9, "lr": 0.1, "clip": 0.05, "lr_decay": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}
-EXACTLY = [
-    {"num_trainers": 1, "cut": "logits"} | ADAM,
-    {"num_trainers": 1, "cut": "loss"} | CLIPPED,
-    {"num_trainers": 2, "cut": "logits"} | CLIPPED,
-    {"num_trainers": 2, "cut": "loss"} | ADAM,
-    {"num_trainers": 3},  # with uneven parts
-]
+#: By what is constrained, if anything is: how the rest is trained.
+EXACTLY = {
+    "free, in logits": {"cut": "logits"} | ADAM,
+    "free": {"num_trainers": 2} | CLIPPED,
+    "stacked": {"num_trainers": 3},  # with uneven parts
+    "per gate": CLIPPED,
+    "oblique LSTM": ADAM,
+    "Stiefel decoder": {"num_trainers": 2, "cut": "logits"} | CLIPPED,
+    "unit word vectors": {"num_trainers": 2} | ADAM,
+}
 
 
 def play(role, *args, **options):
@@ -103,20 +115,27 @@ def number_kept(_):
 class TestEquality:
     @pytest.mark.parametrize("way", WAYS)
     def test_with_one_process(self, way):
-        for how in EXACTLY:
+        for name, how in EXACTLY.items():
             # A pass and a part of the next.
-            job, trace = Job(replace(EXACT, max_steps=11, **how), SHORT), Trace()
+            config = replace(NEAR, max_steps=11, **how, **CONSTRAINED.get(name, {}))
+            job, trace = Job(config, SHORT), Trace()
             distributed = run(job, attach=WAYS[way], trace=trace)
-            local = run_locally(job)
+            local, start = run_locally(job), build_all(9, config).state_dict()
             called = {call.method for call in trace.calls}
             assert ("_backward" in called) == (way == "cut")  # which is in Python
-            start = build_all(9, job.config).state_dict()
             assert len(local.losses) == 11
             assert all(history.staleness == [0] * 11 for history in distributed)
             assert max_difference(local.weights, start) > 0.01  # they moved
-            assert max_difference(distributed[0].weights, local.weights) <= 5e-11, job
-            if job.config.num_trainers == 1:
+            assert max_difference(distributed[0].weights, local.weights) <= 5e-11, name
+            if config.num_trainers == 1:
                 assert distributed[0].losses == pytest.approx(local.losses, abs=5e-10)
+            one, other = distributed[0].feasibility, local.feasibility
+            assert len(one) == len(other) == (11 if config.constrained else 0)
+            if one:
+                assert one[-1].weight == pytest.approx(other[-1].weight, rel=1e-8)
+                assert one[-1].mapped == pytest.approx(other[-1].mapped, rel=1e-6)
+                free = Job(replace(config, manifold="none", per_gate=False), SHORT)
+                assert local.losses[-1] != run_locally(free).losses[-1]
 
 
 class TestTwin:
@@ -183,14 +202,6 @@ class TestOptimizer:
         found.append(step_owner_twice())
         expected = [[0.5, 0.0], [0.5, 0.5]], [2.0, 1.0], 0
         assert found == [expected] * 3
-
-    @pytest.mark.parametrize("largest", [0.5, 5.0, 9.0, math.inf])
-    def test_clips_as_torch_does(self, largest):
-        weight = nn.Parameter(torch.zeros(2))
-        weight.grad = torch.tensor([3.0, 4.0])
-        nn.utils.clip_grad_norm_(weight, largest)
-        found = clip_factor(25.0, None if largest == math.inf else largest)
-        assert found == pytest.approx(weight.grad.norm().item() / 5)
 
     @pytest.mark.parametrize("ask", ["squared_norm", "step", "original"])
     def test_of_two_trainers_at_once_sees_the_gradients_of_one(self, ask, monkeypatch):
@@ -296,3 +307,57 @@ class TestTrainers:
 
         trainer.model.loss = loss_while_another_steps
         assert [trainer.step(*window)[1] for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("how", CONSTRAINED.values(), ids=CONSTRAINED)
+def test_stays_near_the_manifold_and_projects_onto_it(how):
+    history = run_locally(Job(replace(NEAR, **how), CORPUS))
+    assert max(found.mapped for found in history.feasibility) < 0.05
+    assert history.feasibility[-1].weight > 1e-6  # penalised, not exact
+    before, after = history.progress[-1].valid, history.projected
+    assert after.feasibility.weight < 1e-12
+    assert after.score.loss == pytest.approx(before.loss, rel=0.01)
+
+
+def test_what_the_constraint_means():
+    configs = {name: replace(EXACT, **how) for name, how in CONSTRAINED.items()}
+    stacked, gates = (build("rnn", 9, configs[n]) for n in ("stacked", "per gate"))
+    words = build("embedding", 9, configs["unit word vectors"])
+    decoder = build("decoder", 9, configs["Stiefel decoder"]).decoder.weight
+    for part in ("embedding", "decoder"):
+        with pytest.raises(ValueError, match="no weight"):
+            Constraints(build(part, 9, configs["stacked"]))
+    eye = torch.eye(5, dtype=torch.float64)
+    whole, single = stacked.weight_hh_l1, gates.weight_hh_l1.unflatten(0, (4, 5))
+    assert torch.allclose(whole.mT @ whole, eye)
+    assert torch.allclose(single.mT @ single, eye.expand(4, 5, 5))
+    assert torch.allclose(words.encoder.weight.norm(dim=1), torch.ones(9).double())
+    assert torch.allclose(decoder.mT @ decoder, eye)
+
+
+def test_the_penalty_reaches_the_server():
+    # The original's covers the trainer's own model only.
+    config, trace = replace(NEAR, **CONSTRAINED["Stiefel decoder"]), Trace()
+    (history,) = run(Job(config, CORPUS), trace=trace)
+    calls = [call for call in trace.calls if call.method == "penalty_on_cpu"]
+    back = [span for span in trace.spans if span.name == "penalty backward"]
+    assert len(calls) == len(back) == len(history.losses)
+    assert {span.worker for span in back} == {"ps"}
+    loose = run_locally(Job(replace(config, penalty_param=1e-12), CORPUS))
+    assert history.feasibility[-1].weight < 0.3 * loose.feasibility[-1].weight
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_penalty_counts_once_for_each_step(sync):
+    for rank in (0, 1):
+        config = replace(NEAR, manifold="stiefel", num_trainers=2, sync=sync)
+        with alone():
+            trainer = Trainer(rank, Job(config, CORPUS))
+        off = {name: 1.1 * weight for name, weight in trainer.gather("weights").items()}
+        trainer.on_owners("load", off, {})
+        loss, mean, _ = trainer.loss(*next(trainer.stream.windows()), trainer.hidden(0))
+        columns = trainer.stream.batch_size
+        own = mean * columns / 5 if sync else mean  # its part of the joint batch
+        penalty = 0.0 if sync and rank == 1 else trainer.constraints.penalty().item()
+        assert loss.item() - own == pytest.approx(penalty, rel=1e-9, abs=1e-12)
+        assert penalty > 0.1 or (sync and rank == 1)
