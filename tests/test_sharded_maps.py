@@ -8,7 +8,7 @@ from cdopt_tutorial.run import Role, launch
 
 pytestmark = pytest.mark.xdist_group("sharded_maps")
 
-RANKS = {"2": 2, "3": 3, "2 x 2": 4, "strided": 4}  # by mesh, or way to lie on one
+RANKS = {"3": 3, "2 x 2": 4, "strided": 4}  # by mesh, or way to lie on one
 
 
 @pytest.fixture(scope="module")
