@@ -25,12 +25,7 @@ from cdopt_tutorial.calls.errors import WorkerError, WorkerLost
 from cdopt_tutorial.calls.gradients import Context
 from cdopt_tutorial.calls.references import Ref, Reference
 from cdopt_tutorial.calls.rendezvous import Rendezvous, all_that_was_brought
-from cdopt_tutorial.calls.steps import (
-    clip_factor,
-    make_optimizer,
-    move,
-    squared_norm,
-)
+from cdopt_tutorial.calls.steps import clip_factor, make_optimizer, move, squared_norm
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data import Corpus, Stream
 from cdopt_tutorial.parameter_server import checkpoint

@@ -7,10 +7,4 @@ from cdopt_tutorial.reinforce.agent import (
     ReinforceConfig,
 )
 from cdopt_tutorial.reinforce.learner import Episodes, Policy, discounted_returns
-from cdopt_tutorial.reinforce.system import (
-    Round,
-    Score,
-    run,
-    run_agent,
-    run_locally,
-)
+from cdopt_tutorial.reinforce.system import Round, Score, run, run_agent, run_locally

@@ -117,9 +117,7 @@ def learn(agent: Agent, batches: Iterable[Sequence[Episodes]]) -> Training:
 
 
 def run(
-    config: ReinforceConfig,
-    role: Callable[..., Training] = run_agent,
-    **options: Any,
+    config: ReinforceConfig, role: Callable[..., Training] = run_agent, **options: Any
 ) -> Training:
     """Train on workers: an agent and its observers, each in a process of its own.
 
