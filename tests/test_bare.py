@@ -85,7 +85,8 @@ SHORT = {
 # The chapters run each as it stands.
 RUNNER = """
 import functools, os, runpy, sys
-import gymnasium, IPython, torch._dynamo, torch.distributed.fsdp, torch.distributed.optim
+import gymnasium, IPython, torch._dynamo
+import torch.distributed.fsdp, torch.distributed.optim
 from torch import multiprocessing
 
 spawn = functools.partial(multiprocessing.start_processes, start_method="fork")

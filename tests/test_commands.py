@@ -108,10 +108,10 @@ SMALL = "--embedding 8 --hidden 8 --seq-len 5 --batch-size 4"
 # Commands, and the keys of what they write, which other programs may rely on.
 KEYS = {
     "reinforce --conversation packed --num-observers 1 --log-interval 5":
-        "solved episodes mean_reward rewards running_reward env_steps rounds seconds "
+        "solved episodes mean_reward rewards env_steps rounds seconds "
         "max_parameter_difference",
     "rollouts --against-local":
-        "solved episodes mean_reward rewards running_reward env_steps rounds seconds "
+        "solved episodes mean_reward rewards env_steps rounds seconds "
         "lag max_ratio schedule max_parameter_difference",
     f"rnn {SMALL} --manifold oblique --where server --against-local --corpus TEXT":
         "train_loss valid_perplexity baseline_perplexity unigram_perplexity "

@@ -405,9 +405,13 @@ def test_three_ranks_and_one_process_go_on_from_a_checkpoint(played, folder):
         assert_equal(each)
 
 
-@pytest.mark.parametrize("what", ["embedding", "compiled", "exact"])
-def test_cut_tables_compiled_models_and_torchs_orthogonal_are_as_whole(of_two, what):
+@pytest.mark.parametrize("what", ["embedding", "compiled"])
+def test_a_table_cut_by_rows_or_by_columns_and_a_compiled_model(of_two, what):
     assert max(of_two[what].values()) <= 1e-12
+
+
+def test_torchs_orthogonal_before_fully_shard_is_that_of_one_process(of_two):
+    assert max(of_two["exact"].values()) <= 1e-12
 
 
 def test_what_a_pass_has_gathered_is_measured_and_projected_in_shards(of_two):

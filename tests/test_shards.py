@@ -190,12 +190,6 @@ class TestRun:
         assert found.feasibility.mapped < off
         assert len(found.feasibility.layers) == 12
 
-    def test_ranks_that_have_the_same_tokens_have_the_same_losses(self):
-        one, same, other, too = (rank.losses for rank in played("2d").ranks)
-        assert one == pytest.approx(same, abs=EXACT)
-        assert other == pytest.approx(too, abs=EXACT)
-        assert one != pytest.approx(other, abs=1e-6)
-
     @torch.no_grad()
     def test_perplexity_is_of_all_held_out_tokens_and_falls(self):
         config = job("fsdp").config

@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
 
 
 def log(config: ReinforceConfig, _, record: reinforce.Round) -> None:
-    """Print the original's log line every few rounds."""
+    """Print a line every few rounds, with the mean of the last 100 episodes."""
     if record.number % config.log_interval == 0:
         last = f"Episode {record.episodes}\tLast reward: {record.last_reward:.2f}"
-        print(f"{last}\tAverage reward: {record.running_reward:.2f}", flush=True)
+        print(f"{last}\tAverage reward: {record.mean_reward:.2f}", flush=True)

@@ -119,7 +119,6 @@ class Decoder(nn.Module):
 
     def __init__(self, vocab_size: int, config: RNNConfig):
         super().__init__()
-        self._shared = config.num_trainers > 1 and not config.sync
         self.drop = nn.Dropout(config.dropout)
         self.decoder = nn.Linear(config.hidden, vocab_size)
         self.scale: Tensor | float = 1.0
@@ -136,10 +135,8 @@ class Decoder(nn.Module):
 
     def scores(self, output: Tensor) -> Tensor:
         """The same logits, on the decoder's device."""
-        weight, scale = self.decoder.weight, self.scale
-        if self._shared:
-            # Another trainer may step before this one's backward pass uses them.
-            weight, scale = weight.clone(), scale * 1.0
+        # Copies, since another trainer may step before the backward pass uses them.
+        weight, scale = self.decoder.weight.clone(), self.scale * 1.0
         output = self.drop(output).to(device_of(self))
         return F.linear(scale * output, weight, self.decoder.bias)
 

@@ -36,8 +36,7 @@ class ReinforceConfig:
     lr: float = 1e-2  #: learning rate of Adam, above 0
     seed: int = 1  #: of the initial policy, the environments and the choice of actions
     max_episodes: int = 10_000  #: episodes after which an unsolved run ends
-    #: rounds, of one episode in every environment, between two log lines.
-    log_interval: int = 10
+    log_interval: int = 10  #: rounds, or updates, between two log lines
     #: of the agent's policy, and of the observers' with "local-policy": "auto", "cpu",
     #: "cuda" or "cuda:N"; they share the GPUs of "cuda". Messages and random streams
     #: stay on the CPU.

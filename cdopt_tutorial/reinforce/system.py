@@ -15,7 +15,6 @@ from cdopt_tutorial.reinforce.learner import Episodes
 from cdopt_tutorial.run import Role, launch, report, serve
 
 SOLVED_OVER = 100  # episodes whose mean reward decides
-AVERAGING = 0.05  # weight of the newest episode in the original's running reward
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Round:
     episodes: int  #: so far
     env_steps: int  #: so far
     last_reward: float  #: mean of the round's episodes
-    running_reward: float  #: the original's
     mean_reward: float  #: of the last 100 episodes
     lag: int = 0  #: age, in rounds, of the oldest weights that played
     max_ratio: float = 1.0  #: the largest ratio of probabilities, before clipping
@@ -38,7 +36,6 @@ class Score:
 
     #: total reward of every episode, in the order of the observers.
     rewards: list[float] = field(default_factory=list)
-    running_reward: float = 0.0  #: the original's: an exponential average, from 0
     env_steps: int = 0  #: steps taken in all environments
     rounds: int = 0  #: times that the agent has learned
     seconds: float = 0.0  #: from the creation of this object to the last round's end
@@ -54,13 +51,11 @@ class Score:
         """Count a round's episodes, once the agent has learned from them."""
         new = [total for episodes in batch for total in episodes.totals]
         self.rewards += new
-        for reward in new:
-            self.running_reward += AVERAGING * (reward - self.running_reward)
         self.env_steps += sum(int(episodes.lengths.sum()) for episodes in batch)
         self.rounds += 1
         self.seconds = time.perf_counter() - self._begin
         so_far = self.rounds, len(self.rewards), self.env_steps
-        means = sum(new) / len(new), self.running_reward, self.mean_reward
+        means = sum(new) / len(new), self.mean_reward
         return Round(*so_far, *means, lag, max_ratio)
 
     @property

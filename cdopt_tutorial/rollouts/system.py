@@ -45,7 +45,6 @@ class RolloutsConfig(ReinforceConfig):
 
     conversation: ClassVar[str] = "local-policy"  # type: ignore[misc]  # no field
     num_envs: int = 16  #: environments per observer, each with one episode per rollout
-    log_interval: int = 10  #: updates between two log lines
     max_lag: int = 1  #: updates that observers play ahead; 0 makes them wait for each
     #: rollouts per update, from different observers; by default one from each.
     num_rollouts: int | None = None
