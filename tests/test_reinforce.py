@@ -189,25 +189,19 @@ class TestTwin:
     HOW = {"num_envs": 3, "seed": 5, "max_episodes": 36, "gamma": 0.9, "lr": 0.02}
 
     @pytest.mark.parametrize("conversation", CONVERSATIONS)
-    def test_learns_the_same_without_anything_of_the_package(self, conversation):
+    def test_learns_the_same_without_anything_of_the_package(
+        self, conversation, short_episodes
+    ):
+        environment = short_episodes(40)  # some fall, some are cut
         config = ReinforceConfig(conversation, num_observers=2, **self.HOW)
-        self.both(config, "CartPole-v1")
-
-    def test_and_where_the_time_limit_cuts_episodes(self, short_episodes):
-        environment = short_episodes(15)
-        config = ReinforceConfig("batched", num_observers=2, **self.HOW)
-        ours = self.both(config, environment)
-        assert min(ours.score.rewards) < max(ours.score.rewards) == 15
-
-    def both(self, config, environment):
         ours = run_locally(config)
+        assert min(ours.score.rewards) < max(ours.score.rewards) == 40
         rewards, env_steps, weights = reinforce_twin.train(config, environment, 6)
         assert ours.score.rewards == rewards
         assert ours.score.env_steps == env_steps
         # Its products and its loss are other ones, so they round otherwise.
         for one, other in zip(ours.weights.values(), weights, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
-        return ours
 
 
 FEW = {"num_observers": 2, "num_envs": 2, "max_episodes": 8, "seed": 3}

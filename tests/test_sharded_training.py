@@ -199,13 +199,20 @@ def compared(model: nn.Module, manifold: str = "stiefel") -> dict[str, float]:
         found["export"] = off(exported(model)(batch(0)[0]), expected(batch(0)[0]))
     found["parameters"] = max_difference(ours, parameters(expected))
     found["moved"] = min(off(ours[name], before[name]) for name in before)
+    return found | measured(model, expected)
+
+
+def measured(model: nn.Module, expected: nn.Module, first: Any = int) -> dict:
+    """Feasibility and projection, with one process; ``first`` comes before each."""
+    first()
     one, other = constraints.feasibility(model), constraints.feasibility(expected)
     pairs = (one.weight, other.weight), (one.mapped, other.mapped)
-    found["feasibility"] = max(abs(our - their) for our, their in pairs)
+    found = {"feasibility": max(abs(our - their) for our, their in pairs)}
+    first()
     for each in model, expected:
         constraints.project_(each)
     found["projection"] = max_difference(parameters(model), parameters(expected))
-    return found | {"left": constraints.feasibility(model).weight}
+    return found | {"before": one.weight, "left": constraints.feasibility(model).weight}
 
 
 def play_training(rank: int, folder: Path) -> dict:
@@ -271,21 +278,15 @@ def embedding(mesh: DeviceMesh) -> dict[str, float]:
 
 def after_evaluation(mesh: DeviceMesh) -> dict[str, Any]:
     """Measures and projects a model that a forward pass has left whole on each rank."""
-    model, expected, (x, _) = begin(), begin(), batch(0)
-    fully_shard(model, mesh=mesh)
-    with torch.no_grad():
+    model, (x, _) = fully_shard(begin(), mesh=mesh), batch(0)
+
+    @torch.no_grad()
+    def evaluate() -> None:
         model(x)
-        found: dict = {"layer": error_of(constraints.project_, model.up)}
-        one, other = constraints.feasibility(model), constraints.feasibility(expected)
-        model(x)
-    for each in model, expected:
-        constraints.project_(each)
-    return found | {
-        "feasibility": abs(one.weight - other.weight),
-        "before": one.weight,
-        "projection": max_difference(parameters(model), parameters(expected)),
-        "left": constraints.feasibility(model).weight,
-    }
+
+    evaluate()
+    found = {"layer": error_of(constraints.project_, model.up)}
+    return found | measured(model, begin(), evaluate)
 
 
 def half(mesh: DeviceMesh) -> dict[str, float]:
