@@ -108,8 +108,9 @@ def weights(kind: str, mesh: DeviceMesh) -> Iterator[tuple]:
         value = 0.6 * drawn((KINDS[kind][1] * rows, *columns), 0)
         cuts = [Replicate(), *map(Shard, range(value.ndim))]
         for placements in itertools.product(cuts, repeat=mesh.ndim):
-            spread = {"device_mesh": mesh, "placements": placements}
-            yield value, partial(distribute_tensor, **spread)
+            of = {"device_mesh": mesh, "placements": placements}
+            # All ranks have the value, so nothing needs to be sent.
+            yield value, partial(distribute_tensor, **of, src_data_rank=None)
 
 
 def differences(
