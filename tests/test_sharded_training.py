@@ -202,7 +202,7 @@ def compared(model: nn.Module, manifold: str = "stiefel") -> dict[str, float]:
     return found | measured(model, expected)
 
 
-def measured(model: nn.Module, expected: nn.Module, first: Callable[[], Any] = dict) -> dict:
+def measured(model: nn.Module, expected: nn.Module, first: Callable = dict) -> dict:
     """Feasibility and projection, with one process; ``first`` comes before each."""
     first()
     one, other = constraints.feasibility(model), constraints.feasibility(expected)
