@@ -41,7 +41,7 @@ from cdopt_tutorial.run.process_group import join
 
 pytestmark = pytest.mark.xdist_group("sharded_training")
 
-STEPS, MICRO, BATCH, WIDTH, HIDDEN = 4, 2, 12, 6, 18
+STEPS, MICRO, BATCH, WIDTH, HIDDEN = 2, 2, 12, 6, 18
 FIRST, SECOND = range(STEPS // 2), range(STEPS // 2, STEPS)
 #: Older FSDP adds the whole gradient to the penalty's, which is cut by columns.
 OLD = torch.__version__ < (2, 13)
