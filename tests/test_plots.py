@@ -81,13 +81,18 @@ class TestStyle:
          "geoopt", "cayley", "householder", "matrix_exp"),
         ("plain", "fused", "cdopt.nn", "geoopt", "cayley", "householder", "matrix_exp"),
         ("RNN", "Stiefel RNN", "LSTM", "LSTM, stacked", "LSTM, per gate"),
-        ("free", "orthogonal start", "Stiefel", "torch's orthogonal", "penalty alone"),
+        ("free", "orthogonal start", "same norm", "spectral norm", "Stiefel",
+         "torch's orthogonal", "penalty alone"),
+        ("SPEL", "dissolved", "torch's orthogonal", "spectral norm", "free"),
+        ("free", "Muon", "orthogonal start", "same norm", "Stiefel"),
     )  # fmt: skip
 
     @pytest.mark.parametrize("names", TOGETHER)
     def test_a_method_looks_the_same_everywhere_and_like_no_other(self, names):
         looks = style.looks(names)
         assert len({look.marker for look in looks.values()}) == len(names)
+        if "free" in names:  # no two of these are related
+            assert len({look.color for look in looks.values()}) == len(names)
         again = style.looks((*names[::-1], "something else"))
         other = again.pop("something else")
         assert again == looks and other not in again.values()

@@ -54,9 +54,15 @@ METHODS = {
     "matrix_exp": Look(_TEAL.color, _DOTS, "H"),
     "projection": Look(_BLUE.color, _LONG, "v"),
     "geoopt": Look(_BROWN.color, _SHORT, "d"),
-    # Controls, which one figure shows together.
+    # Controls, which one figure shows together with four of the above: the seventh has
+    # the colour of the text.
     "orthogonal start": _PINK,
     "penalty alone": Look(_BROWN.color, _DOTS, "8"),
+    "spectral norm": _VIOLET,
+    "same norm": Look(INK, _LONG, "v"),
+    # Steepest descent in the spectral norm.
+    "SPEL": Look(_PINK.color, _LONG, "p"),
+    "Muon": Look(_VIOLET.color, _SHORT, "p"),
     # Another architecture.
     "LSTM": _VIOLET,
 }
