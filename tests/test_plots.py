@@ -96,6 +96,9 @@ class TestStyle:
         again = style.looks((*names[::-1], "something else"))
         other = again.pop("something else")
         assert again == looks and other not in again.values()
+        colors = {look.color for look in looks.values()}
+        spare = {look.color for look in style.SERIES} - colors
+        assert other.color in spare or not spare
 
 
 def call(caller, callee, method, sent, took=400):
