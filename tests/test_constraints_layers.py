@@ -198,7 +198,10 @@ class TestReset:
         layer.reset_parameters()
         assert layer.weight.isfinite().all()
         layer.weight = drawn((4, 8), 0)
-        assert constraints.feasibility(layer).weight < 1e-12
+        assert constraints.penalty(layer) < 1e-24
+        for act in constraints.feasibility, constraints.project_:
+            with pytest.raises(ValueError, match="^0.weight has another parametriz"):
+                act(nn.Sequential(layer))
 
     def test_a_model_that_is_made_on_meta(self):
         with torch.device("meta"):

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+import warnings
 from functools import partial
 
 import cdopt.nn as theirs
@@ -336,6 +338,21 @@ class TestProjection:
         with pytest.raises(ValueError, match="^1.weight is not finite"):
             constraints.project_(model)
         assert torch.equal(free(model[0]), before)
+
+    @pytest.mark.parametrize("factor", [0.0, 0.9, 1.1, 4.0])
+    @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
+    def test_a_change_by_far_is_not_silent(self, manifold, factor):
+        """Such as of a row that is 0, or of one that the map has turned around."""
+        model = nn.Sequential(nn.Tanh(), dissolved(manifold=manifold))
+        with torch.no_grad():
+            rows = slice(None) if manifold == "sphere" else 2
+            free(model[1])[rows] *= factor
+        lines = r"^project_ changes 1.weight by far, since ‖C\(A\(W\)\)‖ is "
+        far = factor in (0.0, 4.0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            constraints.project_(model)
+        assert [bool(re.match(lines, str(w.message))) for w in caught] == [True] * far
 
     @pytest.mark.parametrize("projected", [False, True])
     def test_a_float32_weight_is_measured_in_float64(self, projected):

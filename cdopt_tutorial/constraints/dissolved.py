@@ -56,6 +56,24 @@ class Dissolved(nn.Module):
         weight.copy_(placed(nearest, weight))
 
 
+class Gathered(nn.Module):
+    """Gathers A(W); its gradient is a mean over the ranks, like FSDP2's."""
+
+    def forward(self, mapped: Any) -> Tensor:
+        """The whole of a DTensor."""
+        from torch.distributed.tensor import Partial
+
+        size = mapped.device_mesh.size()
+        whole = mapped.full_tensor(grad_placements=[Partial()])
+        if whole.requires_grad:
+            whole.register_hook(lambda grad: grad / size)
+        return whole
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """As it is, since the other parametrization cuts it."""
+        return weight
+
+
 def penalties(weights: Collection[tuple[Tensor, Dissolved]]) -> list[Tensor]:
     """``penalty_param`` ‖C(W)‖² of each weight, a scalar.
 

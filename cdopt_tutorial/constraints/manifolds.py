@@ -110,7 +110,7 @@ class Manifold(ABC):
         device, stays as it is. Raises ValueError if the weight is not finite, the
         padding row can't be 0, or the result is not feasible.
         """
-        if _has_no_data(weight):
+        if has_no_data(weight):
             return weight.clone()
         if not whole(weight.isfinite().all()):
             raise ValueError(f"{name} is not finite")
@@ -293,7 +293,7 @@ def _eye(like: Tensor) -> Tensor:
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
-def _has_no_data(weight: Tensor) -> bool:
+def has_no_data(weight: Tensor) -> bool:
     """Whether a weight is on the meta device, as also a fake tensor's storage is."""
     here = weight.to_local() if is_sharded(weight) else weight
     return here.untyped_storage().device.type == "meta"

@@ -1,6 +1,7 @@
 """The penalty, feasibility and projection of models, here and on other workers."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,13 @@ from torch.utils._pytree import tree_leaves
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.constraints.dissolved import distances, penalties
-from cdopt_tutorial.constraints.weights import Constraint, constrained, joined
+from cdopt_tutorial.constraints.manifolds import NEAR, has_no_data
+from cdopt_tutorial.constraints.weights import (
+    Constraint,
+    constrained,
+    joined,
+    refuse_others,
+)
 from cdopt_tutorial.probes import trace
 
 Model = nn.Module | Reference
@@ -109,7 +116,11 @@ class Constraints:
 
     @torch.no_grad()
     def feasibility(self) -> Feasibility:
-        """Each weight's distance from its manifold, in float64, from its owner."""
+        """Each weight's distance from its manifold, in float64, from its owner.
+
+        Raises ValueError if a layer computes with another function of W than A(W).
+        """
+        refuse_others(self._models)
         layers = {}
         for name, (weight, rule) in self._here().items():
             # float32 would err by more than the distance that a projection leaves.
@@ -123,11 +134,24 @@ class Constraints:
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Move each weight to the feasible one nearest to A(W), or raise ValueError."""
+        """Move each weight to the feasible one nearest to A(W), or raise ValueError.
+
+        Warns if ‖C(A(W))‖ is above ``NEAR``: W is then too far away for its map, and
+        the layer will compute with quite another weight. Also raises ValueError where
+        :meth:`feasibility` does.
+        """
+        refuse_others(self._models)
         projected = []
         for name, (weight, rule) in self._here().items():
             mapped, _ = rule.manifold.map_and_distance(weight.detach().double())
             projected.append((weight, rule.nearest(mapped, name)))
+            if not has_no_data(weight):
+                off = rule.manifold.distance(mapped).item() ** 0.5
+                if off > NEAR:
+                    warnings.warn(
+                        f"project_ changes {name} by far, since ‖C(A(W))‖ is {off:.2g}",
+                        stacklevel=3,
+                    )
         for weight, nearest in projected:
             weight.copy_(nearest)
         for reference in self._elsewhere.values():

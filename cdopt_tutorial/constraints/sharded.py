@@ -2,10 +2,12 @@
 
 import math
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import parametrize
+
+from cdopt_tutorial.constraints.dissolved import Gathered
 
 
 def map_before_gathering(
@@ -30,19 +32,5 @@ def map_before_gathering(
         parts = distribute_tensor(weight.detach(), mesh, [Shard(long_side)])
         weight.cut = nn.Parameter(parts, weight.requires_grad)
     listed.original = weight.cut
-    listed.append(_Gathered())
+    listed.append(Gathered())
     return {listed.original}
-
-
-class _Gathered(nn.Module):
-    """Gathers A(W); its gradient is a mean over the ranks, like FSDP2's."""
-
-    def forward(self, mapped: DTensor) -> Tensor:
-        size = mapped.device_mesh.size()
-        whole = mapped.full_tensor(grad_placements=[Partial()])
-        if whole.requires_grad:
-            whole.register_hook(lambda grad: grad / size)
-        return whole
-
-    def right_inverse(self, weight: Tensor) -> Tensor:
-        return weight
