@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from cdopt_tutorial.calls import gradients
 from cdopt_tutorial.calls.references import Reference, apply
 from cdopt_tutorial.constraints.dissolved import distances, penalties
-from cdopt_tutorial.constraints.manifolds import NEAR, has_no_data
+from cdopt_tutorial.constraints.manifolds import has_no_data
 from cdopt_tutorial.constraints.weights import (
     Constraint,
     constrained,
@@ -24,6 +24,8 @@ from cdopt_tutorial.constraints.weights import (
 from cdopt_tutorial.probes import trace
 
 Model = nn.Module | Reference
+
+NEAR = 0.5  # ‖C(A(W))‖ up to which every direction of A(W) has kept most of its length
 
 
 class Distance(NamedTuple):
@@ -144,7 +146,7 @@ class Constraints:
         projected = []
         for name, (weight, rule) in self._here().items():
             mapped, _ = rule.manifold.map_and_distance(weight.detach().double())
-            projected.append((weight, rule.nearest(mapped, name)))
+            projected.append((weight, rule.manifold.nearest(mapped, name)))
             if not has_no_data(weight):
                 off = rule.manifold.distance(mapped).item() ** 0.5
                 if off > NEAR:
