@@ -2,14 +2,19 @@
 
 import json
 import math
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 Points = tuple[tuple[float, ...], tuple[float, ...]]
 
 
+@cache
 def stored(name: str) -> dict[str, Any]:
-    """The content of a JSON file of the package, such as ``rollouts/lag.json``."""
+    """The content of a JSON file of the package, such as ``rollouts/lag.json``.
+
+    Read once, so don't change it.
+    """
     return json.loads((files("cdopt_tutorial") / name).read_text())
 
 

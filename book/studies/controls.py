@@ -1,6 +1,5 @@
 """Alternatives to dissolving a weight, for a study to compare it with."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from cdopt_tutorial.constraints.manifolds import manifold_of
+from cdopt_tutorial.dissolving.memory import SameNorm
 
 # First those that only start on the manifold or stay on it, then bounds on the norm.
 CONTROLS = (
@@ -43,21 +43,6 @@ def treat(
         weight.copy_(manifold.nearest(weight))
 
     return project if way == "projected" else lambda: None
-
-
-class SameNorm(nn.Module):
-    """Scales each block of a weight's rows to the norm of an orthonormal one."""
-
-    def __init__(self, blocks: int):
-        super().__init__()
-        self.blocks = blocks
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The weight, scaled."""
-        parts = weight.unflatten(0, (self.blocks, -1))
-        norms = parts.square().sum((1, 2), keepdim=True).sqrt()
-        norm = math.sqrt(min(parts.shape[1:]))
-        return (norm / norms * parts).flatten(0, 1)
 
 
 def _parametrize(module: nn.Module, name: str, start: Tensor) -> None:

@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import islice, product
 from statistics import fmean
 
+from climb import BESIDE, Cell, climb, setting
 from runs import keep, write
 from study import Study
 
-RATES, FIRST = (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), (2e-3, 5e-3, 1e-2)
+FIRST = (-8, 0), (-7, 0), (-6, 0)  # rates of 0.002, 0.005 and 0.01, see `climb.setting`
 SCHEDULES = ("cosine", 100), ("none", 100), ("cosine", 0)  # decay, and warm-up
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 NAMES = "kind", "lr", "decay", "warm_up"
@@ -33,13 +34,13 @@ def compare(study: Study, options: argparse.Namespace) -> None:
 
     def train(settings: Sequence[Setting], seeds: Sequence[int]) -> dict:
         jobs = [
-            dict(zip(NAMES, setting, strict=True), seed=seed, **same)
-            for setting, seed in product(settings, seeds)
+            dict(zip(NAMES, how, strict=True), seed=seed, **same)
+            for how, seed in product(settings, seeds)
         ]
         found = keep(options.out, study.converge, jobs)
         runs.extend(found)
         each = iter(found)
-        return {setting: list(islice(each, len(seeds))) for setting in settings}
+        return {how: list(islice(each, len(seeds))) for how in settings}
 
     chosen = tune(train, study.kinds, TUNING_SEEDS[:few])
     train(chosen, SEEDS[:few])
@@ -57,21 +58,18 @@ def tune(train: Train, kinds: Sequence[str], seeds: Sequence[int]) -> list[Setti
     losses: dict[Setting, float] = {}
 
     def try_all(settings: Sequence[Setting]) -> None:
-        for setting, found in train(settings, seeds).items():
+        for how, found in train(settings, seeds).items():
             each = [run["tuning"] for run in found]
-            losses[setting] = fmean(each) if all(map(math.isfinite, each)) else math.inf
+            losses[how] = fmean(each) if all(map(math.isfinite, each)) else math.inf
+
+    def score(cells: Sequence[tuple[str, Cell]]) -> list[list[float]]:
+        new = [(kind, setting(cell)["lr"], *SCHEDULES[0]) for kind, cell in cells]
+        try_all(new)
+        return [[-losses[each]] for each in new]
 
     def best(kind: str) -> Setting:
         return min((of for of in losses if of[0] == kind), key=losses.get)
 
-    new = [(kind, lr, *SCHEDULES[0]) for kind, lr in product(kinds, FIRST)]
-    while new:  # until both neighbours of each best rate have been tried
-        try_all(new)
-        new = []
-        for kind in kinds:
-            at = RATES.index(best(kind)[1])
-            beside = RATES[max(0, at - 1) : at + 2]
-            new += [(kind, lr, *SCHEDULES[0]) for lr in beside]
-        new = [setting for setting in new if setting not in losses]
+    climb(score, kinds, FIRST, BESIDE[:2])  # rates alone
     try_all([(*best(kind)[:2], *how) for kind, how in product(kinds, SCHEDULES[1:])])
     return [best(kind) for kind in kinds]

@@ -97,11 +97,17 @@ MODELS = (
 
 
 class SameNorm(nn.Module):
-    """Scales a square weight to the Frobenius norm of an orthogonal one."""
+    """Scales each block of a weight's rows to the norm of an orthonormal one."""
+
+    def __init__(self, blocks: int = 1):
+        super().__init__()
+        self.blocks = blocks
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight, scaled."""
-        return weight * (len(weight) ** 0.5 / weight.norm())
+        parts = weight.chunk(self.blocks)
+        scaled = [part * (min(part.shape) ** 0.5 / part.norm()) for part in parts]
+        return torch.cat(scaled)
 
 
 def recurrent(name: str, num_inputs: int, hidden: int) -> nn.RNN:
