@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Callable
 from functools import partial
 from unittest import mock
 
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from cdopt_tutorial.constraints import rivals
 from cdopt_tutorial.constraints.manifolds import manifold_of
+from cdopt_tutorial.constraints.owners import OwnedMuon
 from cdopt_tutorial.constraints.rivals import RULES, Rival
 from cdopt_tutorial.constraints.sums import sums_of, whole
 from cdopt_tutorial.dissolving.eigenspace import polar
@@ -33,6 +35,13 @@ SIZES = st.integers(1, 9)
 SHAPES = [(9, 4, 1), (4, 9, 1), (5, 5, 1), (2, 5, 4), (3, 3, 2)]
 
 
+MUON = partial(Rival, "muon")
+# Uneven on 2 and 3 ranks, fewer rows than ranks, fewer of a shape than ranks, a kernel.
+UNEVEN = [(7, 3), (7, 3), (7, 3), (4, 9), (2, 5), (6, 2, 3, 3)]
+ROWS, NUMBER = 24, 6  # rows and number of the weights whose messages are counted
+COLUMNS = 4, 10
+
+
 def start(rows: int, columns: int, blocks: int, seed: int, off: float = 0.01) -> Tensor:
     """A weight a little off the manifold."""
     weight = drawn((blocks * rows, columns), seed)
@@ -44,12 +53,17 @@ def steps(rule: str, weight: Tensor, blocks: int, seed: int) -> Tensor:
     weight = weight.clone().requires_grad_()
     rival = Rival(rule, [{"params": [weight], "blocks": blocks}], LR, 0.9)
     for number in range(STEPS):
-        grad = drawn(weight.shape, seed + number + 1)
-        if isinstance(weight, DTensor):
-            grad = distribute_tensor(grad, weight.device_mesh, weight.placements)
-        weight.grad = grad
+        give(weight, seed + number + 1)
         rival.step()
     return whole(weight.detach())
+
+
+def give(weight: Tensor, seed: int) -> None:
+    """Give a weight a gradient, the same however it is cut."""
+    weight.grad = drawn(weight.shape, seed)
+    if isinstance(weight, DTensor):
+        cut = weight.device_mesh, weight.placements
+        weight.grad = distribute_tensor(weight.grad, *cut)
 
 
 def furthest(meshes: list[DeviceMesh], rule: str, shapes: list[tuple]) -> float:
@@ -65,17 +79,33 @@ def furthest(meshes: list[DeviceMesh], rule: str, shapes: list[tuple]) -> float:
     return max(tried)
 
 
-def heard(mesh: DeviceMesh, rule: str) -> tuple[int, float]:
-    """All-reduces of a step of three weights in rows, and each's sums of p x p."""
+def owned(mesh: DeviceMesh) -> float:
+    """How far two steps of Muon by owners are from those of one process."""
+    alone = [drawn(shape, seed) for seed, shape in enumerate(UNEVEN)]
+    spread = [distribute_tensor(weight, mesh, [Shard(0)]) for weight in alone]
+    for make, weights in (OwnedMuon, spread), (MUON, alone):
+        groups = {"params": weights[:4]}, {"params": weights[4:], "lr": 0.3}
+        optimizer = make([*groups], 0.1, momentum=0.9)
+        for seed in range(STEPS):
+            for number, weight in enumerate(weights):
+                give(weight, 10 * seed + number)
+            optimizer.step()
+    return max(map(off, spread, alone))
+
+
+def heard(mesh: DeviceMesh, make: Callable, columns: int = 4) -> tuple[int, int]:
+    """Messages and bytes of a step of weights in rows."""
     weights = []
-    for seed in range(3):
-        weight = distribute_tensor(start(12, 4, 1, seed), mesh, [Shard(0)])
-        weight.grad = distribute_tensor(drawn(weight.shape, seed), mesh, [Shard(0)])
+    for seed in range(NUMBER):
+        weight = distribute_tensor(
+            start(ROWS, columns, 1, seed, 1e-3), mesh, [Shard(0)]
+        )
+        give(weight, seed)
         weights.append(weight)
-    rival = Rival(rule, weights, LR)
+    optimizer = make(weights, LR)
     with Sent() as sent:
-        rival.step()
-    return sent.collectives, sent.bytes / (3 * 4 * 4 * weight.itemsize)
+        optimizer.step()
+    return sent.collectives, sent.bytes
 
 
 def play_rivals(rank: int) -> dict:
@@ -84,7 +114,10 @@ def play_rivals(rank: int) -> dict:
     meshes = [DeviceMesh("cpu", range(number)) for number in (2, 3)]
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     found: dict = {rule: furthest(here, rule, SHAPES) for rule in RULES}
-    found["sent"] = {rule: heard(meshes[1], rule) for rule in RULES}
+    found["sent"] = {rule: heard(meshes[1], partial(Rival, rule)) for rule in RULES}
+    found["owned"] = [owned(mesh) for mesh in here]
+    for mesh, p in itertools.product(here, COLUMNS):
+        found[mesh.size(), p] = heard(mesh, MUON, p), heard(mesh, OwnedMuon, p)
     summed = "cdopt_tutorial.constraints.sums._all_reduced"
     with mock.patch(summed, lambda part, *_: part):
         found["control"] = furthest(meshes[1:], "projected", SHAPES[:1])
@@ -95,7 +128,7 @@ def play_rivals(rank: int) -> dict:
 def played():
     """What the ranks found."""
     roles = {f"rank{i}": Role(play_rivals, (i,)) for i in range(RANKS)}
-    return launch(roles, deadline=300).values()
+    return [*launch(roles, deadline=300).values()]
 
 
 @pytest.mark.parametrize("rule", EXACT)
@@ -109,11 +142,30 @@ def test_a_weight_in_rows_costs_sums_of_p_by_p(played):
     sums = {"landing": (1, 2), "spel": (1, 3)}
     for rank in played:
         for rule, sent in rank["sent"].items():
-            assert sent == sums.get(rule, (1, 1)), rule
+            messages, number = sums.get(rule, (1, 1))
+            assert sent == (messages, number * NUMBER * 4 * 4 * 8), rule
 
 
-def penalised(x, g):
-    return x - LR * (g + 2 * x @ (x.mT @ x - torch.eye(x.shape[1]).to(x)))
+def test_owners_move_as_one_process_to_the_bit(played):
+    for rank in played:
+        assert set(rank["owned"]) == {0.0}
+
+
+@pytest.mark.parametrize("p", COLUMNS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_bytes_of_owners_and_of_sums(played, ranks, p):
+    """Sums send fewer if and only if a rank has more than p rows."""
+    (one, sums), (two, owners) = played[0][ranks, p]
+    assert (one, two) == (1, 2)
+    assert sums == NUMBER * p * p * 8  # of which a ring sends 2 (k - 1) / k
+    assert owners == 2 * NUMBER * ROWS * p * 8 / ranks * (ranks - 1) / ranks
+    ring = sums * 2 * (ranks - 1) / ranks
+    assert (ring < owners) == (ROWS / ranks > p)
+
+
+def test_an_owner_refuses_a_weight_that_is_not_in_rows():
+    with pytest.raises(ValueError, match="an owner's weight must be cut into rows"):
+        OwnedMuon([nn.Parameter(torch.ones(3, 2))], 0.1)
 
 
 def landed(x, g):
@@ -141,7 +193,6 @@ PAPERS = {
     rivals.landing: landed,
     rivals.muon: muon,
     rivals.spel: steepest,
-    partial(rivals.penalised, penalty_param=0.5): penalised,
 }
 
 

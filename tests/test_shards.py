@@ -152,7 +152,7 @@ class TestRun:
 
     @pytest.mark.parametrize(
         ("strategy", "optimizer"),
-        [("fsdp", "projected"), ("2d", "muon"), ("pipeline", "penalty")],
+        [("fsdp", "projected"), ("2d", "muon"), ("pipeline", "landing")],
     )
     def test_rivals_of_dissolving_train_as_one_process(self, strategy, optimizer):
         """Muon moves dissolved weights; the others enforce the constraint alone."""

@@ -8,7 +8,6 @@ one all-reduce.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,14 +75,6 @@ def landing(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     return x - lr * (tangent + sums.times(x, Stiefel().from_sum(gram)))
 
 
-def penalised(
-    x: Tensor, grad: Tensor, sums: Sums, lr: float, penalty_param: float
-) -> Rule:
-    """A free step on the loss and ``penalty_param`` ‖C‖², with no map: one sum."""
-    c = Stiefel().from_sum((yield sums.product(x)))
-    return x - lr * (grad + 4 * penalty_param * sums.times(x, c))
-
-
 def muon(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
     """A step with singular values near 1, by five Newton-Schulz iterations: one sum.
 
@@ -122,8 +113,7 @@ def spel(x: Tensor, grad: Tensor, sums: Sums, lr: float) -> Rule:
 
 #: By the names of `cdopt-tutorial shard --optimizer`.
 RULES: dict[str, Callable[..., Rule]] = {
-    "muon": muon, "projected": projected, "landing": landing, "penalty": penalised,
-    "spel": spel,
+    "muon": muon, "projected": projected, "landing": landing, "spel": spel,
 }  # fmt: skip
 #: Those that hold near the manifold only; the others move any weight.
 LOCAL = "landing", "spel"
@@ -141,15 +131,10 @@ class Rival(optim.Optimizer):
     """
 
     def __init__(
-        self,
-        rule: str,
-        params: Iterable[Any],
-        lr: float,
-        momentum: float = 0.0,
-        penalty_param: float = 0.5,
+        self, rule: str, params: Iterable[Any], lr: float, momentum: float = 0.0
     ):
-        options = {"lr": lr, "momentum": momentum, "penalty_param": penalty_param}
-        super().__init__(params, {"rule": rule, "blocks": 1} | options)
+        settings = {"rule": rule, "blocks": 1, "lr": lr, "momentum": momentum}
+        super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add weights, by the defaults where the group has nothing else."""
@@ -159,7 +144,7 @@ class Rival(optim.Optimizer):
         if group["rule"] not in list(RULES):
             known = ", ".join(RULES)
             raise ValueError(f"rule is {group['rule']!r}, but must be one of {known}")
-        for name in ("lr", "momentum", "penalty_param"):
+        for name in ("lr", "momentum"):
             if not group[name] >= 0:
                 raise ValueError(f"{name} is {group[name]!r}, but must be at least 0")
         super().add_param_group(param_group)
@@ -206,8 +191,6 @@ class Move:
 
     def __init__(self, weight: Tensor, direction: Tensor, group: dict):
         rule, lr = RULES[group["rule"]], group["lr"]
-        if group["rule"] == "penalty":
-            rule = partial(rule, penalty_param=group["penalty_param"])
         if group["rule"] == "muon":
             rows, columns = len(weight) // group["blocks"], weight.shape[1:].numel()
             lr *= 0.2 * max(rows, columns) ** 0.5

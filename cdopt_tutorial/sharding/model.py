@@ -43,8 +43,8 @@ class ShardConfig(Training):
     seq_len: int = 32  #: tokens that a prediction can see
     batch_size: int = 16  #: sequences in a step, over all ranks
     #: "sgd", "adam", or "muon" for the blocks' matrices; or one that constrains weights
-    #: without a map: "projected", "landing", "penalty" or "spel". The other parameters
-    #: are moved by Adam beside Muon, else by SGD.
+    #: without a map: "projected", "landing" or "spel". The other parameters are moved
+    #: by Adam beside Muon, else by SGD.
     optimizer: str = "adam"
     lr: float = 3e-3  #: its learning rate, above 0
     momentum: float = 0.9  #: of all but Adam, 0 to below 1
@@ -224,8 +224,7 @@ def optimizers(model: nn.Module, config: ShardConfig) -> list[optim.Optimizer]:
         blocks, beside = dict.fromkeys(block_matrices(model), 1), "adam"
     groups = [{"params": [p], "blocks": number} for p, number in blocks.items()]
     rest = [p for p in model.parameters() if p not in blocks]
-    how = config.lr, config.momentum, config.penalty_param
-    rival = Rival(config.optimizer, groups, *how)
+    rival = Rival(config.optimizer, groups, config.lr, config.momentum)
     return [make_optimizer(rest, replace(config, optimizer=beside)), rival]
 
 
