@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 import warnings
 from functools import partial
 
@@ -297,20 +296,20 @@ class TestProjection:
             constraints.project_(model)
         assert torch.equal(free(model[0]), before)
 
-    @pytest.mark.parametrize("factor", [0.0, 0.9, 1.1, 4.0])
+    @pytest.mark.parametrize("factor", [0.0, 0.5, 0.7, 1.3, 1.5, 2.0])
     @pytest.mark.parametrize("manifold", constraints.MANIFOLDS)
     def test_a_change_by_far_is_not_silent(self, manifold, factor):
-        """Such as of a row that is 0, or of one that the map has turned around."""
+        """A row that is 0 stays so, and one of norm 2 is turned around by the map."""
         model = nn.Sequential(nn.Tanh(), dissolved(manifold=manifold))
         with torch.no_grad():
             rows = slice(None) if manifold == "sphere" else 2
             free(model[1])[rows] *= factor
-        lines = r"^project_ changes 1.weight by far, since ‖C\(A\(W\)\)‖ is "
-        far = factor in (0.0, 4.0)
+        line = f"project_ moves 1.weight far: its singular value or norm {factor:.2g} "
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             constraints.project_(model)
-        assert [bool(re.match(lines, str(w.message))) for w in caught] == [True] * far
+        said = [str(warning.message) for warning in caught]
+        assert said == ([] if 0.6 < factor < 1.4 else [f"{line}becomes 1"])
 
     @pytest.mark.parametrize("projected", [False, True])
     def test_a_float32_weight_is_measured_in_float64(self, projected):

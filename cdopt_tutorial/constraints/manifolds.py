@@ -54,6 +54,10 @@ class Manifold(ABC):
         """The nearest feasible X, of a whole one."""
 
     @abstractmethod
+    def lengths(self, x: Tensor) -> Tensor:
+        """What is 1 if a whole X is feasible: its singular values, or its norms."""
+
+    @abstractmethod
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
         """Where a weight that is cut along an axis is to be cut for its map.
 
@@ -118,6 +122,12 @@ class Manifold(ABC):
                 raise ValueError(f"{name} has no projection onto this manifold")
         return placed(value.to(weight.dtype), weight)
 
+    def worst_length(self, weight: Tensor) -> float:
+        """The length that is farthest from 1; a weight in shards is gathered."""
+        x, *_ = self.part_of(whole(weight).double())
+        lengths = self.lengths(x).flatten()
+        return lengths[(lengths - 1).abs().argmax()].item()
+
     def _is_feasible(self, weight: Tensor, ulps: float) -> bool:
         """Whether ‖C‖ is what rounding leaves, some ulps for each element."""
         rounding = torch.finfo(weight.dtype).eps * weight.numel() ** 0.5
@@ -149,6 +159,10 @@ class Stiefel(Manifold):
         u, _, v = torch.svd(x)
         return u @ v.mT
 
+    def lengths(self, x: Tensor) -> Tensor:
+        """The singular values."""
+        return torch.linalg.svdvals(x)
+
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
         """Along the long side; a tall block that is on several ranks is gathered."""
         if wide:
@@ -179,9 +193,12 @@ class Oblique(Manifold):
 
     def nearest_point(self, x: Tensor) -> Tensor:
         """X divided by its norms; all points of norm 1 are equally near to 0."""
-        norm = torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
-        x = torch.where(norm > 0, x, 1.0)
-        return x / torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
+        x = torch.where(self.lengths(x) > 0, x, 1.0)
+        return x / self.lengths(x)
+
+    def lengths(self, x: Tensor) -> Tensor:
+        """Its norms."""
+        return torch.linalg.vector_norm(x, dim=self.axes, keepdim=True)
 
     def cut(self, axis: int, wide: bool) -> tuple[int | None, bool]:
         """As the weight; a block that is on several ranks is gathered."""
