@@ -37,18 +37,17 @@ class Run:
         command = [*COMMAND, *system.split(), *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self._command = subprocess.Popen(command, **pipes)
-        self._seen = set[psutil.Process]()
+        self._seen, self._named = set[psutil.Process](), dict[str, psutil.Process]()
         self.begin, self.last = math.inf, -math.inf  # when all workers were there
 
     def workers(self) -> dict[str, psutil.Process]:
         """Its workers by their names, as far as there are any."""
         self._seen |= set(tree([self._command]))
-        found = {}
         for process, name in product(filter(runs, self._seen), self._names):
             with suppress(psutil.NoSuchProcess, OSError):  # it has just ended
                 if self._is(process, name):
-                    found[name] = process
-        return found
+                    self._named[name] = process  # Ray's may later lose that thread
+        return {name: each for name, each in self._named.items() if runs(each)}
 
     def _is(self, process: psutil.Process, name: str) -> bool:
         if self._engine == "rpc":
