@@ -18,7 +18,7 @@ from running import COMMAND, wait_for_end
 #: What carries calls, what is trained, and its workers, who call each other, meet in
 #: collectives, or both; `test_ray` and `test_torchrun` kill those of the other system.
 RUNS = [
-    ("rpc", "reinforce --lr 1e-4 --max-episodes 300", "agent observer0 observer1"),
+    ("rpc", "reinforce --lr 1e-4 --max-episodes 3000", "agent observer0 observer1"),
     ("rpc", "shard --max-steps 50 --width 16 --seq-len 8", "rank0 rank1"),
     ("ray", "hybrid --max-steps 100", "trainer0 trainer1 master ps"),
 ]
