@@ -71,6 +71,7 @@ def test_a_batch_is_mapped_matrix_by_matrix():
 @pytest.mark.parametrize("size", [1e-9, 1e-4, 1e-2, 0.2, 3.0])
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (15, 15), (3, 14, 6)])
 def test_the_nearest_is_the_polar_factor_however_far(size, shape):
+    """Close to the manifold by products, elsewhere by an SVD."""
     w = nn.init.orthogonal_(torch.empty(shape[-2:], **F64))
     w = w.expand(shape) + size * drawn(shape, 1)
     stacked = w.flatten(0, -2)

@@ -9,7 +9,7 @@ import cdopt.nn as theirs
 import pytest
 import torch
 from cdopt.manifold_torch import grassmann_torch, oblique_torch, stiefel_torch
-from constrained import CASES, F64, ROWS, dissolved, drawn, free, move_, near
+from constrained import CASES, F64, ROWS, SPHERE, dissolved, drawn, free, move_, near
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +19,7 @@ from cdopt_tutorial.calls.references import reference
 from cdopt_tutorial.constraints import Constraints
 
 STIEFEL = {"manifold_class": stiefel_torch, "penalty_param": 0.3, **F64}
+COLUMNS = ROWS | {"transpose": True}
 wide = CASES["wide"].formula
 
 
@@ -42,10 +43,13 @@ def overlapping():
     return layer
 
 
+PADS = "row 0 of 'weight' of Embedding is padding: can't be 0"
 REFUSED = [
     (table(9, 4, sparse=True), {}, "Embedding has sparse=True"),
     (partial(nn.EmbeddingBag, 9, 4, max_norm=2), {}, "EmbeddingBag has max_norm"),
-    (table(9, 4, padding_idx=0), {}, "Embedding has padding_idx, but A"),
+    (table(4, 9, padding_idx=0), {}, PADS),
+    (table(9, 4, padding_idx=0), ROWS, PADS),
+    (table(1, 9, padding_idx=0), SPHERE, PADS),
     (lambda: [3], {}, "a list is no layer: give a module"),
     (partial(nn.LSTM, 5, 6), {}, "LSTM has no free parameter 'weight': it has"),
     (linear, {"name": 0}, "no free parameter 0: it has weight, bias"),
@@ -112,12 +116,50 @@ class TestRefused:
                 Constraints(model)
 
 
+class TestPadding:
+    @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.Muon])
+    @pytest.mark.parametrize("options", [{}, {"blocks": 2}, COLUMNS, SPHERE])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_the_row_is_0_and_stays_0(self, optimizer, options, dtype):
+        embedding = nn.Embedding(24, 5, padding_idx=3, dtype=dtype)
+        constraints.dissolve(embedding, **options)
+        moves = optimizer(embedding.parameters(), lr=1e-2)
+        for _ in range(5):
+            tokens = torch.randint(0, 24, (8, 6))
+            tokens[:, 4:] = 3
+            moves.zero_grad()
+            loss = embedding(tokens).sum(1).float().sin().sum()
+            (loss + constraints.penalty(embedding)).backward()
+            assert not free(embedding).grad[3].any() and free(embedding).grad.any()
+            moves.step()
+        embedding.weight = torch.randn(24, 5, dtype=dtype)
+        assert not free(embedding)[3].any() and not embedding.weight[3].any()
+        constraints.project_(move_(embedding))
+        assert not free(embedding)[3].any()
+
+    @pytest.mark.parametrize("order", [["table", "head"], ["head", "table"]])
+    def test_a_shared_table(self, order):
+        """The head has no padding row; whichever comes first, the table's stays 0."""
+        model = Tied(padding_idx=2)
+        layers = [constraints.dissolve(getattr(model, name)) for name in order]
+        with torch.no_grad():
+            free(move_(model, 1.3).table)[2] = 0.5
+        constraints.project_(nn.ModuleList(layers))
+        assert not free(model.table)[2].any()
+
+    @pytest.mark.parametrize("options", [{}, ROWS, SPHERE])
+    def test_a_bag_never_reads_the_row(self, options):
+        layer = nn.EmbeddingBag(4, 9, padding_idx=1)
+        constraints.dissolve(layer, **options)
+        assert constraints.feasibility(layer).weight < 1e-6
+
+
 class Tied(nn.Module):
     """A language model whose head is its table."""
 
-    def __init__(self):
+    def __init__(self, **options):
         super().__init__()
-        self.table = nn.Embedding(7, 3, **F64)
+        self.table = nn.Embedding(7, 3, **options, **F64)
         self.head = nn.Linear(3, 7, **F64)
         self.head.weight = self.table.weight
 

@@ -24,9 +24,12 @@ _in_pass = ContextVar[dict[int, list[Tensor | None]] | None]("_in_pass", default
 class Dissolved(nn.Module):
     """The parametrization of a dissolved weight: W to A(W)."""
 
-    def __init__(self, manifold: Manifold, penalty_param: float):
+    def __init__(
+        self, manifold: Manifold, penalty_param: float, padding: int | None = None
+    ):
         super().__init__()
         self.manifold, self.penalty_param = manifold, penalty_param
+        self.padding = padding  #: the row that is 0, if there is one
 
     def forward(self, weight: Tensor) -> Tensor:
         """A(W), shaped as W."""
@@ -41,10 +44,14 @@ class Dissolved(nn.Module):
         """The same memory, since what is feasible is mapped to itself."""
         return weight.detach()
 
+    def nearest(self, weight: Tensor, name: str) -> Tensor:
+        """The nearest feasible weight, or a ValueError with a name for it."""
+        return self.manifold.nearest(weight, self.padding, name)
+
     @torch.no_grad()
     def write(self, value: Tensor, weight: Tensor, name: str) -> None:
         """Let W be the feasible weight nearest to a value, or raise ValueError."""
-        nearest = self.manifold.nearest(value.to(weight.dtype), name)
+        nearest = self.nearest(value.to(weight.dtype), name)
         # In place: its memory may be shared, and FSDP has references to it.
         weight.copy_(placed(nearest, weight))
 

@@ -91,11 +91,6 @@ def _free_weight(module: nn.Module, name: str) -> nn.Parameter:
             raise ValueError(f"{kind} has sparse=True, but a W has a dense gradient")
         if module.max_norm is not None:
             raise ValueError(f"{kind} has max_norm, which would scale A(W) unseen by W")
-        # A bag never reads its padding row.
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            raise ValueError(
-                f"{kind} has padding_idx, but A(W) moves all rows together"
-            )
     return weight
 
 
@@ -114,16 +109,18 @@ def _register(
         raise ValueError(
             f"penalty_param is {penalty_param!r}, but must be above 0 and finite"
         )
-    kind = type(module).__name__
-    starts = {
-        name: manifold.nearest(getattr(module, name), f"{name!r} of {kind}")
-        for name, manifold in manifolds.items()
-    }
-    for name, start in starts.items():
+    # A bag never reads its padding row.
+    padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+    rules, starts = {}, {}
+    for name, manifold in manifolds.items():
+        rules[name] = rule = Dissolved(manifold, float(penalty_param), padding)
+        called = f"{name!r} of {type(module).__name__}"
+        starts[name] = rule.nearest(getattr(module, name), called)
+    for name, rule in rules.items():
         if parametrize.is_parametrized(module, name):  # under another name
             continue
-        weight, rule = getattr(module, name), Dissolved(manifolds[name], penalty_param)
-        weight.copy_(start)  # its memory may be shared
+        weight = getattr(module, name)
+        weight.copy_(starts[name])  # its memory may be shared
         for other, parameter in _parameters(module):
             if parameter is weight:
                 # Torch's check of a safe one would compute A(W) once more.

@@ -22,6 +22,8 @@ from cdopt_tutorial.constraints.sums import (
     whole,
 )
 
+NEAR = 0.5  # ‖C‖ of a block below which Newton-Schulz converges, faster than an SVD
+
 
 @dataclass(frozen=True)
 class Manifold(ABC):
@@ -101,24 +103,34 @@ class Manifold(ABC):
         return x, sums or sums_of(x), part.shape, placements
 
     @torch.no_grad()
-    def nearest(self, weight: Tensor, name: str = "the weight") -> Tensor:
+    def nearest(
+        self, weight: Tensor, padding: int | None = None, name: str = "the weight"
+    ) -> Tensor:
         """The nearest feasible weight, a new one of the same dtype.
 
-        A weight in shards is gathered: sums alone would square its small singular
-        values, and lead to another point if it is far from the manifold. A weight
-        without data, as on the meta device, stays as it is. Raises ValueError if the
-        weight is not finite, or the result is not feasible.
+        The padding row, if there is one, becomes exactly 0. A weight in shards is
+        gathered: sums alone would square its small singular values, and lead to another
+        point if it is far from the manifold. A weight without data, as on the meta
+        device, stays as it is. Raises ValueError if the weight is not finite, the
+        padding row can't be 0, or the result is not feasible.
         """
         if has_no_data(weight):
             return weight.clone()
         if not whole(weight.isfinite().all()):
             raise ValueError(f"{name} is not finite")
         value = whole(weight).clone()
+        if padding is not None:
+            value[padding] = 0
         if not self._is_feasible(value, 0.5):
             with _exactly(weight):  # and in float64: float32 would leave roundings
                 x, *_ = self.part_of(value.double())
                 value = self.nearest_point(x).reshape(value.shape).contiguous()
-            if not self._is_feasible(value, 100):  # as where squares overflow
+            if padding is not None:
+                value[padding] = 0  # training would scale up what an SVD leaves
+            feasible = self._is_feasible(value, 100)
+            if padding is not None and not feasible:
+                raise ValueError(f"row {padding} of {name} is padding: can't be 0")
+            if not feasible:  # as where squares overflow
                 raise ValueError(f"{name} has no projection onto this manifold")
         return placed(value.to(weight.dtype), weight)
 
@@ -156,6 +168,12 @@ class Stiefel(Manifold):
         """The polar factor."""
         if x.shape[-2] < x.shape[-1]:
             return self.nearest_point(x.mT).mT
+        c = stiefel_constraint(x)
+        while (off := c.flatten(-2).norm(dim=-1).max().item()) < NEAR:
+            x = x - 0.5 * x @ c  # one step of Newton-Schulz, the map A
+            if off * off < torch.finfo(x.dtype).eps:  # the step leaves ¾ of the square
+                return x
+            c = stiefel_constraint(x)
         u, _, v = torch.svd(x)
         return u @ v.mT
 

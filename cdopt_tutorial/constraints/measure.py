@@ -146,7 +146,7 @@ class Constraints:
         projected = []
         for name, (weight, rule) in self._here().items():
             mapped, _ = rule.manifold.map_and_distance(weight.detach().double())
-            projected.append((weight, rule.manifold.nearest(mapped, name)))
+            projected.append((weight, rule.nearest(mapped, name)))
             if not has_no_data(weight):
                 length = rule.manifold.worst_length(weight)
                 if abs(length - 1) > FAR:

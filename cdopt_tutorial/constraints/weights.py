@@ -38,6 +38,8 @@ def constrained(models: dict[str, nn.Module]) -> dict[str, Constraint]:
                     f"{name} is the weight of {first}, but its manifold or "
                     "penalty_param is another one"
                 )
+            if rule.padding is not None:  # the row is 0 for whoever shares the table
+                constraints[first] = weight, rule
     for number in names.keys() & free.keys():
         raise ValueError(
             f"{free[number]} is the weight of {names[number]}, which is dissolved: "
