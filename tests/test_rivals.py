@@ -111,16 +111,16 @@ def heard(mesh: DeviceMesh, make: Callable, columns: int = 4) -> tuple[int, int]
 def play_rivals(rank: int) -> dict:
     """The largest difference by each rule, and what it sends."""
     process_group.join(rank, RANKS, gpus=())
-    meshes = [DeviceMesh("cpu", range(number)) for number in (2, 3)]
+    meshes = [DeviceMesh("cpu", range(number)) for number in (1, 2, 3)]
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     found: dict = {rule: furthest(here, rule, SHAPES) for rule in RULES}
-    found["sent"] = {rule: heard(meshes[1], partial(Rival, rule)) for rule in RULES}
+    found["sent"] = {rule: heard(meshes[2], partial(Rival, rule)) for rule in RULES}
     found["owned"] = [owned(mesh) for mesh in here]
     for mesh, p in itertools.product(here, COLUMNS):
         found[mesh.size(), p] = heard(mesh, MUON, p), heard(mesh, OwnedMuon, p)
     summed = "cdopt_tutorial.constraints.sums._all_reduced"
     with mock.patch(summed, lambda part, *_: part):
-        found["control"] = furthest(meshes[1:], "projected", SHAPES[:1])
+        found["control"] = furthest(meshes[2:], "projected", SHAPES[:1])
     return found
 
 
