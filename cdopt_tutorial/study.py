@@ -28,6 +28,12 @@ class Study:
         self.tuned: list[dict[str, Any]] = study["tuned"]  #: the runs that tuned them
         #: the runs of the other seeds; the losses are those of the best of its steps.
         self.runs: list[dict[str, Any]] = study["runs"]
+        #: the runs of other seeds in which weights decay, by kind.
+        self.decayed: dict[str, list[dict[str, Any]]] = {}
+        for run in stored("decay.json")["runs"]:
+            chapter, kind = run["name"].split("/")
+            if chapter == folder:
+                self.decayed.setdefault(kind, []).append(run)
 
     def by_rate(self, kind: str) -> list[Points]:
         """For each tuning seed, the rates tried, over the best, and their perplexities.

@@ -5,11 +5,13 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import acrobot
 import climb
 import controls
+import decay
 import gymnasium
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from study import Study
 from torch import nn, optim
 
 from cdopt_tutorial import study as stored_studies
+from cdopt_tutorial.constraints import dissolve
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.parameter_server import Job, RNNConfig, run_locally
@@ -34,7 +37,7 @@ FOLDERS = {"recurrent": "parameter_server", "transformer": "sharding"}
 STUDIES = {"recurrent": recurrent.STUDY, "transformer": transformer.STUDY}
 STORED = {name: f"{folder}/study.json" for name, folder in FOLDERS.items()}
 STORED |= {"lag": "rollouts/lag.json", "shapes": "dissolving/shapes.json"}
-STORED |= {"certificate": "dissolving/certificate.json"}
+STORED |= {"certificate": "dissolving/certificate.json", "decay": "decay.json"}
 RATES = {climb.setting((number, 0))["lr"]: number for number in range(-14, 0)}
 NAMES = "kind", "lr", "decay", "warm_up", "seed"
 
@@ -198,6 +201,36 @@ def test_what_is_stored_begins_as_it_does_here(name, kind):
     of, setting = STUDIES[name], [run[name] for name in NAMES]
     again = of.converge(*setting, of.steps, until=of.every)
     assert again["curve"][0] == pytest.approx(run["curve"][0], abs=0.02)
+
+
+def test_weight_decay_shrinks_free_matrices_and_nothing_else():
+    model = nn.Sequential(dissolve(nn.Linear(3, 4)), nn.Linear(4, 2))
+    optimizer = decay.adamw(model, lr=0.1, weight_decay=0.5)
+    before = {name: w.detach().clone() for name, w in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    left = {name: w / before[name] for name, w in model.named_parameters()}
+    for name, share in left.items():
+        expected = 0.95 if name == "1.weight" else 1.0
+        torch.testing.assert_close(share, torch.full_like(share, expected))
+
+
+@pytest.mark.parametrize("name", decay.NAMES)
+def test_no_rate_or_decay_beside_the_stored_ones_is_better(name):
+    stored, losses = stored_studies.stored("decay.json"), {}
+    for run in stored["tuned"]:
+        if run["name"] == name:
+            at = run["lr"], run["weight_decay"]
+            losses.setdefault(at, []).append(run["tuning"])
+    means = {at: sum(of) / len(of) for at, of in losses.items()}
+    lr, weight_decay = min(means, key=means.get)
+    rates = decay.RATES[(at := decay.RATES.index(lr)) - 1 : at + 2]
+    decays = weight_decay / 4, weight_decay, weight_decay * 4
+    assert len(rates) == 3 and means.keys() >= set(product(rates, decays))
+    runs = [run for run in stored["runs"] if run["name"] == name]
+    assert {run["seed"] for run in runs} == {1, 2, 3, 4, 5}
+    assert {(run["lr"], run["weight_decay"]) for run in runs} == {(lr, weight_decay)}
 
 
 def test_acrobots_move_as_gymnasiums_own():
