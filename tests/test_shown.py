@@ -85,3 +85,13 @@ def test_the_code_of_the_page_on_layers_runs_in_its_order(project):
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
     assert len(blocks) > 5
     exec(compile("\n".join(blocks), "book/layers.md", "exec"), {})
+
+
+def test_each_test_that_a_text_names_is_there():
+    sources = [*ROOT.glob("*.md"), *ROOT.glob("book/**/*.md")]
+    sources += [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("cdopt_tutorial/**/*.py")]
+    named = set()
+    for source in sources:
+        named |= set(re.findall(r"\btest_\w+\.py\b", source.read_text("utf-8")))
+    assert len(named) > 10
+    assert named <= {path.name for path in ROOT.glob("tests/*.py")}
