@@ -5,7 +5,7 @@ from typing import Any
 
 # The most of what takes a process or much memory, which no machine is likely to exceed.
 MOST = {
-    **dict.fromkeys(("num_observers", "num_ranks", "num_trainers"), 256),
+    **dict.fromkeys(("num_observers", "num_ranks", "num_servers", "num_trainers"), 256),
     **dict.fromkeys(("embedding", "hidden", "width"), 8192),
     "num_envs": 10_000,  # of an observer
     "num_layers": 64,

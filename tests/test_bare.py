@@ -18,6 +18,7 @@ import torch
 from hosts import kill, tree
 from running import wait_for_end
 from torch.futures import Future
+from torch.nn.functional import cross_entropy
 
 from cdopt_tutorial import hybrid
 from cdopt_tutorial import parameter_server as rnn
@@ -78,6 +79,7 @@ SHORT = {
     "bare_rnn": "WIDTH, all_tokens = 32, read_tokens\ntorch.manual_seed(1)\n"
     "def read_tokens(): return all_tokens()[:3_600]",
     "bare_hybrid": "TRAINED, EPOCHS = 320, 1",
+    "bare_servers": "TRAINED, EPOCHS = 320, 1",
     "bare_shards": "STEPS = 2",
     "bare_fsdp": "STEPS = 2",
 }
@@ -260,6 +262,22 @@ def test_the_hybrid_comes_to_the_parameters_of_the_package_in_one_process(import
     data = BagSplit(bags, few, few, num_tokens=module.TOKENS, num_classes=8)
     weights = hybrid.run_locally(hybrid.Job(config, data, begin)).weights
     assert max_difference(found, weights) <= 1e-10
+
+
+def test_the_servers_come_to_the_table_of_one_process(importable):
+    module = importable("bare_servers", "TRAINED, EPOCHS = 320, 2")
+    roles = {f"trainer{i}": Role(bare_roles.train_servers, (i,)) for i in range(2)}
+    roles |= {name: Role(serve) for name in module.SERVERS}
+    found = launch(roles, attach=bare_roles.in_float64)["trainer0"]
+    table = torch.zeros(module.TOKENS, 8, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([table], module.LR)
+    for rows in module.read_bags()[: module.TRAINED].split(module.BATCH_SIZE) * 2:
+        loss = cross_entropy(table[rows[:, 1:]].sum(1), rows[:, 0])
+        table.grad, *_ = torch.autograd.grad(loss, table)
+        adam.step()
+    for server, part in enumerate(found):
+        assert part.abs().max() > 0.01  # it moved
+        torch.testing.assert_close(part, table[server::2].detach(), rtol=0, atol=1e-10)
 
 
 # What disturbs a run on two hosts: in its second round observer 2 dies, and when all

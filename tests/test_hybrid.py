@@ -25,7 +25,9 @@ from cdopt_tutorial.hybrid import (
     run_locally,
     system,
 )
-from cdopt_tutorial.hybrid.model import SEMANTICS, Table, first_weights
+from cdopt_tutorial.hybrid.model import SEMANTICS
+from cdopt_tutorial.hybrid.system import first_weights
+from cdopt_tutorial.hybrid.table import Table
 from cdopt_tutorial.run import (
     Role,
     Trace,
@@ -219,8 +221,8 @@ def test_nobody_goes_on_while_another_one_is_needed_or_evaluates(data):
         EXACT, semantics="original", epochs=2, max_steps=None, **KINDS["oblique table"]
     )
     job = Job(config, few)
-    made = system.make_table(job)
-    one, two = (system.Trainer(*made, task) for task in system.tasks(job))
+    table = system.make_table(job)
+    one, two = (system.Trainer(table, task) for task in system.tasks(job))
     names = (one, "step"), (one, "score"), (one.constraints, "project_")
     first = phases_of(one, *names)
     second = phases_of(two, (two, "step"), (two.constraints, "feasibility"))

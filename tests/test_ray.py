@@ -18,7 +18,7 @@ import torch
 from hosts import NET, PATIENCE, RAY_PORT, hosts
 from running import COMMAND, LONG, endless, listeners, wait_for_end
 
-from cdopt_tutorial import data, rollouts, sharding
+from cdopt_tutorial import data, hybrid, rollouts, sharding
 from cdopt_tutorial import parameter_server as rnn
 from cdopt_tutorial.calls import network
 from cdopt_tutorial.equality import max_difference
@@ -46,7 +46,7 @@ JOINT = {"num_trainers": 2, "manifold": "stiefel", "where": "server"}
 
 
 class TestEquality:
-    """Of three systems; those with a server are below."""
+    """Of four systems; the others with a server are below."""
 
     def test_every_conversation_has_the_rewards_of_one_process(self):
         configs = [
@@ -63,6 +63,13 @@ class TestEquality:
         found = rollouts.run(config, on="ray")
         again = rollouts.run_locally(config, found.schedule)
         assert found.score.rewards == again.score.rewards
+
+    def test_a_table_on_two_servers_has_the_rows_of_one_process(self):
+        kind = {"manifold": "stiefel", "where": "server", "dtype": "float64"}
+        config = hybrid.HybridConfig(2, 2, max_steps=5, **kind)
+        job = hybrid.Job(config)
+        result, local = hybrid.run(job, on="ray"), hybrid.run_locally(job)
+        assert max_difference(result.weights, local.weights) <= TOLERANCE
 
     def test_shards_have_the_parameters_of_one_process(self):
         config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cdopt_tutorial.calls import network
-from cdopt_tutorial.calls.references import Reference, apply, apply_async, call_method
+from cdopt_tutorial.calls.references import (
+    Reference,
+    apply,
+    apply_async,
+    begin,
+    call_method,
+)
 
 Context = int | str | None  # of distributed autograd, of a cut, or of this process
 Where = tuple[str, str]  # a context of a cut, and the name of a call in it
@@ -58,27 +65,35 @@ def call(reference: Reference, method: str | Callable, *args: Any) -> Any:
     use has a gradient of 0, and not none. A RuntimeError outside of a context, unless
     gradients are switched off.
     """
+    return ask(reference, method, *args)()
+
+
+def ask(reference: Reference, method: str | Callable, *args: Any) -> Callable[[], Any]:
+    """Begin such a call; what is returned waits for its result, in the same context.
+
+    So several owners can work at once. What is here is called before this returns.
+    """
     part = _part.get()
     if reference.is_owner():
         if part:
             part.modules.append(reference.local_value())
-        return apply(reference, method, *args)
+        return begin(reference, method, *args)
     if not torch.is_grad_enabled():
-        return apply(reference, _without_graph, method, args)
+        return begin(reference, _without_graph, method, args)
     if part is None:
         raise RuntimeError(
             "a call with a gradient needs a context of gradients around it"
         )
     if isinstance(part.context, str):
-        return _Cut.apply(part, reference, method, _anchor, *args)
-    return _recorded(part, reference, method, args)
+        return _ask_cut(part, reference, method, args)
+    return _ask_recorded(part, reference, method, args)
 
 
 def backward(context: Context, loss: Tensor) -> None:
     """Backpropagate a loss to every parameter it depends on, on whichever worker.
 
     Over torch RPC, a RuntimeError if it is the context's second one, or a call in it
-    has failed: torch would wait for gradients that nobody sends.
+    has failed or is under way: torch would wait for gradients that nobody sends.
     """
     if not isinstance(context, int):
         loss.backward()
@@ -86,9 +101,13 @@ def backward(context: Context, loss: Tensor) -> None:
     part = _part.get()
     if part is None:
         raise RuntimeError("a backward pass needs the context of its calls around it")
+    if part.open:
+        raise RuntimeError(
+            "a call of this context has failed or was not waited for: begin another one"
+        )
     if part.over:
-        raise RuntimeError(part.over)
-    part.over = "a context is for one backward pass: add the losses"
+        raise RuntimeError("a context is for one backward pass: add the losses")
+    part.over = True
     dist_autograd.backward(context, [loss, *part.zeros()])
 
 
@@ -124,9 +143,11 @@ class _Part:
     """What one thread has done in a context: here, or for a call from elsewhere."""
 
     context: int | str
-    # Of distributed autograd: what calls returned, and why it has no backward pass.
+    # Of distributed autograd: what calls returned, how many have not returned, and
+    # whether there was a backward pass.
     results: list[Tensor] = field(default_factory=list)
-    over: str = ""
+    open: int = 0
+    over: bool = False
     # Of a cut: modules that ran here, and calls whose graphs their owners still keep.
     modules: list[nn.Module] = field(default_factory=list)
     kept: dict[str, Reference] = field(default_factory=dict)
@@ -184,43 +205,56 @@ def _without_graph(module: nn.Module, method: str | Callable, args: tuple) -> An
         return call_method(module, method, *args)
 
 
-def _recorded(part: _Part, reference: Reference, method, args: tuple) -> Any:
+def _ask_recorded(
+    part: _Part, reference: Reference, method: str | Callable, args: tuple
+) -> Callable[[], Any]:
     """A call in a context of torch's, which records it even if it fails."""
-    try:
-        result, zeros, over = apply(reference, _record, method, part.context, args)
-    except BaseException:
-        part.over = "a call of this context has failed: begin another one"
-        raise
-    part.results += _tensors(result) + zeros
-    part.over = part.over or over
-    return result
+    part.open += 1  # until it has returned
+    wait = begin(reference, _record, method, part.context, args)
+
+    def finish() -> Any:
+        result, zeros, still_open, over = wait()
+        part.results += _tensors(result) + zeros
+        part.open += still_open - 1
+        part.over = part.over or over
+        return result
+
+    return finish
 
 
 def _record(module: nn.Module, method, context: int, args: tuple) -> tuple:
     """Runs on the owner: the result, and what its own calls leave to the caller."""
     with _enter(context) as part:
-        return call_method(module, method, *args), part.zeros(), part.over
+        result = call_method(module, method, *args)
+        return result, part.zeros(), part.open, part.over
+
+
+def _ask_cut(
+    part: _Part, reference: Reference, method: str | Callable, args: tuple
+) -> Callable[[], Any]:
+    """A call whose graph stays with the owner of its module."""
+    # Several workers may call one object in a context.
+    key = f"{network.current().own_name()}/{next(_numbers)}"
+    sent = tree_map_only(Tensor, _leaf, args)
+    part.kept[key] = reference
+    wait = begin(reference, _forward, method, (part.context, key), sent)
+    return partial(_Cut.apply, part, key, wait, _anchor, *args)
 
 
 class _Cut(torch.autograd.Function):
-    """A call whose graph stays with the owner of its module."""
+    """The caller's side of it."""
 
     @staticmethod
-    def forward(ctx, part, reference, method, anchor, *args):
-        ctx.part, ctx.reference = part, reference
-        # Several workers may call one object in a context.
-        ctx.key = f"{network.current().own_name()}/{next(_numbers)}"
+    def forward(ctx, part, key, wait, anchor, *args):
+        ctx.part, ctx.key = part, key
         ctx.set_materialize_grads(False)
-        sent = tree_map_only(Tensor, _leaf, args)
-        result = apply(reference, _forward, method, (part.context, ctx.key), sent)
-        part.kept[ctx.key] = reference
-        return result
+        return wait()
 
     @staticmethod
     def backward(ctx, *grads):
-        where = ctx.part.context, ctx.key
-        of_args = apply(ctx.reference, _backward, where, grads)
-        ctx.part.kept.pop(ctx.key, None)
+        reference = ctx.part.kept[ctx.key]
+        of_args = apply(reference, _backward, (ctx.part.context, ctx.key), grads)
+        del ctx.part.kept[ctx.key]
         return None, None, None, None, *of_args
 
 

@@ -31,7 +31,11 @@ class Network:
         the run's, 0 for none; then WorkerSilent is raised. What the function or the
         future raises there is raised here.
         """
-        return self.call_async(worker, function, *more).wait()
+        return self.begin(worker, function, *more)()
+
+    def begin(self, worker: str, function: Callable, *more: Any) -> Callable[[], Any]:
+        """The same, but return at once: what is returned waits for the result."""
+        return self.call_async(worker, function, *more).wait
 
     def call_async(self, worker: str, function: Callable, *more: Any) -> Future:
         """The same, but return a future of torch at once."""
@@ -44,9 +48,9 @@ class RPC(Network):
     def own_name(self) -> str:
         return rpc.get_worker_info().name if rpc.api._is_current_rpc_agent_set() else ""
 
-    def call(self, worker: str, *call: Any) -> Any:
+    def begin(self, worker: str, *call: Any) -> Callable[[], Any]:
         request, take = self._ask(worker, *call)
-        return take(request)
+        return partial(take, request)
 
     def call_async(self, worker: str, *call: Any) -> Future:
         return then(*self._ask(worker, *call))

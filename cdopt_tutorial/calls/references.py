@@ -83,7 +83,12 @@ def remote(worker: str, make: Callable, *args: Any, name: str = "") -> Ref:
 
 def apply(reference: Reference, method: str | Callable, *args: Any) -> Any:
     """Run a method, by its name, or a function of an object on the object's owner."""
-    return _call(reference, UNSET_RPC_TIMEOUT, method, *args)
+    return begin(reference, method, *args)()
+
+
+def begin(reference: Reference, method: str | Callable, *args: Any) -> Callable:
+    """The same, but return at once, from another worker: what is returned waits."""
+    return _begin(reference, UNSET_RPC_TIMEOUT, method, *args)
 
 
 def apply_async(reference: Reference, method: str | Callable, *args: Any) -> Future:
@@ -130,12 +135,18 @@ class _Methods:
         return partial(self._call, name)
 
 
-def _call(reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any):
+def _call(reference: Reference, *call: Any, **kwargs: Any) -> Any:
+    return _begin(reference, *call, **kwargs)()
+
+
+def _begin(
+    reference: Reference, timeout: float, method, /, *args: Any, **kwargs: Any
+) -> Callable[[], Any]:
     if reference.is_owner():
         result = serve_call(reference, method, *args, **kwargs)
-        return result.wait() if isinstance(result, Future) else result
+        return result.wait if isinstance(result, Future) else lambda: result
     call = serve_call, (reference, method, *args), kwargs, timeout
-    return network.current().call(reference.owner_name(), *call)
+    return network.current().begin(reference.owner_name(), *call)
 
 
 def _call_async(

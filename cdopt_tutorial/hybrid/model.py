@@ -1,7 +1,8 @@
-"""The settings, what a run returns, and the model: a table and a dense layer."""
+"""The settings, what a run returns, and the layer that every trainer has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +11,9 @@ from cdopt import nn as cdopt_nn
 from torch import Tensor, nn
 
 from cdopt_tutorial import training
-from cdopt_tutorial.calls.device import device_for, device_of, weights_of
-from cdopt_tutorial.checks import check, choices
+from cdopt_tutorial.checks import at_least, check, choices
 from cdopt_tutorial.constraints import Feasibility, dissolve
 from cdopt_tutorial.data.bags import BagSplit, digit_bags
-from cdopt_tutorial.probes import trace
 from cdopt_tutorial.training import Projected, Score
 
 SEMANTICS = ("exact", "original")
@@ -25,6 +24,7 @@ class HybridConfig(training.Settings):
     """Settings of a run; a ValueError if one is out of its range, or no such device."""
 
     num_trainers: int = 2  #: trainers, at least 1
+    num_servers: int = 1  #: the table's rows are dealt out to so many, at least 1
     #: "exact": every step is that of one process on the joint batch; or "original": DDP
     #: averages the trainers' mean gradients, and the table moves by each of them whole.
     semantics: str = "exact"
@@ -32,9 +32,11 @@ class HybridConfig(training.Settings):
     shares: tuple[float, ...] | None = None
     embedding: int = 16  #: width of a token's vector
     manifold: str = "none"  #: of a constrained weight: "none", "stiefel" or "oblique"
-    #: whose: the dense layer's, on each "trainer", or, with "oblique" only, the
-    #: table's, on the "server": each of its columns has norm 1.
+    #: whose: the dense layer's, on each "trainer", or the table's, on the "server",
+    #: whose columns are then orthonormal, or have norm 1.
     where: str = "trainer"
+    #: what has norm 1 in a table with "oblique": its "columns" or its "rows".
+    unit: str = "columns"
     #: what constrains the dense layer: "dissolve", this book's, or "cdopt", the
     #: original's ``Linear_cdopt``. With "oblique", the former gives each class a vector
     #: of norm 1, the latter each column of the weight.
@@ -52,17 +54,20 @@ class HybridConfig(training.Settings):
     #: share the GPUs of "cuda", and the table has the next one. What is sent is on the
     #: CPU.
     device: str = "auto"
+    #: whether the first trainer, which must then hold it, returns the whole table.
+    gather: bool = True
 
     def __post_init__(self):
         super().__post_init__()
         choices(self, semantics=SEMANTICS, by=("dissolve", "cdopt"))
+        choices(self, unit=("columns", "rows"))
+        at_least(self, 1, "num_servers")
         if self.shares is not None:
             fits = all(0 < share < 2**63 for share in self.shares)
             fits = fits and len(self.shares) == self.num_trainers
             number = f"each of {self.num_trainers} trainers, and all below 2**63"
             check(self, "shares", fits, f"one above 0 for {number}")
         if self.constrained == "table":
-            check(self, "manifold", self.manifold == "oblique", "oblique on the server")
             check(self, "by", self.by == "dissolve", "dissolve on the server")
 
     @property
@@ -71,6 +76,17 @@ class HybridConfig(training.Settings):
         if self.manifold == "none":
             return None
         return {"trainer": "dense", "server": "table"}[self.where]
+
+    @property
+    def has_unit_columns(self) -> bool:
+        """Whether an oblique table has columns of norm 1, and not rows."""
+        return self.manifold == "oblique" and self.unit == "columns"
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether a constraint is on columns that several servers have a part of."""
+        by_rows = self.manifold == "oblique" and self.unit == "rows"
+        return self.constrained == "table" and self.num_servers > 1 and not by_rows
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,10 @@ class Job:
     data: BagSplit = field(default_factory=digit_bags)
     #: some or all of the initial parameters, by name, instead of those of the seed.
     begin: Mapping[str, Tensor] = field(default_factory=dict)
+    #: a folder, within reach of all hosts, for a checkpoint after each pass over the
+    #: data that ends before ``max_steps``.
+    keep: Path | None = None
+    resume: Path | None = None  #: such a folder, to go on from its last checkpoint
 
 
 @dataclass
@@ -168,34 +188,6 @@ class Result:
         }
 
 
-class Table(nn.EmbeddingBag):
-    """Vectors of tokens, summed over each bag; lives on ``ps``."""
-
-    def __init__(self, num_tokens: int, config: HybridConfig):
-        dtype = config.torch_dtype
-        super().__init__(num_tokens, config.embedding, mode="sum", dtype=dtype)
-        generator = torch.Generator().manual_seed(2 * config.seed)
-        nn.init.normal_(self.weight, std=0.01, generator=generator)
-        if config.constrained == "table":
-            # Columns of norm 1: with rows, a rare token would weigh as much as any.
-            on = config.manifold, config.penalty_param
-            dissolve(self, "weight", *on, transpose=True)
-
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]  # less than torch's takes
-        """Vectors (b, embedding) of bags (b, k), on the CPU like all that is sent."""
-        vectors = super().forward(tokens.to(device_of(self))).cpu()
-        return trace.mark_backward("table backward", vectors, tokens)
-
-
-def table_on_device(
-    num_tokens: int, config: HybridConfig, begin: Mapping[str, Tensor]
-) -> Table:
-    """The table on its owner's device, the next after the trainers'; called there."""
-    table = Table(num_tokens, config)
-    nn.ModuleDict({"table": table}).load_state_dict(begin, strict=False)
-    return table.to(device_for(config.device, config.num_trainers))
-
-
 def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
     """The layer that all trainers have: with one seed, the same on every worker."""
     sizes = config.embedding, num_classes
@@ -212,10 +204,3 @@ def dense_layer(num_classes: int, config: HybridConfig) -> nn.Module:
     if constrained:
         dissolve(layer, "weight", config.manifold, config.penalty_param)
     return layer
-
-
-def first_weights(job: Job) -> dict[str, Tensor]:
-    """The seed's initial parameters, by name."""
-    table = Table(job.data.num_tokens, job.config)
-    dense = dense_layer(job.data.num_classes, job.config)
-    return weights_of(table, "table.") | weights_of(dense, "dense.")

@@ -1,4 +1,4 @@
-"""The system: a table on ``ps``, trainers that step together, and a master."""
+"""The system: servers with a table, trainers that step together, and a master."""
 
 import queue
 import sys
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,18 +21,32 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cdopt_tutorial.calls import alone, gradients, remote
 from cdopt_tutorial.calls.device import device_for, gpus_of, weights_of
-from cdopt_tutorial.calls.references import Reference, apply
+from cdopt_tutorial.calls.references import Reference
 from cdopt_tutorial.calls.rendezvous import Rendezvous
 from cdopt_tutorial.calls.steps import make_optimizer, move
 from cdopt_tutorial.constraints import Constraints
 from cdopt_tutorial.data.bags import Bags, Batch, Shard, shards
+from cdopt_tutorial.hybrid.checkpoint import (
+    Checkpoint,
+    complete,
+    dense_state,
+    load,
+    load_dense,
+)
 from cdopt_tutorial.hybrid.model import (
     History,
     HybridConfig,
     Job,
     Result,
     dense_layer,
-    first_weights,
+)
+from cdopt_tutorial.hybrid.table import (
+    ColumnsOnServers,
+    OnServers,
+    Table,
+    columns_of,
+    name_of_table,
+    rows_of,
     table_on_device,
 )
 from cdopt_tutorial.probes import trace
@@ -42,11 +57,11 @@ MASTER, SERVER = "master", "ps"
 
 
 class JointStep:
-    """Steps the table, on ``ps``, by the mean of all trainers' gradients, like DDP."""
+    """Steps a server's rows by the mean of all trainers' gradients, like DDP."""
 
     def __init__(self, table: Reference, config: HybridConfig):
-        self._parameters = list(table.local_value().parameters())
-        self._optimizer = make_optimizer(self._parameters, config)
+        self.parameters = list(table.local_value().parameters())
+        self.optimizer = make_optimizer(self.parameters, config)
         self._all = Rendezvous(self._step, range(config.num_trainers))
 
     def step(self, trainer: int, context: gradients.Context) -> Future:
@@ -54,9 +69,9 @@ class JointStep:
         return self._all.enter(trainer, context)
 
     def _step(self, contexts: Mapping[int, gradients.Context]) -> dict[int, None]:
-        total = gradients.take_sum(contexts.values(), self._parameters)
+        total = gradients.take_sum(contexts.values(), self.parameters)
         mean = {p: gradient / len(contexts) for p, gradient in total.items()}
-        move(self._optimizer, mean)
+        move(self.optimizer, mean)
         return dict.fromkeys(contexts)
 
 
@@ -76,12 +91,24 @@ class OriginalStep:
             move(self._optimizers[trainer], grads)
 
 
-def make_table(job: Job) -> tuple[Reference, Reference]:
-    """Make the table on ``ps``, and what steps it."""
-    of = job.data.num_tokens, job.config, job.begin
-    table = remote(SERVER, table_on_device, *of)
-    kind = JointStep if job.config.semantics == "exact" else OriginalStep
-    return table, remote(SERVER, kind, table, job.config)
+def make_table(job: Job) -> OnServers:
+    """Make the table's part on each server, and what steps it."""
+    config, num_tokens = job.config, job.data.num_tokens
+    kind = JointStep if config.semantics == "exact" else OriginalStep
+    parts, steps = list[Reference](), list[Reference]()
+    for server, name in enumerate(server_names(config)):
+        rows = rows_of(job.begin, config, server)
+        parts.append(remote(name, table_on_device, num_tokens, config, rows, server))
+        steps.append(remote(name, kind, parts[-1], config))
+    table = OnServers(parts, steps)
+    if config.is_spread:
+        table = ColumnsOnServers(parts, steps, columns_of(num_tokens, config))
+        if name_of_table(config) not in job.begin:
+            table.begin_feasible()
+    if job.resume is not None:
+        saved = load(job.resume)
+        table.load(saved.folder, saved.config["num_servers"])
+    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +118,11 @@ class Task:
     config: HybridConfig  #: of the run
     rank: int  #: number of the trainer
     shard: Shard  #: its training data
+    num_tokens: int  #: rows of the table
     num_classes: int  #: different labels
-    begin: Mapping[str, Tensor]  #: initial parameters, by name
+    begin: Mapping[str, Tensor]  #: the layer's initial parameters, by name
+    resume: Checkpoint | None  #: what it goes on from
+    keep: Path | None = None  #: where to keep checkpoints; the first one's only
     valid: Bags | None = None  #: to evaluate on after each epoch; the first one's only
     test: Bags | None = None  #: to test on at the end; the first one's only
 
@@ -144,20 +174,25 @@ def replica_difference(layer: nn.Module) -> float:
 class Trainer:
     """One trainer: the dense layer here, the table elsewhere, and how both learn."""
 
-    def __init__(self, table: Reference, table_step: Reference, task: Task):
-        self.task, self.config = task, task.config
-        self.table, self.table_step = table, table_step
+    def __init__(self, table: OnServers, task: Task):
+        self.table, self.task, self.config = table, task, task.config
         self.device = device_for(task.config.device, task.rank)
         self.dense = dense_layer(task.num_classes, task.config).to(self.device)
         nn.ModuleDict({"dense": self.dense}).load_state_dict(task.begin, strict=False)
         self.fc: nn.Module = self.dense  # what it learns through: DDP on workers
         self.optimizer = make_optimizer(self.dense.parameters(), task.config)
-        parts = {None: None, "dense": self.dense, "table": table}
-        part = parts[task.config.constrained]
-        self.constraints = None if part is None else Constraints(part)
+        self.first_epoch = 0
+        if task.resume is not None:
+            self.first_epoch = task.resume.epoch
+            load_dense(task.resume.dense, self.dense, self.optimizer)
+        self.constraints: Constraints | ColumnsOnServers | None = None
+        if task.config.constrained == "dense":
+            self.constraints = Constraints(self.dense)
+        elif task.config.constrained == "table":
+            self.constraints = table.constraints()
         self.penalty_factor = penalty_factor(task.rank, task.config)
         # Each is in charge of its own layer, but only the first one of the table.
-        self.in_charge = part is self.dense or (part is table and task.rank == 0)
+        self.in_charge = task.config.constrained == "dense" or task.rank == 0
         self.history = History()
 
     def run(self) -> History:
@@ -172,11 +207,13 @@ class Trainer:
         """The whole training: learn, validate, test, project."""
         config, task, history = self.config, self.task, self.history
         limit = config.max_steps or sys.maxsize
-        for epoch in range(config.epochs):
+        for epoch in range(self.first_epoch, config.epochs):
             batches = task.shard.batches(config.batch_size, 1000 * config.seed + epoch)
             self.learn(islice(batches, limit - len(history.losses)))
             self.barrier()  # until every trainer's last step has moved the table
             valid = self.score(task.valid)
+            if task.keep is not None and len(history.losses) < limit:
+                self.save(task.keep, epoch + 1)
             self.barrier()
             self.report(epoch, valid)
             if len(history.losses) == limit:
@@ -185,11 +222,20 @@ class Trainer:
             history.replica_difference = replica_difference(self.dense)
         if task.rank == 0:
             history.test = self.score(task.test)
-            history.weights = apply(self.table, weights_of, "table.")
-            history.weights |= weights_of(self.dense, "dense.")
+            history.weights = weights_of(self.dense, "dense.")
+            if config.gather:
+                history.weights |= {name_of_table(config): self.table.weight()}
         if self.constraints is not None:
             history.projected = self.project(self.constraints)
         return history
+
+    def save(self, keep: Path, epoch: int) -> None:
+        """Keep a checkpoint of a complete pass, in place of older ones."""
+        folder = keep / f"epoch-{epoch}"
+        self.table.save(folder)
+        dense = dense_state(self.dense, self.optimizer)
+        num_tokens = self.task.num_tokens
+        complete(Checkpoint(vars(self.config), num_tokens, epoch, dense, folder))
 
     def barrier(self) -> None:
         """Wait for all trainers, if there are others."""
@@ -212,7 +258,7 @@ class Trainer:
         bags = batch.bags
         with gradients.context() as context:
             with span("lookup"):
-                vectors = self.lookup(bags)
+                vectors = self.table.lookup(bags.tokens)
             with span("dense forward"):
                 scores = self.fc(vectors.to(self.device))
             labels = bags.labels.to(self.device)
@@ -225,12 +271,8 @@ class Trainer:
             with span("optimizer"):
                 grads = gradients.gradients(context, self.dense.parameters())
                 move(self.optimizer, grads)
-                self.table_step.rpc_sync().step(self.task.rank, context)
+                self.table.step(self.task.rank, context)
         return total.item()
-
-    def lookup(self, bags: Bags) -> Tensor:
-        """The bags' vectors (b, embedding), from wherever the table is."""
-        return gradients.call(self.table, "forward", bags.tokens)
 
     def report(self, epoch: int, valid: Score | None) -> None:
         """Report this trainer's progress to the parent process."""
@@ -246,11 +288,11 @@ class Trainer:
         """The model's score on some bags now; involves no other trainer."""
         if bags is None:
             return None
-        scores = self.dense(self.lookup(bags).to(self.device)).cpu()
+        scores = self.dense(self.table.lookup(bags.tokens).to(self.device)).cpu()
         right = (scores.argmax(1) == bags.labels).double().mean().item()
         return Score(F.cross_entropy(scores, bags.labels).item(), right)
 
-    def project(self, constraints: Constraints) -> Projected:
+    def project(self, constraints: Constraints | ColumnsOnServers) -> Projected:
         """Make the trained model exactly feasible; each replica does so by itself."""
         self.barrier()
         if self.in_charge:
@@ -260,21 +302,29 @@ class Trainer:
 
 
 def tasks(job: Job) -> list[Task]:
-    """Each trainer's task; ValueError if its share comes to no image."""
+    """Each trainer's task; ValueError if its share comes to no image.
+
+    Or if there is no checkpoint to go on from, or it does not fit.
+    """
     data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
+    dense = {n: weight for n, weight in job.begin.items() if n[:6] == "dense."}
+    keep = None if job.keep is None else job.keep.absolute()
+    resume = None if job.resume is None else load(job.resume)
+    if resume is not None:
+        resume.fits(job.config, data.num_tokens)
+    sizes = data.num_tokens, data.num_classes
     first, *others = [
-        Task(job.config, rank, shard, data.num_classes, job.begin)
+        Task(job.config, rank, shard, *sizes, dense, resume)
         for rank, shard in enumerate(shards(data.train, shares))
     ]
-    return [replace(first, valid=data.valid, test=data.test), *others]
+    first = replace(first, valid=data.valid, test=data.test, keep=keep)
+    return [first, *others]
 
 
 def drive(job: Job, work: Sequence[Task]) -> list[History]:
     """Make the table, start the trainers, and wait for them; the master's role."""
-    table, table_step = make_table(job)
-    trainers = [
-        remote(f"trainer{task.rank}", Trainer, table, table_step, task) for task in work
-    ]
+    table = make_table(job)
+    trainers = [remote(f"trainer{task.rank}", Trainer, table, task) for task in work]
     # Without a time-out, since the calls last as long as the training.
     return wait_for_all([trainer.rpc_async(timeout=0).run() for trainer in trainers])
 
@@ -290,32 +340,61 @@ def wait_for_all(futures: Sequence[Future]) -> list[Any]:
     return [future.value() for future in futures]
 
 
+def server_names(config: HybridConfig) -> list[str]:
+    """The servers: ``ps`` or, if there are several, ``ps0`` and so on."""
+    number = config.num_servers
+    return [f"{SERVER}{server}" for server in range(number)] if number > 1 else [SERVER]
+
+
+def first_weights(job: Job) -> dict[str, Tensor]:
+    """The seed's initial parameters, by name."""
+    table = Table(job.data.num_tokens, replace(job.config, num_servers=1))
+    dense = dense_layer(job.data.num_classes, job.config)
+    return weights_of(table, "table.") | weights_of(dense, "dense.")
+
+
 def check(job: Job) -> None:
     """Raise ValueError for a job that is impossible here."""
     tasks(job)
+    rows, config = job.data.num_tokens, job.config
+    if job.keep is not None and config.semantics == "original":
+        raise ValueError("semantics is 'original', but must be exact to be kept")
+    if config.num_servers > rows:
+        raise ValueError(
+            f"num_servers is {config.num_servers}, but must be 1 to {rows}"
+        )
+    if config.is_spread and rows < config.embedding:
+        raise ValueError(
+            f"embedding is {config.embedding}, but must be 1 to {rows}: columns can't "
+            "be orthonormal in fewer rows"
+        )
     if job.begin:
         check_begin(job.begin, first_weights(job))
 
 
 def run(job: Job, **options: Any) -> Result:
-    """Train on workers: the trainers, the master and ``ps``.
+    """Train on workers: the trainers, the master and the servers.
 
     The options are those of :func:`~.launch.launch`. Raises what :func:`check` does,
     and a WorkerError if a worker failed.
     """
     check(job)
     number = job.config.num_trainers
-    threads = max(1, cpu_count() // (number + 1))  # one for the server
+    servers = server_names(job.config)
+    threads = max(1, cpu_count() // (number + len(servers)))
     trainer = Role(serve, num_threads=threads)
     roles = {f"trainer{rank}": trainer for rank in range(number)}  # as in the original
-    roles |= {MASTER: Role(drive, (job, tasks(job))), SERVER: Role(serve)}
+    roles |= {MASTER: Role(drive, (job, tasks(job)))}
+    roles |= {server: Role(serve) for server in servers}
     return Result(job.config, launch(roles, **options)[MASTER])
 
 
 def run_locally(job: Job) -> Result:
     """The same training in this process, by one trainer with the joint batches."""
-    config = replace(job.config, num_trainers=1, shares=None, semantics="exact")
+    config = replace(
+        job.config, num_trainers=1, num_servers=1, shares=None, semantics="exact"
+    )
     job = replace(job, config=config)
     (task,) = tasks(job)
     with alone():
-        return Result(config, [Trainer(*make_table(job), task).train()])
+        return Result(config, [Trainer(make_table(job), task).train()])

@@ -156,7 +156,7 @@ def _follow(
                 joined.add(name)
                 if len(joined) == len(actors):
                     for actor in actors.values():
-                        actor.begin.remote(actors)
+                        actor.meet.remote(actors)
             case "result", _, result:
                 results[name] = result
                 if len(results) == len(actors):
@@ -189,7 +189,7 @@ class RayWorker(network.Network):
         while message := self._messages.get():
             yield message
 
-    def begin(self, actors: Mapping[str, Any]) -> None:
+    def meet(self, actors: Mapping[str, Any]) -> None:
         """All have joined: call these from now on, and play the role."""
         self._actors = actors
         self._begun.set()
