@@ -80,7 +80,7 @@ browser, and nowhere else. */
   }
 
   function start(answer) {
-    const { name, unit, shown, choices } = answer.dataset;
+    const { name, unit, shown, choices, found } = answer.dataset;
     const place = element("div", { className: "guess-place" });
     placeOf(answer)?.before(place);
     if (!place.isConnected) return;
@@ -115,7 +115,7 @@ browser, and nowhere else. */
       const result = element("p", { className: "guess-result", tabIndex: -1 });
       const part = (text, of) => element("span", {}, `${text} `, element("b", {}, of), ` ${unit}`);
       if (guess !== SKIPPED) result.append(part("Your guess:", guess));
-      result.append(part("Measured:", shown));
+      result.append(part(`${found}:`, shown));
       if (guess !== SKIPPED) result.append(element("span", {}, compare(guess, answer.dataset)));
       result.append(again);
       place.replaceChildren(result);

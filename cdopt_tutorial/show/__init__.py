@@ -52,6 +52,7 @@ def guess(
     unit: str = "",
     spec: str = ".3g",
     choices: Sequence[str] = (),
+    found: str = "Measured",
 ) -> None:
     """Put an answer on the page, which `book/_static/guess.js` locks.
 
@@ -60,17 +61,18 @@ def guess(
 
     The `name` is unique in the book, as in `glue`. The `answer` is what was measured: a
     number, shown by `spec` of `format` and followed by its `unit`, or one of `choices`;
-    a ValueError if it is not among them.
+    a ValueError if it is not among them. `found` says how, where it was computed.
     """
     if choices and answer not in choices:
         raise ValueError(f"answer is {answer!r}, but must be one of {list(choices)}")
     shown = str(answer) if choices else format(answer, spec)
     value = answer if choices else float(answer)
     about = {"name": name, "value": value, "shown": shown, "unit": unit}
+    about["found"] = found
     if choices:
         about["choices"] = json.dumps(list(choices))
     data = "".join(f' data-{key}="{escape(str(v))}"' for key, v in about.items())
-    measured = f"Measured: <b>{escape(shown)}</b> {escape(unit)}"
+    measured = f"{escape(found)}: <b>{escape(shown)}</b> {escape(unit)}"
     summary = "<summary>Compare with your guess</summary>"
     content = f'<details class="tutorial-output guess"{data}>{summary}<p>{measured}</p>'
     display(HTML(f"{content}</details>"))
