@@ -1,0 +1,120 @@
+"""Chapter 9: each problem's answer again, by another route than its cell's formula."""
+
+import math
+from functools import cache
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from cdopt_tutorial.publish.project import this_project
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The chapter's cells, by their ids."""
+    path = this_project().root / "notebooks/09_costs.ipynb"
+    return {c.id: c.source for c in nbformat.read(path, as_version=4).cells}
+
+
+def ran(*cells: str, **given) -> SimpleNamespace:
+    """What cells of the chapter compute, with nothing but what is given."""
+    unseen = dict.fromkeys(("glue", "guess"), lambda *_, **__: None)
+    names = {"math": math, "np": np, "show": SimpleNamespace(**unseen), **given}
+    for cell in cells:
+        exec(compile(sources()[cell], cell, "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def test_as_many_servers_hold_the_tables_and_keep_the_pace_as_fill_up_in_turn():
+    found = ran("tables-1", "tables-3")
+    room, row = 64e9 * 0.9, 128 * 4 * 2
+    filled = range(0, sum(found.rows_of), int(room // row))  # each takes what fits
+    assert len(filled) == found.servers
+    sizes = sorted(count * row for count in found.rows_of)
+    # No two of the five largest fit together, and the others fit beside one of them.
+    assert 2 * sizes[-5] > room >= sizes[-1] + sum(sizes[:-5])
+    assert len(found.free) == 5 and 5 * room - sum(found.free) == sum(sizes)
+    bits = 2 * 65_536 * 26 * 128 * 4 * 8  # of a step, there and back
+    for servers, keeps in (found.for_pace, True), (found.for_pace - 1, False):
+        assert (65_536 * servers * 50e9 / bits >= 5_373_952) == keeps
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 32])
+def test_a_ring_that_adds_up_chunk_by_chunk_sends_what_the_formula_says(n):
+    found = ran("ring-1")
+    has = np.random.default_rng(n).normal(size=(n, n))  # (machine, chunk)
+    sums, sent = has.sum(0), np.zeros(n)
+    for step in range(2 * (n - 1)):
+        before = has.copy()
+        for rank in range(n):  # n - 1 times a neighbour adds what comes, then keeps it
+            chunk, to = (rank - step) % n, (rank + 1) % n
+            has[to, chunk] = before[rank, chunk] + (step < n - 1) * before[to, chunk]
+            sent[rank] += 1 / n
+    assert np.allclose(has, sums)
+    by_ring = found.ring(n, 1e6, 1e9)
+    assert by_ring == pytest.approx(sent.max() * 1e6 / 1e9)
+    tie = n**2 / (n - 1)  # so many servers take as long
+    assert found.server(n, 1e6, 1e9, servers=tie) == pytest.approx(by_ring)
+    assert n != found.machines or found.enough == math.ceil(tie)
+
+
+def test_the_server_is_faster_below_the_size_where_both_take_as_long():
+    found, (call, hop) = ran("ring-1"), (4e-4, 1e-4)
+    cell = sources()["ring-4"]
+    names = vars(found) | {"alpha": call, "hop": hop}
+    exec(cell[cell.index("spread =") : cell.index("small =")], names)
+    for factor, sign in (0.5, -1), (1, 0), (2, 1):
+        size = factor * names["below"], found.link
+        later = found.server(32, *size, call) - found.ring(32, *size, hop)
+        assert np.sign(round(later, 9)) == sign
+
+
+@pytest.mark.parametrize("rank, name", [(100, "slowest"), (96, "without")])
+def test_the_last_of_exponential_times_is_the_mean_of_an_order_statistic(rank, name):
+    # The k-th of n quantiles is Beta(k, n - k + 1) distributed.
+    mean = stats.beta(rank, 101 - rank).expect(lambda u: -np.log1p(-u))
+    assert getattr(ran("slowest-1"), name) == pytest.approx(mean, rel=1e-6)
+
+
+def test_the_simulated_tails_have_the_quantiles_of_their_distributions():
+    tails = ran("slowest-1", "slowest-2").tails(np.random.default_rng(8), (20_000, 100))
+    laws = stats.uniform(0, 2), stats.expon(), stats.pareto(1.5, scale=1 / 3)
+    for law, times in zip(laws, tails.values(), strict=True):
+        assert law.mean() == pytest.approx(1)
+        below = times.max(1) < law.ppf(0.5 ** (1 / 100))  # the slowest one's median
+        assert np.mean(below) == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(20_000))
+
+
+def test_youngs_interval_is_nearly_the_best_for_exponential_deaths():
+    found = ran("save-1", "save-2")
+
+    def lost(interval):  # exactly: a geometric number of intervals is saved
+        survives = math.exp(-(interval + found.save) / found.between)
+        return 1 - interval / found.between * survives / (1 - survives)
+
+    best = optimize.minimize_scalar(lost, bounds=(10, 1e5), method="bounded")
+    assert found.interval == pytest.approx(best.x, rel=0.03)
+    assert found.lost == pytest.approx(best.fun, abs=0.003)
+    simulated = found.share_lost(found.interval, found.save, found.lives)
+    assert simulated == pytest.approx(best.fun, abs=0.001)
+
+
+def test_published_rates_grow_with_the_actors():
+    given = dict.fromkeys(("by_one", "ceiling", "by_model", "limit"), 1.0)
+    found = ran("observers-5", observers=1000, bounds={"wire": 1.0}, **given)
+    line = stats.linregress(*zip(*found.published.items(), strict=True))
+    assert line.slope == pytest.approx(found.by_actor, rel=0.1)
+    assert (found.fed, found.impala_off) == pytest.approx((250 / 80 * 150, 1 / 15))
+
+
+@pytest.mark.parametrize("n, p, ranks", [(48, 4, 4), (60, 2, 6), (1024, 1024, 1024)])
+def test_sums_and_owners_send_what_each_message_of_theirs_carries(n, p, ranks):
+    found = ran("sums-1")
+    ring = sum(p * p / ranks for _ in range(2 * (ranks - 1)))
+    # Every rank owns one weight, so it gets as many parts as it sends.
+    owners = sum(2 * (n // ranks) * p for owner in range(ranks) if owner != 0) / ranks
+    assert found.sent_by(n, p, ranks) == pytest.approx((ring, owners))
+    assert n < 1024 or found.times == pytest.approx(ring / owners)
