@@ -26,6 +26,7 @@ const KEYWORDS = {
   "notebooks/03_constraint_dissolving": "copying memory orthogonal",
   "notebooks/06_shards": "tensor parallel sharded",
   "notebooks/07_hosts": "multiple machines nodes checkpoint restart failure recovery",
+  "notebooks/09_costs": "cost estimate capacity plan latency bandwidth straggler",
 };
 
 // Pages come before objects of the reference.
