@@ -116,3 +116,13 @@ def test_figures_are_labelled_in_the_page_s_colour_and_share_no_ids():
 def test_an_answer_that_is_no_choice_is_refused():
     with pytest.raises(ValueError, match="answer is 'c', but must be one of"):
         show.guess("01-guess-x", "c", choices=("a", "b"))
+
+
+def test_an_answer_says_whether_it_was_measured_or_computed(monkeypatch):
+    shown = []
+    monkeypatch.setattr(show, "display", shown.append)
+    for how in {}, {"found": "Computed"}:
+        show.guess("01-guess-x", 4, unit="servers", **how)
+    for said, html in zip(("Measured", "Computed"), shown, strict=True):
+        assert f"{said}: <b>4</b> servers" in html.data  # where there are no scripts
+        assert f'data-found="{said}"' in html.data  # what guess.js says
