@@ -110,6 +110,12 @@ CELLS = {
 
     print(launch(roles, attach=attach)["reader"][1].value.tolist())
     """: "[11.0, 11.0]\n",
+    # What torch's extension defines is where torch is.
+    """
+    from torch.nn.functional import gelu
+
+    print(launch({"a": Role(lambda: gelu(torch.zeros(1)).item())}))
+    """: "{'a': 0.0}\n",
     # What can't travel is refused in a line.
     """
     file = open("a", "w")

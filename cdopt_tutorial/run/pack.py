@@ -10,6 +10,7 @@ import sys
 import traceback
 import types
 from collections.abc import Mapping
+from importlib.machinery import ExtensionFileLoader
 from itertools import accumulate
 from typing import Any
 
@@ -116,5 +117,7 @@ class _Pickler(cloudpickle.Pickler):
 def _can_be_imported(module: str) -> bool:
     """Whether finders know it, and not only this process, which may have made it."""
     package = sys.modules.get(module.rpartition(".")[0])
+    if isinstance(getattr(package, "__loader__", None), ExtensionFileLoader):
+        return module in sys.modules  # made with it, as torch._C._nn is
     path = getattr(package, "__path__", None)
     return any(finder.find_spec(module, path) for finder in sys.meta_path)
