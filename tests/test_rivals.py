@@ -93,6 +93,18 @@ def owned(mesh: DeviceMesh) -> float:
     return max(map(off, spread, alone))
 
 
+def of_heads(mesh: DeviceMesh) -> tuple[int, int]:
+    """Messages and bytes of a projection of heads, each of which is on one rank."""
+    heads = 2 * mesh.size()
+    weight = distribute_tensor(start(3, 5, heads, 0), mesh, [Shard(0)])
+    give(weight, 1)
+    group = {"params": [weight], "blocks": heads}
+    optimizer = Rival("projected", [group], LR)
+    with Sent() as sent:
+        optimizer.step()
+    return sent.collectives, sent.bytes
+
+
 def heard(mesh: DeviceMesh, make: Callable, columns: int = 4) -> tuple[int, int]:
     """Messages and bytes of a step of weights in rows."""
     weights = []
@@ -115,6 +127,8 @@ def play_rivals(rank: int) -> dict:
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
     found: dict = {rule: furthest(here, rule, SHAPES) for rule in RULES}
     found["sent"] = {rule: heard(meshes[2], partial(Rival, rule)) for rule in RULES}
+    found["of heads"] = of_heads(meshes[2])
+    found["torch's"] = heard(meshes[2], torch.optim.Muon)
     found["owned"] = [owned(mesh) for mesh in here]
     for mesh, p in itertools.product(here, COLUMNS):
         found[mesh.size(), p] = heard(mesh, MUON, p), heard(mesh, OwnedMuon, p)
@@ -144,6 +158,18 @@ def test_a_weight_in_rows_costs_sums_of_p_by_p(played):
         for rule, sent in rank["sent"].items():
             messages, number = sums.get(rule, (1, 1))
             assert sent == (messages, number * NUMBER * 4 * 4 * 8), rule
+
+
+def test_whole_heads_are_projected_without_a_message(played):
+    for rank in played:
+        assert rank["of heads"] == (0, 0)
+
+
+def test_torchs_own_muon_sends_in_each_of_its_five_iterations(played):
+    """As the page to decide by says, and as torch 2.13 does."""
+    for rank in played:
+        messages, _ = rank["torch's"]
+        assert messages >= 5 * NUMBER
 
 
 def test_owners_move_as_one_process_to_the_bit(played):
