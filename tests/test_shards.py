@@ -235,6 +235,11 @@ class TestMemory:
         assert counted.peak_memory(step) == 8000
         assert counted.peak_memory(lambda: kept.clear()) == 0
 
+    def test_a_step_is_timed_and_counted_in_a_process_by_itself(self):
+        taken = []
+        found = costs.cost(lambda: taken.append(torch.empty(1000, dtype=torch.float64)))
+        assert found.seconds > 0 and found[1:] == (0, 8000) and len(taken) == 7
+
     def test_is_that_of_the_parameters_of_adam_and_of_a_step(self):
         """A step takes about as much as is kept, so that each part counts."""
         how = {"strategy": "pipeline", "num_ranks": 1, "manifold": "none"}

@@ -1,6 +1,8 @@
 """Which part of the model each rank owns, and what a step costs in bytes and memory."""
 
+import timeit
 from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple, TypeVar
 
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from cdopt_tutorial import training
 from cdopt_tutorial.constraints.sums import is_sharded
-from cdopt_tutorial.probes.counted import peak_memory
+from cdopt_tutorial.probes.counted import Sent, peak_memory
 from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import Job
 from cdopt_tutorial.sharding.system import Trainer, make_trainer, run
@@ -39,6 +41,22 @@ def predicted(n: int, p: int, num_ranks: int, itemsize: int) -> dict[str, Predic
         "rows": Predicted(*rows, 3 * n * p / num_ranks + 2 * square),
         "gathered": Predicted(*gathered, 3 * n * p + 2 * square),
     }
+
+
+class Cost(NamedTuple):
+    """What a step costs one rank."""
+
+    seconds: float  #: median of five
+    bytes: int  #: that it gives to collectives
+    peak: int  #: bytes of tensors, beyond those at the step's start
+
+
+def cost(step: Callable[[], object]) -> Cost:
+    """Of a step, which this takes seven times; all of its ranks must call it."""
+    seconds = median(timeit.repeat(step, number=1, repeat=5))
+    with Sent() as sent:
+        step()
+    return Cost(seconds, sent.bytes, peak_memory(step))
 
 
 class Part(NamedTuple):
