@@ -11,6 +11,7 @@ from pathlib import Path
 import acrobot
 import climb
 import controls
+import copying
 import decay
 import gymnasium
 import numpy as np
@@ -38,6 +39,7 @@ STUDIES = {"recurrent": recurrent.STUDY, "transformer": transformer.STUDY}
 STORED = {name: f"{folder}/study.json" for name, folder in FOLDERS.items()}
 STORED |= {"lag": "rollouts/lag.json", "shapes": "dissolving/shapes.json"}
 STORED |= {"certificate": "dissolving/certificate.json", "decay": "decay.json"}
+STORED["copying"] = "dissolving/copying.json"
 RATES = {climb.setting((number, 0))["lr"]: number for number in range(-14, 0)}
 NAMES = "kind", "lr", "decay", "warm_up", "seed"
 
@@ -49,7 +51,7 @@ def form(value):
     return [form(value[0])] if isinstance(value, list) and value else type(value)
 
 
-@pytest.mark.parametrize("name", [*STORED, "copying"])
+@pytest.mark.parametrize("name", STORED)
 def test_a_smoke_run_writes_what_the_book_stores(name, tmp_path):
     out = tmp_path / "out.json"
     script = f"book/studies/{name}.py", "--smoke", "--out", str(out)
@@ -231,6 +233,18 @@ def test_no_rate_or_decay_beside_the_stored_ones_is_better(name):
     runs = [run for run in stored["runs"] if run["name"] == name]
     assert {run["seed"] for run in runs} == {1, 2, 3, 4, 5}
     assert {(run["lr"], run["weight_decay"]) for run in runs} == {(lr, weight_decay)}
+
+
+def test_the_chapters_rates_of_memory_are_the_tuned_ones():
+    """But for two controls, which lose as much at a third of theirs."""
+    stored = stored_studies.stored("dissolving/copying.json")
+    losses = {(task, model, lr): of for task, model, lr, *of in stored["tuned"]}
+    for task, model, lr in stored["chosen"]:
+        used = copying.CONFIGS[task].lr
+        means = {at: np.mean(losses[task, model, at]) for at in copying.RATES}
+        assert lr == min(means, key=means.get)
+        assert lr == used or means[used] - means[lr] < 0.005
+    assert len(losses) == len(copying.RATES) * len(stored["chosen"]) == 7 * 14
 
 
 def test_acrobots_move_as_gymnasiums_own():

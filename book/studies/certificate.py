@@ -1,4 +1,4 @@
-"""Digits certified by networks trained in eleven ways: the study of chapter 3.
+"""Digits certified by networks trained in twelve ways: the study of chapter 3.
 
 A way's rate and the scale of its loss move on a grid until the next ones up and down
 certify no more, at radius 0.5, of the training digits that each tuning seed holds out.

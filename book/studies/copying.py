@@ -1,6 +1,7 @@
 """The learning rates of chapter 3's recurrent models, tried on both tasks.
 
-The best are those of cdopt_tutorial/dissolving/memory.py.
+The book's results are stored in cdopt_tutorial/dissolving/copying.json, and the best
+rates are those of cdopt_tutorial/dissolving/memory.py.
 """
 
 import argparse
@@ -29,7 +30,7 @@ SMALL |= {"next word": NextWord(text_len=1_000)}
 
 def main(options: argparse.Namespace) -> None:
     """Train each model on each task at each rate, with each seed."""
-    losses = {f"{task}, {model}": {} for task, model in product(CONFIGS, MODELS)}
+    tuned: list[list] = []
     for lr, task in product(RATES[: 2 if options.smoke else None], CONFIGS):
         print(f"{task}, lr {lr:g}", flush=True)
         config = replace(CONFIGS[task], lr=lr, seeds=SEEDS, device=options.device)
@@ -37,13 +38,17 @@ def main(options: argparse.Namespace) -> None:
             small = {"task": SMALL[task], "seeds": SEEDS[:1], "steps": 25}
             config = replace(config, hidden=8, batch_size=4, **small)
         for model, runs in run(config).items():
-            losses[f"{task}, {model}"][lr] = [each.losses[-1] for each in runs]
-    chosen = {name: min(of, key=lambda lr: mean(of[lr])) for name, of in losses.items()}
-    write(options.out, chosen=chosen, losses=losses)
+            tuned.append([task, model, lr, *(each.losses[-1] for each in runs)])
+    chosen = [
+        min((row for row in tuned if row[:2] == [task, model]), key=mean)[:3]
+        for task, model in product(CONFIGS, MODELS)
+    ]
+    write(options.out, chosen=chosen, tuned=tuned)
 
 
-def mean(losses: list[float]) -> float:
-    """The mean final loss in nats, infinite if one is not finite."""
+def mean(row: list) -> float:
+    """The mean final loss in nats of a tuned rate, infinite if one is not finite."""
+    _, _, _, *losses = row
     return fmean(losses) if all(map(math.isfinite, losses)) else math.inf
 
 
