@@ -232,6 +232,28 @@ def test_a_step_is_that_of_the_paper(rule, rows, columns, seed):
     near(found, PAPERS[rule](x, g), 1e-12)
 
 
+def iterated(x: Tensor) -> Tensor:
+    """Muon's step of a tall matrix, by products with the matrix itself."""
+    a, b, c = rivals.NEWTON_SCHULZ
+    x = x / x.norm()
+    for _ in range(5):
+        gram = x.T @ x
+        x = a * x + x @ (b * gram + c * gram @ gram)
+    return x
+
+
+def test_a_polynomial_loses_more_digits_than_the_iteration_but_not_bfloat16s():
+    left, right = (torch.linalg.qr(drawn((n, 16), n))[0] for n in (64, 16))
+    grad = left * torch.logspace(0, -3, 16).double() @ right.T  # its condition: 1,000
+    weight = torch.zeros(64, 16, requires_grad=True)
+    weight.grad = grad.float()
+    Rival("muon", [weight], lr=5 / 64**0.5).step()
+    exact = iterated(grad)
+    steps = iterated(grad.float()), -weight.detach(), iterated(grad.bfloat16())
+    direct, polynomial, rounded = (off(step.double(), exact) for step in steps)
+    assert 5 * direct < polynomial < rounded / 50
+
+
 def test_muon_is_torchs_within_the_rounding_of_bfloat16():
     x, (first, second) = drawn((24, 8), 0), (drawn((24, 8), s) for s in (1, 2))
     ours, theirs = (x.clone().requires_grad_() for _ in range(2))
