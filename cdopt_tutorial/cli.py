@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+from argparse import ArgumentTypeError
 from contextlib import suppress
 from importlib import import_module
 
 import psutil
 
 from cdopt_tutorial import scratch, torchrun
-from cdopt_tutorial.commands import COMMANDS, BadInput, Failed
+from cdopt_tutorial.commands import COMMANDS, Failed
 
 STOPS: dict[int, str] = {
     signal.SIGINT: "interrupted",
@@ -57,9 +58,10 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # the first one prints
     from cdopt_tutorial.run import WorkerError  # late, like the command: with torch
 
+    part = "book" if name in ("execute", "build") else "train"
     try:
-        return import_module(f"cdopt_tutorial.commands.{name}").run(flags)
-    except (ValueError, BadInput) as error:
+        return import_module(f"cdopt_tutorial.commands.{part}").run(name, flags)
+    except (ValueError, ArgumentTypeError) as error:
         return _fail(error, 2)
     except (WorkerError, Failed, OSError) as error:  # such as a full disk
         return _fail(error, 1)

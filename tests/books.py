@@ -10,7 +10,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from cdopt_tutorial.publish.chapter import HIDDEN, code_cells, read_chapter, shortened
+from cdopt_tutorial.publish.chapter import HIDDEN, code_cells
 from cdopt_tutorial.publish.execute import execute
 from cdopt_tutorial.publish.project import Project
 
@@ -44,11 +44,16 @@ def write_chapter(
     return path
 
 
-def run(project: Project, *paths: Path, short=False, **how) -> list[NotebookNode]:
-    """Execute chapters, all of them by default; with `short`, their short profiles."""
-    chapters = [(path, read_chapter(path)) for path in paths or project.chapters()]
-    chapters = [(path, shortened(each) if short else each) for path, each in chapters]
-    return execute(chapters, project=project, **how)
+def run(project: Project, *paths: Path, **how) -> list[NotebookNode]:
+    """Execute chapters, all of them by default."""
+    return execute(paths or project.chapters(), project=project, **how)
+
+
+def glued(name: str, value: object) -> NotebookNode:
+    """The output of a cell that glues a figure."""
+    data = {f"{HIDDEN}text/plain": repr(value)}
+    about = {"name": name, "mime_prefix": HIDDEN}
+    return new_output("display_data", data, metadata={"scrapbook": about})
 
 
 def run_plainly(notebook: NotebookNode, on_cell, *_) -> None:
@@ -60,11 +65,7 @@ def run_plainly(notebook: NotebookNode, on_cell, *_) -> None:
         on_cell(cell, notebook.cells.index(cell))
 
         def glue(name, value, outputs=cell.outputs):
-            data = {f"{HIDDEN}text/plain": repr(value)}
-            about = {"name": name, "mime_prefix": HIDDEN}
-            outputs.append(
-                new_output("display_data", data, metadata={"scrapbook": about})
-            )
+            outputs.append(glued(name, value))
 
         with redirect_stdout(io.StringIO()) as said:
             try:

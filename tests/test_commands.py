@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 from clumsy import DIVERGED, ends
@@ -16,19 +18,15 @@ from hosts import PATIENCE
 from running import COMMAND
 
 from cdopt_tutorial import cli, parameter_server
-from cdopt_tutorial.commands import COMMANDS, training, write_json
-from cdopt_tutorial.hybrid import HybridConfig
-from cdopt_tutorial.parameter_server import RNNConfig
-from cdopt_tutorial.reinforce import ReinforceConfig
-from cdopt_tutorial.rollouts import RolloutsConfig
+from cdopt_tutorial.commands import COMMANDS, train, write_json
+from cdopt_tutorial.commands.train import SYSTEMS
 from cdopt_tutorial.run import WorkerError
-from cdopt_tutorial.sharding import ShardConfig
 
-# The systems that commands train.
-CONFIGS = {
-    "reinforce": ReinforceConfig, "rnn": RNNConfig, "hybrid": HybridConfig,
-    "shard": ShardConfig, "rollouts": RolloutsConfig,
-}  # fmt: skip
+
+def system_of(name):
+    """The folder of a command's system, and the class of its settings."""
+    system = import_module(f"cdopt_tutorial.{SYSTEMS[name].folder}")
+    return system, getattr(system, SYSTEMS[name].config)
 
 
 class TestHelp:
@@ -38,7 +36,7 @@ class TestHelp:
             cli.main([name, "--help"])
         said = capsys.readouterr().out
         assert not caught.value.code and f"cdopt-tutorial {name}" in said
-        kinds = (CONFIGS[name], training.Flags) if name in CONFIGS else ()
+        kinds = (system_of(name)[1], SYSTEMS[name].flags) if name in SYSTEMS else ()
         for field in sum(map(dataclasses.fields, kinds), ()):
             _, _, flag = said.partition(f"--{field.name.replace('_', '-')}")
             assert len(flag.partition("(default")[0].split()) > 3
@@ -53,10 +51,9 @@ class TestHelp:
 def read(line):
     """What differs from the default in the config of a command, and its options."""
     name, *arguments = line.split()
-    config, flags, options = training.read(
-        name, CONFIGS[name], training.Flags, arguments, seed=3
-    )
-    default = dataclasses.asdict(CONFIGS[name]())
+    system, kind = system_of(name)
+    config, _, options = train.read(name, system, arguments)
+    default = dataclasses.asdict(kind())
     values = dataclasses.asdict(config).items()
     return {key: value for key, value in values if value != default[key]}, options
 
@@ -69,7 +66,7 @@ CHANGES = {
     "rnn --manifold stiefel --per-gate --penalty-param 0.5":
         {"manifold": "stiefel", "per_gate": True, "penalty_param": 0.5},
     "hybrid --shares 2 1": {"shares": (2.0, 1.0)},
-    "reinforce --smoke --seed 9": {"seed": 3},
+    "reinforce --smoke --max-episodes 9": {"max_episodes": 40},
     "rnn --against-local": {"dtype": "float64", "dropout": 0.0},
 }  # fmt: skip
 
@@ -201,17 +198,21 @@ class TestJson:
         assert json.loads(*read) == {"a": 1} and not pipe.is_file()
 
 
+SMOKE = ["--smoke"]
+
+
 class TestExitCode:
-    def test_of_a_task_that_was_to_be_solved(self, tmp_path, capsys):
-        file = tmp_path / "out.json"
-        cases = (True, False, 0), (False, False, 1), (False, True, 0)
-        for solved, smoke, code in cases:
-            figures = {"solved": solved, "seconds": 2.04, "losses": [1.0]}
-            flags = training.Flags(smoke=smoke, json=file)
-            assert training.finish(flags, figures, {}, dict) == code
-            assert json.loads(file.read_text()) == figures
+    def test_of_a_task_that_was_to_be_solved(self, monkeypatch, tmp_path, capsys):
+        file, figures = tmp_path / "out.json", {"seconds": 2.04, "losses": [1.0]}
+        ran = SimpleNamespace(figures=figures.copy, weights={})
+        monkeypatch.setattr("cdopt_tutorial.reinforce.run", lambda *_, **__: ran)
+        for solved, more, code in (True, [], 0), (False, [], 1), (False, SMOKE, 0):
+            figures["solved"] = solved
+            assert cli.main(["reinforce", *more, "--json", str(file)]) == code
+            written = json.loads(file.read_text())
+            assert written == figures | {"max_parameter_difference": None}
             said = [line.split() for line in capsys.readouterr().out.splitlines()]
-            assert said == [["solved", str(solved)], ["seconds", "2.04"]]
+            assert said == [["seconds", "2.04"], ["solved", str(solved)]]
 
     # A weight that is not finite could not even be projected; the other one's losses
     # are finite, but its perplexity overflows.

@@ -15,6 +15,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from running import Script, wait_for_end
 
+from cdopt_tutorial.commands.train import SYSTEMS
 from cdopt_tutorial.publish import execute as module
 from cdopt_tutorial.publish.chapter import code_cells, read, read_chapter, with_outputs
 from cdopt_tutorial.publish.execute import digest, find_result, used_files
@@ -89,11 +90,16 @@ def test_a_result_follows_all_that_its_chapter_imports(project):
         uses_all_below(graph, project, chapter, named & graph.modules)
 
 
-@pytest.mark.parametrize("name", "hybrid reinforce rnn rollouts shard".split())
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_a_result_follows_all_that_its_command_imports(project, name):
     chapter = new_notebook(cells=[new_code_cell(f"!python -m cdopt_tutorial {name}")])
-    graph = grimp.build_graph("cdopt_tutorial")
-    uses_all_below(graph, project, chapter, {f"cdopt_tutorial.commands.{name}"})
+    graph, parts = (
+        grimp.build_graph("cdopt_tutorial"),
+        ("commands.train", SYSTEMS[name].folder),
+    )
+    uses_all_below(
+        graph, project, chapter, {f"cdopt_tutorial.{part}" for part in parts}
+    )
 
 
 def uses_all_below(graph, project, chapter, modules):
@@ -136,7 +142,7 @@ print(os.environ["OMP_NUM_THREADS"])
 """
     for own, other in ("01_a", "02_b"), ("02_b", "01_a"):
         write_chapter(book, wait.format(own=own, other=other), name=own)
-    for done in run(book, at_once=2):
+    for done in run(book, short=True):
         assert printed(done) == "1\n"
 
 

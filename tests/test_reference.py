@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import recording
-from books import write_chapter
+from books import glued, write_chapter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from recording import update
 
@@ -71,8 +71,12 @@ def table(book: Project) -> Path:
     return book.root / "notebooks" / "reference.toml"
 
 
-def moved(book, complete=True, **figures) -> dict[str, str]:
-    return Reference(book).drift("01_a", figures, complete=complete)
+def moved(book, metadata=None, **figures) -> dict[str, str]:
+    """How figures moved that a run with these metadata has glued."""
+    outputs = [glued(name, value) for name, value in figures.items()]
+    cells = [new_code_cell("", outputs=outputs)]
+    run = new_notebook(cells=cells, metadata=metadata or {})
+    return Reference(book).drift("01_a", run)
 
 
 def test_a_figure_may_leave_its_range_by_its_width_or_three_percent(book):
@@ -93,7 +97,7 @@ def test_new_and_lost_figures_are_listed(book):
     assert moved(book, **figures) == lost
     # A chapter that failed half-way has fewer figures, which have not moved; and what
     # is measured with a library may be missing without it.
-    assert moved(book, complete=False, near=10.0) == {}
+    assert moved(book, {"failed": "in a cell"}, near=10.0) == {}
     assert Reference(book).absent == ["absent"]
 
 

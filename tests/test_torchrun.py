@@ -8,7 +8,7 @@ from hosts import NET, hosts, wait_until
 from running import listeners, wait_for_end
 
 from cdopt_tutorial.cli import main
-from cdopt_tutorial.commands.rnn import GRAMMAR_TOKENS
+from cdopt_tutorial.commands.train import GRAMMAR_TOKENS
 from cdopt_tutorial.data import Grammar
 from cdopt_tutorial.parameter_server import Job, RNNConfig, checkpoint
 from cdopt_tutorial.parameter_server import run_locally as run_rnn_locally

@@ -1,11 +1,11 @@
-"""The subcommands, a file each, and what they share: flags, files and failures.
+"""The subcommands, of the book and of the systems, and what they share.
 
-Each has ``run(arguments)``, which returns the exit code; ``training`` has what those of
-the systems share.
+``book.run(name, arguments)`` and ``train.run(name, arguments)`` return the exit code.
 """
 
 import json
 import os
+from argparse import ArgumentTypeError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,10 +29,6 @@ Flags = TypeVar("Flags")
 numbers = ConstructorRegistry()
 
 
-class BadInput(Exception):
-    """A flag can't be read; like a ValueError, which tyro would frame."""
-
-
 class Failed(Exception):
     """The run failed; the message says how, in one line."""
 
@@ -47,14 +43,14 @@ def read_flags(name: str, flags: type[Flags], arguments: list[str]) -> Flags:
 
 @numbers.primitive_rule
 def _number(info: Any) -> PrimitiveConstructorSpec | None:
-    """How a number is read: another text is refused in one line."""
+    """How a number is read; a ValueError would be framed by tyro, no other error is."""
     if (kind := info.type) not in (int, float):
         return None
 
     def read(texts: list[str]) -> float:
         with suppress(ValueError):
             return kind(texts[0])
-        raise BadInput(f"{texts[0]!r} is not of the type {kind.__name__}")
+        raise ArgumentTypeError(f"{texts[0]!r} is not of the type {kind.__name__}")
 
     return PrimitiveConstructorSpec(
         nargs=1, metavar=kind.__name__.upper(), instance_from_str=read,

@@ -1,10 +1,13 @@
-"""The bytes that a step sends, by arithmetic and as the sockets count them."""
+"""A run's figures, and the bytes that a step sends, by arithmetic and as counted."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from cdopt_tutorial import training
-from cdopt_tutorial.data import Stream
-from cdopt_tutorial.parameter_server.model import RNNConfig, build
+from cdopt_tutorial.data import Stream, ngram_perplexity
+from cdopt_tutorial.parameter_server.model import History, RNNConfig, build
 from cdopt_tutorial.parameter_server.system import Job, run
 
 
@@ -34,3 +37,33 @@ def measured_bytes(job: Job) -> float:
     text = Stream(job.corpus.train, job.config.seq_len, job.config.batch_size)
     job = replace(job, resume=None, keep=None)
     return training.measured_bytes(run, job, len(text) - 1)
+
+
+def figures(job: Job, trainers: Sequence[History], counted: bool) -> dict[str, Any]:
+    """What the command writes: losses in nats, times in seconds, bytes if counted."""
+    first = trainers[0]
+    written = {
+        "train_loss": first.progress[-1].train_loss,
+        "valid_perplexity": first.perplexity,
+        "baseline_perplexity": ngram_perplexity(job.corpus, 2),
+        "unigram_perplexity": ngram_perplexity(job.corpus, 1),
+        # No token is read, in no time, if the checkpoint was of a complete run.
+        "tokens_per_second": sum(h.tokens for h in trainers) / (first.seconds or 1),
+        "expected_bytes_per_step": expected_bytes(
+            job.config, len(job.corpus.vocabulary)
+        ),
+        "seconds": first.seconds,
+        "steps": len(first.losses),
+        "losses": [history.losses for history in trainers],
+        "staleness": [history.staleness for history in trainers],
+    }
+    if (end := first.projected) and end.score:  # norms, after each step and at the end
+        written["feasibility"] = {
+            "weight": [norms.weight for norms in first.feasibility],
+            "mapped": [norms.mapped for norms in first.feasibility],
+        }
+        written["projected_perplexity"] = end.score.perplexity
+        written["projected_feasibility"] = end.feasibility.weight
+    sent = measured_bytes(job) if counted else math.nan
+    written["bytes_per_step"] = sent if math.isfinite(sent) else None
+    return written

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import distributions
@@ -29,7 +29,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 
 from cdopt_tutorial import scratch, whole_file
 from cdopt_tutorial.publish import asserts
-from cdopt_tutorial.publish.chapter import code_cells, read, shortened
+from cdopt_tutorial.publish.chapter import code_cells, read, read_chapter, shortened
 from cdopt_tutorial.publish.project import Project
 
 CELL_TIMEOUT = 3600  # seconds after which one cell counts as hung
@@ -92,23 +92,26 @@ def _file(project: Project, notebook: NotebookNode, device: str) -> Path:
 
 
 def execute(
-    chapters: Iterable[tuple[Path, NotebookNode]],
+    paths: Sequence[Path],
     *,
     project: Project,
     device: str = "cpu",
     force: bool = False,
-    at_once: int = 1,
+    short: bool = False,
 ) -> list[NotebookNode]:
     """Run those of the chapters that have no valid result; with `force`, all.
 
-    Return the results, whose metadata have the `seconds` that the run took and, if it
-    `failed`, where and why. Several run `at_once`, on a core each, if that is not 1. A
-    failure does not stop the others; a result that can't be written is an OSError.
+    With `short`, run their short profiles, two at once, on a core each. Return the
+    results, whose metadata have the `seconds` that the run took and, if it `failed`,
+    where and why. A failure does not stop the others; a result that can't be written is
+    an OSError.
     """
+    chapters = [read_chapter(path) for path in paths]
     project.results.mkdir(parents=True, exist_ok=True)
     scratch.folder()  # before several threads ask for it
     variables = {"CDOPT_TUTORIAL_DEVICE": device}
-    if at_once > 1:
+    if short:
+        chapters = [shortened(chapter) for chapter in chapters]
         variables["OMP_NUM_THREADS"] = "1"
 
     def finish(path: Path, chapter: NotebookNode) -> NotebookNode:
@@ -128,8 +131,8 @@ def execute(
         return chapter
 
     # In threads, or nbclient would handle the process's signals.
-    with ThreadPoolExecutor(at_once) as threads:
-        return list(threads.map(finish, *zip(*chapters, strict=True)))
+    with ThreadPoolExecutor(2 if short else 1) as threads:
+        return list(threads.map(finish, paths, chapters))
 
 
 def _run(name: str, notebook: NotebookNode, variables: dict[str, str]) -> str:

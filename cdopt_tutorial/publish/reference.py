@@ -8,7 +8,9 @@ import tomllib
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from cdopt_tutorial.publish.chapter import Figures
+from nbformat import NotebookNode
+
+from cdopt_tutorial.publish.chapter import claimed
 from cdopt_tutorial.publish.project import Project
 
 # A figure may leave its range by the range's width, since few machines were tried, and
@@ -37,11 +39,15 @@ class Reference:
         #: The figures whose library is not installed.
         self.absent = [name for name, row in all_rows if not is_here(row)]
 
-    def drift(self, chapter: str, figures: Figures, complete: bool) -> dict[str, str]:
-        """Return how figures moved beyond what is allowed, by name.
+    def drift(self, chapter: str, run: NotebookNode) -> dict[str, str] | None:
+        """Return how a run's figures moved beyond what is allowed, by name.
 
-        The chapter is named without `.ipynb`; unless `complete`, it may lack figures.
+        The chapter is named without `.ipynb`; None if its short profile ran. A run that
+        failed may lack figures.
         """
+        if run.metadata.get("shortened"):
+            return None
+        figures, complete = claimed(run), "failed" not in run.metadata
         rows, moved = self._rows.get(chapter, {}), {}
         for name, value in figures.items():
             if name not in rows:

@@ -116,8 +116,8 @@ def _read_runs(project: Project, device: str, short: bool) -> dict[str, Any]:
         claimed = chapter.claimed(ran).items()
         figures = {n: v for n, v in claimed if n.startswith(f"{number}-")}  # its own
         runs["figures"] |= figures
-        if not ran.metadata.get("shortened"):
-            runs["moved"] |= reference.drift(path.stem, figures, complete=False)
+        moved = reference.drift(path.stem, ran) or {}
+        runs["moved"] |= {n: how for n, how in moved.items() if n in figures}
         for file, text in chapter.programs(notebook).items():
             with (programs / file).open("x", encoding="utf-8") as program:
                 program.write(text)

@@ -3,7 +3,7 @@
 import timeit
 from collections.abc import Callable
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -14,7 +14,13 @@ from cdopt_tutorial.constraints.sums import is_sharded
 from cdopt_tutorial.probes.counted import Sent, peak_memory
 from cdopt_tutorial.run import Role, launch, process_group
 from cdopt_tutorial.sharding.model import Job
-from cdopt_tutorial.sharding.system import Trainer, make_trainer, run
+from cdopt_tutorial.sharding.system import (
+    Result,
+    Trainer,
+    make_trainer,
+    perplexity,
+    run,
+)
 
 Found = TypeVar("Found")  # on a rank
 
@@ -83,6 +89,20 @@ def measured_memory(job: Job) -> int:
     They are its parameters, its optimizers' state, and what a step allocates.
     """
     return max(_on_ranks(job, _peak))
+
+
+def figures(job: Job, result: Result) -> dict[str, Any]:
+    """What the command writes of a run; its costs are measured on this host."""
+    norms = result.feasibility
+    return {
+        "losses": result.losses,
+        "valid_perplexity": perplexity(job, result.weights),
+        "seconds_per_step": result.step_seconds,
+        "bytes_per_step": measured_bytes(job),
+        "peak_memory_bytes": measured_memory(job),
+        "transport": result.ranks[0].transport,
+        "feasibility": norms and {"weight": norms.weight, "mapped": norms.mapped},
+    }
 
 
 def _on_ranks(job: Job, function: Callable[[Trainer], Found]) -> list[Found]:
