@@ -19,10 +19,8 @@ _LINK = '<p class="program"><a href="../programs/{0}" download>Download {0}</a><
 def read(path: Path) -> NotebookNode:
     """Read a notebook, of an older format, too; a ValueError if it can't be read."""
     try:
-        invalid = dict[str, Exception]()
-        notebook = nbformat.reads(path.read_text("utf-8"), 4, invalid)
-        if invalid:
-            raise invalid["ValidationError"]
+        notebook = nbformat.read(path, 4)
+        nbformat.validate(notebook)
         return upgrade(notebook)  # in older formats cells have no id
     except Exception as error:  # nbformat raises many types
         raise ValueError(f"{path}: it can't be read, or is no notebook") from error

@@ -1,7 +1,4 @@
-"""Compare the figures of a chapter with those in `notebooks/reference.toml`.
-
-The table has the range of each figure over runs on several machines, and names them.
-"""
+"""Compare figures with their ranges over machines, in `notebooks/reference.toml`."""
 
 import math
 import tomllib
@@ -40,10 +37,9 @@ class Reference:
         self.absent = [name for name, row in all_rows if not is_here(row)]
 
     def drift(self, chapter: str, run: NotebookNode) -> dict[str, str] | None:
-        """Return how a run's figures moved beyond what is allowed, by name.
+        """Return how the figures of a chapter's run moved beyond what is allowed.
 
-        The chapter is named without `.ipynb`; None if its short profile ran. A run that
-        failed may lack figures.
+        None if its short profile ran; a run that failed may lack figures.
         """
         if run.metadata.get("shortened"):
             return None
@@ -77,7 +73,6 @@ def short(value: float | str) -> str:
 
 
 def _allowed(row: Mapping) -> list:
-    """The range in which a figure may lie."""
     least, most = seen_range(row)
     if "at_most" in row:
         return [-math.inf, row["at_most"]]

@@ -50,10 +50,8 @@ def read_config(project: Project) -> dict[str, Any]:
 
 def _add_site(config: dict[str, Any]) -> None:
     """Add, in place, what follows from where the book is published, if anywhere."""
-    url, place = (
-        os.environ.get(f"CDOPT_TUTORIAL_{name}", "").rstrip("/")
-        for name in ("URL", "REPOSITORY")
-    )
+    url = os.environ.get("CDOPT_TUTORIAL_URL", "").rstrip("/")
+    place = os.environ.get("CDOPT_TUTORIAL_REPOSITORY", "").rstrip("/")
     sphinx, published = config["sphinx"]["config"], config.pop("published", {})
     options = config.pop("repository_options", {})
     if url:
@@ -81,12 +79,11 @@ def render(project: Project, *, device: str = "cpu", short: bool = False) -> boo
     theme["extra_footer"] = f"Version {VERSION}, {datetime.now(UTC).date()}"
     file.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
     print("rendering the pages", flush=True)
-    for built in ("html", ".doctrees", "jupyter_execute"):
-        shutil.rmtree(project.build / built, ignore_errors=True)
+    shutil.rmtree(project.html, ignore_errors=True)  # or pages that moved would stay
     # -P: import the package, not a folder of its name in the book.
     command = [sys.executable, "-P", "-c", _BUILDER, "build", str(project.root)]
     command += ["--path-output", str(project.build.parent)]  # to which it adds `_build`
-    command += ["--config", str(file), "--keep-going", "-W", "-n"]
+    command += ["--config", str(file), "--all", "--keep-going", "-W", "-n"]
     done = subprocess.run(
         command, cwd=project.root, preexec_fn=end_with_parent, stdout=subprocess.DEVNULL
     )
