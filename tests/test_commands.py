@@ -47,6 +47,15 @@ class TestHelp:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True)
         assert done.returncode == 0 and b"reinforce" in done.stdout
 
+    def test_of_a_system_imports_no_other(self):
+        code = "import sys\nfrom cdopt_tutorial import cli\n"
+        code += "try: cli.main(['rnn', '--help'])\n"
+        code += "finally: print(*sys.modules)"
+        said = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+        folders = {row.folder for row in SYSTEMS.values()}
+        loaded = {name.removeprefix("cdopt_tutorial.") for name in said}
+        assert folders & loaded == {"parameter_server"}
+
 
 def read(line):
     """What differs from the default in the config of a command, and its options."""
@@ -198,15 +207,13 @@ class TestJson:
         assert json.loads(*read) == {"a": 1} and not pipe.is_file()
 
 
-SMOKE = ["--smoke"]
-
-
 class TestExitCode:
     def test_of_a_task_that_was_to_be_solved(self, monkeypatch, tmp_path, capsys):
         file, figures = tmp_path / "out.json", {"seconds": 2.04, "losses": [1.0]}
         ran = SimpleNamespace(figures=figures.copy, weights={})
         monkeypatch.setattr("cdopt_tutorial.reinforce.run", lambda *_, **__: ran)
-        for solved, more, code in (True, [], 0), (False, [], 1), (False, SMOKE, 0):
+        cases = (True, [], 0), (False, [], 1), (False, ["--smoke"], 0)
+        for solved, more, code in cases:
             figures["solved"] = solved
             assert cli.main(["reinforce", *more, "--json", str(file)]) == code
             written = json.loads(file.read_text())

@@ -56,7 +56,7 @@ def run(name: str, arguments: list[str]) -> int:
     Lists and tables are in the file of --json only.
     """
     row = SYSTEMS[name]
-    system = import_module(f"cdopt_tutorial.{row.folder}")  # of this command only
+    system = import_module(f"cdopt_tutorial.{row.folder}")  # no other: that takes time
     config, flags, options = read(name, system, arguments)
     figures, weights, repeat = row.train(system, config, flags, options)
     check_finite(figures.get("valid_perplexity", 0.0))
@@ -174,13 +174,14 @@ def check_finite(loss: float) -> None:
 
 
 class System(NamedTuple):
-    """What a command needs of its system, which is imported for it only."""
+    """A row of `SYSTEMS`: where the system is, and what its command does with it."""
 
-    folder: str  #: its package
-    config: str  #: the class of its settings
+    folder: str  #: in the package
+    config: str  #: the class of its settings there
     smoke: dict[str, int]  #: settings of a smoke run
+    #: trains by the system's folder, a config, flags and options of ``launch``
     train: Callable[[Any, Any, Any, dict], Trained] = train
-    flags: type[Flags] = Flags
+    flags: type[Flags] = Flags  #: besides the config's fields
 
 
 SHARD_SMOKE = {"max_steps": 10, "width": 16, "seq_len": 8}
