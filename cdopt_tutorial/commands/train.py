@@ -17,7 +17,8 @@ from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.training import Progress
 
 GRAMMAR_TOKENS = 100_000, 20_000  # to train on, to validate on
-LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0}  # where a config has them
+# Where a config has them.
+LIKE_ONE_PROCESS = {"dtype": "float64", "dropout": 0.0, "gather": True}
 # Figures, all parameters by name, and how one process repeats the run.
 Trained = tuple[dict[str, Any], Mapping[str, Tensor], Callable[[], Any]]
 
