@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -379,5 +380,5 @@ def gradient_of_a_marked_function():
     with span("between"):
         time.sleep(0.3)
     result.sum().backward()
-    trace.mark_until_done("until", later(None, 2.0)).wait()
+    trace.mark_until_done("until", partial(later, None, 2.0)).wait()
     return values.grad

@@ -372,7 +372,7 @@ const turn = (() => {
         const keys = data.workers.map(([name, color]) => ({ name: `${calls(name) ? "called by" : "own work of"} ${name}`, color }));
         return {
           picture: [legend(keys), lanes(data, low, high, hands)],
-          text: `From ${shown(low)} to ${shown(high)} ${data.unit}: ${inside} of ${data.calls.length} calls. Point at a bar, or take the arrow keys in the picture, to see what it is.`,
+          text: `From ${shown(low)} to ${shown(high)} ${data.unit}: ${inside} of ${data.calls.length} calls. Point at a bar, or use the arrow keys in the picture, to see what it is.`,
         };
       },
     },
@@ -508,7 +508,9 @@ const turn = (() => {
     const keys = "left and right arrow keys go from call to call";
     const label = `The calls of the workers over time; the ${keys}`;
     const svg = made("svg", { role: "group", tabindex: 0, "aria-label": label, class: W < 500 ? "small" : "" });
-    const few = data.calls.filter((c) => c[6] >= low && c[3] <= high).length <= 40;
+    const visible = data.calls.filter((c) => c[6] >= low && c[3] <= high).length;
+    // As in the still figure: more arrows would hide each other.
+    const [few, arrows] = [visible <= 40, visible <= 60];
     const bars = [];
     const place = {};
     let y = 8;
@@ -534,7 +536,7 @@ const turn = (() => {
       const [caller, callee, method, sent, started, ended, received, bytes] = call;
       if (received < low || sent > high) continue;
       const top = place[`${callee} ${method}`];
-      if (caller !== callee) {
+      if (arrows && caller !== callee) {
         const down = place[callee].top > place[caller].top;
         const edge = down ? place[caller].bottom : place[caller].top;
         const near = top + (down ? 3 : row - 3); // the side of the bar that faces it

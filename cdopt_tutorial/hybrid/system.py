@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,8 @@ def replicate(layer: nn.Module, device: str) -> DistributedDataParallel:
     replica = DistributedDataParallel(layer, device_ids=ids)
 
     def all_reduce(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
-        reduced = default_hooks.allreduce_hook(group, bucket)  # DDP's own default
-        return trace.mark_until_done("all-reduce", reduced)
+        plain = partial(default_hooks.allreduce_hook, group, bucket)  # DDP's default
+        return trace.mark_until_done("all-reduce", plain)
 
     if trace.collect() is not None:
         replica.register_comm_hook(replica.process_group, all_reduce)

@@ -124,10 +124,11 @@ def _nodes(result: Tensor, args: Iterable) -> list[Node]:
     return found
 
 
-def mark_until_done(name: str, future: Future) -> Future:
-    """Make the time until a future is done a span of the trace; return the future."""
+def mark_until_done(name: str, begin: Callable[[], Future]) -> Future:
+    """Make the time from a call until its future is done a span; return the future."""
+    started = time.monotonic_ns()
+    future = begin()
     if _own is not None:
-        started = time.monotonic_ns()
         future.add_done_callback(lambda _: _note(name, started))
     return future
 
