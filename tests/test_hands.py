@@ -88,6 +88,25 @@ def test_a_choice_is_made_by_keys_and_locks_nothing_behind_its_section(page, ser
     assert cell.is_visible()
 
 
+def test_a_link_and_a_button_open_what_is_locked_but_no_more(page, server):
+    page.goto(f"{server}/{PLANE}")
+    hidden = page.locator(".bd-article [class*='locked-']")
+    forms, count = page.locator(".guess-form"), hidden.count()
+    assert forms.count() > 2
+    assert "is hidden until then" in forms.first.inner_text()
+    # The second question of a section waits for the first.
+    first, second = (form(page, f"03-guess-{n}")[0] for n in ("shrink", "star"))
+    assert first.is_visible() and not second.is_visible()
+    page.evaluate("document.querySelector(\"[class*='locked-']\").id = 'here'")
+    page.evaluate("location.hash = 'here'")
+    page.wait_for_function(
+        "!document.getElementById('here').matches(\"[class*='locked-']\")"
+    )
+    assert second.is_visible() and 0 < hidden.count() < count
+    page.get_by_role("button", name="Show all on this page").first.click()
+    assert hidden.count() == forms.count() == 0
+
+
 def test_whoever_has_no_script_and_whoever_prints_has_all(browser, page, server):
     plain = new_context(browser, java_script_enabled=False).new_page()
     plain.goto(f"{server}/{PLANE}")

@@ -247,6 +247,7 @@ class TestCheckpoint:
             (Job(replace(config, embedding=2), data), "has embedding 3, but 2"),
             (Job(replace(config, seed=2), data), "has seed 1, but 2"),
             (Job(config, drawn(12)), "has 11 tokens, the data 12"),
+            (Job(replace(config, epochs=2), data), "epochs is 2, but the checkpoint"),
         ]
         for job, said in wrong:
             self.assert_refused(replace(job, resume=keep), said)

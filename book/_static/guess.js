@@ -2,8 +2,8 @@
 
 `show.guess` puts the measured answer on the page, folded, in the output of the cell that
 measured it. Here the question, a paragraph that begins with "Predict", gets a form, and
-what follows in its section stays hidden until the form was sent. A guess is kept in this
-browser, and nowhere else. */
+what follows in its section stays hidden until the form was sent, or a link leads there. A
+guess is kept in this browser, and nowhere else. */
 "use strict";
 
 (() => {
@@ -20,6 +20,7 @@ browser, and nowhere else. */
     },
   };
   const SKIPPED = "";
+  const locked = new Map(); // of each open question: where its form is, and what opens it
 
   function element(tag, properties = {}, ...children) {
     const made = Object.assign(document.createElement(tag), properties);
@@ -79,6 +80,16 @@ browser, and nowhere else. */
     return [element("fieldset", {}, element("legend", {}, "Your guess:"), ...all)];
   }
 
+  /* Open what hides the place that the address names, so that a link to it arrives. */
+  function openTarget() {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const hides = ([place]) => [...behind(place)].some((each) => each.contains(target));
+    const closed = target ? [...locked].filter(hides) : [];
+    closed.forEach(([, open]) => open());
+    if (closed.length) target.scrollIntoView();
+  }
+
+  /* Returns what asks, or tells what was asked before, once all forms have their places. */
   function start(answer) {
     const { name, unit, shown, choices, found } = answer.dataset;
     const place = element("div", { className: "guess-place" });
@@ -95,12 +106,16 @@ browser, and nowhere else. */
     function ask() {
       const form = element("form", { className: "guess-form" }, ...inputs(answer.dataset));
       const skip = element("button", { type: "button" }, "Show it without a guess");
-      form.append(element("button", { className: "send" }, "Compare"), skip);
+      const all = element("button", { type: "button" }, "Show all on this page");
+      const hint = element("p", {}, "The rest of this section is hidden until then.");
+      form.append(element("button", { className: "send" }, "Compare"), skip, all, hint);
       form.addEventListener("submit", (event) => {
         event.preventDefault();
         tell(new FormData(form).get("guess"), true);
       });
       skip.addEventListener("click", () => tell(SKIPPED, true));
+      all.addEventListener("click", () => [...locked.values()].forEach((open) => open()));
+      locked.set(place, () => tell(SKIPPED, false));
       place.replaceChildren(form);
       lock(true);
     }
@@ -119,6 +134,7 @@ browser, and nowhere else. */
       if (guess !== SKIPPED) result.append(element("span", {}, compare(guess, answer.dataset)));
       result.append(again);
       place.replaceChildren(result);
+      locked.delete(place);
       lock(false);
       if (now) {
         stored.set(name, guess);
@@ -128,8 +144,11 @@ browser, and nowhere else. */
 
     const before = stored.get(name);
     const known = choices ? JSON.parse(choices).includes(before) : RegExp(`^${NUMBER}$`).test(before);
-    if (known || before === SKIPPED) tell(before, false); else ask();
+    return known || before === SKIPPED ? () => tell(before, false) : ask;
   }
 
-  document.querySelectorAll("details.guess").forEach(start);
+  const begun = [...document.querySelectorAll("details.guess")].map(start);
+  begun.forEach((begin) => begin?.());
+  addEventListener("hashchange", openTarget);
+  if (location.hash) openTarget();
 })();

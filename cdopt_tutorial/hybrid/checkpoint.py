@@ -38,6 +38,10 @@ class Checkpoint:
             raise ValueError(
                 f"the checkpoint has {self.num_tokens} tokens, the data {num_tokens}"
             )
+        if self.epoch >= config.epochs:
+            raise ValueError(
+                f"epochs is {config.epochs}, but the checkpoint has done {self.epoch}"
+            )
         for name in (f.name for f in fields(config) if f.name not in MAY_CHANGE):
             saved, new = self.config[name], getattr(config, name)
             if saved != new:

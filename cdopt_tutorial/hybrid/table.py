@@ -95,7 +95,7 @@ def check_memory(num_rows: int, config: HybridConfig) -> None:
     """Raise MemoryError, in one line, unless this process may have enough memory.
 
     Linux hands out memory that it does not have; what is tested is this process's
-    limit, ``ulimit -v``.
+    limit, as ``ulimit -d`` or ``-v`` sets it.
     """
     needed = training_bytes(num_rows, config)
     try:
