@@ -65,7 +65,8 @@ execute --json TMP: can't write ...: is its folder there, and yours?
 hybrid --num-trainers 257: num_trainers is 257, but must be 1 to 256
 hybrid --semantics hope: semantics is 'hope', but must be exact or original
 hybrid --manifold sphere: manifold is 'sphere', but must be none or stiefel or oblique
-hybrid --manifold stiefel --where server: manifold is 'stiefel', but ... on the server
+hybrid --num-servers 257: num_servers is 257, but must be 1 to 256
+hybrid --unit cells: unit is 'cells', but must be columns or rows
 hybrid --manifold oblique --where server --by cdopt: by is 'cdopt', but ... dissolve ...
 hybrid --optimizer hope: optimizer is 'hope', but must be sgd or adam
 hybrid --momentum 1: momentum is 1.0, but must be 0 to below 1
