@@ -38,7 +38,7 @@ def published(tmp_path_factory, project) -> Project:
     config["sphinx"]["config"]["html_static_path"] = ["book/_static"]
     write_contents(small, config)
     static.mkdir()
-    for name in "../references.bib", "book.css", "guess.js", "turn.js":
+    for name in "../references.bib", "book.css", "guess.js", "turn.js", "found.js":
         (static / name).touch()
     shutil.copytree(project.root / "book/_templates", small.root / "book/_templates")
     for name in "book/_static/preview.png", "book/_static/favicon.svg":

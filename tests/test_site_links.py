@@ -161,6 +161,25 @@ SEARCH = """(query) => Search._performSearch(...Search._parseQuery(query))
     .map(([page]) => page).reverse()"""
 
 
+def test_a_hit_opens_at_its_passage_even_if_it_was_folded(page, server):
+    page.goto(f"{server}/search.html?q=singular+value+forget+gate")
+    page.locator("#search-results li > a").first.click()
+    arrives_at(page, page.get_by_text("An untrained forget gate"))
+    page.evaluate("localStorage.sphinx_highlight_terms = 'fixed ports'")
+    page.goto(f"{server}/notebooks/05_ddp_rpc.html")
+    arrives_at(page, page.get_by_text("two fixed TCP ports"))
+
+
+def arrives_at(page, passage):
+    """Wait until a passage is in sight."""
+    page.wait_for_selector("article span.highlighted", state="attached")
+    seen = """(e) => {
+        const {top, height} = e.getBoundingClientRect();
+        return height > 0 && top > 0 && top < innerHeight;
+    }"""
+    page.wait_for_function(seen, arg=passage.element_handle())
+
+
 def test_search_leads_to_the_page_that_answers(page, server):
     page.goto(f"{server}/search.html")
     page.wait_for_function("Search.hasIndex()")

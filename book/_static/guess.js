@@ -80,13 +80,17 @@ guess is kept in this browser, and nowhere else. */
     return [element("fieldset", {}, element("legend", {}, "Your guess:"), ...all)];
   }
 
-  /* Open what hides the place that the address names, so that a link to it arrives. */
+  /* Open what hides a place to which a link or the search leads. */
+  function reveal(target) {
+    const hides = ([place]) => [...behind(place)].some((each) => each.contains(target));
+    const closed = [...locked].filter(hides);
+    closed.forEach(([, open]) => open());
+    return closed.length > 0;
+  }
+
   function openTarget() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    const hides = ([place]) => [...behind(place)].some((each) => each.contains(target));
-    const closed = target ? [...locked].filter(hides) : [];
-    closed.forEach(([, open]) => open());
-    if (closed.length) target.scrollIntoView();
+    if (target && reveal(target)) target.scrollIntoView();
   }
 
   /* Returns what asks, or tells what was asked before, once all forms have their places. */
@@ -150,5 +154,6 @@ guess is kept in this browser, and nowhere else. */
   const begun = [...document.querySelectorAll("details.guess")].map(start);
   begun.forEach((begin) => begin?.());
   addEventListener("hashchange", openTarget);
-  if (location.hash) openTarget();
+  addEventListener("reveal", ({ target }) => reveal(target));
+  openTarget();
 })();

@@ -205,7 +205,7 @@ class ColumnsOnServers(OnServers):
 
     A map of columns commutes with the sum over a bag. So the servers answer with sums
     of rows of W, and with their parts of what C has a sum of; whoever asks adds up both
-    and maps. It has the methods of :class:`~cdopt_tutorial.constraints.Constraints`.
+    and maps. It has the methods of :class:`~.measure.Constraints`.
     """
 
     def __init__(
