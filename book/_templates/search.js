@@ -7,6 +7,9 @@ const KEYWORDS = {
     + " mac macos linux docker conda proxy offline cpu prerequisites start open run chapter"
     + " notebook jupyter update",
   "book/programs": "license licence copyright download code source",
+  "book/own": "own write template start system example pickle lock thread threads log"
+    + " logging print stdout debug debugger breakpoint pdb dataloader num_workers trace"
+    + " profile profiler checkpoint save deadlock timeout",
   "book/gpu": "install cuda gpu gpus nvidia nccl run device memory oom",
   "book/browser": "colab binder online kaggle",
   "book/publish": "publish deploy host github pages",
