@@ -1,5 +1,6 @@
 """What makes torch complain, in plain torch."""
 
+import copy
 import io
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from functools import partial
@@ -25,6 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 LOOPBACK = {"TP_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 START = """from multiprocessing import get_context
@@ -74,6 +77,46 @@ def no_launcher():
     dist.init_process_group("gloo")
 
 
+def old_launcher():
+    Path("fails.py").write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()"
+    )
+    python("-m", "torch.distributed.launch", "--nproc-per-node", "1", "fails.py")
+
+
+def no_group():
+    dist.all_reduce(torch.ones(1))
+
+
+def no_rpc():
+    rpc.rpc_sync("worker1", torch.numel, (x,))
+
+
+def send_a_local_function():
+    pickle.dumps(lambda: x)
+
+
+def send_a_lock():
+    pickle.dumps(threading.Lock())
+
+
+def load_in_a_daemon():
+    here, there = multiprocessing.Pipe()
+
+    def load():
+        try:
+            list(DataLoader(x, num_workers=1))
+        except AssertionError as error:
+            there.send(error)
+
+    multiprocessing.get_context("fork").Process(target=load, daemon=True).start()
+    raise here.recv()
+
+
+def loader_dies():
+    list(DataLoader(x, num_workers=1, worker_init_fn=os._exit))
+
+
 def few_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (20, hard))
@@ -106,15 +149,14 @@ def cut_parametrized():
 
 
 def mix_tensors():
-    weight = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (2,))).weight
+    weight = sharded().weight
     (weight.T @ weight - torch.eye(2)).square().sum().backward()
 
 
 def train_on_meta():
     with torch.device("meta"):
         model = nn.Linear(2, 2)
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    model(x)
+    sharded(model)(x)
 
 
 def unused_parameters():
@@ -133,6 +175,49 @@ def checkpoint_twice():
 
     model = DistributedDataParallel(Twice(2, 2), find_unused_parameters=True)
     model(x.clone().requires_grad_()).sum().backward()
+
+
+def init_twice():
+    dist.init_process_group("gloo")
+
+
+def nothing_to_train():
+    DistributedDataParallel(nn.Tanh())
+
+
+def load_what_ddp_saved():
+    saved = DistributedDataParallel(nn.Linear(2, 2)).state_dict()
+    nn.Linear(2, 2).load_state_dict(saved)
+
+
+def large_mesh():
+    init_device_mesh("cpu", (4,))
+
+
+def sharded(model=None):
+    return fully_shard(model or nn.Linear(2, 2), mesh=init_device_mesh("cpu", (2,)))
+
+
+def shard_a_scalar():
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    sharded(model)
+
+
+def copy_shards():
+    copy.deepcopy(sharded())
+
+
+def ddp_around_shards():
+    DistributedDataParallel(sharded())
+
+
+def numpy_of_a_shard():
+    sharded().weight.detach().numpy()
+
+
+def load_into_shards():
+    sharded().load_state_dict(nn.Linear(2, 2).state_dict())
 
 
 def call_alone():
@@ -163,6 +248,9 @@ class Server:
     def step(self):
         with torch.no_grad():
             self.weight.add_(1)
+
+    def fail(self):
+        raise KeyError("no")
 
     def parameters(self):
         return [rpc.RRef(each) for each in self.layer.parameters()]
@@ -195,6 +283,43 @@ def step_too_late(server):
     optimizer.step(context)
 
 
+def loss_without_a_call(server):
+    with dist_autograd.context() as context:
+        dist_autograd.backward(context, [x.sum()])
+
+
+def loss_of_two(server):
+    with dist_autograd.context() as context:
+        dist_autograd.backward(context, [server.rpc_sync().forward(x)])
+
+
+def context_in_context(server):
+    with dist_autograd.context(), dist_autograd.context():
+        pass
+
+
+def result_without_use(server):
+    with dist_autograd.context() as context:
+        server.rpc_sync().forward(x)
+        rpc._set_rpc_timeout(0.3)
+        try:
+            dist_autograd.backward(context, [server.rpc_sync().forward(x).sum()])
+        finally:
+            rpc._set_rpc_timeout(60)
+
+
+def unknown_worker(server):
+    rpc.rpc_sync("worker2", torch.numel, (x,))
+
+
+def object_of_another(server):
+    server.local_value()
+
+
+def callee_fails(server):
+    server.rpc_sync().fail()
+
+
 def pickle_reference(server):
     pickle.dumps(server)
 
@@ -218,10 +343,16 @@ def callee_dies(server):
 
 
 ALONE = spawn_at_the_top, function_of_a_notebook, port_is_taken, nobody_at_the_port
-ALONE += a_process_is_missing, no_launcher, few_files, whole_modules, save_parametrized
+ALONE += a_process_is_missing, no_launcher, old_launcher, no_group, no_rpc
+ALONE += send_a_local_function, send_a_lock, load_in_a_daemon, loader_dies
+ALONE += few_files, whole_modules, save_parametrized
 GROUP = cut_parametrized, mix_tensors, train_on_meta, unused_parameters
-GROUP += checkpoint_twice, call_alone, peer_dies
+GROUP += checkpoint_twice, init_twice, nothing_to_train
+GROUP += load_what_ddp_saved, large_mesh, shard_a_scalar, copy_shards
+GROUP += ddp_around_shards, numpy_of_a_shard, load_into_shards, call_alone, peer_dies
 CALLER = step_between, plain_backward, no_grad_in_place, step_too_late
+CALLER += loss_without_a_call, loss_of_two, context_in_context, result_without_use
+CALLER += unknown_worker, object_of_another, callee_fails
 CALLER += pickle_reference, long_call, send_from_a_gpu, init_rpc_twice, callee_dies
 
 
