@@ -150,7 +150,14 @@ ASKED = {
     "RuntimeError: one of the variables needed for gradient computation has been "
     "modified by; TimeoutError: The client socket has timed out after 900s while "
     "trying to connect to (10.; RuntimeError: The server socket has failed to listen "
-    "on any local network address. port:",
+    "on any local network address. port:; "
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError; "
+    "AssertionError: daemonic processes are not allowed to have children; "
+    "Default process group has not been initialized, please make sure to call; "
+    "[W rref_context.cpp:156] Detected RRef Leaks during shutdown. This usually; "
+    "AttributeError: Can't pickle local object 'main.<locals>.<lambda>'; "
+    "RuntimeError: name:worker1,rank:1 could not find destination name worker0; "
+    "FSDP does not support deepcopy; Maybe you called ray.init twice by accident",
     "book/moves": "new version of pytorch; change parameters",
     "book/api": "api reference",
     "notebooks/02": "parameter server",
