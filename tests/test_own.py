@@ -10,7 +10,6 @@ import pytest
 import torch
 from hosts import PATIENCE, hosts
 from torch.distributed import rpc
-from torch.distributed.rpc.internal import _internal_rpc_pickler as pickler
 
 from cdopt_tutorial.publish.project import this_project
 from cdopt_tutorial.run import Role, WorkerError, launch
@@ -25,7 +24,7 @@ PLAIN, PACKAGE = PROGRAMS[0][0], PROGRAMS[1][0]
 MAIN = 'if __name__ == "__main__":\n'
 (ON_HOSTS,) = (code for code, _ in PROGRAMS if code.startswith(MAIN))
 CELLS = [each for each in PROGRAMS[1:] if each[0] != ON_HOSTS]
-# As a notebook does it: one after the other, and an error does not end it.
+# As in a notebook: one after the other, and an error does not end it.
 RUN = r"""
 for block in blocks:
     try:
@@ -41,9 +40,8 @@ def python(folder, code, typed=""):
     (folder / "own.py").write_text(code)
     how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True}
     how |= {"stderr": subprocess.STDOUT, "timeout": PATIENCE, "stdout": subprocess.PIPE}
-    return subprocess.run(
-        [sys.executable, "-Wignore", "own.py"], input=typed, **how
-    ).stdout
+    command = [sys.executable, "-Wignore", "own.py"]
+    return subprocess.run(command, input=typed, **how).stdout
 
 
 def test_each_block_prints_what_the_page_says(tmp_path):
@@ -81,7 +79,7 @@ def test_limits_and_what_can_t_be_sent_are_as_the_page_says(tmp_path):
     with (tmp_path / "file").open("w") as file:
         for value in (lambda: 1), threading.Lock(), (each for each in ""), file:
             with pytest.raises((AttributeError, TypeError), match="pickle|local obj"):
-                pickler.serialize(value)
+                rpc.internal._internal_rpc_pickler.serialize(value)
 
 
 def test_a_breakpoint_stops_where_there_are_no_workers_only(tmp_path):

@@ -135,8 +135,8 @@ ASKED = {
     "book/gpu": "install gpu; run on gpu; cuda; nccl",
     "book/programs": "license; download the code",
     "book/own": "write my own system; template; debugger; breakpoint; dataloader in a "
-    "worker; logging; print from a worker; what can be pickled; threads; lock; profile; "
-    "save a checkpoint; rpc_threads",
+    "worker; logging; print from a worker; what can be pickled; threads; lock; "
+    "profile; save a checkpoint; rpc_threads",
     "book/browser": "colab",
     "book/index": "how to cite; how long does it take; report a bug",
     "book/choose": "which method should I use",
