@@ -1,0 +1,174 @@
+"""The checks of the exercises: solutions are right, and mistakes are named.
+
+A wrong attempt is the published solution with an edit.
+"""
+
+import ast
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+from cdopt_tutorial.publish.chapter import code_cells, read_chapter, tagged
+from cdopt_tutorial.publish.project import this_project
+
+
+@dataclass
+class Exercise:
+    label: str
+    attempt: str  #: an expression of what the solution has defined
+    #: What is said of other expressions, or of the solution with one text replaced.
+    wrong: dict[str | tuple[str, str], str]
+    before: str = ""  #: what the solution needs of the chapter
+    runs: bool = True  #: whether it runs, or only its definitions are made
+
+
+TABLE = [
+    Exercise("ex-death", "roles", {
+        ("os._exit, (3,)", 'int, ("x",)'):
+            "observer1 does not leave: observer1 raised ValueError",
+        "roles | {'observer0': Role(os._exit, (3,)), 'observer1': Role(serve)}":
+            "the error names 'observer0', and not 'observer1'",
+    }),
+    Exercise("ex-seed", "OneSeed", {
+        ("seed_of(0,", "seed_of(observer,"):
+            "observer1's seed for environments is 1189033389, and not 1835504127",
+        ("seed_of(0,", "seed_of(observer * (purpose == 'actions'),"):
+            "observer1's seed for actions is 1639030180, and not 1501029259",
+    }, runs=False),
+    Exercise("ex-dice", "master", {
+        ("args=(i,)", "args=(0,)"):
+            "the mean is 3.505, and not 3.50683: both dice have the seed 0",
+        ("futures = [rref.rpc_async().roll(1000) for rref in dice]",
+         "futures = [rpc.remote(w, Dice, args=(i,)).rpc_async().roll(1000)"
+         " for i, w in enumerate(workers)]"):
+            "the mean is 3.489, and not 3.50683: each round makes new dice",
+        ("().roll", "().rol"):
+            "master raised AttributeError: …'Dice' has no attribute 'rol'",
+    }, runs=False),
+    Exercise("ex-plain", "step_plainly", {
+        ("        optimizer.step()", "        weight.grad = dist_autograd."
+         "get_gradients(context_id)[weight]; optimizer.step()"):
+            "the weight is -0.5, and not 1: the step used the gradient",
+        ("dist_autograd.backward(context_id, [loss])", "loss.backward()"):
+            "trainer0 raised RuntimeError: …INTERNAL ASSERT FAILED…",
+    }, runs=False),
+    Exercise("ex-line", "fit", {
+        ("lr * gradients", "0 * gradients"): "the slope is …, and not 2",
+        ('rpc.rpc_sync("ps", predict, (layer, x))', "predict(layer, x)"):
+            "trainer0 raised RuntimeError: …can't call localValue() on user…",
+        "lambda steps: (2.0, 1.0)": "in 60 steps there were only 0 calls to ps",
+    }, runs=False),
+    Exercise("ex-cut", "tuple(sent.values())", {
+        "(sent['logits'] // 2, sent['loss'])":
+            "with the cut at the scores the bytes are 29122800, and not 58245600: "
+            "gradients cross, too",
+        "(sent['logits'], sent['loss'] // 4)":
+            "with the cut at the loss the bytes are 562800, and not 2251200: "
+            "a number has 4 bytes",
+        "(2 * 4 * 35 * 20 * 10_000, sent['loss'])":
+            "with the cut at the scores the bytes are 56000000, and not 58245600: "
+            "vectors and outputs cross, too",
+    }),
+    Exercise("ex-shortcut", "found[False]", {
+        "str(found[True])": "there is no internal assertion in …",
+        "'the context was not found'":
+            "there is no internal assertion in 'the context was not found'",
+    }, before="both = 'trainer0', 'trainer1'"),
+    Exercise("ex-empty", "(uneven, here)", {
+        ("(80, 1, 1)", "(1, 1, 1)"):
+            "the number of trainers that had no images in some batch is 0, and not 2",
+        ("run_locally(Job(small", "run_locally(Job(replace(small, seed=5)"):
+            "the parameters are …e-01 off those of one process",
+    }, before="digits, config, exact_steps = digit_bags(), HybridConfig(), 10\n"
+       "same = {'dtype': 'float64', 'max_steps': 10, 'batch_size': 32}"),
+    Exercise("ex-row", "train", {
+        ("sum(found) / 2", "sum(found)"):
+            "with labels [0, 0, 1] and [0] r ends at 0.5, and not 0.25: "
+            "each gradient was applied whole",
+        (" * len(labels) * 2 / 4", ""):
+            "with labels [0, 0, 1] and [0] r ends at 0.333333, and not 0.25: "
+            "each trainer's mean counts alike",
+        ("    both.wait()", "    pass"):
+            "with labels [0, 0, 1] and [0] r ends at 0, and not 0.25",
+    }, before="both = 'trainer0', 'trainer1'", runs=False),
+]  # fmt: skip
+LABEL = re.compile(r"^```\{(solution-start|solution-end)\} ?(\S*)", re.MULTILINE)
+
+
+def of_chapter(label: str) -> tuple[list[str], list[str]]:
+    """A chapter's cells of code before the exercises, and those of one solution."""
+    for path in this_project().chapters():
+        notebook, here, plain, solution = read_chapter(path), None, [], []
+        for cell in notebook.cells:
+            for kind, name in LABEL.findall(cell.source):
+                here = name if kind == "solution-start" else "another's"
+            if cell.cell_type == "code" and not tagged(cell, "remove-cell"):
+                {None: plain, label: solution}.get(here, []).append(cell.source)
+        if solution:
+            return plain, solution
+    raise ValueError(label)
+
+
+def check_of(label: str) -> str:
+    """The cell that checks an attempt, which stands below the attempt's."""
+    chapters = map(read_chapter, this_project().chapters())
+    cells = [cell for chapter in chapters for cell in code_cells(chapter)]
+    (check,) = [cell.source for cell in cells if cell.id == f"{label}-check"]
+    return check
+
+
+@pytest.fixture
+def notebook(monkeypatch, tmp_path):
+    """The namespace of a `__main__` like a notebook's, in a folder of its own."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return vars(module)
+
+
+DEFINITIONS = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
+
+
+def run(source: str, namespace: dict, only: tuple = ()) -> None:
+    """Run a cell without its asserts, which a wrong attempt would fail."""
+    if written := re.match(r"%%writefile (\w+)\.py\n(.*)", source, re.DOTALL):
+        Path(f"{written[1]}.py").write_text(written[2])
+        sys.modules.pop(written[1], None)
+        return
+    for node in ast.parse(TransformerManager().transform_cell(source)).body:
+        if isinstance(node, only or ast.stmt) and not isinstance(node, ast.Assert):
+            exec(compile(ast.Module([node], []), "cell", "exec"), namespace)
+
+
+@pytest.mark.parametrize("exercise", TABLE, ids=lambda exercise: exercise.label)
+def test_solution_is_right_and_mistakes_are_named(exercise, notebook, capsys):
+    chapter, solution = of_chapter(exercise.label)
+    for source in chapter:
+        with suppress(ImportError):  # of a program that the chapter has written
+            run(source, notebook, DEFINITIONS)
+    exec(exercise.before, notebook)
+
+    def said(old, new, attempt=exercise.attempt):
+        assert any(old in source for source in solution), old
+        for source in solution:
+            run(source.replace(old, new), notebook, only)
+        notebook["attempt"] = eval(attempt, notebook)
+        capsys.readouterr()
+        run(check_of(exercise.label), notebook)
+        return capsys.readouterr().out.splitlines()[-1]
+
+    only = () if exercise.runs else DEFINITIONS
+    assert said("", "") == "right"
+    found = {}
+    for wrong, sentence in exercise.wrong.items():
+        line = said("", "", wrong) if isinstance(wrong, str) else said(*wrong)
+        expected = re.escape(sentence).replace("…", ".*")
+        found[wrong] = sentence if re.fullmatch(expected, line) else line
+    assert found == exercise.wrong
