@@ -97,6 +97,42 @@ TABLE = [
         ("    both.wait()", "    pass"):
             "with labels [0, 0, 1] and [0] r ends at 0, and not 0.25",
     }, before="both = 'trainer0', 'trainer1'", runs=False),
+    Exercise("ex-eight-death", "leave", {
+        ("_number == 1", "_number == 0"):
+            "the run ended because observer0 exited with code 3 before it finished",
+        ("_played == 2", "_played == 3"):
+            "the rollouts before the last are 3, and not 2",
+        ("os._exit(3)", "raise OSError"):
+            "the run ended because observer1 raised OSError in a call that agent made",
+    }, before="config = RolloutsConfig(num_observers=3, num_envs=4, max_lag=2, "
+       "max_episodes=240)", runs=False),
+    Exercise("ex-eight-server", "lead", {
+        ("append((worker, version))", "append((worker, version + 1))"):
+            "note 0 names version 1, not yet there",
+        ("manual_seed(number)", "manual_seed(number + 1)"):
+            "repeated from 14 notes w ends at …, and not …",
+        ("self.w - 0.05", "self.w + 0.05"):
+            "repeated from 14 notes w ends at …, and not …",
+    }, runs=False),
+    Exercise("ex-seven-kill", "([1, 1], 3)", {
+        "([0, 1], 3)": "torchrun 0 ended well, and not with an error",
+        "([1, 1], 6)": "the rounds in the agent's file are 6, and not 3",
+    }, runs=False),  # the solution asserts these, and takes two torchruns
+    Exercise("ex-seven-state", "before + anew", {
+        "undisturbed":
+            "in round 4 the numbers are [0.682614, …], and not [0.757632, …]: "
+            "the old generator drew them",
+        "draw(torch.Generator().manual_seed(2), 6)":
+            "in round 0 the numbers are […], and not [0.757632, …]",
+        "before": "the number of rounds is 4, and not 6",
+    }),
+    Exercise("ex-seven-sum", "trainer", {
+        ('name="total"', 'name=f"total{rank}"'):
+            "the trainer that finishes last gets 145, and not 190: "
+            "each trainer has a total of its own",
+        ("self.value += number", "self.value = number"):
+            "the trainer that finishes last gets 19, and not 190",
+    }, runs=False),
 ]  # fmt: skip
 LABEL = re.compile(r"^```\{(solution-start|solution-end)\} ?(\S*)", re.MULTILINE)
 
