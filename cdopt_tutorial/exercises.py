@@ -26,9 +26,10 @@ def check(twin: Callable[[Any], Iterator[str]], attempt: Any) -> None:
         said = next(filter(None, twin(attempt)), "right")
     except WorkerError as error:
         *_, last = ["", *error.details.splitlines()]  # of a traceback: "Error: text"
-        said = f"{error.headline}: {last.partition(': ')[2]}"
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        said = ": ".join(filter(None, (error.headline, last.partition(": ")[2])))
+    except Exception as error:  # where the twin takes it apart
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        said = f"the attempt is not of the form that is asked for: {text}"
     print(said)
 
 

@@ -4,16 +4,21 @@ A wrong attempt is the published solution with an edit.
 """
 
 import ast
+import math
+import os
 import re
 import sys
+import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from IPython.core.inputtransformer2 import TransformerManager
 
+from cdopt_tutorial import exercises
 from cdopt_tutorial.publish.chapter import code_cells, read_chapter, tagged
 from cdopt_tutorial.publish.project import this_project
 
@@ -225,6 +230,61 @@ def check_of(label: str) -> str:
     cells = [cell for chapter in chapters for cell in code_cells(chapter)]
     (check,) = [cell.source for cell in cells if cell.id == f"{label}-check"]
     return check
+
+
+def test_every_exercise_has_a_cell_for_an_attempt_and_a_folded_one_that_checks_it():
+    cells = [c for path in this_project().chapters() for c in read_chapter(path).cells]
+    found = []
+    for exercise, attempt, check in zip(cells, cells[1:], cells[2:], strict=False):
+        if label := re.search(
+            r"^```\{exercise\}\n:label: (\S+)", exercise.source, re.M
+        ):
+            found.append(label[1])
+            assert (
+                attempt.id == f"{label[1]}-attempt" and check.id == f"{label[1]}-check"
+            )
+            assert tagged(attempt, "remove-cell") and tagged(check, "remove-cell")
+            assert check.metadata.jupyter.source_hidden
+            assert re.fullmatch(r"(# .+\n)+attempt = \.\.\.  # .+", attempt.source)
+    assert sorted(found) == sorted(exercise.label for exercise in TABLE)
+    assert all(len(exercise.wrong) >= 2 for exercise in TABLE)
+
+
+def never_ends():
+    while True:
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("attempt, said", [
+    (..., ""),
+    (lambda: 3, "right\n"),
+    (lambda: 1 / 0, "worker raised ZeroDivisionError: division by zero\n"),
+    (lambda: os._exit(3), "worker exited with code 3 before it finished…\n"),
+    (lambda: [3, 3], "it returns [3, 3], and not 3\n"),
+    (lambda: "3", "it returns '3', and not 3\n"),
+    (lambda: torch.full((1,), 2.0), "it returns [2], and not 3\n"),
+    (lambda: math.nan, "it returns nan, and not 3\n"),
+    (3, "worker raised TypeError: 'int' object is not callable\n"),
+    ((n for n in "3"), "the attempt is not of the form that is asked for: …\n"),
+])  # fmt: skip
+def test_whatever_is_attempted_is_answered_in_one_line(attempt, said, capsys):
+    def twin(function):
+        ended = exercises.play(worker=(function,))
+        yield exercises.differs("it returns", ended["worker"], 3)
+
+    exercises.check(twin, attempt)
+    *_, line = capsys.readouterr().out.splitlines(keepends=True) or [""]
+    assert re.fullmatch(re.escape(said).replace("…", ".*"), line)
+
+
+def test_an_attempt_that_hangs_is_ended(monkeypatch, capsys, limited):
+    monkeypatch.setattr(exercises, "DEADLINE", 5.0)
+
+    def twin(function):
+        yield f"{exercises.play(worker=(function,))}"
+
+    exercises.check(twin, never_ends)
+    assert capsys.readouterr().out == "worker missed the run's deadline of 5 s\n"
 
 
 @pytest.fixture
