@@ -115,9 +115,9 @@ TABLE = [
         ("append((worker, version))", "append((worker, version + 1))"):
             "note 0 names version 1, not yet there",
         ("manual_seed(number)", "manual_seed(number + 1)"):
-            "repeated from 14 notes w ends at …, and not …",
+            "after the 14 gradients of the notes w is …, and not …",
         ("self.w - 0.05", "self.w + 0.05"):
-            "repeated from 14 notes w ends at …, and not …",
+            "after the 14 gradients of the notes w is …, and not …",
     }, runs=False),
     Exercise("ex-seven-kill", "([1, 1], 3)", {
         "([0, 1], 3)": "torchrun 0 ended well, and not with an error",
