@@ -83,23 +83,24 @@ def table_on_device(
     It begins with the rows, if there are any, and not those of the seed. Raises
     MemoryError if the server can't have what training them takes.
     """
-    check_memory(len(range(server, num_tokens, config.num_servers)), config)
+    device = device_for(config.device, config.num_trainers + server)
+    check_memory(len(range(server, num_tokens, config.num_servers)), config, device)
     table = Table(num_tokens, config, server)
     if rows is not None:
         with torch.no_grad():
             next(table.parameters()).copy_(rows)
-    return table.to(device_for(config.device, config.num_trainers + server))
+    return table.to(device)
 
 
-def check_memory(num_rows: int, config: HybridConfig) -> None:
+def check_memory(num_rows: int, config: HybridConfig, device: str) -> None:
     """Raise MemoryError, in one line, unless this process may have enough memory.
 
-    Linux hands out memory that it does not have; what is tested is this process's
-    limit, as ``ulimit -d`` or ``-v`` sets it.
+    On the CPU Linux hands out memory that it does not have; what is tested is this
+    process's limit, as ``ulimit -d`` or ``-v`` sets it.
     """
     needed = training_bytes(num_rows, config)
     try:
-        torch.empty(needed, dtype=torch.uint8)
+        torch.empty(needed, dtype=torch.uint8, device=device)
     except RuntimeError:
         raise MemoryError(
             f"no {needed / 2**20:,.0f} MiB to train {num_rows:,} rows of "
