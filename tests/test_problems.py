@@ -61,20 +61,71 @@ def test_a_ring_that_adds_up_chunk_by_chunk_sends_what_the_formula_says(n):
     assert np.allclose(has, sums)
     by_ring = found.ring(n, 1e6, 1e9)
     assert by_ring == pytest.approx(sent.max() * 1e6 / 1e9)
-    tie = n**2 / (n - 1)  # so many servers take as long
-    assert found.server(n, 1e6, 1e9, servers=tie) == pytest.approx(by_ring)
+    tie = n**2 / (2 * (n - 1))  # so many servers take as long
+    if tie < n:
+        assert found.server(n, 1e6, 1e9, servers=tie) == pytest.approx(by_ring)
     assert n != found.machines or found.enough == math.ceil(tie)
+    # In turns, a trainer's own link takes longer than the ring.
+    assert found.server(n, 1e6, 1e9, servers=10**9, turns=2) > by_ring
 
 
-def test_the_server_is_faster_below_the_size_where_both_take_as_long():
-    found, (call, hop) = ran("ring-1"), (4e-4, 1e-4)
-    cell = sources()["ring-4"]
-    names = vars(found) | {"alpha": call, "hop": hop}
-    exec(cell[cell.index("spread =") : cell.index("small =")], names)
-    for factor, sign in (0.5, -1), (1, 0), (2, 1):
-        size = factor * names["below"], found.link
-        later = found.server(32, *size, call) - found.ring(32, *size, hop)
-        assert np.sign(round(later, 9)) == sign
+@pytest.mark.parametrize("n, k", [(2, 1), (8, 3), (32, 16), (32, 17), (32, 32), (5, 9)])
+def test_servers_take_as_long_as_the_busiest_link_in_its_busier_direction(n, k):
+    found, speed = ran("ring-1"), 1e9
+    there = np.full((n, k), 1e6 / k)  # bytes from each trainer to each server
+    out, into = np.zeros(n + k), np.zeros(n + k)
+    for traffic, senders, receivers in (
+        (there, slice(n), slice(n, None)), (there.T, slice(n, None), slice(n)),
+    ):  # fmt: skip
+        out[senders] += traffic.sum(1)
+        into[receivers] += traffic.sum(0)
+    both = max(out.max(), into.max()) / speed
+    assert found.server(n, 1e6, speed, servers=k) == pytest.approx(both)
+    in_turns = (out + into).max() / speed
+    assert found.server(n, 1e6, speed, servers=k, turns=2) == pytest.approx(in_turns)
+    at_once = found.server(n, 1e6, speed, servers=k) <= found.ring(n, 1e6, speed)
+    assert n != found.machines or at_once == (k >= found.enough)
+
+
+def test_halving_sends_a_rings_bytes_in_as_many_steps_as_the_chapter_counts():
+    n = ran("ring-1").machines
+    has, sent, steps = np.random.default_rng(0).normal(size=(n, n)), np.zeros(n), 0
+    sums, mine = has.sum(0), [range(n) for _ in range(n)]  # chunks that a rank adds up
+    for far in (16, 8, 4, 2, 1):  # each gives its partner that half of its chunks
+        before, steps = has.copy(), steps + 1
+        for rank, chunks in enumerate(mine):
+            low = rank & far == 0
+            half = len(chunks) // 2
+            mine[rank] = chunks[:half] if low else chunks[half:]
+            sent[rank] += half / n
+            for chunk in mine[rank]:
+                has[rank, chunk] += before[rank ^ far, chunk]
+    for far in (1, 2, 4, 8, 16):  # and gets it back
+        before, steps, old = has.copy(), steps + 1, list(mine)
+        for rank in range(n):
+            sent[rank] += len(old[rank]) / n
+            for chunk in old[rank ^ far]:
+                has[rank, chunk] = before[rank ^ far, chunk]
+            mine[rank] = sorted({*old[rank], *old[rank ^ far]})
+    assert np.allclose(has, sums)
+    assert sent == pytest.approx(np.full(n, 2 * (n - 1) / n))
+    found = ran("ring-1", "ring-5", alpha=1e-3, busy=1e-6, hop=1e-4)
+    assert found.steps_of["halving"] == steps
+
+
+@pytest.mark.parametrize("busy, wins", [(1e-6, 2), (1e-4, 1), (1e-3, 0)])
+def test_the_server_is_faster_below_the_size_where_both_take_as_long(busy, wins):
+    hop, n = 1e-4, 32
+    found = ran("ring-1", "ring-5", alpha=4e-4, busy=busy, hop=hop)
+    call = max(4e-4, n * busy)
+    assert sum(size > 0 for size in found.below.values()) == wins
+    for name, size in found.below.items():
+        waits = found.steps_of[name] * hop
+        for bytes_of, sign in (0.5 * size, -1), (size, 0), (2 * size + 1e3, 1):
+            carried = found.ring(n, bytes_of, found.link)
+            later = found.server(n, bytes_of, found.link, call) - carried - waits
+            assert size == 0 or np.sign(round(later, 9)) == sign
+            assert size > 0 or later > 0
 
 
 @pytest.mark.parametrize("rank, name", [(100, "slowest"), (96, "without")])
