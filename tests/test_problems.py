@@ -156,6 +156,19 @@ def test_youngs_interval_is_nearly_the_best_for_exponential_deaths():
     assert found.lost == pytest.approx(best.fun, abs=0.003)
     simulated = found.share_lost(found.interval, found.save, found.lives)
     assert simulated == pytest.approx(best.fun, abs=0.001)
+    # The days have so many times ten minutes, and each death costs one.
+    assert found.restarts == pytest.approx(419 / (54 * 24 * 6))
+    assert found.save == pytest.approx(405 * 14 / 2000)
+
+
+def test_saves_as_large_as_the_papers_largest_contradict_its_effective_time():
+    found = ran("save-1")
+    terabytes = 16_384 * 4 / 1000
+    intervals = np.linspace(60, 3600, 35_401)
+    losses = terabytes / 2 / intervals + intervals / 2 / found.between
+    assert found.most_interval == pytest.approx(intervals[losses.argmin()], abs=0.1)
+    assert found.most_lost == pytest.approx(losses.min(), abs=1e-6)
+    assert found.lost + found.restarts < 0.1 < losses.min() + found.restarts
 
 
 def test_published_rates_grow_with_the_actors():
