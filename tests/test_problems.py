@@ -172,8 +172,9 @@ def test_saves_as_large_as_the_papers_largest_contradict_its_effective_time():
 
 
 def test_published_rates_grow_with_the_actors():
-    given = dict.fromkeys(("by_one", "ceiling", "by_model", "limit"), 1.0)
-    found = ran("observers-5", observers=1000, bounds={"wire": 1.0}, **given)
+    names = "by_one", "ceiling", "by_model", "in_flight", "limit"
+    given = dict.fromkeys(names, 1.0)
+    found = ran("observers-5", observers=1000, bounds={"calls": 1.0}, **given)
     line = stats.linregress(*zip(*found.published.items(), strict=True))
     assert line.slope == pytest.approx(found.by_actor, rel=0.1)
     assert (found.fed, found.impala_off) == pytest.approx((250 / 80 * 150, 1 / 15))
