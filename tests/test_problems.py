@@ -188,3 +188,22 @@ def test_sums_and_owners_send_what_each_message_of_theirs_carries(n, p, ranks):
     owners = sum(2 * (n // ranks) * p for owner in range(ranks) if owner != 0) / ranks
     assert found.sent_by(n, p, ranks) == pytest.approx((ring, owners))
     assert n < 1024 or found.times == pytest.approx(ring / owners)
+
+
+@pytest.mark.parametrize("ranks, count", [(4, 1), (4, 3), (4, 4), (4, 6), (1024, 126)])
+def test_the_busiest_owner_sends_its_weights_to_all_and_parts_to_other_owners(
+    ranks, count
+):
+    n, p = ranks * 4, 3
+    found = ran("sums-1", "sums-2", hop=1e-4)
+    owners = [number % ranks for number in range(count)]
+    sent = np.zeros(ranks)
+    for owner in owners:
+        sent += n // ranks * p  # every rank sends its rows there, but for the owner
+        sent[owner] += (ranks - 2) * (n // ranks) * p  # which answers all others
+    assert found.busiest(n, p, ranks, count) == sent.max()
+    assert count * found.sent_by(n, p, ranks)[1] == pytest.approx(sent.mean())
+    of_a_rank = count * sum(p * p / ranks for _ in range(2 * (ranks - 1)))
+    if count == 126:  # of square weights, so both count in weights
+        square = of_a_rank / p**2 / (sent.max() / (n * p))
+        assert found.busy_times == pytest.approx(square)
