@@ -95,7 +95,7 @@ def test_a_link_and_a_button_open_what_is_locked_but_no_more(page, server):
     assert forms.count() > 2
     assert "is hidden until then" in forms.first.inner_text()
     # The second question of a section waits for the first.
-    first, second = (form(page, f"03-guess-{n}")[0] for n in ("shrink", "star"))
+    first, second = (page.locator(".guess-place").nth(number) for number in (0, 1))
     assert first.is_visible() and not second.is_visible()
     page.evaluate("document.querySelector(\"[class*='locked-']\").id = 'here'")
     page.evaluate("location.hash = 'here'")
