@@ -124,7 +124,7 @@ def test_a_result_follows_the_device_python_and_libraries(book, monkeypatch):
 
 def test_a_short_run_is_beside_that_of_the_chapter(book, no_kernel):
     path = write_chapter(book, "n = 9", "print(n)", parameters=True, short={"n": 2})
-    for short, text in (True, "2\n"), (False, "9\n"):
+    for short, text in (True, "2\n"), (False, "9\n"), (True, "9\n"):
         assert printed(*run(book, path, short=short)) == text
         found = find_result(book, read_chapter(path), "cpu", short=True)
         assert printed(found) == text  # of the chapter itself, once there is one

@@ -20,7 +20,7 @@ class Flags:
 
     notebooks: Positional[tuple[Path, ...]] = ()  #: chapters, by default all
     force: bool = False  #: run even if a valid result is cached
-    short: bool = False  #: run the chapters' short profiles, two at a time
+    short: bool = False  #: run what has no result in its short profile, two at a time
     device: str = "cpu"  #: auto, cpu, cuda or cuda:N, to compute on
     json: Path | None = None  #: write the results to this file
 

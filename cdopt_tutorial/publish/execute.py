@@ -101,26 +101,26 @@ def execute(
 ) -> list[NotebookNode]:
     """Run those of the chapters that have no valid result; with `force`, all.
 
-    With `short`, run their short profiles, two at once, on a core each. Return the
-    results, whose metadata have the `seconds` that the run took and, if it `failed`,
-    where and why. A failure does not stop the others; a result that can't be written is
-    an OSError.
+    With `short`, what has no result runs in its short profile, two chapters at once, on
+    a core each. Return the results, whose metadata have the `seconds` that the run took
+    and, if it `failed`, where and why. A failure does not stop the others; a result
+    that can't be written is an OSError.
     """
     chapters = [read_chapter(path) for path in paths]
     project.results.mkdir(parents=True, exist_ok=True)
     scratch.folder()  # before several threads ask for it
     variables = {"CDOPT_TUTORIAL_DEVICE": device}
     if short:
-        chapters = [shortened(chapter) for chapter in chapters]
         variables["OMP_NUM_THREADS"] = "1"
 
-    def finish(path: Path, chapter: NotebookNode) -> NotebookNode:
+    def finish(path: Path, whole: NotebookNode) -> NotebookNode:
         name = f"{project.relative(path)}"
-        ran = None if force else find_result(project, chapter, device)
+        ran = None if force else find_result(project, whole, device, short=short)
         if ran is not None and "failed" not in ran.metadata:
             seconds = ran.metadata["seconds"]
             print(f"{name}: reused the result of a run of {seconds:.1f} s")
             return ran
+        chapter = shortened(whole) if short else whole
         file = _file(project, chapter, device)  # before the run, for its sources
         error = _run(name, chapter, variables)
         file = file.with_suffix(FAILED) if error else file
