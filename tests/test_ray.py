@@ -64,12 +64,17 @@ class TestEquality:
         again = rollouts.run_locally(config, found.schedule)
         assert found.score.rewards == again.score.rewards
 
-    def test_a_table_on_two_servers_has_the_rows_of_one_process(self):
-        kind = {"manifold": "stiefel", "where": "server", "dtype": "float64"}
-        config = hybrid.HybridConfig(2, 2, max_steps=5, **kind)
-        job = hybrid.Job(config)
-        result, local = hybrid.run(job, on="ray"), hybrid.run_locally(job)
-        assert max_difference(result.weights, local.weights) <= TOLERANCE
+    def test_a_table_on_several_servers_has_the_rows_of_one_process(self):
+        kinds = [
+            {"num_servers": 1, "num_trainers": 1},
+            {"num_servers": 2, "manifold": "stiefel", "where": "server"},
+            {"num_servers": 3, "manifold": "oblique", "where": "server"},
+        ]
+        for kind in kinds:
+            config = hybrid.HybridConfig(max_steps=5, dtype="float64", **kind)
+            job = hybrid.Job(config)
+            result, local = hybrid.run(job, on="ray"), hybrid.run_locally(job)
+            assert max_difference(result.weights, local.weights) <= TOLERANCE
 
     def test_shards_have_the_parameters_of_one_process(self):
         config = ShardConfig("tp", max_steps=5, width=16, seq_len=8, dtype="float64")
