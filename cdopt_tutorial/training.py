@@ -1,13 +1,17 @@
-"""What the systems that train by a loss share: settings and histories."""
+"""What the systems that train by a loss share: settings, histories, and files."""
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
 
+from cdopt_tutorial import whole_file
 from cdopt_tutorial.calls.device import pick_device
 from cdopt_tutorial.checks import at_least, check, choices, learning_rate
 from cdopt_tutorial.constraints import Feasibility
@@ -128,3 +132,30 @@ def measured_bytes(run: Callable, job: Any, most: int) -> float:
     for steps, wire in (1, short), (1 + more, long):
         run(replace(job, config=replace(job.config, max_steps=steps)), wire=wire)
     return (long.total - short.total) / more
+
+
+def save_whole(path: Path, content: Any) -> None:
+    """Replace a file by what torch saves, in one step; OSError if impossible."""
+    saved = io.BytesIO()  # writing to a full disk, torch raises no OSError
+    torch.save(content, saved)
+    whole_file.write(path, saved.getvalue())
+
+
+def load_whole(path: Path, *, mmap: bool = False) -> Any:
+    """What a file of :func:`save_whole` has; ValueError if it has been damaged.
+
+    With ``mmap`` tensors are read as they are used.
+    """
+    with path.open("rb") as file:
+        try:
+            with ZipFile(file) as archive:  # torch does not verify its checksums
+                damaged = archive.testzip()
+            file.seek(0)
+            source = path if mmap else file  # torch maps a file by its name only
+            content = torch.load(source, "cpu", mmap=mmap, weights_only=True)
+        except Exception as error:  # neither has an error of its own for a bad file
+            what = "it is damaged or truncated, or no checkpoint at all"
+            raise ValueError(what) from error
+    if damaged is not None:
+        raise ValueError(f"it is damaged: {damaged} is not what was written")
+    return content

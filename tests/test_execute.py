@@ -93,13 +93,10 @@ def test_a_result_follows_all_that_its_chapter_imports(project):
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_result_follows_all_that_its_command_imports(project, name):
     chapter = new_notebook(cells=[new_code_cell(f"!python -m cdopt_tutorial {name}")])
-    graph, parts = (
-        grimp.build_graph("cdopt_tutorial"),
-        ("commands.train", SYSTEMS[name].folder),
-    )
-    uses_all_below(
-        graph, project, chapter, {f"cdopt_tutorial.{part}" for part in parts}
-    )
+    graph = grimp.build_graph("cdopt_tutorial")
+    parts = "commands.train", SYSTEMS[name].folder
+    modules = {f"cdopt_tutorial.{part}" for part in parts}
+    uses_all_below(graph, project, chapter, modules)
 
 
 def uses_all_below(graph, project, chapter, modules):

@@ -263,9 +263,16 @@ class TestCheckpoint:
             run(job)
         assert "\n" not in str(refused.value)
 
-    def test_without_a_file_of_a_server_names_it(self, tmp_path):
+    def test_whose_file_of_a_server_is_damaged_or_gone_names_it(self, tmp_path):
         config, data, keep, _ = self.parts(tmp_path)
-        (keep / "epoch-2" / "rows-1.pt").unlink()
+        file = keep / "epoch-2" / "rows-1.pt"
+        content = file.read_bytes()
+        weight = torch.load(file)["weight"].numpy().tobytes()
+        assert content.count(weight) == 1
+        file.write_bytes(content.replace(weight, weight[:-1] + b"~"))
+        with pytest.raises(WorkerError, match=r"rows-1\.pt'?: it is damaged"):
+            run(Job(config, data, resume=keep))
+        file.unlink()
         with pytest.raises(WorkerError, match=r"rows-1\.pt"):
             run(Job(config, data, resume=keep))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from cdopt_tutorial.hybrid.model import HybridConfig
+from cdopt_tutorial.training import load_whole, save_whole
 
 FORMAT = "cdopt_tutorial.hybrid checkpoint 1"
 MAY_CHANGE = (
@@ -54,7 +55,7 @@ def complete(saved: Checkpoint) -> None:
     """Complete a checkpoint, and remove older ones; the first trainer does this."""
     content = {"format": FORMAT, **vars(saved)}
     del content["folder"]  # it may be moved
-    _write(content, saved.folder / "trainers.pt")
+    save_whole(saved.folder / "trainers.pt", content)
     for other in saved.folder.parent.glob("epoch-*"):
         if other != saved.folder:
             shutil.rmtree(other)
@@ -67,7 +68,7 @@ def load(keep: Path) -> Checkpoint:
         raise ValueError(f"{str(keep)!r} has no complete checkpoint")
     file = max(files, key=lambda file: int(file.parent.name.removeprefix("epoch-")))
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = load_whole(file)
         made_by = content.pop("format")
         saved = Checkpoint(**content, folder=file.parent)
     except Exception as error:  # torch has no error of its own for a bad file
@@ -82,7 +83,7 @@ def save_rows(owner: Any, folder: Path, server: int) -> None:
     (weight,), optimizer = owner.parameters, owner.optimizer
     folder.mkdir(parents=True, exist_ok=True)
     state = {"weight": weight.detach()} | optimizer.state[weight]
-    _write(state, folder / f"rows-{server}.pt")
+    save_whole(folder / f"rows-{server}.pt", state)
 
 
 @torch.no_grad()
@@ -97,7 +98,10 @@ def load_rows(
     state: dict[str, Tensor] = {}
     for other in range(num_saved):
         file = folder / f"rows-{other}.pt"
-        saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        try:
+            saved = load_whole(file, mmap=True)
+        except ValueError as error:
+            raise ValueError(f"{str(file)!r}: {error}") from error
         # Row t of the table is row t // num_saved of the file t mod num_saved.
         rows = server + num_servers * torch.arange(len(weight))
         here = rows % num_saved == other
@@ -123,10 +127,3 @@ def load_dense(
     layer.load_state_dict(saved["weights"])
     groups = optimizer.state_dict()["param_groups"]  # whose learning rate may be new
     optimizer.load_state_dict({"state": saved["optimizer"], "param_groups": groups})
-
-
-def _write(content: Mapping[str, Any], path: Path) -> None:
-    """Write a file, which is then there as a whole or not at all."""
-    beside = path.with_name(f".{path.name}")
-    torch.save(content, beside)
-    beside.replace(path)

@@ -92,7 +92,7 @@ class OriginalStep:
             move(self._optimizers[trainer], grads)
 
 
-def make_table(job: Job) -> OnServers:
+def make_table(job: Job, resume: Checkpoint | None = None) -> OnServers:
     """Make the table's part on each server, and what steps it."""
     config, num_tokens = job.config, job.data.num_tokens
     kind = JointStep if config.semantics == "exact" else OriginalStep
@@ -106,9 +106,8 @@ def make_table(job: Job) -> OnServers:
         table = ColumnsOnServers(parts, steps, columns_of(num_tokens, config))
         if name_of_table(config) not in job.begin:
             table.begin_feasible()
-    if job.resume is not None:
-        saved = load(job.resume)
-        table.load(saved.folder, saved.config["num_servers"])
+    if resume is not None:
+        table.load(resume.folder, resume.config["num_servers"])
     return table
 
 
@@ -310,7 +309,7 @@ def tasks(job: Job) -> list[Task]:
     data, shares = job.data, job.config.shares or (1.0,) * job.config.num_trainers
     dense = {n: weight for n, weight in job.begin.items() if n[:6] == "dense."}
     keep = None if job.keep is None else job.keep.absolute()
-    resume = None if job.resume is None else load(job.resume)
+    resume = None if job.resume is None else load(job.resume.absolute())
     if resume is not None:
         resume.fits(job.config, data.num_tokens)
     sizes = data.num_tokens, data.num_classes
@@ -324,7 +323,7 @@ def tasks(job: Job) -> list[Task]:
 
 def drive(job: Job, work: Sequence[Task]) -> list[History]:
     """Make the table, start the trainers, and wait for them; the master's role."""
-    table = make_table(job)
+    table = make_table(job, work[0].resume)
     trainers = [remote(f"trainer{task.rank}", Trainer, table, task) for task in work]
     # Without a time-out, since the calls last as long as the training.
     return wait_for_all([trainer.rpc_async(timeout=0).run() for trainer in trainers])
@@ -398,4 +397,4 @@ def run_locally(job: Job) -> Result:
     job = replace(job, config=config)
     (task,) = tasks(job)
     with alone():
-        return Result(config, [Trainer(make_table(job), task).train()])
+        return Result(config, [Trainer(make_table(job, task.resume), task).train()])

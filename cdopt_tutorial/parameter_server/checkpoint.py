@@ -1,17 +1,15 @@
 """Save a training and resume it, on any number of workers or in one process."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-from zipfile import ZipFile
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cdopt_tutorial import whole_file
 from cdopt_tutorial.parameter_server.model import Hidden, RNNConfig, build_all
+from cdopt_tutorial.training import load_whole, save_whole
 
 FORMAT = "cdopt_tutorial.parameter_server checkpoint 1"
 MUST_MATCH = (
@@ -66,9 +64,7 @@ class Checkpoint:
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Replace the file by a checkpoint in one step; OSError if that is impossible."""
-    content = io.BytesIO()  # writing to a full disk, torch raises no OSError
-    torch.save({"format": FORMAT, **vars(checkpoint)}, content)
-    whole_file.write(path, content.getvalue())
+    save_whole(path, {"format": FORMAT, **vars(checkpoint)})
 
 
 def load(path: Path) -> Checkpoint:
@@ -76,25 +72,10 @@ def load(path: Path) -> Checkpoint:
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is a directory, or a device")
-        with path.open("rb") as file:
-            return _checked(_read(file))
+        return _checked(load_whole(path))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"checkpoint {str(path)!r}: {why}") from error
-
-
-def _read(file: BinaryIO) -> Any:
-    try:
-        with ZipFile(file) as archive:  # torch does not verify its checksums
-            damaged = archive.testzip()
-        file.seek(0)
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # neither has an error of its own for a bad file
-        what = "it is damaged or truncated, or no checkpoint at all"
-        raise ValueError(what) from error
-    if damaged is not None:
-        raise ValueError(f"it is damaged: {damaged} is not what was written")
-    return content
 
 
 def _checked(content: Any) -> Checkpoint:
