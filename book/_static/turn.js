@@ -572,6 +572,31 @@ const turn = (() => {
   }
 
   const EXTENT = 1.8; // of the plane that is shown, in either direction
+  const CELLS = 50; // in a row or column of the grid on which its function is computed
+
+  /* Where the values of a grid are at least a level, as a path: in each cell a polygon,
+     which is cut along a straight line where the level crosses the cell. */
+  function areaAbove(level, grid, cell) {
+    const parts = [];
+    for (let j = 0; j < grid.length - 1; j++) {
+      for (let i = 0; i < grid.length - 1; i++) {
+        const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]];
+        const above = corners.map(([a, b]) => grid[b][a] - level);
+        const polygon = [];
+        corners.forEach(([a, b], k) => {
+          const next = (k + 1) % 4;
+          const [here, there] = [above[k], above[next]];
+          if (here >= 0) polygon.push([a, b]);
+          if ((here >= 0) === (there >= 0)) return;
+          const part = here / (here - there);
+          polygon.push([a + part * (corners[next][0] - a), b + part * (corners[next][1] - b)]);
+        });
+        const points = polygon.map((point) => point.map((v) => (v * cell).toFixed(1)).join(" "));
+        if (points.length) parts.push(`M${points.join("L")}Z`);
+      }
+    }
+    return parts.join("");
+  }
 
   /* The function's landscape in bands, the circle, minima off it, the star, and a path
      whose start can be dragged. */
@@ -580,19 +605,10 @@ const turn = (() => {
     const svg = made("svg", { viewBox: `0 0 ${size} ${size}`, class: "square", role: "group", "aria-label": "The function in the plane, and the path of SGD" });
     const [to, from] = [(v) => ((v + extent) / (2 * extent)) * size, (p) => (p / size) * 2 * extent - extent];
     const at = ([a, b]) => [to(a).toFixed(1), to(-b).toFixed(1)];
-    const cell = size / 110;
-    const bandAt = (i, j) => {
-      const value = valueAt([from((i + 0.5) * cell), -from((j + 0.5) * cell)], how);
-      return Math.min(8, Math.floor(3 * Math.log1p(Math.max(0, value))));
-    };
-    for (let j = 0; j < 110; j++) {
-      for (let i = 0, next; i < 110; i = next) {
-        const band = bandAt(i, j);
-        for (next = i + 1; next < 110 && bandAt(next, j) === band; next++);
-        const box = { x: i * cell, y: j * cell, width: (next - i) * cell, height: cell };
-        if (band) svg.append(made("rect", { ...box, "fill-opacity": 0.05 * band, class: "band" }));
-      }
-    }
+    const cell = size / CELLS;
+    const height = (i, j) => Math.log1p(Math.max(0, valueAt([from(i * cell), -from(j * cell)], how)));
+    const grid = range(0, CELLS).map((j) => range(0, CELLS).map((i) => height(i, j)));
+    for (const band of range(1, 8)) svg.append(made("path", { d: areaAbove(band / 3, grid, cell), class: "band" }));
     svg.append(made("circle", { cx: to(0), cy: to(0), r: to(1) - to(0), class: "curve ink" }));
     const drawn = path.filter((p) => Math.max(...p.map(Math.abs)) < 1e3); // cut at the edge
     svg.append(made("polyline", { points: drawn.map((p) => at(p).join(",")).join(" "), stroke: data.colors[1], class: "curve" }));
