@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from cdopt_tutorial.sharding import costs, vectors
     from cdopt_tutorial.sharding.costs import owned
     from cdopt_tutorial.sharding.system import (
-        Result, check, perplexity, run, run_locally,
-    )  # fmt: skip
+        Result,
+        check,
+        perplexity,
+        run,
+        run_locally,
+    )
+
 
 # Imported at their first use: torch's shards and pipelines take a second, in which
 # the command's help would say nothing.
-_MODULES = {"costs", "vectors"}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in ("costs", "vectors"):
         return import_module(f"{__name__}.{name}")
     module = "costs" if name == "owned" else "system"
     return getattr(import_module(f"{__name__}.{module}"), name)
