@@ -179,15 +179,15 @@ class TestReset:
         """The last write wins, however it reaches the weight; others stay as well."""
 
         class Eyes(nn.LSTM):
-            def reset_parameters(self):
+            def reset_parameters(self, bias=0.0):
                 super().reset_parameters()  # by way of parameters()
-                self.bias_hh_l0 = nn.Parameter(torch.full((24,), 7.0, **F64))
+                self.bias_hh_l0 = nn.Parameter(torch.full((24,), bias, **F64))
                 for gate in self.weight_hh_l0.chunk(4):
                     nn.init.eye_(gate.data)
 
         rnn = constraints.dissolve_recurrent(Eyes(5, 6, **F64))
         nn.init.normal_(free(rnn, "weight_hh_l0"))
-        rnn.reset_parameters()
+        rnn.reset_parameters(bias=7.0)
         near(rnn.weight_hh_l0.detach(), torch.eye(6, **F64).repeat(4, 1))
         assert (rnn.bias_hh_l0 == 7).all() and len(list(rnn.parameters())) == 4
 
