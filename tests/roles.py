@@ -18,7 +18,15 @@ from torch.utils.data import DataLoader
 
 from cdopt_tutorial import scratch
 from cdopt_tutorial.calls import gradients, network
-from cdopt_tutorial.run import Role, launch, process_group, report, serve, span
+from cdopt_tutorial.run import (
+    Role,
+    launch,
+    process_group,
+    report,
+    serve,
+    span,
+    worker,
+)
 
 #: How a gradient crosses workers: by what is attached to them.
 WAYS = {"distributed": None, "cut": gradients.cut_always}
@@ -93,6 +101,15 @@ def throw(error):
 def call_through(other, function, *args):
     """Run a function on another worker, over whatever carries calls."""
     return network.current().call(other, function, args)
+
+
+def never_join():
+    """Attached: a worker that is ready never joins the others."""
+
+    def never(*_):
+        time.sleep(LONG)
+
+    worker.join = never
 
 
 def raise_later():

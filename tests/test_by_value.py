@@ -67,7 +67,7 @@ DEFINITIONS = """
 
     def ask(other, note):
         rref = rpc.remote(other, Book, args=(3,))
-        later = rpc.rpc_async(other, square, args=(note,))
+        later = rpc.rpc_async(other, square, kwargs={"note": note})
         first, second = rref.rpc_sync().add(note), rref.rpc_sync().add(note)
         report(second)
         same = rref.rpc_sync().is_of(Book) and isinstance(first, Note)

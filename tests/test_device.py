@@ -26,7 +26,8 @@ def have(monkeypatch):
 
     def see(count):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        # Which also counts one whose driver is too old.
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: max(1, count))
 
     return see
 

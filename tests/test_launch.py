@@ -5,9 +5,11 @@ import os
 import pickle
 import sys
 import time
+from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 
 import elsewhere
@@ -20,9 +22,10 @@ from hosts import PATIENCE, wait_until
 from running import LONG, Script, end_server, listeners, wait_for_end
 
 from cdopt_tutorial import scratch
+from cdopt_tutorial.calls.errors import has_lost_peer
 from cdopt_tutorial.run import Role, WorkerError, group, launch, report, serve
 from cdopt_tutorial.run.launch import LONGEST
-from cdopt_tutorial.run.worker import LOOPBACK
+from cdopt_tutorial.run.worker import LOOPBACK, sender
 
 pytestmark = pytest.mark.usefixtures("limited")
 SERVE = Role(serve)
@@ -82,6 +85,17 @@ class TestResults:
         # Nobody else can read the files of the run, and none stays.
         assert set(modes) == {0o700}
         assert not list(folder.glob("*/worker.role"))
+
+    def test_messages_of_several_threads_stay_whole(self):
+        ours, theirs = Pipe()
+        send, come = sender(theirs.fileno()), b""
+        messages = [("stdout", "a", bytes([n]) * 1_000_000) for n in range(8)]
+        with ours, theirs, ThreadPoolExecutor(4) as threads:
+            sent = [threads.submit(send, *message) for message in messages]
+            while come.count(b"\n") < len(sent):
+                come += os.read(ours.fileno(), 2**20)
+        found = [pickle.loads(b64decode(line)) for line in come.splitlines()]
+        assert sorted(found) == messages
 
     def test_the_last_line_is_printed_even_if_it_does_not_end(self, capsys):
         with pytest.raises(WorkerError, match="^agent raised ArithmeticError"):
@@ -210,6 +224,8 @@ LATE = [
     ("b missed the deadline of 15 s to join", "",
      {"a": SERVE, "b": Role(roles.identify, (roles.SlowToArrive(LONG),))},
      {"join_deadline": 15}),
+    ("a missed the deadline of 15 s to join", "in never",
+     {"a": SERVE}, {"join_deadline": 15, "deadline": 60, "attach": roles.never_join}),
     ("b missed the run's deadline of 15 s", "in sleep",
      {"a": SERVE, "b": Role(roles.sleep, (LONG,))}, {"deadline": 15}),
     # Asked for its stacks, it dies: of that, and after the deadline.
@@ -243,6 +259,7 @@ class TestFailure:
             errors = threads.map(lambda late: failure(late[2], **late[3]), LATE)
         for error, (headline, more, *_) in zip(errors, LATE, strict=True):
             assert error.headline == headline and more in error.details
+            assert type(error) is WorkerError  # not one that a new start may mend
 
     def test_an_error_here_ends_the_run_and_what_its_workers_started(self):
         children = []
@@ -255,6 +272,13 @@ class TestFailure:
             launch({"worker": Role(roles.start_child_and_sleep)}, on_report=on_report)
         gone, _ = psutil.wait_procs(children, timeout=PATIENCE)
         assert gone == children
+
+
+def test_a_lost_peer_is_what_one_s_own_connection_says_and_not_a_callee_s():
+    gone = RuntimeError("Connection closed by peer")
+    assert has_lost_peer(gone)
+    # As torch raises it on the caller.
+    assert not has_lost_peer(RuntimeError(f"On WorkerInfo(id=1, name=b):\n{gone!r}"))
 
 
 def test_what_starts_workers_says_why_it_can_not(monkeypatch, capfd):

@@ -115,7 +115,9 @@ class TestRef:
         assert ref == reference(one) != reference(roles.Counter())
         alive, sent = weakref.ref(one), pickle.dumps(ref)
         del ref, one
-        assert pickle.loads(sent).local_value() is alive() is not None
+        again = pickle.loads(sent)
+        assert again.local_value() is alive() is not None
+        assert again == reference(alive())
         unsent = weakref.ref(reference(roles.Counter()).local_value())
         assert unsent() is None
 
