@@ -6,10 +6,15 @@ import torch
 from cdopt_tutorial.dissolving import costs
 
 
+def layer_of(step) -> torch.nn.Module:
+    """The layer that a step trains."""
+    cells = dict(zip(step.__code__.co_freevars, step.__closure__, strict=True))
+    return cells["layer"].cell_contents
+
+
 def weight_of(step) -> torch.Tensor:
     """The weight (d/2, d) with which the layer of a step computes."""
-    layer = dict(zip(step.__code__.co_freevars, step.__closure__, strict=True))["layer"]
-    layer = layer.cell_contents
+    layer = layer_of(step)
     if isinstance(layer, costs._Transposed):
         return layer.weight.mT.detach()
     if hasattr(layer, "manifold"):  # cdopt's keeps the free weight there
@@ -29,6 +34,12 @@ def test_a_step_trains_and_keeps_the_rows_orthonormal(name):
     assert not torch.equal(weight, before)
     off = torch.linalg.norm(weight @ weight.T - torch.eye(8))
     assert off > 0.1 if name == "plain" else off < 1e-5
+
+
+@pytest.mark.parametrize("name", costs.EXACT)
+def test_a_variant_of_torchs_computes_by_the_map_of_its_name(name):
+    (rule,) = layer_of(costs.make_step(name, 16, 8)).parametrizations.weight
+    assert rule.orthogonal_map.name == name
 
 
 def test_fused_and_cdopt_take_the_same_steps():

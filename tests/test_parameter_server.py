@@ -228,6 +228,21 @@ class TestOptimizer:
         assert other.done() == {"step": 1, "squared_norm": 4.0, "original": None}[ask]
         assert two.values() == (0.75, 1.0 if ask == "squared_norm" else 0.0)
 
+    @pytest.mark.parametrize(
+        ("clip", "values"), [(None, (-0.5, -1.0)), (2.5, (0.25, 0.0))]
+    )
+    def test_of_trainers_in_step_clips_their_sum_or_nothing(
+        self, clip, values, monkeypatch
+    ):
+        two = Two()
+        kept = {"one": {two.a: torch.tensor(3.0)}, "other": {two.b: torch.tensor(4.0)}}
+        monkeypatch.setattr(gradients, "_kept_gradients", kept)
+        config = replace(HALF, num_trainers=2, clip=clip)
+        owner = Owner({"two": reference(two)}, config)
+        for moved in [owner.step_together(*each) for each in enumerate(list(kept))]:
+            assert moved.wait() == 0
+        assert two.values() == pytest.approx(values, abs=1e-6)
+
 
 class TestModel:
     def test_each_part_begins_with_a_seed_of_its_own(self):

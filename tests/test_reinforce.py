@@ -292,6 +292,13 @@ class TestConversations:
 
 
 class TestSpeed:
+    def test_a_step_takes_the_time_of_each_environment_in_turn(self):
+        slow = speed.SlowConfig(num_envs=3, cost_ms=50.0).make_environments()
+        slow.reset(seed=0)
+        begin = time.perf_counter()
+        slow.step(np.zeros(3, dtype=int))
+        assert time.perf_counter() - begin >= 0.15
+
     def test_is_of_each_run_and_repeat_and_no_more_than_its_steps_allow(self):
         limits = {"max_episodes": 2, "cost_ms": 5.0}
         apart = speed.SlowConfig("per-step", 2, 1, **limits)

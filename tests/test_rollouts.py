@@ -1,5 +1,6 @@
 """Chapter 8: runs ahead against their replay in one process, and against chapter 1."""
 
+import math
 from dataclasses import replace
 from itertools import islice
 
@@ -138,11 +139,17 @@ class TestAheadAgent:
         play.agent.finish_episode(batch)
         assert play.answers[0].wait()[:2] == (1, 1)
 
-    def test_who_never_asks_for_an_update_is_named(self, monkeypatch):
+    @pytest.mark.parametrize(("asked", "late"), [([], 0), ([0], 0), ([1], 1)])
+    def test_who_has_an_update_and_else_who_never_asks_is_named(
+        self, asked, late, monkeypatch
+    ):
         monkeypatch.setattr("cdopt_tutorial.rollouts.system.patience", lambda: 0.1)
-        late = "^observer0 did not hand over a rollout within 0.1 s$"
-        with pytest.raises(WorkerSilent, match=late):
-            AheadAgent(config()).next_batch()
+        agent = AheadAgent(config())
+        for observer in asked:
+            agent.begin(observer)
+        said = f"^observer{late} did not hand over a rollout within 0.1 s$"
+        with pytest.raises(WorkerSilent, match=said):
+            agent.next_batch()
 
 
 class TestLearner:
@@ -180,6 +187,7 @@ class TestLearner:
         ("said", "wrong"),
         [
             ({"version": 1}, "not played by the weights of version 1: .* differ"),
+            ({"log_probs": torch.tensor(math.nan)}, "not played by .* differ by nan"),
             ({"version": 2}, "is of version 2, but only 0 to 1 are known"),
             ({"number": 2}, "is its number 2, but 1 was expected"),
             ({"number": 0}, "is its number 0, but 1 was expected"),

@@ -249,6 +249,8 @@ class TestCheckpoint:
         ]
         for job, said in wrong:
             self.assert_refused(replace(job, resume=keep), said)
+        more = {"lr": 1.0, "epochs": 9, "max_steps": 9, "gather": False}
+        system.load(keep).fits(replace(config, **more), 11)  # these may change
         job = Job(config, data, resume=keep)
         file.write_bytes(file.read_bytes()[:-100])
         self.assert_refused(job, "is damaged, or no checkpoint")

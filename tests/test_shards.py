@@ -8,10 +8,12 @@ from itertools import islice
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cdopt_tutorial import data, sharding
 from cdopt_tutorial.calls.steps import make_optimizer
@@ -19,7 +21,7 @@ from cdopt_tutorial.equality import max_difference
 from cdopt_tutorial.probes import counted
 from cdopt_tutorial.sharding import Job, Result, ShardConfig, costs, owned
 from cdopt_tutorial.sharding.model import Block, constrain, transformer
-from cdopt_tutorial.sharding.system import Trainer, stage_of
+from cdopt_tutorial.sharding.system import Trainer, spread, stage_of
 
 pytestmark = pytest.mark.xdist_group("shards")
 
@@ -72,8 +74,9 @@ class TestModel:
             assert max(blocks) - min(blocks) <= 1
             assert min(blocks) >= 1 or num_ranks > num_layers
 
-    def test_each_head_is_constrained_by_itself(self):
-        config = settings(manifold="stiefel", where="attention")
+    @pytest.mark.parametrize("optimizer", ["adam", "landing"])
+    def test_each_head_is_constrained_by_itself(self, optimizer):
+        config = settings(manifold="stiefel", where="attention", optimizer=optimizer)
         model = transformer(config, 9)
         constrain(model, config)
         heads = model.block0.attention.q.weight.unflatten(0, (6, 4))
@@ -81,6 +84,16 @@ class TestModel:
         torch.testing.assert_close(heads @ heads.mT, one)
         whole = model.block0.attention.q.weight
         assert (whole @ whole.T - torch.eye(24)).abs().max() > 0.1
+
+    def test_2d_cuts_a_layer_for_the_pair_and_again_for_the_copies(self):
+        config = settings(strategy="2d", num_ranks=4)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        try:
+            model = spread(transformer(config, 9), config, "cpu")
+            weight = model.block0.attention.q.weight
+            assert weight.to_local().numel() == weight.numel() / 4
+        finally:
+            dist.destroy_process_group()
 
     def test_no_token_sees_a_later_one(self):
         model = transformer(settings(), 200)
